@@ -1,0 +1,20 @@
+"""Exact FLOP, MAC, byte and parameter counts for PyTorch programs, per module and operator."""
+
+from __future__ import annotations
+
+from dispatch_flops.cost import OpCost, Share, Split
+from dispatch_flops.counter import FlopCounterMode
+from dispatch_flops.registry import register_flops, unregister_flops
+from dispatch_flops.tree import Profile
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FlopCounterMode",
+    "OpCost",
+    "Profile",
+    "Share",
+    "Split",
+    "register_flops",
+    "unregister_flops",
+]

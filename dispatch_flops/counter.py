@@ -1,0 +1,295 @@
+"""``FlopCounterMode``: the context manager that users enter."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from dispatch_flops import formulas  # noqa: F401  (fills the registry)
+from dispatch_flops import registry
+from dispatch_flops.errors import (
+    AlreadyActiveError,
+    NotProfiledError,
+    TargetError,
+    UncountedOpsError,
+)
+from dispatch_flops.ledger import Ledger, Observed
+from dispatch_flops.mode import CountingMode
+from dispatch_flops.names import ModuleNames
+from dispatch_flops.registry import Causal, Conventions, Formula
+from dispatch_flops.tracker import Tracker
+from dispatch_flops.tree import ModuleNode, Profile, Scope, StepTiming
+
+
+class FlopCounterMode:
+    """Counts what every operator inside the block costs, by module and phase.
+
+        with FlopCounterMode(model) as fc:
+            model(x).sum().backward()
+        fc.get_total_flops(); fc.profile.by_module("backward")
+
+    mods: the model, or several; without it the modules that are called first are taken.
+    depth: levels of modules in the table; None for all.
+    display: print the table at exit.
+    custom_mapping: ``{operator: formula}`` for this counter alone; formulas written for
+        ``torch.utils.flop_counter`` are accepted too.
+    strict: raise UncountedOpsError at exit if an operator ran that has no known cost.
+    causal: "full" counts the whole rectangle of attention, "half" what a causal kernel needs.
+
+    The program runs unchanged, but that compiled callables run their eager code inside the
+    block; their compiled code is intact afterwards. Counts are of this process and of the
+    threads that entered the counter (``in_thread``).
+    """
+
+    def __init__(
+        self,
+        mods: nn.Module | Sequence[nn.Module] | None = None,
+        depth: int | None = 2,
+        display: bool = True,
+        custom_mapping: Mapping[Any, Formula] | None = None,
+        *,
+        strict: bool = False,
+        causal: Causal = "full",
+    ) -> None:
+        if causal not in ("full", "half"):
+            raise TargetError(f'causal={causal!r}: choose "full" or "half"')
+        self._roots = _as_modules(mods)
+        self.depth = depth
+        self.display = display
+        self._strict = strict
+        self._own_rules = registry.rules_from(custom_mapping or {})
+        self._conventions = Conventions(causal=causal)
+        self._session: _Session | None = None
+        self._profile: Profile | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> FlopCounterMode:
+        if not self._lock.acquire(blocking=False):
+            raise AlreadyActiveError(
+                "this counter is active already: leave its block first, or use a second "
+                "FlopCounterMode (different counters nest)"
+            )
+        try:
+            self._session = _Session(self._roots, self._conventions, self._own_rules)
+            self._session.open()
+        except BaseException:
+            self._session = None
+            self._lock.release()
+            raise
+        self._profile = None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        session = self._session
+        assert session is not None
+        try:
+            session.close()
+            self._profile = session.profile()
+        finally:
+            self._session = None
+            self._lock.release()
+        self._warn_of_uncounted()
+        if kind is None:
+            if self.display:
+                print(self.get_table(self.depth))
+            self._refuse_uncounted()
+
+    @contextmanager
+    def in_thread(self) -> Iterator[None]:
+        """Count in this worker thread too: a dispatch mode sees only threads that enter it."""
+        if self._session is None:
+            raise NotProfiledError("in_thread() works inside the counter's block only")
+        with self._session.in_thread():
+            yield
+
+    # -- results --------------------------------------------------------------------------------
+
+    @property
+    def profile(self) -> Profile:
+        """Everything counted: so far inside the block, frozen after it."""
+        if self._session is not None:
+            return self._session.profile()
+        if self._profile is None:
+            raise NotProfiledError("nothing is counted yet: run the model inside the counter's block")
+        return self._profile
+
+    def get_total_flops(self) -> int:
+        """FLOPs of everything that ran, in all phases."""
+        return self.profile.total().flops
+
+    def get_total_macs(self) -> int:
+        """Multiply-accumulates of everything that ran, in all phases."""
+        return self.profile.total().macs
+
+    def get_flop_counts(self) -> dict[str, dict[Any, int]]:
+        """``{module: {operator packet: FLOPs}}``, inclusive, as torch.utils.flop_counter has it.
+
+        "Global" holds everything; modules are named by the model's class and their fqn.
+        Operators that cost nothing are left out.
+        """
+        profile = self.profile
+        counts: dict[str, dict[Any, int]] = {"Global": {}}
+        for node in profile.nodes():
+            _add_flops(counts["Global"], node)
+        top = profile.root
+        for node in top.walk():
+            if top.class_name and (node.calls or node.ops):
+                name = f"{top.class_name}.{node.fqn}" if node.fqn else top.class_name
+                counts[name] = {}
+                for below in node.walk():
+                    _add_flops(counts[name], below)
+        return counts
+
+    def get_table(self, depth: int | None = None) -> str:
+        """The table that ``display`` prints, down to ``depth`` levels (default: the counter's)."""
+        from dispatch_flops.renderers import table
+
+        return table.render(self.profile, depth=self.depth if depth is None else depth)
+
+    # -- what could not be counted ----------------------------------------------------------------
+
+    def _warn_of_uncounted(self) -> None:
+        profile = self.profile
+        uncounted = profile.uncounted_ops()
+        if uncounted:
+            warnings.warn(_describe(profile, uncounted), UncountedWarning, stacklevel=3)
+
+    def _refuse_uncounted(self) -> None:
+        uncounted = self.profile.uncounted_ops()
+        if self._strict and uncounted:
+            raise UncountedOpsError(_describe(self.profile, uncounted))
+
+
+class UncountedWarning(UserWarning):
+    """Operators ran whose cost is not known: every total that holds them is a lower bound."""
+
+
+class _Session:
+    """One run of a counter: what is entered, and undone in reverse order."""
+
+    def __init__(
+        self,
+        roots: Sequence[nn.Module],
+        conventions: Conventions,
+        own_rules: Mapping[Any, registry.Rule],
+    ) -> None:
+        self._conventions = conventions
+        self._names = ModuleNames(roots)
+        self._tracker = Tracker(self._names, is_mode_on=self._is_on)
+        self._ledger = Ledger()
+        self._mode = CountingMode(self._tracker, conventions, own_rules, self._fold)
+        self._undo = ExitStack()
+
+    def open(self) -> None:
+        with ExitStack() as undo:
+            undo.enter_context(eager_stance())
+            self._tracker.start()
+            undo.callback(self._tracker.stop)
+            undo.enter_context(self._mode)
+            self._undo = undo.pop_all()
+
+    def close(self) -> None:
+        self._undo.close()
+
+    @contextmanager
+    def in_thread(self) -> Iterator[None]:
+        self._tracker.join_thread()
+        with self._mode:
+            yield
+
+    def profile(self) -> Profile:
+        with _disable_current_modes():
+            self._fold()
+            seen = Observed(calls=dict(self._tracker.calls), used_params=self._mode.used_params)
+            return self._ledger.freeze(
+                self._names,
+                seen,
+                scope=Scope(
+                    device=_device_of(self._names),
+                    torch_version=str(torch.__version__),
+                    causal=self._conventions.causal,
+                ),
+                timing=StepTiming(),
+            )
+
+    def _fold(self) -> None:
+        self._ledger.fold(self._tracker.places())
+
+    def _is_on(self) -> bool:
+        return any(mode is self._mode for mode in _get_current_dispatch_mode_stack())
+
+
+@contextmanager
+def eager_stance() -> Iterator[None]:
+    """Compiled callables run their eager code inside; their compiled code stays as it is.
+
+    A dispatch mode around compiled code makes torch.compile give that code up for good. Where
+    torch._dynamo was never imported nothing is compiled, and it is not imported for this.
+    """
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _as_modules(mods: Any) -> tuple[nn.Module, ...]:
+    if mods is None:
+        return ()
+    modules = (mods,) if isinstance(mods, nn.Module) else tuple(mods)
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise TargetError(
+                f"mods holds a {type(module).__name__}; pass an nn.Module, a list of them, or None"
+            )
+    return modules
+
+
+def _device_of(names: ModuleNames) -> str:
+    for named in names.nodes.values():
+        module = named.module()
+        for parameter in module._parameters.values() if module is not None else ():
+            if parameter is not None:
+                return parameter.device.type
+    return "cpu"
+
+
+def _add_flops(counts: dict[Any, int], node: ModuleNode) -> None:
+    for op in node.ops:
+        if op.cost is not None and op.cost.flops:
+            key = _packet(op.op)
+            counts[key] = counts.get(key, 0) + op.cost.flops
+
+
+def _packet(name: str) -> Any:
+    """``"aten.mm.default" -> torch.ops.aten.mm``; the name itself where there is no such op."""
+    library, _, rest = name.partition(".")
+    packet = rest.rsplit(".", 1)[0]
+    return getattr(getattr(torch.ops, library, None), packet, name)
+
+
+def _describe(profile: Profile, uncounted: Mapping[str, int]) -> str:
+    errors = profile.formula_errors()
+    listed = ", ".join(
+        f"{op} ({calls} calls{'; ' + errors[op] if op in errors else ''})"
+        for op, calls in uncounted.items()
+    )
+    return (
+        f"no cost is known for {listed}: totals are lower bounds. "
+        "Give each a formula with dispatch_flops.register_flops"
+    )
+

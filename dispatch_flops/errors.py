@@ -1,0 +1,50 @@
+"""Every error that this package raises on purpose.
+
+Each message names what was wrong and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class DispatchFlopsError(Exception):
+    """Base class: catch this to catch everything the package raises on purpose."""
+
+
+class AlreadyActiveError(DispatchFlopsError):
+    """A counter was entered a second time before it was left."""
+
+
+class DuplicateFormulaError(DispatchFlopsError):
+    """An operator already has a formula and ``override=True`` was not given."""
+
+
+class UnknownOperatorError(DispatchFlopsError):
+    """A name or object does not denote an operator that can carry a formula."""
+
+
+class UncountedOpsError(DispatchFlopsError):
+    """``strict=True`` and at least one operator ran for which there is no cost."""
+
+
+class FormulaError(DispatchFlopsError):
+    """A formula gave something that is no cost. Never reaches the user's run: it is recorded."""
+
+
+class NotProfiledError(DispatchFlopsError):
+    """Numbers were asked for before anything was profiled."""
+
+
+class ProfileFormatError(DispatchFlopsError):
+    """A saved profile cannot be read: unknown schema, unknown version or damaged content."""
+
+
+class InconsistentProfileError(DispatchFlopsError):
+    """``Profile.check`` found a total that is not the sum of its parts."""
+
+
+class TargetError(DispatchFlopsError):
+    """A model, an input or a file that the user named cannot be used."""
+
+
+class ConfigError(DispatchFlopsError):
+    """A configuration has an unknown key or a value of the wrong type."""

@@ -1,0 +1,322 @@
+"""The books: calls by place and entry while the run goes on, a frozen ``Profile`` at its end.
+
+An ``Entry`` stands for one operator overload at one signature; recording a call is one
+dictionary increment. ``fold`` turns calls into costs, so that memory stays bounded by
+modules x operators however many shapes a run goes through.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from dispatch_flops.cost import OpCost, Phase, Share
+from dispatch_flops.names import ModuleNames, Named, join
+from dispatch_flops.tracker import Place
+from dispatch_flops.tree import OUTSIDE, ModuleNode, OpTotal, Profile, Scope, StepTiming
+
+
+class Entry:
+    """One overload at one signature: what a call of it costs (None: unknown, see ``error``)."""
+
+    __slots__ = ("cost", "dtype", "error", "kind", "op", "shares")
+
+    def __init__(
+        self,
+        op: str,
+        kind: str,
+        dtype: str | None = None,
+        cost: OpCost | None = None,
+        shares: tuple[Share, ...] = (),
+        error: str | None = None,
+    ) -> None:
+        self.op = op
+        self.kind = kind
+        self.dtype = dtype
+        self.cost = cost
+        self.shares = shares
+        self.error = error
+
+
+class _Account(NamedTuple):
+    """What one line of the profile is about."""
+
+    fqn: str
+    child: str
+    phase: Phase
+    op: str
+    dtype: str | None
+    kind: str
+    error: str | None
+
+
+@dataclass(slots=True)
+class _Balance:
+    calls: int = 0
+    uncounted: int = 0
+    macs: int = 0
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    latency_s: float | None = None
+
+    def add(self, cost: OpCost, times: int) -> None:
+        self.macs += cost.macs * times
+        self.flops += cost.flops * times
+        self.bytes_read += cost.bytes_read * times
+        self.bytes_written += cost.bytes_written * times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What was seen beside the operators, for ``freeze``; keys are fqns.
+
+    used_params: ids of the parameters that took part in an operator.
+    """
+
+    calls: Mapping[str, int] = field(default_factory=dict)
+    used_params: Collection[int] = ()
+    latency_s: Mapping[str, float] = field(default_factory=dict)
+    backward_latency_s: Mapping[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+class Ledger:
+    """Costs by module, phase and operator."""
+
+    def __init__(self) -> None:
+        self._balances: defaultdict[_Account, _Balance] = defaultdict(_Balance)
+
+    def fold(self, places: Iterable[Place]) -> None:
+        """Book the calls that ``places`` hold, and empty them."""
+        for place in places:
+            counts, place.counts = place.counts, defaultdict(int)
+            for entry, calls in counts.items():
+                self._book(place, entry, calls)
+
+    def _book(self, place: Place, entry: Entry, calls: int) -> None:
+        balance = self._balances[
+            _Account(
+                place.fqn, "", place.phase, entry.op, entry.dtype, entry.kind, entry.error
+            )
+        ]
+        balance.calls += calls
+        if entry.cost is None:
+            balance.uncounted += calls
+            return
+        balance.add(entry.cost, calls)
+        for share in entry.shares:
+            phase = share.phase or place.phase
+            self._balances[
+                _Account(place.fqn, share.child, phase, entry.op, entry.dtype, entry.kind, None)
+            ].add(share.cost, calls)
+
+    def freeze(
+        self,
+        names: ModuleNames,
+        seen: Observed,
+        *,
+        scope: Scope,
+        timing: StepTiming,
+        notes: tuple[str, ...] = (),
+    ) -> Profile:
+        """The profile of everything booked so far, checked."""
+        ops = self._by_fqn(names.nodes)
+        forest = _Forest(names, ops, seen)
+        return Profile(
+            root=forest.model(),
+            outside=forest.node(OUTSIDE),
+            scope=scope,
+            timing=timing,
+            notes=notes,
+        ).check()
+
+    def _by_fqn(self, nodes: Mapping[str, Named]) -> dict[str, list[OpTotal]]:
+        """Operator totals of each place; shares go to the submodule they name, if it is there."""
+        merged: defaultdict[_Account, _Balance] = defaultdict(_Balance)
+        for account, balance in self._balances.items():
+            child = join(account.fqn, account.child) if account.child else account.fqn
+            fqn = child if child in nodes else account.fqn
+            total = merged[account._replace(fqn=fqn, child="")]
+            total.calls += balance.calls
+            total.uncounted += balance.uncounted
+            total.add(_cost(balance), 1)
+            if balance.latency_s is not None:
+                total.latency_s = (total.latency_s or 0.0) + balance.latency_s
+        by_fqn: defaultdict[str, list[OpTotal]] = defaultdict(list)
+        for account, balance in merged.items():
+            unknown = balance.calls > 0 and balance.uncounted == balance.calls
+            by_fqn[account.fqn].append(
+                OpTotal(
+                    op=account.op,
+                    phase=account.phase,
+                    dtype=account.dtype,
+                    kind=account.kind,
+                    calls=balance.calls,
+                    cost=None if unknown else _cost(balance),
+                    uncounted=balance.uncounted,
+                    error=account.error,
+                    latency_s=balance.latency_s,
+                )
+            )
+        return by_fqn
+
+
+def _cost(balance: _Balance) -> OpCost:
+    return OpCost(
+        macs=balance.macs,
+        flops=balance.flops,
+        bytes_read=balance.bytes_read,
+        bytes_written=balance.bytes_written,
+    )
+
+
+class _Forest:
+    """The trees of modules (the model's, and the outside's), built bottom-up."""
+
+    def __init__(
+        self, names: ModuleNames, ops: Mapping[str, list[OpTotal]], seen: Observed
+    ) -> None:
+        self._names = names
+        self._ops = ops
+        self._seen = seen
+        self._children = names.children()
+        for fqn in ops:  # named parts of the outside that are no modules
+            if fqn not in self._children:
+                self._children[fqn] = []
+        self._children.setdefault(OUTSIDE, [])
+        self._children[OUTSIDE] += [
+            fqn
+            for fqn in self._children
+            if fqn.startswith(f"{OUTSIDE}.")
+            and (fqn not in names.nodes or names.nodes[fqn].parent is None)
+        ]
+        # A sole root that was found on the way is the model: its names lose their prefix.
+        self._prefix = names.roots[0].fqn if len(names.roots) == 1 else ""
+
+    def model(self) -> ModuleNode:
+        roots = self._names.roots
+        if len(roots) == 1:
+            return self.node(roots[0].fqn)
+        children = tuple(self.node(root.fqn) for root in roots)
+        params = _Params(
+            p for root in roots for m in _modules(root.module()) for p in m._parameters.values()
+        )
+        return ModuleNode(
+            fqn="",
+            class_name="models" if roots else "nothing",
+            children=children,
+            total_params=params.elements(),
+            active_params=params.elements(self._seen.used_params),
+            trainable_params=params.trainable(),
+        )
+
+    def node(self, top: str) -> ModuleNode:
+        """The tree below ``top``."""
+        order = [top]
+        for fqn in order:
+            order.extend(self._children.get(fqn, ()))
+        built: dict[str, ModuleNode] = {}
+        params: dict[str, _Params] = {}
+        for fqn in reversed(order):
+            children = self._children.get(fqn, ())
+            named = self._names.nodes.get(fqn)
+            module = named.module() if named is not None else None
+            own = _Params(module._parameters.values() if module is not None else ())
+            params[fqn] = own.with_all(params[child] for child in children)
+            built[fqn] = self._build(
+                fqn, named, module, own, params[fqn], tuple(built.pop(c) for c in children)
+            )
+        return built[top]
+
+    def _build(
+        self,
+        fqn: str,
+        named: Named | None,
+        module: nn.Module | None,
+        own: _Params,
+        below: _Params,
+        children: tuple[ModuleNode, ...],
+    ) -> ModuleNode:
+        seen = self._seen
+        shown = fqn
+        if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
+            shown = fqn[len(self._prefix) + 1 :]
+        parent = named.parent.fqn if named is not None and named.parent is not None else OUTSIDE
+        name = fqn[len(parent) + 1 :] if fqn.startswith(f"{parent}.") else shown
+        return ModuleNode(
+            fqn=shown,
+            name=name if shown else "",
+            class_name=type(module).__name__ if module is not None else _class_name(fqn),
+            extra_repr=_extra_repr(module),
+            calls=seen.calls.get(fqn, 0),
+            own_params=own.elements(),
+            total_params=below.elements(),
+            active_params=below.elements(seen.used_params),
+            trainable_params=below.trainable(),
+            ops=tuple(
+                sorted(
+                    self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))
+                )
+            ),
+            children=children,
+            latency_s=seen.latency_s.get(fqn),
+            backward_latency_s=seen.backward_latency_s.get(fqn),
+            tokens=seen.tokens.get(fqn),
+        )
+
+
+class _Params:
+    """A set of distinct parameters; merging keeps the larger set instead of copying it."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self, parameters: Iterable[nn.Parameter | None] = ()) -> None:
+        self._by_id = {id(p): p for p in parameters if p is not None}
+
+    def with_all(self, others: Iterable[_Params]) -> _Params:
+        merged = _Params()
+        for other in (self, *others):
+            merged._by_id.update(other._by_id)
+        return merged
+
+    def elements(self, among: Collection[int] | None = None) -> int:
+        return sum(
+            elements_of(p) for key, p in self._by_id.items() if among is None or key in among
+        )
+
+    def trainable(self) -> int:
+        return sum(elements_of(p) for p in self._by_id.values() if p.requires_grad)
+
+
+def elements_of(parameter: Any) -> int:
+    """Logical elements: of the whole parameter where an engine has split it, 0 while lazy."""
+    whole = getattr(parameter, "ds_numel", None)  # ZeRO-3 leaves an empty tensor in its place
+    if whole is not None:
+        return int(whole)
+    if torch.nn.parameter.is_lazy(parameter):
+        return 0
+    return int(parameter.numel())
+
+
+def _modules(module: nn.Module | None) -> Iterator[nn.Module]:
+    return module.modules() if module is not None else iter(())
+
+
+def _class_name(fqn: str) -> str:
+    return "outside" if fqn == OUTSIDE else fqn.rsplit(".", 1)[-1]
+
+
+def _extra_repr(module: nn.Module | None) -> str:
+    """What the module says of itself; nothing where its own code fails."""
+    if module is None or type(module).extra_repr is nn.Module.extra_repr:
+        return ""
+    try:
+        return str(module.extra_repr())
+    except Exception:
+        return ""

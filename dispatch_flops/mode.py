@@ -1,0 +1,298 @@
+"""The dispatch mode: every operator that really runs, seen once, priced and booked.
+
+Never raises into the user's run, never keeps a tensor. What an overload needs is decided once,
+in ``_decide``; afterwards a call costs one look-up by signature and one increment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dispatch_flops import registry
+from dispatch_flops.higher_order import HANDLERS
+from dispatch_flops.ledger import Entry
+from dispatch_flops.pricing import price, tensors_in
+from dispatch_flops.registry import Conventions, Rule
+from dispatch_flops.subclasses import in_sharding_propagation, is_wrapper
+from dispatch_flops.tracker import Tracker
+
+_sequence_nr = torch._C._autograd._get_sequence_nr
+_graph_task = torch._C._current_graph_task_id
+_Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
+_LIMIT = 8192  # signatures kept before the books are folded
+
+_METADATA = frozenset(
+    f"aten.{name}"
+    for name in (
+        "size.default size.int sym_size.default sym_size.int stride.default stride.int "
+        "sym_stride.default sym_stride.int storage_offset.default sym_storage_offset.default "
+        "numel.default sym_numel.default dim.default is_contiguous.default "
+        "is_contiguous.memory_format sym_is_contiguous.default is_strides_like_format.default "
+        "is_non_overlapping_and_dense.default _nested_tensor_size.default "
+        "_nested_tensor_strides.default _nested_tensor_storage_offsets.default"
+    ).split()
+) | {"prim.layout.default", "prim.device.default"}
+
+
+class _Plan:
+    """What is to be done when one overload reaches the mode.
+
+    call: runs it. special: needs more than being run and booked (see ``_special``).
+    fixed: the entry of every call, where signatures make no difference.
+    """
+
+    __slots__ = ("cache", "call", "composite", "fixed", "func", "handler", "metadata", "name",
+                 "rule", "special")  # fmt: skip
+
+    def __init__(self, func: Any, name: str) -> None:
+        self.func = func
+        self.name = name
+        self.call: Callable[..., Any] = getattr(func, "_op", func)
+        self.rule: Rule | None = None
+        self.fixed: Entry | None = None
+        self.cache: dict[Any, Entry] = {}
+        self.special = False
+        self.metadata = False
+        self.composite = False
+        self.handler: Callable[..., Any] | None = None
+
+
+class CountingMode(TorchDispatchMode):
+    """Books every operator under the place that ``tracker`` names.
+
+    on_full: called when many signatures have been met, to fold the books.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        conventions: Conventions,
+        own_rules: Mapping[Any, Rule],
+        on_full: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self.used_params: set[int] = set()
+        self.paused = 0
+        self._tracker = tracker
+        self._local = tracker._local
+        self._conventions = conventions
+        self._own_rules = own_rules
+        self._on_full = on_full
+        self._plans: dict[Any, _Plan] = {}
+        self._generation = registry.generation()
+        self._signatures = 0
+        self._plain_types: set[tuple[type, ...]] = set()
+        self._desugaring: Any = None
+        self._inside_wrapper = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # The default wraps __torch_dispatch__ so that torch._dynamo is imported on the first
+        # operator. The stance that the counter sets does what that wrapper is for.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._decide(func)
+        if plan.special or (types and (self._inside_wrapper or types not in self._plain_types)):
+            done, out = self._special(plan, types, args, kwargs or {})
+            if done:
+                return out
+        else:
+            out = plan.call(*args, **kwargs) if kwargs else plan.call(*args)
+        try:
+            thread = self._local.thread
+        except AttributeError:
+            thread = self._tracker.join_thread()
+        entry = plan.fixed
+        if entry is None:
+            try:
+                key: Any = []
+                for a in args:
+                    cls = a.__class__
+                    if cls is _Tensor:
+                        key += (a.shape, a.dtype, a.layout)
+                    elif cls is _Parameter:
+                        self.used_params.add(id(a))
+                        key += (a.shape, a.dtype, a.layout)
+                    elif cls is list or cls is tuple:
+                        key.append(_signature(a, self.used_params))
+                    else:
+                        key += (cls, _signature(a, self.used_params))
+                if kwargs:
+                    key.append(_signature(kwargs, self.used_params))
+                key = tuple(key)
+                entry = plan.cache[key]
+            except KeyError:
+                entry = self._price(plan, key, args, kwargs or {}, out)
+            except (TypeError, RuntimeError):  # no hash, or (nested tensors) no shape
+                entry = self._price(plan, None, args, kwargs or {}, out)
+        elif args and args[0].__class__ is _Parameter:
+            self.used_params.add(id(args[0]))
+        task = _graph_task()
+        place = thread.current
+        if task != -1 or place is None:
+            place = self._tracker.locate(thread, task)
+        place.counts[entry] += 1
+        thread.last_seq = _sequence_nr()
+        return out
+
+    # -- deciding -------------------------------------------------------------------------------
+
+    def _decide(self, func: Any) -> _Plan:
+        """The plan of an overload met for the first time."""
+        if isinstance(func, HigherOrderOperator):
+            plan = self._plan_higher_order(func)
+        else:
+            plan = self._plan_operator(func)
+        self._plans[func] = plan
+        return plan
+
+    def _plan_operator(self, func: OpOverload) -> _Plan:
+        plan = _Plan(func, str(func))
+        plan.metadata = plan.name in _METADATA
+        rule = registry.lookup(func, self._own_rules)
+        plan.rule = rule
+        if rule is None or rule.builtin:
+            plan.composite = _is_composite(func)
+        plan.special = plan.metadata or plan.composite
+        if rule is None:
+            plan.fixed = Entry(plan.name, "unknown")
+        elif rule.kind == "free" and (func.is_view or not rule.moves):
+            plan.fixed = Entry(plan.name, "free", None, rule.formula(out=None))
+        return plan
+
+    def _plan_higher_order(self, func: HigherOrderOperator) -> _Plan:
+        plan = _Plan(func, registry.name_of(func))
+        plan.call = func
+        plan.rule = registry.lookup(func, self._own_rules)
+        plan.handler = HANDLERS.get(func.name()) if plan.rule is None else None
+        plan.special = True
+        if plan.rule is None:
+            plan.fixed = Entry(plan.name, "unknown")
+        return plan
+
+    # -- everything that is not an operator on plain tensors ---------------------------------------
+
+    def _special(
+        self, plan: _Plan, types: Any, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        """Runs the call; (True, result) if nothing is left to book."""
+        func = plan.func
+        if plan.metadata or self.paused:
+            return True, func(*args, **kwargs)
+        if types and not self._are_plain(types):
+            return self._on_wrapper(plan, types, args, kwargs)
+        if self._inside_wrapper and types and in_sharding_propagation():
+            return True, func(*args, **kwargs)
+        if plan.handler is not None:
+            with self:
+                return True, plan.handler(*args, **kwargs)
+        if plan.composite and not _has_nested_kernel(func, args, kwargs):
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return True, out
+        return False, func(*args, **kwargs)
+
+    def _are_plain(self, types: tuple[type, ...]) -> bool:
+        if types in self._plain_types:
+            return True
+        plain = not is_wrapper(types)
+        if plain:
+            self._plain_types.add(types)
+        return plain
+
+    def _on_wrapper(
+        self, plan: _Plan, types: Any, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        """A wrapper subclass runs on tensors of its own: those operators are what counts.
+
+        The subclass sees the operator because this mode, entered again, steps aside for it.
+        """
+        func = plan.func
+        if plan.rule is not None and not plan.rule.builtin:
+            return False, func(*args, **kwargs)
+        if self._desugaring is func:
+            self._desugaring = None
+            return True, NotImplemented
+        if plan.composite and not _is_nested(types):
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return True, out
+        self._inside_wrapper += 1
+        self._desugaring = func
+        try:
+            with self:
+                return True, func(*args, **kwargs)
+        finally:
+            self._inside_wrapper -= 1
+            self._desugaring = None
+
+    # -- pricing ----------------------------------------------------------------------------------
+
+    def _price(self, plan: _Plan, key: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Entry:
+        rule = plan.rule
+        assert rule is not None
+        entry = price(plan.name, plan.func, rule, args, kwargs, out, self._conventions)
+        if key is not None and rule.cacheable and _all_strided(args, kwargs):
+            if self._signatures >= _LIMIT:
+                self._forget_signatures()
+            plan.cache[key] = entry
+            self._signatures += 1
+        return entry
+
+    def _forget_signatures(self) -> None:
+        for plan in self._plans.values():
+            plan.cache.clear()
+        self._signatures = 0
+        self._on_full()
+
+
+def _signature(value: Any, used_params: set[int]) -> Any:
+    """A hashable stand-in for an argument that is no plain tensor; TypeError if there is none."""
+    if isinstance(value, _Tensor):
+        if isinstance(value, _Parameter):
+            used_params.add(id(value))
+        return (value.shape, value.dtype, value.layout)
+    if isinstance(value, (list, tuple)):
+        return tuple([(v.__class__, _signature(v, used_params)) for v in value])
+    if isinstance(value, dict):
+        return tuple([(k, v.__class__, _signature(v, used_params)) for k, v in value.items()])
+    return value
+
+
+def _all_strided(args: Any, kwargs: Any) -> bool:
+    return all(t.layout is torch.strided for t in tensors_in((args, kwargs)))
+
+
+def _is_composite(func: OpOverload) -> bool:
+    """True if ``func`` is made of other operators, and has no kernel of its own."""
+    if func.namespace == "prim" or not func._can_decompose():
+        return False
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return not any(has_kernel(func.name(), key) for key in ("CPU", "CUDA"))
+
+
+def _has_nested_kernel(func: OpOverload, args: Any, kwargs: Any) -> bool:
+    """True if a nested tensor takes part and the operator has a kernel for it."""
+    if not any(t.is_nested for t in tensors_in((args, kwargs))):
+        return False
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has_kernel(func.name(), key) for key in ("NestedTensorCPU", "NestedTensorCUDA"))
+
+
+def _is_nested(types: tuple[type, ...]) -> bool:
+    return any("Nested" in cls.__name__ for cls in types)

@@ -1,0 +1,225 @@
+"""What a module is called: fully qualified names, also of shared, replaced and new modules.
+
+A module has one canonical name (as ``named_modules()`` gives it) and, if several parents
+hold it, one more for each place that it is called from. ``torch.compile``'s wrapper and the
+module inside it are one: ``_orig_mod`` is no part of a name.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from dispatch_flops.tree import OUTSIDE
+
+WRAPPED = "_orig_mod"
+
+
+@dataclass(slots=True, eq=False)
+class Named:
+    """A place in the tree of modules: the name, and the module that was found there.
+
+    shared: the module, or one above it, has several parents, so that its name depends on
+    who calls it. wrapper: this is ``torch.compile``'s wrapper of the module of that name.
+    """
+
+    fqn: str
+    module: weakref.ref[nn.Module]
+    parent: Named | None
+    shared: bool = False
+    wrapper: bool = False
+    known: bool = True
+    edges: list[tuple[Named, str]] = field(default_factory=list)
+
+
+class ModuleNames:
+    """Names of every module below some roots, and of those met on the way.
+
+    With one root its fqn is ``""``. With several, each root is named by its class, numbered
+    where that is not unique. Without any, the modules that are called first become roots.
+    """
+
+    def __init__(self, roots: Sequence[nn.Module]) -> None:
+        self._by_id: dict[int, Named] = {}
+        self.nodes: dict[str, Named] = {}
+        self.roots: list[Named] = []
+        self._adopting = not roots
+        for root in roots:
+            if id(root) not in self._by_id:
+                name = "" if len(roots) == 1 else self._unique(type(root).__name__)
+                self.roots.append(self._add_tree(root, name, None))
+
+    def known(self, module: nn.Module) -> Named | None:
+        """The place of a module that has one name, whoever calls it; None for all others."""
+        named = self._by_id.get(id(module))
+        if named is None or named.shared or named.module() is not module:
+            return None
+        return named
+
+    def find(self, module: nn.Module, callers: Sequence[Named]) -> Named:
+        """The place of ``module``, now called from the last of ``callers`` (outermost first)."""
+        named = self._by_id.get(id(module))
+        if named is not None and named.module() is module:
+            if not named.shared:
+                return named
+            return self._as_called(named, callers)
+        return self._meet(module, callers[-1] if callers else None)
+
+    def children(self) -> dict[str, list[str]]:
+        """``{fqn: its children's fqns}`` in the order of the model."""
+        below: dict[str, list[str]] = {fqn: [] for fqn in self.nodes}
+        for fqn, named in self.nodes.items():
+            if named.parent is not None:
+                below[named.parent.fqn].append(fqn)
+        return below
+
+    # -- known modules ----------------------------------------------------------------------
+
+    def _add_tree(self, top: nn.Module, fqn: str, parent: Named | None, known: bool = True) -> Named:
+        """Name ``top`` and all below it; a module met a second time gets one more edge."""
+        named = self._add(top, fqn, parent, known)
+        stack = [named]
+        while stack:
+            above = stack.pop()
+            module = above.module()
+            assert module is not None
+            new = []
+            for name, child in module._modules.items():
+                if child is None:
+                    continue
+                seen = self._by_id.get(id(child))
+                if seen is not None and seen.module() is child:
+                    seen.edges.append((above, name))
+                    self._mark_shared(seen)
+                    continue
+                if name == WRAPPED:
+                    above.wrapper = True
+                    below = Named(above.fqn, weakref.ref(child), above.parent, known=known)
+                    self._by_id[id(child)] = below
+                    self.nodes[above.fqn] = below
+                else:
+                    below = self._add(child, join(above.fqn, name), above, known)
+                below.edges.append((above, name))
+                below.shared = above.shared
+                new.append(below)
+            stack.extend(reversed(new))
+        return named
+
+    def _add(self, module: nn.Module, fqn: str, parent: Named | None, known: bool) -> Named:
+        if parent is not None:
+            parent = self.nodes[parent.fqn]
+        named = Named(fqn, weakref.ref(module), parent, known=known)
+        self._by_id[id(module)] = named
+        self.nodes[fqn] = named
+        return named
+
+    def _mark_shared(self, named: Named) -> None:
+        stack = [named]
+        while stack:
+            at = stack.pop()
+            if at.shared:
+                continue
+            at.shared = True
+            module = at.module()
+            for child in module._modules.values() if module is not None else ():
+                below = self._by_id.get(id(child)) if child is not None else None
+                if below is not None:
+                    stack.append(below)
+
+    def _as_called(self, named: Named, callers: Sequence[Named]) -> Named:
+        """The name of a shared module, as seen from the nearest caller that holds it."""
+        for caller in reversed(callers):
+            path = self._path_between(caller, named)
+            if path is None:
+                continue
+            fqn = caller.fqn
+            at = caller
+            for name, module in path:
+                fqn = fqn if name == WRAPPED else join(fqn, name)
+                at = self.nodes.get(fqn) or self._alias(module, fqn, at)
+            return at
+        return self.nodes.get(named.fqn, named)
+
+    def _path_between(
+        self, above: Named, below: Named
+    ) -> list[tuple[str, nn.Module]] | None:
+        """Names and modules from ``above`` down to ``below``, along any edges; None if none."""
+        top = above.module()
+        start = below.module()
+        if top is None or start is None or top is start:
+            return None
+        seen = {id(below)}
+        queue: list[tuple[Named, list[tuple[str, nn.Module]]]] = [(below, [])]
+        for at, path in queue:
+            module = at.module()
+            if module is None:
+                continue
+            for parent, name in at.edges:
+                longer = [(name, module), *path]
+                if parent.module() is top:
+                    return longer
+                if id(parent) not in seen:
+                    seen.add(id(parent))
+                    queue.append((parent, longer))
+        return None
+
+    def _alias(self, module: nn.Module, fqn: str, parent: Named) -> Named:
+        named = Named(fqn, weakref.ref(module), self.nodes[parent.fqn], shared=True)
+        self.nodes[fqn] = named
+        return named
+
+    # -- modules that were not there at the start ---------------------------------------------
+
+    def _meet(self, module: nn.Module, caller: Named | None) -> Named:
+        """A module that no walk has seen: replaced, lazily made, of another model, or new."""
+        if caller is not None:
+            held = self._held_by(module, caller)
+            if held is not None:
+                return held
+            return self._add_tree(
+                module, self._unique(join(caller.fqn, f"<{type(module).__name__}>")), caller, False
+            )
+        name = type(module).__name__
+        if self._adopting:
+            root = self._add_tree(module, self._unique(name), None)
+            self.roots.append(root)
+            return root
+        return self._add_tree(module, self._unique(f"{OUTSIDE}.{name}"), None, False)
+
+    def _held_by(self, module: nn.Module, caller: Named) -> Named | None:
+        """The module's place below its caller, if it was put there after the walk."""
+        top = caller.module()
+        if top is None:
+            return None
+        for path, candidate in top.named_modules():
+            if candidate is module:
+                fqn = caller.fqn
+                at = caller
+                current = top
+                for name in path.split("."):
+                    current = current._modules[name]  # type: ignore[assignment]
+                    fqn = fqn if name == WRAPPED else join(fqn, name)
+                    known = self._by_id.get(id(current))
+                    if known is not None and known.module() is current and known.fqn == fqn:
+                        at = known
+                        continue
+                    at = self._add_tree(current, fqn, at)
+                return at
+        return None
+
+    def _unique(self, name: str) -> str:
+        """``name``, numbered if a module that is still alive has it."""
+        number, candidate = 1, name
+        while (named := self.nodes.get(candidate)) is not None and named.module() is not None:
+            number += 1
+            candidate = f"{name}_{number}"
+        return candidate
+
+
+def join(parent: str, name: str) -> str:
+    """``"a" + "b" -> "a.b"``; below the root just ``"b"``."""
+    return f"{parent}.{name}" if parent else name
+

@@ -1,0 +1,122 @@
+"""The price of one operator call: its formula's cost, the bytes that it moves, its dtype.
+
+Floor 4, beside the ledger: pure functions of a rule and a call, without any state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from dispatch_flops.cost import OpCost, Split
+from dispatch_flops.errors import FormulaError
+from dispatch_flops.ledger import Entry
+from dispatch_flops.registry import Conventions, Rule, using
+
+
+def price(
+    name: str,
+    func: Any,
+    rule: Rule,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,
+    conventions: Conventions,
+) -> Entry:
+    """The entry of a call that has just returned ``out``; a formula that raises costs nobody's run.
+
+    The entry's cost is then None and its error says what went wrong.
+    """
+    dtype = compute_dtype(args, kwargs, out)
+    try:
+        with using(conventions):
+            answer = rule.formula(*args, out=out, **kwargs)
+        own, shares = _as_cost(answer)
+        if rule.moves and not (own.bytes_read or own.bytes_written):
+            read, written = moved_bytes(func, args, kwargs, out)
+            own = OpCost(macs=own.macs, flops=own.flops, bytes_read=read, bytes_written=written)
+    except Exception as error:
+        return Entry(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
+    return Entry(name, rule.kind, dtype, own, shares)
+
+
+def _as_cost(answer: Any) -> tuple[OpCost, tuple[Any, ...]]:
+    """What a formula gave, checked: exact, non-negative ints."""
+    shares: tuple[Any, ...] = ()
+    if isinstance(answer, Split):
+        answer, shares = answer.own, answer.shares
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        answer = OpCost(flops=answer)
+    if not isinstance(answer, OpCost):
+        raise FormulaError(
+            f"the formula returned {answer!r}; it must return an OpCost, a Split, or an int of FLOPs"
+        )
+    for cost in (answer, *(share.cost for share in shares)):
+        for number in (cost.macs, cost.flops, cost.bytes_read, cost.bytes_written):
+            if type(number) is not int or number < 0:
+                raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")
+    return answer, shares
+
+
+def moved_bytes(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> tuple[int, int]:
+    """Bytes that an unfused op must read and write: elements x element size; a view moves none."""
+    read_kwargs = kwargs
+    if isinstance(func, OpOverload):
+        if func.is_view:
+            return 0, 0
+        if kwargs:
+            outs = {argument.name for argument in func._schema.arguments if argument.is_out}
+            read_kwargs = {name: value for name, value in kwargs.items() if name not in outs}
+    read = sum(tensor_bytes(t) for t in tensors_in((args, read_kwargs)))
+    written = sum(tensor_bytes(t) for t in tensors_in(out))
+    return read, written
+
+
+def compute_dtype(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> str | None:
+    """What the kernel computes in: its first floating-point operand's dtype, else its first's."""
+    first: torch.dtype | None = None
+    for tensor in tensors_in((args, kwargs, out)):
+        dtype = tensor.dtype
+        if dtype.is_floating_point or dtype.is_complex:
+            return _dtype_name(dtype)
+        first = first or dtype
+    return _dtype_name(first) if first is not None else None
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's logical elements; of a sparse tensor's indices and values."""
+    layout = tensor.layout
+    if layout is torch.strided or layout is torch.jagged:
+        return int(tensor.numel()) * tensor.element_size()
+    if layout is torch.sparse_coo:
+        return sum(
+            part.numel() * part.element_size() for part in (tensor._indices(), tensor._values())
+        )
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+        return sum(part.numel() * part.element_size() for part in parts)
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+        return sum(part.numel() * part.element_size() for part in parts)
+    return int(tensor.numel()) * tensor.element_size()

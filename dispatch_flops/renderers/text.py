@@ -1,0 +1,61 @@
+"""What the text renderers share: names as data, rules, lower-bound marks, tables."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Literal
+
+import tabulate
+
+from dispatch_flops.units import NOT_AVAILABLE
+
+Style = Literal["plain", "markdown"]
+Align = Literal["left", "right"]
+
+RULE = "-" * 78
+
+# Control characters, line and paragraph separators, lone surrogates: what could break a line,
+# drive a terminal or fail to encode.
+_UNPRINTABLE = frozenset({"Cc", "Zl", "Zp", "Cs"})
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and control characters, runs of white space collapsed."""
+    if text.isprintable() and "  " not in text:
+        return text.strip()
+    visible = (" " if unicodedata.category(c) in _UNPRINTABLE else c for c in text)
+    return " ".join("".join(visible).split())
+
+
+def heading(title: str, dashes: int) -> str:
+    """A title between two runs of dashes."""
+    return f"{'-' * dashes} {title} {'-' * dashes}"
+
+
+def at_least(text: str, is_lower_bound: bool) -> str:
+    """The number, marked where it is only a lower bound."""
+    return f">= {text}" if is_lower_bound and text != NOT_AVAILABLE else text
+
+
+def code(text: str, style: Style) -> str:
+    """A name on one line; in Markdown as code, so that nothing in it is markup."""
+    name = one_line(text)
+    if style == "plain":
+        return name
+    return f"`{name.replace('`', chr(39)).replace('|', chr(92) + '|')}`" if name else ""
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[Align], style: Style
+) -> str:
+    """The cells exactly as given, in aligned columns."""
+    return tabulate.tabulate(
+        rows,
+        headers=header,
+        tablefmt="pipe" if style == "markdown" else "simple",
+        colalign=align,
+        headersalign=align,
+        disable_numparse=True,
+        preserve_whitespace=True,
+    )

@@ -1,0 +1,1 @@
+"""Naive definitions run on counting numbers: what the formulas are held against."""

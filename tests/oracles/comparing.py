@@ -1,0 +1,99 @@
+"""What every test of a family does: run torch's call and the definition, compare both counts
+and values; and run the same call in other ways that must cost the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from oracles.counting import Count, values
+from support import profile_of
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+size = st.sampled_from([1, 2, 3, 4, 5])
+size_or_none = st.sampled_from([0, 1, 2, 3, 5])
+flag = st.booleans()
+
+
+def examples(n: int) -> Any:
+    """``n`` examples, the same on every run."""
+    return settings(
+        max_examples=n,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def tensor(
+    *shape: int, grad: bool = False, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> torch.Tensor:
+    """Small whole numbers, so that float sums of their products are exact."""
+    n = math.prod(shape)
+    flat = (torch.arange(n) * 7 + seed * 3) % 5 - 2
+    out = flat.to(dtype)
+    if dtype.is_complex:
+        out = out + 1j * ((torch.arange(n) * 3 + seed) % 7 - 3).to(dtype)
+    return out.reshape(shape).requires_grad_(grad)
+
+
+def macs_of(call: Callable[[], Any]) -> tuple[int, int]:
+    """(forward, backward) MACs of a call, differentiated if it can be."""
+
+    def step() -> None:
+        outs = [o for o in tree_leaves(call()) if isinstance(o, torch.Tensor)]
+        outs = [o for o in outs if o.requires_grad]
+        if outs:
+            loss = sum(o.sum() for o in outs)
+            (loss.real if loss.is_complex() else loss).backward()
+
+    profile = profile_of(step)
+    assert profile.uncounted_ops() == {}
+    assert profile.formula_errors() == {}
+    phases = ("forward", "backward")
+    forward, backward = (profile.total(phase).macs for phase in phases)
+    return forward, backward
+
+
+def same_values(result: Any, expected: Any) -> None:
+    """The definition computes what torch computes."""
+    torch.testing.assert_close(
+        result.detach(), values(expected).to(result.dtype), rtol=1e-5, atol=1e-6
+    )
+
+
+def check(call: Callable[[], Any], expected: Count, *, backward: int | None = None) -> None:
+    """The call computes what the definition computes, at the definition's cost.
+
+    backward: what the gradients cost where torch does not take the definition's way.
+    """
+    same_values(call(), expected.result)
+    wanted = expected.backward_macs if backward is None else backward
+    assert macs_of(call) == (expected.macs, wanted)
+
+
+def forward_macs(call: Callable[..., Any], *args: Any) -> int:
+    """Forward MACs alone."""
+    return profile_of(call, *args).total("forward").macs
+
+
+def cost_everywhere(call: Callable[..., Any], *args: Any) -> set[int]:
+    """Forward MACs of a call with gradients, without, in inference mode, on meta and on fake
+    tensors: one number if all agree."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    on_meta = tree_map_only(torch.Tensor, lambda t: t.detach().to("meta"), args)
+    on_fake = tree_map_only(torch.Tensor, lambda t: fake.from_tensor(t.detach()), args)
+    found = {forward_macs(call, *args), forward_macs(call, *on_meta)}
+    with torch.no_grad():
+        found.add(forward_macs(call, *args))
+    with torch.inference_mode():
+        found.add(forward_macs(call, *args))
+    with fake:
+        found.add(forward_macs(call, *on_fake))
+    return found

@@ -1,0 +1,62 @@
+"""The counting numbers themselves, on cases counted by hand."""
+
+from __future__ import annotations
+
+import torch
+from oracles import contractions as define
+from oracles.comparing import tensor
+from oracles.counting import Complex, Number, Tally, count, dot
+
+
+def test_each_operation_counts_once() -> None:
+    tally = Tally()
+    a, b = Number(2.0, tally), Number(3.0, tally)
+    assert ((a + b) * a - b / a).value == 10 - 1.5
+    assert tally.operations == {"add": 1, "mul": 1, "sub": 1, "div": 1}
+    assert tally.flops == 4 and tally.macs == 0
+
+
+def test_a_sum_of_products_is_one_mac_each() -> None:
+    tally = Tally()
+    a = [Number(v, tally) for v in (1.0, 2.0, 3.0)]
+    assert dot(zip(a, a)).value == 14
+    assert (tally.macs, tally.flops, tally.backward_macs) == (3, 2 * 3, 0)
+
+
+def test_complex_products_are_four_real_ones() -> None:
+    a = tensor(2, 3, dtype=torch.complex128)
+    b = tensor(3, 5, dtype=torch.complex128, grad=True)
+    assert count(define.mm, a, b).macs == 4 * (2 * 3 * 5)
+    assert count(define.mm, a, b).backward_macs == 4 * (2 * 3 * 5)
+
+
+def test_complex_sum_is_two_flops_and_product_six() -> None:
+    tally = Tally()
+    z = Complex(Number(1.0, tally), Number(2.0, tally))
+    assert (z * z).value == (1 + 2j) ** 2 and tally.flops == 6
+    assert (z + z).value == 2 + 4j and tally.flops == 6 + 2
+
+
+def test_gradients_are_owed_only_where_needed() -> None:
+    for grad_a in (False, True):
+        for grad_b in (False, True):
+            a, b = tensor(2, 3, grad=grad_a), tensor(3, 5, grad=grad_b)
+            assert count(define.mm, a, b).backward_macs == (grad_a + grad_b) * (2 * 3 * 5)
+
+
+def test_need_travels_through_what_is_computed() -> None:
+    def chain(x, v, w):  # type: ignore[no-untyped-def]
+        return define.mm(define.mm(x, v), w)
+
+    x, v, w = tensor(2, 3), tensor(3, 5, grad=True), tensor(5, 7)
+    # dv only; then nothing for w, but its product's left factor depends on v.
+    assert count(chain, x, v, w).backward_macs == 2 * 3 * 5 + 2 * 5 * 7
+
+
+def test_gradient_of_a_product_is_two_products() -> None:
+    """da = g b^T and db = a^T g, counted as products of their own."""
+    a, b, g = tensor(2, 3), tensor(3, 5), tensor(2, 5)
+    owed = count(define.mm, a.requires_grad_(), b.requires_grad_()).backward_macs
+    with torch.no_grad():
+        explicit = count(define.mm, g, b.T).macs + count(define.mm, a.T, g).macs
+    assert owed == explicit == 2 * (2 * 3 * 5)

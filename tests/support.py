@@ -1,0 +1,19 @@
+"""What many tests need: a profile of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from dispatch_flops import FlopCounterMode, Profile
+
+
+def profile_of(
+    fn: Callable[..., Any], *args: Any, model: nn.Module | None = None, **options: Any
+) -> Profile:
+    """The profile of ``fn(*args)``; ``options`` go to the counter."""
+    with FlopCounterMode(model, display=False, **options) as counter:
+        fn(*args)
+    return counter.profile
