@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from dispatch_flops import formulas  # noqa: F401  (fills the registry)
 from dispatch_flops import registry
+from dispatch_flops.clock import LatencyPass
 from dispatch_flops.errors import (
     AlreadyActiveError,
     NotProfiledError,
@@ -26,6 +27,7 @@ from dispatch_flops.ledger import Ledger, Observed
 from dispatch_flops.mode import CountingMode
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.registry import Causal, Conventions, Formula
+from dispatch_flops.timed import OwnTime, timed_parts
 from dispatch_flops.tracker import Tracker
 from dispatch_flops.tree import ModuleNode, Profile, Scope, StepTiming
 
@@ -44,6 +46,8 @@ class FlopCounterMode:
         ``torch.utils.flop_counter`` are accepted too.
     strict: raise UncountedOpsError at exit if an operator ran that has no known cost.
     causal: "full" counts the whole rectangle of attention, "half" what a causal kernel needs.
+    latency: take the time of modules (forward) and operators in the same pass, the profiler's
+        own time taken off. A pass without counting is more exact: see ``get_model_profile``.
 
     The program runs unchanged, but that compiled callables run their eager code inside the
     block; their compiled code is intact afterwards. Counts are of this process and of the
@@ -59,6 +63,7 @@ class FlopCounterMode:
         *,
         strict: bool = False,
         causal: Causal = "full",
+        latency: bool = False,
     ) -> None:
         if causal not in ("full", "half"):
             raise TargetError(f'causal={causal!r}: choose "full" or "half"')
@@ -68,6 +73,7 @@ class FlopCounterMode:
         self._strict = strict
         self._own_rules = registry.rules_from(custom_mapping or {})
         self._conventions = Conventions(causal=causal)
+        self._latency = latency
         self._session: _Session | None = None
         self._profile: Profile | None = None
         self._lock = threading.Lock()
@@ -79,7 +85,9 @@ class FlopCounterMode:
                 "FlopCounterMode (different counters nest)"
             )
         try:
-            self._session = _Session(self._roots, self._conventions, self._own_rules)
+            self._session = _Session(
+                self._roots, self._conventions, self._own_rules, timed=self._latency
+            )
             self._session.open()
         except BaseException:
             self._session = None
@@ -174,6 +182,9 @@ class FlopCounterMode:
             raise UncountedOpsError(_describe(self.profile, uncounted))
 
 
+ONE_PASS = "counted and timed in one pass, the profiler's own time measured and taken off"
+
+
 class UncountedWarning(UserWarning):
     """Operators ran whose cost is not known: every total that holds them is a lower bound."""
 
@@ -186,17 +197,34 @@ class _Session:
         roots: Sequence[nn.Module],
         conventions: Conventions,
         own_rules: Mapping[Any, registry.Rule],
+        *,
+        timed: bool,
     ) -> None:
         self._conventions = conventions
         self._names = ModuleNames(roots)
-        self._tracker = Tracker(self._names, is_mode_on=self._is_on)
+        self._tracker: Tracker
+        self._mode: CountingMode
+        self._device = _device_of(self._names)
         self._ledger = Ledger()
-        self._mode = CountingMode(self._tracker, conventions, own_rules, self._fold)
+        self._clock: LatencyPass | None = None
+        options: dict[str, Any] = {
+            "conventions": conventions, "own_rules": own_rules, "on_full": self._fold
+        }  # fmt: skip
+        if timed:
+            self._tracker, self._mode, self._clock = timed_parts(
+                self._names, self._device, OwnTime.calibrated(), **options
+            )
+        else:
+            self._tracker = Tracker(self._names)
+            self._mode = CountingMode(self._tracker, **options)
+        self._tracker.is_mode_on = self._is_on
         self._undo = ExitStack()
 
     def open(self) -> None:
         with ExitStack() as undo:
             undo.enter_context(eager_stance())
+            if self._clock is not None:
+                undo.enter_context(self._clock)
             self._tracker.start()
             undo.callback(self._tracker.stop)
             undo.enter_context(self._mode)
@@ -214,16 +242,20 @@ class _Session:
     def profile(self) -> Profile:
         with _disable_current_modes():
             self._fold()
-            seen = Observed(calls=dict(self._tracker.calls), used_params=self._mode.used_params)
+            seen = Observed(
+                calls=dict(self._tracker.calls),
+                used_params=self._mode.used_params,
+                latency_s=self._clock.seconds() if self._clock is not None else {},
+            )
             return self._ledger.freeze(
                 self._names,
                 seen,
                 scope=Scope(
-                    device=_device_of(self._names),
+                    device=self._device,
                     torch_version=str(torch.__version__),
                     causal=self._conventions.causal,
                 ),
-                timing=StepTiming(),
+                timing=StepTiming(method=ONE_PASS if self._clock is not None else None),
             )
 
     def _fold(self) -> None:

@@ -96,16 +96,19 @@ class Ledger:
         """Book the calls that ``places`` hold, and empty them."""
         for place in places:
             counts, place.counts = place.counts, defaultdict(int)
+            seconds, place.seconds = place.seconds, defaultdict(float)
             for entry, calls in counts.items():
-                self._book(place, entry, calls)
+                self._book(place, entry, calls, seconds.get(entry))
 
-    def _book(self, place: Place, entry: Entry, calls: int) -> None:
+    def _book(self, place: Place, entry: Entry, calls: int, seconds: float | None) -> None:
         balance = self._balances[
             _Account(
                 place.fqn, "", place.phase, entry.op, entry.dtype, entry.kind, entry.error
             )
         ]
         balance.calls += calls
+        if seconds is not None:
+            balance.latency_s = (balance.latency_s or 0.0) + seconds
         if entry.cost is None:
             balance.uncounted += calls
             return

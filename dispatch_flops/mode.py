@@ -81,6 +81,7 @@ class CountingMode(TorchDispatchMode):
         super().__init__()
         self.used_params: set[int] = set()
         self.paused = 0
+        self.last_call_s: float | None = None  # seconds of the call just run, where they are taken
         self._tracker = tracker
         self._local = tracker._local
         self._conventions = conventions
@@ -145,6 +146,8 @@ class CountingMode(TorchDispatchMode):
         if task != -1 or place is None:
             place = self._tracker.locate(thread, task)
         place.counts[entry] += 1
+        if self.last_call_s is not None:
+            place.seconds[entry] += self.last_call_s
         thread.last_seq = _sequence_nr()
         return out
 
@@ -204,7 +207,7 @@ class CountingMode(TorchDispatchMode):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return True, out
-        return False, func(*args, **kwargs)
+        return False, plan.call(*args, **kwargs)
 
     def _are_plain(self, types: tuple[type, ...]) -> bool:
         if types in self._plain_types:

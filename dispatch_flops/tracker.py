@@ -47,14 +47,16 @@ class Place:
     """A module (or a named part of the outside) in a phase, and what ran there.
 
     counts: calls by the collector's own keys; the tracker never looks inside.
+    seconds: time by the same keys, where it is measured.
     """
 
-    __slots__ = ("counts", "fqn", "phase")
+    __slots__ = ("counts", "fqn", "phase", "seconds")
 
     def __init__(self, fqn: str, phase: Phase) -> None:
         self.fqn = fqn
         self.phase = phase
         self.counts: defaultdict[Any, int] = defaultdict(int)
+        self.seconds: defaultdict[Any, float] = defaultdict(float)
 
 
 class Frame:
@@ -122,7 +124,7 @@ class Tracker:
     ) -> None:
         self.names = names
         self.calls: defaultdict[str, int] = defaultdict(int)
-        self._is_mode_on = is_mode_on
+        self.is_mode_on = is_mode_on
         self._on_enter = on_enter
         self._on_leave = on_leave
         self._local = threading.local()
@@ -212,7 +214,7 @@ class Tracker:
     def _thread(self) -> _Thread | None:
         """This thread's state, or None where the mode does not see this thread's operators."""
         thread: _Thread | None = getattr(self._local, "thread", None)
-        if thread is None and self._is_mode_on():  # autograd's device threads inherit the mode
+        if thread is None and self.is_mode_on():  # autograd's device threads inherit the mode
             return self.join_thread()
         return thread
 

@@ -7,8 +7,10 @@ is. Every count is an exact int; ``None`` always means "not known" or "not measu
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
@@ -45,7 +47,7 @@ class OpTotal:
     latency_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ModuleNode:
     """One module of the model, or (fqn ``""``) the model itself.
 
@@ -74,6 +76,27 @@ class ModuleNode:
     latency_s: float | None = None
     backward_latency_s: float | None = None
     tokens: int | None = None
+
+    # Written out because the generated ones recurse, and models are deeper than Python's stack.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ModuleNode):
+            return NotImplemented
+        pairs = itertools.zip_longest(self.walk(), other.walk())
+        return all(a is not None and b is not None and a._alone() == b._alone() for a, b in pairs)
+
+    def __hash__(self) -> int:
+        return hash((self.fqn, self.class_name, self.total_params, self.calls, len(self.children)))
+
+    def __repr__(self) -> str:
+        return (
+            f"ModuleNode(fqn={self.fqn!r}, class_name={self.class_name!r}, calls={self.calls}, "
+            f"total_params={self.total_params}, children={len(self.children)})"
+        )
+
+    def _alone(self) -> tuple[Any, ...]:
+        """Its fields, with the number of its children in place of them."""
+        values = [getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "children"]
+        return (*values, len(self.children))
 
     def walk(self) -> Iterator[ModuleNode]:
         """This node and all below it, parents first, without recursion."""
@@ -119,7 +142,10 @@ class ModuleNode:
                 continue
             node.__dict__["_totals"] = {
                 phase: add_costs(
-                    (node.own(phase), *(child.__dict__["_totals"][phase] for child in node.children))
+                    (
+                        node.own(phase),
+                        *(child.__dict__["_totals"][phase] for child in node.children),
+                    )
                 )
                 for phase in PHASES
             }
@@ -255,6 +281,12 @@ class Profile:
             if not node.calls and (node.own_params or not node.children)
         ]
 
+    def map_nodes(self, change: Callable[[ModuleNode], ModuleNode]) -> Profile:
+        """The profile with every node replaced by ``change(node)``, children first."""
+        return dataclasses.replace(
+            self, root=_map_tree(self.root, change), outside=_map_tree(self.outside, change)
+        )
+
     def check(self) -> Profile:
         """This profile, if every total is the sum of its parts and every count is sane.
 
@@ -262,24 +294,17 @@ class Profile:
         """
         seen: set[str] = set()
         for node in self.nodes():
-            if node.fqn in seen:
-                raise InconsistentProfileError(f"two modules are called {node.fqn!r}")
+            flaws = ["another module has that name"] if node.fqn in seen else _flaws(node)
+            for flaw in flaws:
+                raise InconsistentProfileError(f"{node.fqn!r}: {flaw}")
             seen.add(node.fqn)
-            for phase in PHASES:
-                parts = add_costs((node.own(phase), *(c.total(phase) for c in node.children)))
-                if node.total(phase) != parts:
-                    raise InconsistentProfileError(
-                        f"{node.fqn!r}, {phase}: total {node.total(phase)} is not {parts}"
-                    )
-            for op in node.ops:
-                numbers = [op.calls, op.uncounted, *(dataclasses.astuple(op.cost) if op.cost else ())]
-                if any(type(n) is not int or n < 0 for n in numbers) or (
-                    (op.cost is None) != (op.uncounted == op.calls > 0)
-                ):
-                    raise InconsistentProfileError(f"{node.fqn!r}: {op} has a count that is no count")
         return self
 
     # -- saving ---------------------------------------------------------------------------
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied flat, as it is saved: a tree may be deeper than Python's stack."""
+        return Profile.from_dict, (self.to_dict(),)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers."""
@@ -295,7 +320,7 @@ class Profile:
 
     def to_json(self, *, indent: int | None = None) -> str:
         """The profile as JSON text; ``from_json`` gives back an equal profile."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
+        return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
     def from_dict(cls, data: Any) -> Profile:
@@ -363,6 +388,43 @@ def merge(a: OpTotal, b: OpTotal) -> OpTotal:
         error=a.error or b.error,
         latency_s=(a.latency_s or 0.0) + (b.latency_s or 0.0) if timed else None,
     )
+
+
+def _map_tree(root: ModuleNode, change: Callable[[ModuleNode], ModuleNode]) -> ModuleNode:
+    changed: dict[int, ModuleNode] = {}
+    for node in reversed(list(root.walk())):
+        children = tuple(changed.pop(id(child)) for child in node.children)
+        changed[id(node)] = change(dataclasses.replace(node, children=children))
+    return changed[id(root)]
+
+
+def _flaws(node: ModuleNode) -> Iterator[str]:
+    """What is wrong with the node by itself and against its children."""
+    for phase in PHASES:
+        parts = add_costs((node.own(phase), *(c.total(phase) for c in node.children)))
+        if node.total(phase) != parts:
+            yield f"{phase}: total {node.total(phase)} is not {parts}"
+    for name in ("calls", "own_params", "total_params", "active_params", "trainable_params"):
+        if not _is_count(getattr(node, name)):
+            yield f"{name} = {getattr(node, name)!r} is no count"
+    below = [child.total_params for child in node.children]
+    if not max(node.own_params, *below, 0) <= node.total_params <= node.own_params + sum(below):
+        yield f"total_params = {node.total_params} are not its own {node.own_params} and {below}"
+    if max(node.active_params, node.trainable_params) > node.total_params:
+        yield "more active or trainable parameters than parameters"
+    for seconds in (node.latency_s, node.backward_latency_s):
+        if seconds is not None and not 0 <= seconds < math.inf:
+            yield f"a latency of {seconds} s"
+    for op in node.ops:
+        numbers = [op.calls, op.uncounted, *(dataclasses.astuple(op.cost) if op.cost else ())]
+        if not all(map(_is_count, numbers)) or op.uncounted > op.calls:
+            yield f"{op} has a count that is no count"
+        if (op.cost is None) != (op.uncounted == op.calls > 0):
+            yield f"{op} has a cost but no counted call, or counted calls but no cost"
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and number >= 0
 
 
 # One flat list of nodes per tree, each naming its children by position: nesting would meet

@@ -65,13 +65,16 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def intensity_text(flops_per_byte: float | None) -> str:
-    """Arithmetic intensity: ``12.345 -> "12.35 FLOPs/B"``."""
+    """Arithmetic intensity: ``12.3 -> "12.3 FLOPs/B"``."""
     return NOT_AVAILABLE if flops_per_byte is None else f"{_rounded(flops_per_byte)} FLOPs/B"
 
 
 def fraction_text(fraction: float | None) -> str:
-    """``0.8215 -> "82.15%"``."""
-    return NOT_AVAILABLE if fraction is None else f"{_rounded(100 * fraction)}%"
+    """``0.8215 -> "82.15%"``; what would round to 0 and is not is ``<0.01%``."""
+    if fraction is None:
+        return NOT_AVAILABLE
+    text = _rounded(100 * fraction)
+    return "<0.01%" if text == "0" and fraction > 0 else f"{text}%"
 
 
 def percent_text(part: Number | None, whole: Number | None) -> str:
@@ -107,7 +110,7 @@ def _scaled(value: Number) -> str:
     size, step = abs(float(value)), 0
     while round(size, DEFAULT_PRECISION) >= 1000 and step < len(_LARGE) - 1:
         size, step = size / 1000, step + 1
-    while 0 < size and round(size, DEFAULT_PRECISION) < 1 and step > 1 - len(_SMALL):
+    while size > 0 and round(size, DEFAULT_PRECISION) < 1 and step > 1 - len(_SMALL):
         size, step = size * 1000, step - 1
     sign = "-" if value < 0 else ""
     return f"{sign}{_rounded(size)} {_LARGE[step] if step >= 0 else _SMALL[-step]}"

@@ -51,7 +51,9 @@ def cost_of(op: Any, *args: Any, out: Any, **kwargs: Any) -> OpCost:
 
 def same_shaped(op: Any, like: torch.Tensor, *args: Any, **kwargs: Any) -> OpCost:
     """FLOPs of a pointwise ``op`` on a tensor like ``like``; it moves no bytes: it is fused."""
-    return OpCost(flops=cost_of(op, like, *args, out=like, **kwargs).flops) if like.numel() else ZERO
+    return (
+        OpCost(flops=cost_of(op, like, *args, out=like, **kwargs).flops) if like.numel() else ZERO
+    )
 
 
 def _per_operation(if_complex: int, operands: tuple[torch.Tensor | None, ...]) -> int:

@@ -134,7 +134,13 @@ def pdist_forward(x: torch.Tensor, p: float = 2.0, *, out: torch.Tensor, **_: An
 
 @register_flops(packets("_pdist_backward"))
 def pdist_backward(
-    grad: torch.Tensor, x: torch.Tensor, p: float, pdist: torch.Tensor, *, out: torch.Tensor, **_: Any
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    p: float,
+    pdist: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    **_: Any,
 ) -> OpCost:
     """Gradient for x[P,D]: each pair adds to one row and subtracts from the other.
 

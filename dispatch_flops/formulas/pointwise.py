@@ -19,13 +19,13 @@ import torch
 from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas._shapes import is_inexact, tensors_in
-from dispatch_flops.registry import Kind, Rule, add_rule, name_of
+from dispatch_flops.registry import Rule, add_rule, name_of
 
 #: 1 FLOP per output element on floating-point data.
 ELEMENTARY = frozenset(
     """
     add sub rsub mul div neg reciprocal pow sqrt rsqrt fmod remainder hypot
-    abs sign signbit copysign ceil floor round trunc nextafter ldexp_exponent frexp
+    abs sign signbit copysign ceil floor round trunc nextafter frexp
     eq ne lt le gt ge isnan isinf isneginf isposinf
     maximum minimum fmax fmin clamp_min clamp_max relu
     logical_and logical_or logical_xor logical_not
@@ -45,7 +45,7 @@ ELEMENTARY = frozenset(
     special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
     special_spherical_bessel_j0 special_zeta
     """.split()
-) - {"ldexp_exponent"}
+)
 
 #: Real operations per complex element, z = a+bi. An elementary function of a real is 1.
 COMPLEX = {
@@ -103,7 +103,7 @@ RECIPES = {
     "logit": "lt gt sub div log",
     "logit_backward": "ge le sub mul div",
     "nan_to_num": "isnan isneginf isposinf",
-    "sgn": "sign",
+    "sgn": "sign",  # real; complex above
     "sigmoid_backward": "sub mul mul",
     "sinc": "mul eq sin div",
     "special_entr": "isnan gt neg log mul eq",
@@ -204,19 +204,20 @@ def native_dropout_backward(grad_output: Any, mask: Any, scale: Any, *, out: Any
     return elementwise("mul mul", grad_output, out)
 
 
-def register_table(names: dict[str, str], kind: Kind = "pointwise") -> None:
+def register_table(table: dict[str, str]) -> None:
     """Register ``{operator: recipe}``, and ``_foreach_`` forms where torch has them."""
-    for name, recipe in names.items():
-        register_rule(name, plain(recipe), recipe, kind)
+    for name, recipe in table.items():
+        register_rule(name, plain(recipe), RECIPES.get(recipe, recipe))
 
 
-def register_rule(name: str, formula: Callable[..., int], note: str, kind: Kind) -> None:
+def register_rule(name: str, formula: Callable[..., int], note: str) -> None:
     """Register one formula for an operator and for its ``_foreach_`` form, if torch has them."""
     for packet in packets(name):
-        add_rule(packet, Rule(target=name_of(packet), kind=kind, formula=formula, note=note))
+        add_rule(packet, Rule(target=name_of(packet), kind="pointwise", formula=formula, note=note))
     for packet in packets(f"_foreach_{name}"):
+        summed = each(formula)
         add_rule(
-            packet, Rule(target=name_of(packet), kind=kind, formula=each(formula), note=note)
+            packet, Rule(target=name_of(packet), kind="pointwise", formula=summed, note=note)
         )
 
 
@@ -235,12 +236,11 @@ _WITH_ARGUMENTS: dict[str, tuple[Callable[..., int], str]] = {
 
 register_table(
     {
-        name: RECIPES.get(name, name)
+        name: name
         for name in sorted(ELEMENTARY | RECIPES.keys() | COMPLEX.keys())
-        if name not in _WITH_ARGUMENTS and name not in {"conj_physical", "polar", "sgn"}
+        if name not in _WITH_ARGUMENTS
     }
 )
-for _name in ("conj_physical", "_conj_physical", "polar", "sgn"):
-    register_rule(_name, plain(_name.lstrip("_")), _name.lstrip("_"), "pointwise")
+register_rule("_conj_physical", plain("conj_physical"), "conj_physical")
 for _name, (_formula, _note) in _WITH_ARGUMENTS.items():
-    register_rule(_name, _formula, _note, "pointwise")
+    register_rule(_name, _formula, _note)

@@ -1,18 +1,19 @@
 """The first of DeepSpeed's three parts: the totals of a step.
 
-Labels, units and order are DeepSpeed's. Its training lines rate the backward pass as twice
-the forward; beside each stands a line with what was counted.
+Labels, units and order are DeepSpeed's. It rates the backward pass as twice the forward;
+after each such line stands one with what was counted, where a backward pass ran.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_flops.analysis import Figures, inclusive
+from dispatch_flops.analysis import Figures, inclusive, phases_of
 from dispatch_flops.cost import Phase
 from dispatch_flops.renderers.text import at_least, heading
-from dispatch_flops.tree import Profile, StepTiming
+from dispatch_flops.tree import Profile, Scope
 from dispatch_flops.units import (
+    NOT_AVAILABLE,
     duration_to_string,
     flops_to_string,
     macs_to_string,
@@ -30,98 +31,149 @@ fwd latency (forward propagation latency), bwd latency (backward propagation lat
 step (weights update latency), iter latency (sum of fwd, bwd and step latency)
 """
 
-_BACKWARD_ESTIMATE = 2  # DeepSpeed's assumption: backward costs twice the forward
+_SHORT_PHASE: dict[Phase, str] = {
+    "backward": "bwd",
+    "recompute": "recompute",
+    "optimizer": "optimizer",
+}
 
 Line = tuple[str, object]
 
 
 def render(profile: Profile, *, profile_step: int = 1) -> str:
-    """The totals of this rank."""
+    """The totals of this rank; forward numbers are the model's, the others include its loss."""
     lines = [
         heading("DeepSpeed Flops Profiler", 26),
         f"Profile Summary at step {profile_step}:",
         _NOTATIONS,
     ]
-    lines += [f"{label + ':':<69}   {value!s:<8}" for label, value in _lines(profile)]
-    return "\n".join(lines) + "\n"
+    if not phases_of(profile):
+        lines.append("Nothing has run under the profiler yet: there is nothing to count.\n")
+    lines += [f"{label + ': ':<70}  {value!s:<8}" for label, value in _lines(profile)]
+    return "\n".join(lines)
 
 
 def _lines(profile: Profile) -> Iterator[Line]:
     forward = inclusive(profile.root, "forward")[profile.root.fqn]
     timing = profile.timing
-    latency_s = forward.latency_s if timing.forward_s is None else timing.forward_s
-    yield from _parallelism(profile)
-    yield from _sizes(profile, forward)
-    yield "fwd latency", duration_to_string(latency_s)
+    forward_s = forward.latency_s if timing.forward_s is None else timing.forward_s
+    yield from _parallelism(profile.scope)
+    yield from _sizes(forward, profile.scope.model_parallel_size)
+    yield "fwd latency", duration_to_string(forward_s)
     yield (
         "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
-        _rate(forward.cost.flops, latency_s, forward.lower_bound),
+        _rate(forward.cost.flops, forward_s, forward.lower_bound),
     )
     yield from _counted_phases(profile)
     if timing.backward_s is not None or timing.step_s is not None:
-        yield from _training_rates(profile, forward, latency_s)
+        yield from _training(profile, forward, forward_s)
 
 
-def _parallelism(profile: Profile) -> Iterator[Line]:
-    scope = profile.scope
+def _parallelism(scope: Scope) -> Iterator[Line]:
     if scope.world_size is None:
         return
-    data_parallel = scope.data_parallel_size or scope.world_size // scope.model_parallel_size
     yield "world size", scope.world_size
-    yield "data parallel size", data_parallel
+    yield "data parallel size", _data_parallel_size(scope)
     yield "model parallel size", scope.model_parallel_size
-    yield "batch size per GPU", number_to_string(None) if scope.batch_size is None else (
-        scope.batch_size
-    )
+    yield "batch size per GPU", NOT_AVAILABLE if scope.batch_size is None else scope.batch_size
     if scope.expert_parallel_size is not None:
         yield "expert parallel size", scope.expert_parallel_size
 
 
-def _sizes(profile: Profile, forward: Figures) -> Iterator[Line]:
-    shards = profile.scope.model_parallel_size
+def _sizes(forward: Figures, model_parallel_size: int) -> Iterator[Line]:
+    params, macs, flops = forward.params, forward.cost.macs, forward.cost.flops
     bound = forward.lower_bound
-    yield "params per GPU", params_to_string(forward.params)
-    yield "params of model = params per GPU * mp_size", params_to_string(forward.params * shards)
-    yield "fwd MACs per GPU", at_least(macs_to_string(forward.cost.macs), bound)
-    yield "fwd flops per GPU", at_least(number_to_string(forward.cost.flops), bound)
+    yield "params per GPU", params_to_string(params)
+    yield (
+        "params of model = params per GPU * mp_size",
+        params_to_string(params * model_parallel_size),
+    )
+    yield "fwd MACs per GPU", at_least(macs_to_string(macs), bound)
+    yield "fwd flops per GPU", at_least(number_to_string(flops), bound)
     yield (
         "fwd flops of model = fwd flops per GPU * mp_size",
-        at_least(number_to_string(forward.cost.flops * shards), bound),
+        at_least(number_to_string(flops * model_parallel_size), bound),
     )
 
 
 def _counted_phases(profile: Profile) -> Iterator[Line]:
-    """Lines that DeepSpeed lacks: the other phases, model and outside, where they ran."""
-    labels: tuple[tuple[Phase, str], ...] = (
-        ("backward", "bwd"),
-        ("recompute", "recompute"),
-        ("optimizer", "optimizer"),
-    )
-    ran = {op.phase for op in profile.op_totals()}
-    for phase, label in labels:
-        if phase in ran:
-            counted = _counted(profile, phase)
-            if counted.cost.macs:
-                macs = macs_to_string(counted.cost.macs)
-                yield f"{label} MACs per GPU (counted)", at_least(macs, counted.lower_bound)
-            flops = number_to_string(counted.cost.flops)
-            yield f"{label} flops per GPU (counted)", at_least(flops, counted.lower_bound)
+    for phase in phases_of(profile):
+        if phase == "forward":
+            continue
+        macs, flops, bound = _counted(profile, phase)
+        if macs:
+            macs_label = f"{_SHORT_PHASE[phase]} MACs per GPU (counted)"
+            yield macs_label, at_least(macs_to_string(macs), bound)
+        flops_label = f"{_SHORT_PHASE[phase]} flops per GPU (counted)"
+        yield flops_label, at_least(number_to_string(flops), bound)
 
 
-def _training_rates(
-    profile: Profile, forward: Figures, forward_s: float | None
-) -> Iterator[Line]:
-    timing = profile.timing
-    both_s = _sum_if_known(forward_s, timing.backward_s)
+def _training(profile: Profile, forward: Figures, forward_s: float | None) -> Iterator[Line]:
+    timing, fwd_flops, fwd_bound = profile.timing, forward.cost.flops, forward.lower_bound
+    both_s = _sum(forward_s, timing.backward_s)
     iteration_s = timing.iteration_s
     if iteration_s is None:
-        iteration_s = _sum_if_known(both_s, timing.step_s)
-    bwd, all_flops = _BACKWARD_ESTIMATE * forward.cost.flops, (1 + _BACKWARD_ESTIMATE) * forward.cost.flops
-    bound = forward.lower_bound
-    bwd_factor, all_factor = _BACKWARD_ESTIMATE, _BACKWARD_ESTIMATE + 1
+        iteration_s = _sum(both_s, timing.step_s)
+    backward_ran = "backward" in phases_of(profile)
+    _, bwd_flops, bwd_bound = _counted(profile, "backward")
 
     yield "bwd latency", duration_to_string(timing.backward_s)
     yield (
-        f"bwd FLOPS per GPU = {bwd_factor} * fwd flops per GPU / bwd latency",
-        _rate(bwd, timing.backward_s, bound),
+        "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency",
+        _rate(2 * fwd_flops, timing.backward_s, fwd_bound),
     )
+    if backward_ran:
+        yield (
+            "bwd FLOPS per GPU = counted bwd flops per GPU / bwd latency",
+            _rate(bwd_flops, timing.backward_s, bwd_bound),
+        )
+    yield (
+        "fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency)",
+        _rate(3 * fwd_flops, both_s, fwd_bound),
+    )
+    if backward_ran:
+        yield (
+            "fwd+bwd FLOPS per GPU = counted flops per GPU / (fwd+bwd latency)",
+            _rate(fwd_flops + bwd_flops, both_s, fwd_bound or bwd_bound),
+        )
+    yield "step latency", duration_to_string(timing.step_s)
+    yield "iter latency", duration_to_string(iteration_s)
+    yield (
+        "FLOPS per GPU = 3 * fwd flops per GPU / iter latency",
+        _rate(3 * fwd_flops, iteration_s, fwd_bound),
+    )
+    if backward_ran:
+        yield (
+            "FLOPS per GPU = counted flops of all phases per GPU / iter latency",
+            _rate(profile.total().flops, iteration_s, profile.is_lower_bound),
+        )
+    yield from _throughput(profile.scope, iteration_s)
+
+
+def _throughput(scope: Scope, iteration_s: float | None) -> Iterator[Line]:
+    if scope.batch_size is not None:
+        samples = scope.batch_size * _data_parallel_size(scope)
+        per_s = ratio(samples, iteration_s)
+        yield "samples/second", NOT_AVAILABLE if per_s is None else round(per_s, 2)
+
+
+def _counted(profile: Profile, phase: Phase) -> tuple[int, int, bool]:
+    """MACs, FLOPs and whether they are a lower bound, of the model and outside it."""
+    total = profile.total(phase)
+    bound = any(op.uncounted for op in profile.op_totals() if op.phase == phase)
+    return total.macs, total.flops, bound
+
+
+def _data_parallel_size(scope: Scope) -> int:
+    """Ranks that see different samples: those of one model copy share theirs."""
+    if scope.data_parallel_size is not None:
+        return scope.data_parallel_size
+    return max((scope.world_size or 1) // scope.model_parallel_size, 1)
+
+
+def _rate(flops: int, seconds: float | None, bound: bool) -> str:
+    return at_least(flops_to_string(ratio(flops, seconds)), bound)
+
+
+def _sum(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b

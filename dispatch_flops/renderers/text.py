@@ -50,7 +50,7 @@ def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[Align], style: Style
 ) -> str:
     """The cells exactly as given, in aligned columns."""
-    return tabulate.tabulate(
+    text = tabulate.tabulate(
         rows,
         headers=header,
         tablefmt="pipe" if style == "markdown" else "simple",
@@ -59,3 +59,4 @@ def table(
         disable_numparse=True,
         preserve_whitespace=True,
     )
+    return str(text)

@@ -123,7 +123,8 @@ def einsum(equation: str, *operands: Array) -> Array:
     """Operands are contracted two at a time, left to right.
 
     In each step an index that only one side has and that nothing later wants is summed
-    before the product. A step that contracts no index is a multiplication, not a MAC.
+    before the product. A step that contracts no index, or only indices of size 1, is a
+    multiplication, not a MAC.
     """
     inputs, output = equation.replace(" ", "").split("->")
     terms = inputs.split(",")
@@ -156,7 +157,7 @@ def _pair(a: tuple[Array, str], b: tuple[Array, str], later: set[str]) -> tuple[
             for inner in np.ndindex(*(size[c] for c in summed))
         )
         factors = ((at(x, x_letters, p), at(y, y_letters, p)) for p in terms)
-        if not summed:
+        if all(size[c] == 1 for c in summed):
             first, second = next(factors)
             return first * second
         return dot(factors)
@@ -204,9 +205,10 @@ def grouped_mm(x: Array, weights: Array, ends: Sequence[int]) -> Array:
     return np.array(out, dtype=object).reshape(len(out), weights.shape[2])
 
 
-def sparse_mm(entries: Sequence[tuple[int, int, Any]], rows: int, b: Array) -> Array:
-    """c[m,n] = sum over the stored entries (m, k, a) of row m of a b[k,n]."""
+def sparse_mm(places: Sequence[tuple[int, int]], entries: Array, rows: int, b: Array) -> Array:
+    """c[m,n] = sum over the stored entries a at (m, k) of row m of a b[k,n]."""
+    stored = list(zip(places, entries, strict=True))
     return fill(
         (rows, b.shape[1]),
-        lambda m, n: dot((a, b[k, n]) for row, k, a in entries if row == m),
+        lambda m, n: dot((a, b[k, n]) for (row, k), a in stored if row == m),
     )

@@ -55,22 +55,30 @@ def recurrent(
     the directions' outputs stand side by side.
     """
     outputs = []
+    longest = max(len(sequence) for sequence in sequences)
     for sequence in sequences:
+        joins = len(sequence) < longest
         for directions in layers:
             forward = _run(kind, sequence, directions[0])
             if len(directions) == 2:
-                back = _run(kind, sequence[::-1], directions[1])[::-1]
+                back = _run(kind, sequence[::-1], directions[1], joins=joins)[::-1]
                 forward = np.concatenate([forward, back], axis=1)
             sequence = forward
         outputs.append(sequence)
     return outputs
 
 
-def _run(kind: str, sequence: Array, w: Weights) -> Array:
+def _run(kind: str, sequence: Array, w: Weights, *, joins: bool = False) -> Array:
+    """One layer in one direction.
+
+    joins: going backwards in time, a shorter sequence joins a batch under way; its zeros then
+    are rows of a matrix whose other rows need gradients, so theirs are computed as well.
+    """
     hidden = w["hh"].shape[1]
-    state: State = (_zeros(hidden),)
+    needs = joins and bool(w["hh"].flat[0].needs)
+    state: State = (_zeros(hidden, needs),)
     if kind == "LSTM":
-        state += (_zeros(w["hh"].shape[0] // 4),)
+        state += (_zeros(w["hh"].shape[0] // 4, needs),)
     out = []
     for x in sequence:
         state = CELLS[kind](x, state, w)
@@ -86,5 +94,5 @@ def _each(function: Callable[[Number], Number], row: Array) -> Array:
     return np.array([function(x) for x in row], dtype=object)
 
 
-def _zeros(n: int) -> Array:
-    return np.array([Number(0.0) for _ in range(n)], dtype=object)
+def _zeros(n: int, needs: bool) -> Array:
+    return np.array([Number(0.0, needs=needs) for _ in range(n)], dtype=object)

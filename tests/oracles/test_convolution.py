@@ -71,6 +71,7 @@ def settings_of(draw: Any, *, dims: int, named_padding: bool) -> Setting:
     )
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("dims,runs", [(1, 40), (2, 25), (3, 10)])
 def test_convolution(dims: int, runs: int) -> None:
     @examples(runs)

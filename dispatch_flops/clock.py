@@ -1,0 +1,159 @@
+"""Latency: how long modules take without a dispatch mode in the way.
+
+``LatencyPass`` is a pass of its own with the lightest hooks there are. They only take time
+stamps (on CUDA: record events); sums are formed afterwards, one synchronisation in all, and
+what the hooks themselves took is taken off every module that was running meanwhile.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from dispatch_flops.names import ModuleNames
+
+Now = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One call of a module: seconds at which the hook before it began and ended, and after it."""
+
+    fqn: str
+    hook_start: float
+    start: float
+    end: float
+    hook_end: float
+
+
+class LatencyPass:
+    """Records when modules start and end while it is entered; ``seconds()`` says how long."""
+
+    def __init__(self, names: ModuleNames, *, device: str = "cpu", now: Now | None = None) -> None:
+        self._names = names
+        self._now = now or time.perf_counter
+        self._events = device == "cuda" and torch.cuda.is_available()
+        self._open: list[tuple[nn.Module, Any, float, Any]] = []
+        self._calls: list[tuple[str, float, Any, Any, float]] = []
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> LatencyPass:
+        for handle in (
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, always_call=True),
+        ):
+            self._hooks.callback(handle.remove)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._hooks.close()
+
+    def seconds(self) -> dict[str, float]:
+        """``{fqn: seconds}`` in forward, over all calls."""
+        if self._events:
+            torch.cuda.synchronize()
+            seconds: dict[str, float] = {}
+            for fqn, _, start, end, _ in self._calls:
+                seconds[fqn] = seconds.get(fqn, 0.0) + start.elapsed_time(end) / 1e3
+            return seconds
+        return net_seconds(Interval(*call) for call in self._calls)
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        begun = self._now()
+        named = self._names.known(module)
+        if named is None:
+            named = self._names.find(module, [frame[1] for frame in self._open])
+        self._open.append((module, named, begun, self._stamp()))
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        end = self._stamp()
+        while self._open:
+            entered, named, begun, start = self._open.pop()
+            if entered is module:
+                if not named.wrapper:
+                    self._calls.append((named.fqn, begun, start, end, self._now()))
+                return
+
+    def _stamp(self) -> Any:
+        if self._events:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        return self._now()
+
+
+def net_seconds(calls: Iterable[Interval]) -> dict[str, float]:
+    """Seconds per module, hooks of the modules inside taken off, recursion counted once.
+
+    Calls come in the order in which they ended: a call's inner calls lie just before it.
+    """
+    seconds: dict[str, float] = {}
+    done: list[tuple[float, float]] = []  # begin and hooks of calls whose parent has not ended
+    nets: dict[str, list[tuple[float, float]]] = {}  # begin and net seconds of a module's calls
+    for call in calls:
+        hooks = 0.0
+        while done and done[-1][0] >= call.start:
+            hooks += done.pop()[1]
+        net = max(call.end - call.start - hooks, 0.0)
+        own_calls = nets.setdefault(call.fqn, [])
+        while own_calls and own_calls[-1][0] >= call.start:  # it called itself: counted once
+            seconds[call.fqn] -= own_calls.pop()[1]
+        seconds[call.fqn] = seconds.get(call.fqn, 0.0) + net
+        own_calls.append((call.hook_start, net))
+        own_hooks = (call.start - call.hook_start) + (call.hook_end - call.end)
+        done.append((call.hook_start, hooks + own_hooks))
+    return seconds
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what it was given; nothing to do on CPU and meta."""
+    if device == "cuda" and torch.cuda.is_available():
+        torch.cuda.synchronize()
+    elif device not in ("cpu", "meta") and hasattr(torch, "accelerator"):
+        torch.accelerator.synchronize()
+
+
+def time_call(
+    run: Callable[[], Any], *, device: str, repeats: int, now: Now | None = None
+) -> tuple[float, float | None]:
+    """Median seconds of ``repeats`` calls, device synchronised, and half their range (of one: None)."""
+    clock = now or time.perf_counter
+    taken = []
+    for _ in range(repeats):
+        synchronize(device)
+        start = clock()
+        run()
+        synchronize(device)
+        taken.append(clock() - start)
+    spread = (max(taken) - min(taken)) / 2 if repeats > 1 else None
+    return statistics.median(taken), spread
+
+
+def fit_to_whole(seconds: dict[str, float], root: str, whole: float) -> dict[str, float]:
+    """Module latencies brought to the scale of the model's own, measured without any hook.
+
+    The pass with hooks is another run of the same model: its root takes a little more or less
+    than ``whole``. Scaling by that one factor keeps every sum of children within its parent.
+    """
+    measured = seconds.get(root)
+    if not measured:
+        return seconds
+    factor = whole / measured
+    return {fqn: value * factor for fqn, value in seconds.items()}

@@ -1,0 +1,92 @@
+"""Communication between ranks: free of FLOPs, its bytes are counted generically.
+
+The sum that an all-reduce makes on the way is done by the network library, by different
+ranks or by the switch, depending on its algorithm; no counter can know which, so it is no
+compute of this rank. A torch built without distributed has none of these operators.
+
+Symmetric memory fuses some of it with matrix products: those count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dispatch_flops.cost import OpCost
+from dispatch_flops.formulas._arithmetic import contract
+from dispatch_flops.formulas._ops import packets
+from dispatch_flops.registry import free, register_flops
+
+if torch.distributed.is_available():
+    # Defines in Python the operators of symm_mem that are fused with products.
+    import torch.distributed._symmetric_memory
+
+_COLLECTIVES = {
+    "c10d": """
+        _allgather_base_ _reduce_scatter_base_ allgather_ allgather_coalesced_
+        allgather_into_tensor_coalesced_ allreduce_ allreduce_coalesced_ alltoall_ alltoall_base_
+        barrier broadcast_ check_for_nan gather_ monitored_barrier_ recv_ recv_any_source_ reduce_
+        reduce_scatter_ reduce_scatter_tensor_coalesced_ scatter_ send
+    """,
+    "_c10d_functional": """
+        all_gather_into_tensor all_gather_into_tensor_coalesced all_gather_into_tensor_out
+        all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ all_to_all_single
+        _wrap_tensor_autograd batch_p2p_ops broadcast broadcast_ irecv isend reduce_scatter_tensor
+        reduce_scatter_tensor_coalesced reduce_scatter_tensor_out
+    """,
+    "_c10d_functional_autograd": """
+        all_gather_into_tensor all_to_all_single reduce_scatter_tensor
+    """,
+    "_dtensor": "shard_dim_alltoall",
+    "symm_mem": """
+        _low_contention_all_gather _low_contention_reduce_scatter
+        _barrier _rendezvous all_to_all_vdev all_to_all_vdev_2d all_to_all_vdev_2d_offset memset32_
+        multi_root_tile_reduce multimem_all_gather_out multimem_all_reduce_
+        multimem_one_shot_all_reduce multimem_one_shot_all_reduce_out multimem_one_shot_reduce_out
+        nccl_get nccl_put nccl_put_signal nccl_put_with_signal nccl_reduce_scatter_offset
+        nccl_wait_for_signal nccl_wait_signal nvshmem_all_to_all nvshmem_broadcast nvshmem_get
+        nvshmem_put nvshmem_put_with_signal nvshmem_wait_for_signal one_shot_all_reduce
+        one_shot_all_reduce_copy one_shot_all_reduce_copy_out one_shot_all_reduce_out
+        reduce_scatter_out stream_write_value32_ tile_reduce two_shot_all_reduce_
+        two_shot_all_reduce_out
+    """,
+}
+
+for _library, _names in _COLLECTIVES.items():
+    free(packets(*_names.split(), library=_library), "communication, not compute")
+
+free(packets("wait_tensor", library="_c10d_functional"), "waits for communication")
+
+
+@register_flops(packets("_async_input_mm", library="symm_mem"))
+def async_input_mm(a: torch.Tensor, b: torch.Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
+    """a[M, K] @ b[K, N], chunks of a being waited for. MACs: M·N·K."""
+    return contract(a.numel() * b.shape[-1], a, b)
+
+
+@register_flops(
+    packets("fused_all_gather_matmul", "fused_all_gather_scaled_matmul", library="symm_mem")
+)
+def all_gather_matmul(
+    A_shard: torch.Tensor, Bs: Sequence[torch.Tensor], *_args: Any, out: Any, **_: Any
+) -> OpCost:
+    """A[M, K] gathered from all ranks, then A @ B[K, N] for each B.
+
+    MACs: M·N·K each. FLOPs: 2·MACs. (Scales and biases of the scaled form are left out.)
+    """
+    return contract(sum(product.numel() for product in out[1]) * A_shard.shape[-1], A_shard)
+
+
+@register_flops(
+    packets("fused_matmul_reduce_scatter", "fused_scaled_matmul_reduce_scatter", library="symm_mem")
+)
+def matmul_reduce_scatter(
+    A: torch.Tensor, B: torch.Tensor, *_args: Any, out: Any, **_: Any
+) -> OpCost:
+    """A[..., M, K] @ B[K, N], then summed over ranks and scattered.
+
+    MACs: M·N·K. FLOPs: 2·MACs. (Scales and biases of the scaled form are left out.)
+    """
+    return contract(A.numel() * B.shape[-1], A, B)

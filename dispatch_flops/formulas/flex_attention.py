@@ -1,0 +1,96 @@
+"""flex_attention, a higher-order operator: attention with a user's score_mod and block mask.
+
+Letters as in ``_attention``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from dispatch_flops.cost import OpCost, Share, Split, contraction
+from dispatch_flops.formulas._attention import Scores, rectangle, softmax
+from dispatch_flops.formulas._ops import higher_order
+from dispatch_flops.registry import conventions, register_flops
+
+Tensor = torch.Tensor
+
+# Where the block mask's flat tuple holds the indices of partial and of full key blocks of each
+# block of queries, and, from its end, the number of keys in a block.
+_PARTIAL, _WHOLE, _KEYS_PER_BLOCK = 3, 5, -2
+
+
+def _flex_scores(q: Tensor, k: Tensor, v: Tensor, block_mask: tuple[Any, ...]) -> Scores:
+    """The whole rectangle; ``causal="half"``: as many key blocks as the mask has room to name.
+
+    How many it really names is data.
+    """
+    batch, heads, sq, d = q.shape
+    sk = k.shape[-2]
+    scores = rectangle(batch, heads, k.shape[1], sq, sk, d, v.shape[-1])
+    scores = dataclasses.replace(scores, repeats=(batch * heads - k.shape[0] * k.shape[1]) * sk)
+    if conventions().causal == "full":
+        return scores
+    blocks = sum(
+        block_mask[index].shape[-1]
+        for index in (_PARTIAL, _WHOLE)
+        if isinstance(block_mask[index], Tensor)
+    )
+    keys = min(sk, blocks * int(block_mask[_KEYS_PER_BLOCK]))
+    return dataclasses.replace(scores, pairs=batch * heads * sq * keys)
+
+
+@register_flops(higher_order("flex_attention"))
+def flex_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    _score_mod: Any,
+    block_mask: tuple[Any, ...],
+    *_: Any,
+    out: Any,
+    **__: Any,
+) -> OpCost:
+    """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv]; k and v may have one batch for all.
+
+    MACs: pairs·(d+dv). FLOPs: 2·MACs + 1 per pair (scale) + ``_safe_softmax``'s + 4 per row (log
+    and sum of logsumexp, it and the maximum over log 2). What score_mod computes is not counted.
+    Source: math_attention of torch._higher_order_ops.flex_attention, one pass for maximum and sum.
+    """
+    scores = _flex_scores(q, k, v, block_mask)
+    extra = scores.pairs + 4 * scores.rows + softmax(scores.pairs, scores.rows, safe=True)
+    return contraction(scores.pairs * (scores.d + scores.dv), extra_flops=extra)
+
+
+@register_flops(higher_order("flex_attention_backward"))
+def flex_attention_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    _output: Tensor,
+    _logsumexp: Tensor,
+    _grad: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    _fw_graph: Any,
+    _joint_graph: Any,
+    block_mask: tuple[Any, ...],
+    *_: Any,
+    out: Any,
+    **__: Any,
+) -> Split:
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed.
+
+    FLOPs, own: 2·MACs + 2·dv−1 per row (sum of output times gradient) + 3 per pair (difference,
+    product, scale; 4 with a gradient of logsumexp) + sums over heads and batches that share keys.
+    Recomputed: 2·MACs + 3 per pair (scale, exp(score − logsumexp)).
+    Source: sdpa_dense_backward of torch._higher_order_ops.flex_attention.
+    """
+    scores = _flex_scores(q, k, v, block_mask)
+    pairs, d, dv = scores.pairs, scores.d, scores.dv
+    extra = scores.rows * max(0, 2 * dv - 1) + pairs * (3 + (grad_logsumexp is not None))
+    extra += scores.repeats * (d + dv)
+    own = contraction(2 * pairs * (d + dv), extra_flops=extra)
+    again = contraction(pairs * d, extra_flops=3 * pairs)
+    return Split(own=own, shares=(Share(cost=again, phase="recompute"),))

@@ -1,0 +1,236 @@
+"""Reductions and scans.
+
+n: elements of the input. m: elements of the result (rows).
+A reduction of n inputs to m outputs is n-m operations, plus its divisions. Integer and
+boolean data cost nothing. Source, where a docstring names no other: torch._refs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from dispatch_flops.formulas._foreach import each
+from dispatch_flops.formulas._ops import overloads, packets
+from dispatch_flops.formulas._shapes import is_inexact, tensors_in
+from dispatch_flops.formulas.pointwise import per_element
+from dispatch_flops.registry import Kind, Rule, add_rule, name_of, register_flops
+
+
+def rows(tensor: torch.Tensor, dim: int | Iterable[int] | None) -> int:
+    """How many results a reduction of ``tensor`` over ``dim`` has (all dimensions: None or [])."""
+    if tensor.dim() == 0:
+        return 1
+    dims = range(tensor.dim()) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    reduced = {d % tensor.dim() for d in dims} or set(range(tensor.dim()))
+    return math.prod(size for d, size in enumerate(tensor.shape) if d not in reduced)
+
+
+def fold(self: torch.Tensor, out: Any, *, per_input: int = 0, per_output: int = 0) -> int:
+    """n-m operations, and some more per input and per output; a complex one is a complex sum."""
+    result = next(tensors_in(out))
+    if not is_inexact(self, result):
+        return 0
+    n, m = self.numel(), result.numel()
+    each_sum = per_element("add", complex_numbers=self.is_complex())
+    return each_sum * (n - m if n else 0) + per_input * n + per_output * m
+
+
+def _plain(per_input: int = 0, per_output: int = 0) -> Callable[..., int]:
+    def formula(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+        return fold(self, out, per_input=per_input, per_output=per_output)
+
+    return formula
+
+
+def _register(targets: list[Any], formula: Callable[..., int], note: str) -> None:
+    kind: Kind = "reduction"
+    for target in targets:
+        add_rule(target, Rule(target=name_of(target), kind=kind, formula=formula, note=note))
+
+
+_register(packets("sum", "amax", "amin", "argmax", "argmin"), _plain(), "n-m")
+_register(packets("_foreach_max"), each(_plain()), "n-m each")
+# The binary overloads, max.other and min.other, are taken apart into maximum and minimum.
+_register(
+    overloads("max.default", "max.dim", "max.dim_max", "max.names_dim", "max.unary_out"),
+    _plain(),
+    "n-m",
+)
+_register(
+    overloads("min.default", "min.dim", "min.dim_min", "min.names_dim", "min.unary_out"),
+    _plain(),
+    "n-m",
+)
+_register(packets("nansum"), _plain(per_input=1), "n comparisons, n-m")
+_register(packets("mean"), _plain(per_output=1), "n-m, m divisions")
+
+
+@register_flops(packets("prod"))
+def prod(self: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
+    """n-m products."""
+    products = max(self.numel() - out.numel(), 0)
+    each_product = per_element("mul", complex_numbers=out.is_complex())
+    return products * each_product if is_inexact(self, out) else 0
+
+
+@register_flops(packets("aminmax", "_aminmax"))
+def aminmax(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+    """Minimum and maximum: 2·(n-m). Source: torch._decomp."""
+    return 2 * fold(self, out)
+
+
+@register_flops(packets("all", "any", "count_nonzero"))
+def tested(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+    """Each number is compared with 0: n. Joining the boolean results is free."""
+    return self.numel() if is_inexact(self) else 0
+
+
+@register_flops(packets("equal"))
+def equal(self: torch.Tensor, other: torch.Tensor, *, out: Any, **_: Any) -> int:
+    """n comparisons where the shapes agree, none where they do not."""
+    if self.shape != other.shape or not is_inexact(self, other):
+        return 0
+    return self.numel() * per_element("eq", complex_numbers=self.is_complex())
+
+
+@register_flops(packets("allclose"))
+def allclose(
+    self: torch.Tensor,
+    other: torch.Tensor,
+    rtol: float = 1e-5,
+    atol: float = 1e-8,
+    equal_nan: bool = False,
+    *,
+    out: Any,
+    **_: Any,
+) -> int:
+    """a = b, or |a-b| finite and at most atol + |rtol·b|, element by element.
+
+    FLOPs: 1 + 2 + 3 (finite: equal to itself, absolute value, unequal infinity) + 1 + 3: 10·n;
+    two more with ``equal_nan``. Integers are compared as floating-point numbers.
+    Source: torch._refs.isclose.
+    """
+    n = math.prod(torch.broadcast_shapes(self.shape, other.shape))
+    return n * (12 if equal_nan and is_inexact(self) else 10)
+
+
+def variance(n: int, m: int) -> int:
+    """Σ(x - mean)² / count: mean n, subtract n, square n, sum n-m, divide m: 4·n.
+
+    Complex numbers: 2 subtractions and 3 for |d|² per element, mean 2·n: counted by the caller.
+    """
+    return 4 * n if m else 0
+
+
+@register_flops(packets("var", "var_mean"))
+def var(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+    """4·n, the mean included: asked for, it is no second reduction.
+
+    Complex: mean 2·(n-m) + 2·m, subtract 2·n, |d|² 3·n, sum n-m, divide m: 8·n.
+    """
+    result = next(tensors_in(out))
+    return variance(self.numel(), result.numel()) * (2 if self.is_complex() else 1)
+
+
+@register_flops(packets("std", "std_mean"))
+def std(self: torch.Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
+    """The variance and m roots: 4·n + m."""
+    return var(self, out=out) + next(tensors_in(out)).numel()
+
+
+def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) -> int:
+    """The p-norm of m vectors, n numbers in all.
+
+    0: compare n, count n-m. ±inf: |x| n, max n-m. 1: |x| n, sum n-m.
+    Even p on reals: power n, sum n-m, root m: 2·n. Else |x| first: 3·n.
+    A vector of one element has its absolute value as norm: n.
+    Source: torch._refs.linalg.vector_norm; there p = 1 goes through powers of 1, which are
+    the identity.
+    """
+    magnitude = n * per_element("abs", complex_numbers=complex_numbers)
+    if order == 0:
+        return n * per_element("ne", complex_numbers=complex_numbers) + n - m
+    if n == m:
+        return magnitude
+    if math.isinf(order) or order == 1:
+        return magnitude + n - m
+    return 2 * n if order % 2 == 0 and not complex_numbers else magnitude + 2 * n
+
+
+@register_flops(packets("linalg_vector_norm", "norm"))
+def norm(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **kwargs: Any) -> int:
+    """``vector_norm`` over the given dimensions; an order of None is 2."""
+    order = kwargs.get("p", ord)
+    return vector_norm(
+        self.numel(),
+        out.numel(),
+        2 if order is None else order,
+        complex_numbers=self.is_complex(),
+    )
+
+
+def _norm_of_list(self: torch.Tensor, ord: Any = 2, *_: Any, out: Any, **__: Any) -> int:
+    return vector_norm(self.numel(), 1, ord, complex_numbers=self.is_complex())
+
+
+_register(packets("_foreach_norm"), each(_norm_of_list), "vector_norm each")
+
+
+def powsum(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **__: Any) -> int:
+    """Σ|x|^p: a vector norm without its root."""
+    n, m = self.numel(), out.numel()
+    magnitude = 0 if ord % 2 == 0 and not self.is_complex() else n
+    return magnitude * per_element("abs", complex_numbers=self.is_complex()) + 2 * n - m
+
+
+_register(packets("linalg__powsum"), powsum, "power n, sum n-m")
+_register(packets("_foreach_powsum"), each(powsum), "power n, sum n-m each")
+
+
+@register_flops(packets("dist"))
+def dist(self: torch.Tensor, other: torch.Tensor, p: Any = 2, *, out: Any, **_: Any) -> int:
+    """‖a - b‖: n subtractions and a norm. Source: torch._decomp."""
+    n = math.prod(torch.broadcast_shapes(self.shape, other.shape))
+    complex_numbers = self.is_complex() or other.is_complex()
+    difference = n * per_element("sub", complex_numbers=complex_numbers)
+    return difference + vector_norm(n, 1, p, complex_numbers=complex_numbers)
+
+
+@register_flops(packets("trace"))
+def trace(self: torch.Tensor, *, out: torch.Tensor, **_: Any) -> int:
+    """The sum of the k numbers on the diagonal: k-1."""
+    k = min(self.shape)
+    return max(k - 1, 0) * per_element("add", complex_numbers=self.is_complex()) * is_inexact(self)
+
+
+def scan(recipe: str) -> Callable[..., int]:
+    """The formula of a scan: a row of length L takes L-1 steps, n-m in all."""
+
+    def formula(self: torch.Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
+        if not is_inexact(self, *tensors_in(out)) or self.numel() == 0:
+            return 0
+        dim = _scanned(self, args, kwargs)
+        return (self.numel() - rows(self, dim)) * per_element(
+            recipe, complex_numbers=self.is_complex()
+        )
+
+    return formula
+
+
+def _scanned(self: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The dimension of a scan: its last positional argument that is one, or by keyword.
+
+    ``_cummax_helper`` takes its results between the input and the dimension.
+    """
+    if "dim" in kwargs:
+        return int(kwargs["dim"])
+    return int(next(arg for arg in args if isinstance(arg, int)))
+
+
+_register(packets("cumsum"), scan("add"), "n-m")
+_register(packets("cumprod"), scan("mul"), "n-m")
+_register(packets("logcumsumexp", "_logcumsumexp"), scan("logaddexp"), "logaddexp per step")

@@ -1,0 +1,54 @@
+"""Random numbers, which are free, and the arithmetic done with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dispatch_flops.cost import OpCost
+from dispatch_flops.formulas._ops import packets
+from dispatch_flops.formulas._shapes import flops
+from dispatch_flops.registry import free, register_flops
+
+Tensor = torch.Tensor
+
+_RANDOM = """
+    bernoulli binomial cauchy exponential geometric log_normal normal normal_functional poisson
+    random uniform rand randn randint randperm rand_like randn_like randint_like
+    multinomial _sample_dirichlet _standard_gamma _no_grad_normal_ _no_grad_uniform_
+    _philox_normal _philox_uniform _philox_key_fold_in _philox_key_split
+    _cudnn_init_dropout_state _fill_mem_eff_dropout_mask_
+"""
+
+free(packets(*_RANDOM.split()), "random numbers")
+free(packets("philox_rand", library="rngprims"), "random numbers")
+free(packets("inductor_reserve_rng_state", library="inductor_prims"), "random numbers")
+
+
+@register_flops(packets("native_dropout"))
+def native_dropout(self: Tensor, p: float, train: bool | None, *, out: Any, **_: Any) -> OpCost:
+    """A mask that keeps with probability 1 - p, and out = mask * self / (1 - p).
+
+    FLOPs: 3 per element: a comparison with p and two products; 0 where nothing or everything
+    is dropped. Source: torch._decomp's native_dropout.
+    """
+    return flops(3 * self.numel() if train and 0 < p < 1 else 0)
+
+
+@register_flops(packets("_fused_dropout"))
+def fused_dropout(self: Tensor, p: float, *_args: Any, out: Any, **_: Any) -> OpCost:
+    """``native_dropout`` where p is the probability to keep. Source: torch._decomp."""
+    return flops(3 * self.numel())
+
+
+@register_flops(packets("_masked_scale"))
+def masked_scale(self: Tensor, mask: Tensor, scale: float, *, out: Tensor, **_: Any) -> OpCost:
+    """The backward of ``_fused_dropout``: self * mask * scale."""
+    return flops(2 * out.numel())
+
+
+@register_flops(packets("_standard_gamma_grad", "_dirichlet_grad"))
+def implicit_gradient(*_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """The derivative of a sample by its parameter: one special function per element."""
+    return flops(out.numel())

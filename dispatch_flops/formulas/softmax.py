@@ -1,0 +1,61 @@
+"""Softmax and its relatives.
+
+n: elements of the input. m: rows, n divided by the length of the reduced dimensions.
+A reduction of n to m is n-m. Source: torch._decomp.decompositions, torch._refs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dispatch_flops.formulas._ops import packets
+from dispatch_flops.formulas._shapes import is_inexact
+from dispatch_flops.formulas.reduction import rows
+from dispatch_flops.registry import register_flops
+
+
+@register_flops(packets("_softmax"))
+def softmax(self: torch.Tensor, dim: int, half_to_float: bool, *, out: Any, **_: Any) -> int:
+    """e = exp(x - max x); e / Σe.
+
+    FLOPs: max n-m, subtract n, exp n, sum n-m, divide n: 5·n - 2·m.
+    """
+    return 5 * self.numel() - 2 * rows(self, dim)
+
+
+@register_flops(packets("_safe_softmax"))
+def safe_softmax(self: torch.Tensor, dim: int, dtype: Any = None, *, out: Any, **_: Any) -> int:
+    """Softmax, and rows of -inf alone become 0: n comparisons more (6·n - 2·m)."""
+    return 6 * self.numel() - 2 * rows(self, dim)
+
+
+@register_flops(packets("_log_softmax"))
+def log_softmax(self: torch.Tensor, dim: int, half_to_float: bool, *, out: Any, **_: Any) -> int:
+    """d = x - max x; d - log Σ exp d.
+
+    FLOPs: max n-m, subtract n, exp n, sum n-m, log m, subtract n: 5·n - m.
+    """
+    return 5 * self.numel() - rows(self, dim)
+
+
+@register_flops(packets("_softmax_backward_data", "_log_softmax_backward_data"))
+def softmax_backward_data(
+    grad_output: torch.Tensor, output: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any
+) -> int:
+    """softmax: p = g·y; p - y·Σp. log-softmax: g - exp(y)·Σg.
+
+    FLOPs, both: two pointwise steps around a sum n-m, and a subtraction: 4·n - m.
+    """
+    return 4 * output.numel() - rows(output, dim)
+
+
+@register_flops(packets("logsumexp"))
+def logsumexp(self: torch.Tensor, dim: Any, keepdim: bool = False, *, out: Any, **_: Any) -> int:
+    """log Σ exp(x - M) + M, M = max x with infinities set to 0.
+
+    FLOPs: max n-m, |M| and its comparison 2·m, subtract n, exp n, sum n-m, log m, add m:
+    4·n + 2·m.
+    """
+    return 4 * self.numel() + 2 * rows(self, dim) if is_inexact(self, out) else 0

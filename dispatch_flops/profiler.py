@@ -1,0 +1,473 @@
+"""The DeepSpeed-compatible face: ``get_model_profile`` and ``FlopsProfiler``.
+
+Names, parameters, defaults, return values and the three printed parts are DeepSpeed's, so
+that changing the import is all its users do; numbers are right where its are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dispatch_flops import units
+from dispatch_flops.analysis import latency_of
+from dispatch_flops.clock import LatencyPass, fit_to_whole, synchronize, time_call
+from dispatch_flops.counter import FlopCounterMode
+from dispatch_flops.errors import NotProfiledError, TargetError
+from dispatch_flops.names import ModuleNames
+from dispatch_flops.renderers import aggregated, deepspeed
+from dispatch_flops.tree import ModuleNode, Profile, StepTiming
+
+OWN_PASS = "a pass of its own, without the dispatch mode; the model's without any hook"
+
+
+def get_model_profile(
+    model: nn.Module,
+    input_shape: Sequence[int] | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    print_profile: bool = True,
+    detailed: bool = True,
+    module_depth: int = -1,
+    top_modules: int = 1,
+    warm_up: int = 1,
+    as_string: bool = True,
+    output_file: str | Path | None = None,
+    ignore_modules: Sequence[type[nn.Module]] | None = None,
+    mode: str = "forward",
+    func_name: str | None = None,
+    *,
+    device: str | None = None,
+    repeats: int = 1,
+    fold: bool = False,
+    causal: str = "full",
+) -> tuple[Any, Any, Any]:
+    """FLOPs, MACs and parameters of a model's forward pass (or of another of its methods).
+
+    input_shape: shape of the only positional input, made of ones in the dtype and on the
+        device of the model's first parameter. args, kwargs: the inputs themselves; a model
+        without inputs needs none of the three.
+    print_profile, detailed, module_depth, top_modules, output_file, fold: what is printed,
+        and where to (a file instead of stdout).
+    warm_up: runs before anything is measured. repeats: timed runs, of which the median counts.
+    as_string: "426.52 MMACs" instead of 426516480.
+    ignore_modules: classes of modules whose work, and that of all below them, is left out.
+    mode, func_name: the method to call, ``"forward"`` for the model itself, ``"generate"``, ...
+    device: "meta" profiles shapes alone: no data, no memory, latency n/a.
+
+    The model runs in evaluation mode; train flags and random state are as before afterwards.
+    Raises TargetError for inputs that cannot be used.
+    Returns ``(flops, macs, params)``.
+    """
+    profile = profile_model(
+        model,
+        input_shape,
+        args,
+        kwargs,
+        warm_up=warm_up,
+        ignore_modules=ignore_modules,
+        mode=func_name or mode,
+        device=device,
+        repeats=repeats,
+        causal=causal,
+    )
+    if print_profile:
+        text = deepspeed.render(
+            profile,
+            profile_step=warm_up,
+            module_depth=module_depth,
+            top_modules=top_modules,
+            detailed=detailed,
+            fold=fold,
+        )
+        _show(text, output_file)
+    total = profile.root.total("forward")
+    params = profile.total_params
+    if not as_string:
+        return total.flops, total.macs, params
+    return (
+        units.number_to_string(total.flops),
+        units.macs_to_string(total.macs),
+        units.params_to_string(params),
+    )
+
+
+def profile_model(
+    model: nn.Module,
+    input_shape: Sequence[int] | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    warm_up: int = 1,
+    ignore_modules: Sequence[type[nn.Module]] | None = None,
+    mode: str = "forward",
+    device: str | None = None,
+    repeats: int = 1,
+    causal: str = "full",
+    backward: bool = False,
+) -> Profile:
+    """The ``Profile`` behind ``get_model_profile``; parameters as there.
+
+    backward: also run backward from the sum of the floating-point outputs; gradients that
+        the model's parameters had are put back afterwards.
+    """
+    if not isinstance(model, nn.Module):
+        raise TargetError(f"model is a {type(model).__name__}; pass an nn.Module")
+    if device not in (None, "meta"):
+        raise TargetError(
+            f'device={device!r}: only "meta" is converted to; for any other device move the model '
+            "and its inputs there first"
+        )
+    with ExitStack() as undo:
+        undo.enter_context(_evaluating(model))
+        undo.enter_context(_random_state_kept(model))
+        if device == "meta":
+            undo.enter_context(on_meta(model))
+        inputs = _inputs(model, input_shape, args, device)
+        named_inputs = _moved(dict(kwargs or {}), device)
+        run = _caller(model, mode, inputs, named_inputs)
+        where = _device_of(model)
+        if backward:
+            undo.enter_context(_gradients_kept(model))
+            run = _with_backward(run)
+        for _ in range(warm_up if where != "meta" else 0):
+            run()
+        latency, timing = _measure(model, run, where, repeats, backward)
+        with FlopCounterMode(model, display=False, causal=causal) as counter:  # type: ignore[arg-type]
+            run()
+        profile = with_latency(counter.profile, latency, timing)
+        profile = dataclasses.replace(
+            profile, scope=dataclasses.replace(profile.scope, device=where)
+        )
+    return without(profile, _fqns_of(model, ignore_modules or ()))
+
+
+class FlopsProfiler:
+    """Profiles part of a program, such as one step of a training loop.
+
+        prof = FlopsProfiler(model)
+        prof.start_profile()
+        loss = model(batch)
+        prof.stop_profile()
+        prof.print_model_profile()
+        prof.end_profile()
+
+    model: the module to profile. ds_engine: a DeepSpeed engine, which knows world size, batch
+    size and the latencies of backward and step. recompute_fwd_factor: what DeepSpeed's estimate
+    adds to the backward pass for activation checkpointing; counted recomputation needs none.
+
+    Counting and timing share the pass; the profiler's own time is measured and taken off.
+    """
+
+    def __init__(
+        self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TargetError(f"model is a {type(model).__name__}; pass an nn.Module")
+        self.model = model
+        self.ds_engine = ds_engine
+        self.recompute_fwd_factor = recompute_fwd_factor
+        self.started = False
+        self._counter: FlopCounterMode | None = None
+        self._ignored: Sequence[type[nn.Module]] = ()
+        self._profile: Profile | None = None
+
+    def start_profile(self, ignore_list: Sequence[type[nn.Module]] | None = None) -> None:
+        """Start counting and timing. ignore_list: classes of modules to leave out."""
+        if self._counter is not None:
+            self.stop_profile()
+        self._ignored = tuple(ignore_list or ())
+        counter = FlopCounterMode(self.model, display=False, latency=True)
+        counter.__enter__()
+        self._counter = counter
+        self._profile = None
+        self.started = True
+
+    def stop_profile(self) -> None:
+        """Stop counting and timing; the numbers stay until the next start."""
+        counter, self._counter = self._counter, None
+        if counter is None:
+            return
+        counter.__exit__(None, None, None)
+        profile = without(counter.profile, _fqns_of(self.model, self._ignored))
+        self._profile = profile
+
+    def reset_profile(self) -> None:
+        """Forget what was counted; while profiling, count from here on."""
+        ignored, running = self._ignored, self._counter is not None
+        self.stop_profile()
+        self._profile = None
+        if running:
+            self.start_profile(list(ignored))
+
+    def end_profile(self) -> None:
+        """Stop, if still running. Nothing was written on the model, so nothing is cleaned up."""
+        self.stop_profile()
+        self.started = False
+
+    @property
+    def profile(self) -> Profile:
+        """The frozen profile; raises NotProfiledError before anything was profiled."""
+        if self._counter is not None:
+            return without(self._counter.profile, _fqns_of(self.model, self._ignored))
+        if self._profile is None:
+            raise NotProfiledError(
+                "nothing is profiled yet: call start_profile(), run the model, then ask"
+            )
+        return self._profile
+
+    def get_total_flops(self, as_string: bool = False) -> Any:
+        """FLOPs of the model's forward pass."""
+        total = self.profile.root.total("forward").flops
+        return units.number_to_string(total) if as_string else total
+
+    def get_total_macs(self, as_string: bool = False) -> Any:
+        """Multiply-accumulates of the model's forward pass."""
+        total = self.profile.root.total("forward").macs
+        return units.macs_to_string(total) if as_string else total
+
+    def get_total_duration(self, as_string: bool = False) -> Any:
+        """Seconds of the model's forward pass; None (as a string "n/a") if it was not run."""
+        total = latency_of(self.profile.root)
+        return units.duration_to_string(total) if as_string else total
+
+    def get_total_params(self, as_string: bool = False) -> Any:
+        """Elements of the model's distinct parameters."""
+        total = self.profile.total_params
+        return units.params_to_string(total) if as_string else total
+
+    def print_model_profile(
+        self,
+        profile_step: int = 1,
+        module_depth: int = -1,
+        top_modules: int = 1,
+        detailed: bool = True,
+        output_file: str | Path | None = None,
+        fold: bool = False,
+    ) -> None:
+        """Print the three parts and the operator table, to stdout or to ``output_file``."""
+        text = deepspeed.render(
+            self.profile,
+            profile_step=profile_step,
+            module_depth=module_depth,
+            top_modules=top_modules,
+            detailed=detailed,
+            fold=fold,
+        )
+        _show(text, output_file)
+
+    def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
+        """Print the part that aggregates modules by class at each depth."""
+        print(aggregated.render(self.profile, module_depth=module_depth, top_modules=top_modules))
+
+
+def with_latency(profile: Profile, seconds: Mapping[str, float], timing: StepTiming) -> Profile:
+    """The profile with forward latencies ``{fqn: seconds}`` and the timing of the whole."""
+
+    def change(node: ModuleNode) -> ModuleNode:
+        if node.fqn not in seconds:
+            return node
+        return dataclasses.replace(node, latency_s=seconds[node.fqn])
+
+    return dataclasses.replace(profile.map_nodes(change), timing=timing)
+
+
+def without(profile: Profile, fqns: Iterable[str]) -> Profile:
+    """The profile less the work of some modules and of all below them; parameters stay."""
+    ignored = tuple(fqns)
+    if not ignored:
+        return profile
+    prefixes = tuple(f"{fqn}." for fqn in ignored)
+
+    def change(node: ModuleNode) -> ModuleNode:
+        if node.fqn in ignored or node.fqn.startswith(prefixes):
+            return dataclasses.replace(node, ops=(), latency_s=None)
+        return node
+
+    note = f"left out at the user's wish: {', '.join(ignored)}"
+    changed = profile.map_nodes(change)
+    return dataclasses.replace(changed, notes=(*profile.notes, note))
+
+
+# -- running the model ----------------------------------------------------------------------------
+
+
+def _measure(
+    model: nn.Module, run: Callable[[], Any], device: str, repeats: int, backward: bool
+) -> tuple[dict[str, float], StepTiming]:
+    """Latency per module and of the whole, without the dispatch mode."""
+    if device == "meta":
+        return {}, StepTiming(method="n/a: the meta device computes nothing")
+    whole, spread = time_call(run, device=device, repeats=repeats)
+    passes = []
+    for _ in range(repeats):
+        names = ModuleNames([model])
+        with LatencyPass(names, device=device) as clock:
+            synchronize(device)
+            run()
+        passes.append(clock.seconds())
+    median = statistics.median_low([seconds.get("", 0.0) for seconds in passes])
+    seconds = next(p for p in passes if p.get("", 0.0) == median)
+    if backward:
+        return seconds, StepTiming(method=OWN_PASS, iteration_s=whole, repeats=repeats)
+    return fit_to_whole(seconds, "", whole), StepTiming(
+        forward_s=whole, spread_s=spread, repeats=repeats, method=OWN_PASS
+    )
+
+
+def _caller(
+    model: nn.Module, mode: str, inputs: Sequence[Any], named: Mapping[str, Any]
+) -> Callable[[], Any]:
+    if mode == "forward":
+        return lambda: model(*inputs, **named)
+    method = getattr(model, mode, None)
+    if not callable(method):
+        raise TargetError(f"mode={mode!r}: {type(model).__name__} has no method of that name")
+    return lambda: method(*inputs, **named)
+
+
+def _inputs(
+    model: nn.Module, shape: Sequence[int] | None, args: Sequence[Any], device: str | None
+) -> list[Any]:
+    if shape is None:
+        return list(_moved(list(args or ()), device))
+    if args:
+        raise TargetError("input_shape and args exclude each other: args are the inputs themselves")
+    if isinstance(shape, (str, int)) or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise TargetError(f"input_shape={shape!r}: pass a tuple of ints of at least 0")
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
+    where = device or (first.device if first is not None else None)
+    dtype = first.dtype if first is not None else None
+    return [torch.ones(tuple(shape), dtype=dtype, device=where)]
+
+
+def _moved(value: Any, device: str | None) -> Any:
+    """Nested inputs on ``device``; as they are for None."""
+    if device is None:
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(item, device) for item in value)
+    if isinstance(value, dict):
+        return {name: _moved(item, device) for name, item in value.items()}
+    return value
+
+
+def _with_backward(run: Callable[[], Any]) -> Callable[[], Any]:
+    def forward_and_backward() -> None:
+        outputs = [t for t in _tensors(run()) if t.requires_grad]
+        if not outputs:
+            raise TargetError("backward: no output of the model requires a gradient")
+        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+
+    return forward_and_backward
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def _fqns_of(model: nn.Module, classes: Sequence[type[nn.Module]]) -> list[str]:
+    return [fqn for fqn, module in model.named_modules() if type(module) in tuple(classes)]
+
+
+def _device_of(model: nn.Module) -> str:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device.type
+    return "cpu"
+
+
+# -- leaving everything as it was -------------------------------------------------------------------
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, every module's own flag afterwards."""
+    flags = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in flags.items():
+            module.training = training
+
+
+@contextmanager
+def _random_state_kept(model: nn.Module) -> Iterator[None]:
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices)):
+        yield
+
+
+@contextmanager
+def _gradients_kept(model: nn.Module) -> Iterator[None]:
+    """Every parameter starts without a gradient and ends with the one that it had."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+@contextmanager
+def on_meta(model: nn.Module) -> Iterator[None]:
+    """Parameters and buffers have shapes alone inside, and are the very same as before after.
+
+    Tied tensors stay tied. A tensor that a module keeps elsewhere than among its parameters
+    and buffers stays where it is.
+    """
+    swapped: dict[int, torch.Tensor] = {}
+    saved = [
+        (table, name, tensor)
+        for module in model.modules()
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
+        if tensor is not None and tensor.device.type != "meta"
+    ]
+    try:
+        for table, name, tensor in saved:
+            if id(tensor) not in swapped:
+                empty = torch.empty_like(tensor, device="meta")
+                swapped[id(tensor)] = (
+                    nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                    if isinstance(tensor, nn.Parameter)
+                    else empty
+                )
+            table[name] = swapped[id(tensor)]
+        yield
+    finally:
+        for table, name, tensor in saved:
+            table[name] = tensor
+
+
+def _show(text: str, output_file: str | Path | None) -> None:
+    if output_file is None:
+        print(text)
+        return
+    path = Path(output_file)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise TargetError(f"output_file={str(path)!r}: {error.strerror or error}") from error

@@ -1,0 +1,55 @@
+"""Collapsed stacks, one ``frame;frame;frame value`` a line: what flame-graph tools read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dispatch_flops.analysis import Key, exclusive
+from dispatch_flops.cost import Phase
+from dispatch_flops.renderers.text import one_line
+from dispatch_flops.tree import ModuleNode, OpTotal, Profile
+
+_NANOSECONDS = 1_000_000_000
+
+
+def render(profile: Profile, *, by: Key = "flops", phase: Phase | None = None) -> str:
+    """Stacks of modules, weighted by what each alone has; zero weights are left out.
+
+    by: "macs", "flops" and "bytes" end in an operator; "params" and "latency" (nanoseconds)
+        in a module.
+    """
+    lines = []
+    for root in (profile.root, profile.outside):
+        figures = exclusive(root, phase)
+        for stack, node in _stacks(root):
+            if by in ("params", "latency"):
+                value = figures[node.fqn].value(by) or 0
+                weights = [("", round(value * _NANOSECONDS) if by == "latency" else int(value))]
+            else:
+                weights = [
+                    (f";{_frame(op.op)}", _weight(op, by))
+                    for op in node.ops
+                    if phase is None or op.phase == phase
+                ]
+            lines += [f"{stack}{op} {weight}\n" for op, weight in weights if weight]
+    return "".join(lines)
+
+
+def _stacks(root: ModuleNode) -> Iterator[tuple[str, ModuleNode]]:
+    pending = [("", root)]
+    while pending:
+        above, node = pending.pop()
+        label = f"{node.name}:{node.class_name}" if above else node.class_name
+        stack = f"{above};{_frame(label)}" if above else _frame(label)
+        yield stack, node
+        pending.extend((stack, child) for child in reversed(node.children))
+
+
+def _frame(name: str) -> str:
+    return one_line(name).replace(";", ",") or "?"
+
+
+def _weight(op: OpTotal, by: Key) -> int:
+    if op.cost is None:
+        return 0
+    return {"macs": op.cost.macs, "flops": op.cost.flops, "bytes": op.cost.bytes_total}[by]

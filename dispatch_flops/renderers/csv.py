@@ -1,0 +1,83 @@
+"""Comma-separated rows for spreadsheets and data frames: exact integers, names as they are."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping
+
+from dispatch_flops.analysis import inclusive, walk_with_depth
+from dispatch_flops.cost import PHASES
+from dispatch_flops.tree import ModuleNode, Profile
+
+Row = Mapping[str, str | int | float | None]
+
+
+def modules(profile: Profile) -> str:
+    """One row per module, what ran outside the model last. Unknown values are empty."""
+    rows = [*_module_rows(profile.root), *_module_rows(profile.outside)]
+    return _text(rows)
+
+
+def operators(profile: Profile) -> str:
+    """One row per operator, module, phase and dtype. Unknown costs are empty."""
+    return _text(
+        {
+            "fqn": node.fqn,
+            "op": op.op,
+            "phase": op.phase,
+            "dtype": op.dtype,
+            "kind": op.kind,
+            "calls": op.calls,
+            "uncounted": op.uncounted,
+            "macs": op.cost.macs if op.cost else None,
+            "flops": op.cost.flops if op.cost else None,
+            "bytes_read": op.cost.bytes_read if op.cost else None,
+            "bytes_written": op.cost.bytes_written if op.cost else None,
+            "latency_s": op.latency_s,
+            "error": op.error,
+        }
+        for node in profile.nodes()
+        for op in node.ops
+    )
+
+
+def _module_rows(root: ModuleNode) -> Iterator[Row]:
+    latencies = {fqn: figures.latency_s for fqn, figures in inclusive(root).items()}
+    for node, depth in walk_with_depth(root):
+        own, total = node.own(), node.total()
+        row: dict[str, str | int | float | None] = {
+            "fqn": node.fqn,
+            "class_name": node.class_name,
+            "extra_repr": node.extra_repr,
+            "depth": depth,
+            "calls": node.calls,
+            "own_params": node.own_params,
+            "total_params": node.total_params,
+            "active_params": node.active_params,
+            "trainable_params": node.trainable_params,
+            "tokens": node.tokens,
+            "latency_s": latencies[node.fqn],
+            "backward_latency_s": node.backward_latency_s,
+            "lower_bound": int(node.is_lower_bound),
+            "own_macs": own.macs,
+            "own_flops": own.flops,
+            "total_macs": total.macs,
+            "total_flops": total.flops,
+            "total_bytes": total.bytes_total,
+        }
+        for phase in PHASES:
+            part = node.total(phase)
+            row[f"{phase}_macs"], row[f"{phase}_flops"] = part.macs, part.flops
+        yield row
+
+
+def _text(rows: Iterable[Row]) -> str:
+    buffer = io.StringIO()
+    writer: csv.DictWriter[str] | None = None
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(buffer, list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(row)
+    return buffer.getvalue()

@@ -1,0 +1,138 @@
+"""Numbers to text and back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatch_flops import units
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        # as DeepSpeed 0.19.8 prints them
+        (866_076_672, "866.08 M"),
+        (61_706, "61.71 K"),
+        (850, "850 "),
+        (0, "0 "),
+        (4_000_000_000, "4 G"),
+        (999_999, "1000 K"),  # the prefix is chosen before rounding
+        (5e12, "5 T"),
+        (0.21668, "216.68 m"),
+        (0.0000627, "62.7 u"),
+        (1e-9, "0 u"),
+    ],
+)
+def test_deepspeed_numbers(number: float, text: str) -> None:
+    assert units.number_to_string(number) == text
+
+
+def test_deepspeed_units() -> None:
+    assert units.macs_to_string(426_516_480) == "426.52 MMACs"
+    assert units.macs_to_string(0) == "0 MACs"
+    assert units.flops_to_string(3.997e9) == "4 GFLOPS"
+    assert units.flops_to_string(0) == "0 FLOPS"
+    assert units.bytes_to_string(1536) == "1.54 KB"
+    assert units.params_to_string(61_706) == "61.71 K"
+    assert units.params_to_string(850) == "850"
+    assert units.params_to_string(1_300_000_000) == "1.3 B"
+    assert units.duration_to_string(0.21668) == "216.68 ms"
+    assert units.duration_to_string(0.0000627) == "62.7 us"
+    assert units.duration_to_string(3) == "3 s"
+
+
+def test_deepspeed_arguments() -> None:
+    assert units.number_to_string(61_706, "M", 4) == "0.0617 M"
+    assert units.number_to_string(61_706, units="K", precision=0) == "62 K"
+    assert units.number_to_string(7, "") == "7 "
+    assert units.params_to_string(61_706_000, units="B", precision=3) == "0.062 B"
+    assert units.macs_to_string(5_000, units="M", precision=3) == "0.005 MMACs"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units.count_text(61_706), "61.71 K"),
+        (units.count_text(5), "5"),
+        (units.count_text(999_999), "1 M"),  # never 1000 K
+        (units.count_text(999_994), "999.99 K"),
+        (units.count_text(-1_500), "-1.5 K"),
+        (units.count_text(3 * 10**18), "3 E"),
+        (units.params_text(1_300_000_000), "1.3 B"),
+        (units.macs_text(4_089_184_256), "4.09 GMACs"),
+        (units.macs_text(0), "0 MACs"),
+        (units.flops_text(1_200_000_000), "1.2 GFLOPs"),
+        (units.flops_per_s_text(4.1e12), "4.1 TFLOP/s"),
+        (units.bytes_text(1_500_000), "1.5 MB"),
+        (units.bytes_per_s_text(3.35e12), "3.35 TB/s"),
+        (units.seconds_text(0.21668), "216.68 ms"),
+        (units.seconds_text(1.5e-8), "15 ns"),
+        (units.seconds_text(0.0), "0 s"),
+        (units.intensity_text(12.345678), "12.35 FLOPs/B"),
+        (units.fraction_text(0.8215), "82.15%"),
+        (units.fraction_text(1e-9), "<0.01%"),
+        (units.fraction_text(0), "0%"),
+        (units.percent_text(1, 3), "33.33%"),
+        (units.percent_text(0, 3), "0%"),
+        (units.percent_text(3, 3), "100%"),
+        (units.percent_text(0, 0), "n/a"),
+        (units.percent_text(None, 3), "n/a"),
+        (units.change_text(200, 250), "+25%"),
+        (units.change_text(8, 7), "-12.5%"),
+        (units.change_text(5, 5), "0%"),
+        (units.change_text(0, 0), "0%"),
+        (units.change_text(0, 5), "n/a"),
+        (units.number_text(6134.2749), "6134.27"),
+        (units.number_text(-0.001), "0"),
+    ],
+)
+def test_own_style(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n in dir(units) if n.endswith(("_text", "_to_string")) and not n.startswith("_")],
+)
+def test_none_is_not_available(name: str) -> None:
+    two = name in ("percent_text", "change_text")
+    assert getattr(units, name)(*([None, None] if two else [None])) == "n/a"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("4.2G", 4_200_000_000),
+        ("30M", 30_000_000),
+        ("30m", 30_000_000),
+        ("7B", 7_000_000_000),
+        ("1e9", 10**9),
+        ("1.5e3K", 1_500_000),
+        ("1_000", 1_000),
+        ("61,706", 61_706),
+        (" 426.51648 MMACs ", 426_516_480),
+        ("1.2 GFLOPs", 1_200_000_000),
+        (".5k", 500),
+        ("0", 0),
+        ("0.1e1", 1),
+        ("9007199254740993", 2**53 + 1),  # more than a float holds
+    ],
+)
+def test_parse_count(text: str, count: int) -> None:
+    assert units.parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "many", "-5", "4.2", "1.0001K", "4 GB/s", "nan", "G", "1 2"])
+def test_parse_count_refuses(text: str) -> None:
+    with pytest.raises(ValueError, match="is no "):
+        units.parse_count(text)
+
+
+@given(st.integers(0, 10**20))
+def test_text_is_near_the_number(count: int) -> None:
+    digits, _, prefix = units.count_text(count).partition(" ")
+    power = {"": 0, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}[prefix]
+    assert abs(float(digits) * 10**power - count) <= 0.0051 * 10**power
+    assert float(digits) < 1000

@@ -1,0 +1,46 @@
+"""A model with its truth beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model, an input for it, and what they cost by closed form.
+
+    macs: of one forward pass. params: elements of the distinct parameters.
+    gradient_macs: of one backward pass from the output, no gradient asked for the input; None
+        where no closed form is written. modules: ``{fqn: MACs}``, inclusive, of some modules.
+    runs_for_real: small enough to run with data in a test; else on the meta device.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    inputs: Callable[[], tuple[Any, ...]]
+    macs: int
+    params: int
+    gradient_macs: int | None = None
+    modules: Mapping[str, int] = field(default_factory=dict)
+    runs_for_real: bool = False
+
+    def build(self, device: str = "cpu") -> tuple[nn.Module, tuple[Any, ...]]:
+        """The model, in evaluation mode, and its input."""
+        with torch.device(device):
+            return self.make().eval(), self.inputs()
+
+
+def images(batch: int, channels: int, *size: int) -> Callable[[], tuple[torch.Tensor]]:
+    """A maker of images; ``size`` is one side or two."""
+    height, width = size if len(size) == 2 else size * 2
+    return lambda: (torch.ones(batch, channels, height, width),)
+
+
+def tokens(batch: int, length: int) -> Callable[[], tuple[torch.Tensor]]:
+    """A maker of token ids, all 1."""
+    return lambda: (torch.ones(batch, length, dtype=torch.long),)
