@@ -16,9 +16,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from zoo.graph import FULL_SIZE, GraphTransformer  # noqa: E402
+from zoo.graph import FULL_SIZE, GraphTransformer
 
-from dispatch_flops import FlopCounterMode  # noqa: E402
+from dispatch_flops import FlopCounterMode
 
 
 def main() -> int:

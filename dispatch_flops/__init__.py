@@ -6,6 +6,7 @@ from dispatch_flops.cost import OpCost, Share, Split
 from dispatch_flops.counter import FlopCounterMode
 from dispatch_flops.profiler import FlopsProfiler, get_model_profile, profile_model
 from dispatch_flops.registry import overridden, register_flops, unregister_flops
+from dispatch_flops.training import StepProfiler
 from dispatch_flops.tree import Profile
 
 __version__ = "0.1.0"
@@ -17,6 +18,7 @@ __all__ = [
     "Profile",
     "Share",
     "Split",
+    "StepProfiler",
     "get_model_profile",
     "overridden",
     "profile_model",

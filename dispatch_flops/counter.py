@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,8 @@ from dispatch_flops.ledger import Ledger, Observed
 from dispatch_flops.mode import CountingMode
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.registry import Causal, Conventions, Formula
-from dispatch_flops.timed import OwnTime, timed_parts
+from dispatch_flops.stance import eager_stance
+from dispatch_flops.timed import OwnTime, TimedMode, TimedTracker, timed_parts
 from dispatch_flops.tracker import Tracker
 from dispatch_flops.tree import ModuleNode, Profile, Scope, StepTiming
 
@@ -255,28 +255,21 @@ class _Session:
                     torch_version=str(torch.__version__),
                     causal=self._conventions.causal,
                 ),
-                timing=StepTiming(method=ONE_PASS if self._clock is not None else None),
+                timing=self._timing(),
             )
+
+    def _timing(self) -> StepTiming:
+        if not isinstance(self._mode, TimedMode) or not isinstance(self._tracker, TimedTracker):
+            return StepTiming()
+        return StepTiming(
+            backward_s=self._mode.backward_s(), step_s=self._tracker.step_s, method=ONE_PASS
+        )
 
     def _fold(self) -> None:
         self._ledger.fold(self._tracker.places())
 
     def _is_on(self) -> bool:
         return any(mode is self._mode for mode in _get_current_dispatch_mode_stack())
-
-
-@contextmanager
-def eager_stance() -> Iterator[None]:
-    """Compiled callables run their eager code inside; their compiled code stays as it is.
-
-    A dispatch mode around compiled code makes torch.compile give that code up for good. Where
-    torch._dynamo was never imported nothing is compiled, and it is not imported for this.
-    """
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 def _as_modules(mods: Any) -> tuple[nn.Module, ...]:

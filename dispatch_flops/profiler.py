@@ -223,6 +223,13 @@ class FlopsProfiler:
             )
         return self._profile
 
+    def amend_scope(self, **known: Any) -> None:
+        """Add what the caller knows of the run: fields of ``Scope``, such as ``batch_size``."""
+        profile = self.profile
+        self._profile = dataclasses.replace(
+            profile, scope=dataclasses.replace(profile.scope, **known)
+        )
+
     def get_total_flops(self, as_string: bool = False) -> Any:
         """FLOPs of the model's forward pass."""
         total = self.profile.root.total("forward").flops

@@ -19,13 +19,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dispatch_flops.clock import LatencyPass
+from dispatch_flops.clock import LatencyPass, synchronize
 from dispatch_flops.mode import CountingMode, _Plan
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.registry import Conventions
 from dispatch_flops.tracker import Tracker
 
 _now = time.perf_counter
+_graph_task = torch._C._current_graph_task_id
 
 
 class OwnTime:
@@ -54,9 +55,15 @@ class OwnTime:
 
 
 class TimedTracker(Tracker):
-    """A tracker whose hooks' time is the profiler's own."""
+    """A tracker whose hooks' time is the profiler's own.
+
+    step_s: seconds in optimizer steps; None where there was none.
+    """
 
     own: OwnTime
+    device = "cpu"
+    step_s: float | None = None
+    _step_begun = 0.0
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         begun = _now()
@@ -68,6 +75,16 @@ class TimedTracker(Tracker):
         super()._leave_module(module, args, output)
         self.own.seconds += _now() - begun + self.own.per_module / 2
 
+    def _enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        super()._enter_optimizer(optimizer, args, kwargs)
+        synchronize(self.device)
+        self._step_begun = self.own.now()
+
+    def _leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        synchronize(self.device)
+        self.step_s = (self.step_s or 0.0) + self.own.now() - self._step_begun
+        super()._leave_optimizer(optimizer, args, kwargs)
+
 
 class TimedMode(CountingMode):
     """Takes the time of every operator; all else that dispatching takes is the profiler's own."""
@@ -76,12 +93,30 @@ class TimedMode(CountingMode):
     _inside = False
     _calls_s = 0.0
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._spans: dict[int, tuple[float, float]] = {}
+
+    def backward_s(self) -> float | None:
+        """Seconds from the first to the last operator of the backward passes; None if none ran.
+
+        Passes nested in another (reentrant checkpoints) are part of it.
+        """
+        if not self._spans:
+            return None
+        total, until = 0.0, float("-inf")
+        for begin, end in sorted(self._spans.values()):
+            total += max(end - max(begin, until), 0.0)
+            until = max(until, end)
+        return total
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if self._inside:  # below a composite operator: the outermost dispatch keeps the time
             return super().__torch_dispatch__(func, types, args, kwargs)
         begun = _now()
+        began_own = begun - self.own.seconds
         self._inside = True
         self._calls_s = 0.0
         try:
@@ -89,6 +124,10 @@ class TimedMode(CountingMode):
         finally:
             self._inside = False
             self.own.seconds += _now() - begun - self._calls_s + self.own.per_op
+            task = _graph_task()
+            if task != -1:
+                first, _ = self._spans.get(task, (began_own, 0.0))
+                self._spans[task] = (first, began_own + self._calls_s)
 
     def _decide(self, func: Any) -> _Plan:
         plan = super()._decide(func)
@@ -114,6 +153,7 @@ def timed_parts(
     tracker = TimedTracker(names)
     mode = TimedMode(tracker, **mode_options)
     tracker.own = mode.own = own
+    tracker.device = device
     return tracker, mode, LatencyPass(names, device=device, now=own.now)
 
 

@@ -24,9 +24,7 @@ def op(
 ) -> OpTotal:
     """An operator of known cost: 2 FLOPs per MAC and ``extra_flops``; bytes read and written."""
     read, written = n_bytes
-    cost = OpCost(
-        macs=macs, flops=2 * macs + extra_flops, bytes_read=read, bytes_written=written
-    )
+    cost = OpCost(macs=macs, flops=2 * macs + extra_flops, bytes_read=read, bytes_written=written)
     return OpTotal(op=name, phase=phase, calls=calls, cost=cost, **({"dtype": "float32"} | fields))
 
 
@@ -199,7 +197,7 @@ def training_step() -> Profile:
     timing = StepTiming(
         forward_s=97.51e-6,
         backward_s=240.09e-6,
-        step_s=314.475e-6,
+        step_s=314.47e-6,
         spread_s=1.5e-6,
         repeats=5,
         method="hooks, device synchronised once",
@@ -341,9 +339,7 @@ SMALL = {
 # -- any profile --------------------------------------------------------------------------------
 
 _counts = st.integers(0, 10**15)
-_costs = st.builds(
-    OpCost, macs=_counts, flops=_counts, bytes_read=_counts, bytes_written=_counts
-)
+_costs = st.builds(OpCost, macs=_counts, flops=_counts, bytes_read=_counts, bytes_written=_counts)
 _seconds = st.none() | st.floats(0, 1e3)
 _phases: st.SearchStrategy[Phase] = st.sampled_from(
     ["forward", "backward", "recompute", "optimizer"]
@@ -380,11 +376,14 @@ def _number(children: list[ModuleNode]) -> tuple[ModuleNode, ...]:
 
 
 _trees = st.recursive(
-    _nodes(st.just(())), lambda below: _nodes(st.lists(below, max_size=3).map(_number)), max_leaves=8
+    _nodes(st.just(())),
+    lambda below: _nodes(st.lists(below, max_size=3).map(_number)),
+    max_leaves=8,
 )
 profiles: st.SearchStrategy[Profile] = st.builds(
     lambda root, ops: Profile(
-        root=place(root), outside=ModuleNode(fqn=OUTSIDE, name=OUTSIDE, class_name="outside", ops=ops)
+        root=place(root),
+        outside=ModuleNode(fqn=OUTSIDE, name=OUTSIDE, class_name="outside", ops=ops),
     ),
     _trees,
     _ops,

@@ -36,9 +36,9 @@ def contract(macs: int, *operands: torch.Tensor | None, extra_flops: int = 0) ->
 
 
 def cost_of(op: Any, *args: Any, out: Any, **kwargs: Any) -> OpCost:
-    """What the registry says that ``op`` costs on these arguments: a fused operator asks for its parts.
+    """What the registry says that ``op`` costs on these arguments.
 
-    Raises LookupError if ``op`` has no formula.
+    So that a fused operator costs what its parts cost. Raises LookupError if ``op`` has no formula.
     """
     rule = lookup(op)
     if rule is None:

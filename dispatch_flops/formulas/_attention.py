@@ -68,7 +68,7 @@ class Scores:
     """How much there is to compute, over all items of the batch and all heads.
 
     pairs: Σ needed scores. rows: Σ queries with at least one. queries: Σ B·H·Sq. keys: Σ B·H·Sk,
-    each key counted for every query head that it serves. repeats: Σ B·(H−Hkv)·Sk, the keys that
+    each key counted for every query head that it serves. repeats: Σ B·(H-Hkv)·Sk, the keys that
     grouped-query attention repeats.
     """
 
@@ -216,7 +216,7 @@ def backward(scores: Scores, *, masked: bool, dropout: bool, bias_grad: int | No
     (product, sum, product, difference); q's and k's gradients times the root of the scale; the sum
     over the query heads that share a key or value; the sum over what the bias was broadcast over.
     Recomputed, as no kernel keeps the scores. MACs: pairs·d. FLOPs: 2·MACs, the scaling, per pair
-    1 for a mask, 2 for exp(score − logsumexp), 2 for dropout.
+    1 for a mask, 2 for exp(score - logsumexp), 2 for dropout.
 
     bias_grad: elements of the bias if its gradient is wanted.
     """

@@ -13,15 +13,10 @@ import torch
 
 from dispatch_flops.cost import OpCost, Split
 from dispatch_flops.formulas._attention import (
-    FULL,
-    Band,
-    Scores,
     backward,
     causal_band,
     forward,
     heads_first,
-    heads_third,
-    packed,
 )
 from dispatch_flops.formulas._ops import overloads, packets
 from dispatch_flops.registry import register_flops

@@ -59,7 +59,7 @@ def backward_cost(
     """Gradients for x, weight and bias, each if its mask is set.
 
     MACs: the forward's for x and again for weight, whatever the groups. FLOPs: 2·MACs
-    + N·Cout·out − Cout for bias (sum over batch and space).
+    + N·Cout·out - Cout for bias (sum over batch and space).
     """
     to_x, to_weight, *rest = output_mask
     to_bias = any(rest)
@@ -277,7 +277,8 @@ def convolution_pointwise_binary(
 ) -> OpCost:
     """A convolution, a binary op with another tensor, and an activation.
 
-    FLOPs: the convolution's + one per output element, another if alpha is not 1, + the activation's.
+    FLOPs: the convolution's + one per output element, another if alpha is not 1, + the
+    activation's.
     """
     extra = adds(out.numel(), out) + (muls(out.numel(), out) if alpha not in (None, 1) else 0)
     cost = _packed_cost(x, weight, bias, out, out) + OpCost(flops=extra)
@@ -336,7 +337,7 @@ def convolution_backward(
     """Gradients of ``convolution``.
 
     MACs: the forward's for each of x and weight that the mask asks for.
-    FLOPs: 2·MACs + N·Cout·out − Cout for bias.
+    FLOPs: 2·MACs + N·Cout·out - Cout for bias.
     """
     return backward_cost(grad, x, weight, output_mask, transposed=transposed)
 
@@ -440,7 +441,7 @@ def conv_tbc_backward(
 ) -> OpCost:
     """Gradients for x, weight and bias, all three.
 
-    MACs: 2 x forward. FLOPs: 2·MACs + T'·N·Cout − Cout for bias.
+    MACs: 2 x forward. FLOPs: 2·MACs + T'·N·Cout - Cout for bias.
     """
     summed = adds(max(0, grad.numel() - bias.numel()), grad)
     return contract(2 * _tbc_macs(grad, weight), grad, weight, extra_flops=summed)

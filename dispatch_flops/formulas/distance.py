@@ -72,7 +72,7 @@ def _inserted(shape: Sequence[int], ones: Sequence[int]) -> list[int]:
 def euclidean_dist(x1: torch.Tensor, x2: torch.Tensor, *, out: torch.Tensor, **_: Any) -> OpCost:
     """out[B,P,R] = sqrt(max(0, [-2·x1, |x1|², 1] @ [x2, 1, |x2|²].T)), with |x|² by pow and sum.
 
-    MACs: B·P·R·(D+2). FLOPs: 2·MACs + (2·D−1) per row of both (pow, sum) + B·P·D (times −2)
+    MACs: B·P·R·(D+2). FLOPs: 2·MACs + (2·D-1) per row of both (pow, sum) + B·P·D (times -2)
     + 2·B·P·R (clamp, sqrt). Source: torch._decomp's _euclidean_dist.
     """
     features = x1.shape[-1]
@@ -92,7 +92,7 @@ def cdist_forward(
     out: torch.Tensor,
     **_: Any,
 ) -> OpCost:
-    """out[B,P,R] = ‖x1[b,p] − x2[b,r]‖_p.
+    """out[B,P,R] = ‖x1[b,p] - x2[b,r]‖_p.
 
     At p=2, by matrix product where compute_mode asks for it or more than 25 rows make it
     worthwhile: ``_euclidean_dist``'s cost. Else elementwise: no MACs, ``_distances``' FLOPs.
@@ -117,7 +117,7 @@ def cdist_backward(
 ) -> OpCost:
     """Gradient for x1[B,P,D]: sums over r of what each pair contributes.
 
-    FLOPs: ``_pair_gradient`` per pair and feature + B·(R−1)·P·D sums.
+    FLOPs: ``_pair_gradient`` per pair and feature + B·(R-1)·P·D sums.
     """
     terms = cdist.numel() * x1.shape[-1]
     return OpCost(flops=terms * _pair_gradient(p) + max(0, terms - out.numel()))
@@ -128,7 +128,7 @@ def cdist_backward(
 
 @register_flops(packets("_pdist_forward"))
 def pdist_forward(x: torch.Tensor, p: float = 2.0, *, out: torch.Tensor, **_: Any) -> OpCost:
-    """out[P·(P−1)/2] = ‖x[i] − x[j]‖_p for i < j. FLOPs: ``_distances``."""
+    """out[P·(P-1)/2] = ‖x[i] - x[j]‖_p for i < j. FLOPs: ``_distances``."""
     return OpCost(flops=_distances(out.numel(), x.shape[-1], p))
 
 
@@ -144,7 +144,7 @@ def pdist_backward(
 ) -> OpCost:
     """Gradient for x[P,D]: each pair adds to one row and subtracts from the other.
 
-    FLOPs: ``_pair_gradient`` per pair and feature + P·(P−2)·D sums: P−1 contributions per row.
+    FLOPs: ``_pair_gradient`` per pair and feature + P·(P-2)·D sums: P-1 contributions per row.
     """
     terms = pdist.numel() * x.shape[-1]
     return OpCost(flops=terms * _pair_gradient(p) + max(0, 2 * terms - x.numel()))
@@ -154,7 +154,7 @@ def _distances(pairs: int, features: int, p: float) -> int:
     """FLOPs of ``pairs`` vector norms of differences of D features.
 
     Each feature: a difference, then at p=0 a comparison, at p=1 and ∞ abs, at p=2 a square, else
-    abs and pow. Each pair: D−1 sums (or maxima), and a root unless p is 0, 1 or ∞.
+    abs and pow. Each pair: D-1 sums (or maxima), and a root unless p is 0, 1 or ∞.
     """
     per_feature = 2 if p in (0, 1, 2, math.inf) else 3
     root = 0 if p in (0, 1, math.inf) else 1
@@ -162,7 +162,7 @@ def _distances(pairs: int, features: int, p: float) -> int:
 
 
 def _pair_gradient(p: float) -> int:
-    """FLOPs per pair and feature of d‖x−y‖_p/dx, times the incoming gradient.
+    """FLOPs per pair and feature of d‖x-y‖_p/dx, times the incoming gradient.
 
     p=0: none, the gradient is zero. p=1: difference, sign, product. p=2: difference, product,
     quotient by the distance. p=∞: difference, sign, abs, comparison with the distance, two

@@ -82,9 +82,9 @@ def flex_attention_backward(
 ) -> Split:
     """MACs: 2·pairs·(d+dv), and pairs·d recomputed.
 
-    FLOPs, own: 2·MACs + 2·dv−1 per row (sum of output times gradient) + 3 per pair (difference,
+    FLOPs, own: 2·MACs + 2·dv-1 per row (sum of output times gradient) + 3 per pair (difference,
     product, scale; 4 with a gradient of logsumexp) + sums over heads and batches that share keys.
-    Recomputed: 2·MACs + 3 per pair (scale, exp(score − logsumexp)).
+    Recomputed: 2·MACs + 3 per pair (scale, exp(score - logsumexp)).
     Source: sdpa_dense_backward of torch._higher_order_ops.flex_attention.
     """
     scores = _flex_scores(q, k, v, block_mask)

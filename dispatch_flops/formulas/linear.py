@@ -55,7 +55,7 @@ def linear_backward(
     """Gradients of ``linear`` for x, weight and bias, each if its mask is set.
 
     MACs: T·N·K for x (grad @ weight), T·N·K for weight (grad.T @ x).
-    FLOPs: 2·MACs + (T−1)·N for bias (sum over T).
+    FLOPs: 2·MACs + (T-1)·N for bias (sum over T).
     """
     to_x, to_weight, to_bias = output_mask
     return _linear_gradients(
@@ -81,7 +81,7 @@ def mkldnn_linear_backward_weights(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """Gradients of ``linear`` for weight and bias. MACs: T·N·K. FLOPs: 2·MACs + (T−1)·N."""
+    """Gradients of ``linear`` for weight and bias. MACs: T·N·K. FLOPs: 2·MACs + (T-1)·N."""
     return _linear_gradients(x.numel(), grad_out, weight, 1, to_bias=bias_defined)
 
 

@@ -230,7 +230,7 @@ def _matmul_macs(a: torch.Tensor, b: torch.Tensor) -> int:
         return b.numel() * (a.shape[-2] if a.dim() > 1 else 1)
     if is_sparse(a) or is_sparse(b):
         return inner_products(a, b)
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     rows = a.shape[-2] if a.dim() > 1 else 1
     columns = b.shape[-1] if b.dim() > 1 else 1
     return product(batch) * rows * columns * a.shape[-1]

@@ -355,9 +355,9 @@ def native_group_norm(
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    N: int,
-    C: int,
-    HxW: int,
+    N: int,  # noqa: N803
+    C: int,  # noqa: N803
+    HxW: int,  # noqa: N803
     group: int,
     eps: float,
     *,
@@ -380,9 +380,9 @@ def native_group_norm_backward(
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor | None,
-    N: int,
-    C: int,
-    HxW: int,
+    N: int,  # noqa: N803
+    C: int,  # noqa: N803
+    HxW: int,  # noqa: N803
     group: int,
     output_mask: list[bool],
     *,

@@ -22,8 +22,7 @@ from dispatch_flops.formulas._shapes import is_inexact, tensors_in
 from dispatch_flops.registry import Rule, add_rule, name_of
 
 #: 1 FLOP per output element on floating-point data.
-ELEMENTARY = frozenset(
-    """
+_ELEMENTARY = """
     add sub rsub mul div neg reciprocal pow sqrt rsqrt fmod remainder hypot
     abs sign signbit copysign ceil floor round trunc nextafter frexp
     eq ne lt le gt ge isnan isinf isneginf isposinf
@@ -44,8 +43,8 @@ ELEMENTARY = frozenset(
     special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
     special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
     special_spherical_bessel_j0 special_zeta
-    """.split()
-)
+"""
+ELEMENTARY = frozenset(_ELEMENTARY.split())
 
 #: Real operations per complex element, z = a+bi. An elementary function of a real is 1.
 COMPLEX = {
@@ -156,6 +155,11 @@ def add(self: Any, other: Any, alpha: Any = 1, *, out: Any, **_: Any) -> int:
     return elementwise("add" if alpha == 1 else "mul add", (self, other), out)
 
 
+def add_relu(self: Any, other: Any, alpha: Any = 1, *, out: Any, **_: Any) -> int:
+    """A sum, and its maximum with 0."""
+    return add(self, other, alpha, out=out) + elementwise("relu", (self, other), out)
+
+
 def clamp(self: Any, min: Any = None, max: Any = None, *, out: Any, **_: Any) -> int:
     """A maximum for the lower bound, a minimum for the upper one: 1 per bound given."""
     bounds = [name for name, given in (("maximum", min), ("minimum", max)) if given is not None]
@@ -216,15 +220,14 @@ def register_rule(name: str, formula: Callable[..., int], note: str) -> None:
         add_rule(packet, Rule(target=name_of(packet), kind="pointwise", formula=formula, note=note))
     for packet in packets(f"_foreach_{name}"):
         summed = each(formula)
-        add_rule(
-            packet, Rule(target=name_of(packet), kind="pointwise", formula=summed, note=note)
-        )
+        add_rule(packet, Rule(target=name_of(packet), kind="pointwise", formula=summed, note=note))
 
 
 _WITH_ARGUMENTS: dict[str, tuple[Callable[..., int], str]] = {
     "add": (add, "add, and mul if alpha != 1"),
     "sub": (add, "sub, and mul if alpha != 1"),
     "rsub": (add, "sub, and mul if alpha != 1"),
+    "_add_relu": (add_relu, "add relu, and mul if alpha != 1"),
     "clamp": (clamp, "1 per bound"),
     "div": (div, "div, and a rounding"),
     "lerp": (lerp, "sub mul add; abs ge sub more for a tensor of weights"),

@@ -213,24 +213,19 @@ def scan(recipe: str) -> Callable[..., int]:
     def formula(self: torch.Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
         if not is_inexact(self, *tensors_in(out)) or self.numel() == 0:
             return 0
-        dim = _scanned(self, args, kwargs)
-        return (self.numel() - rows(self, dim)) * per_element(
-            recipe, complex_numbers=self.is_complex()
-        )
+        step = per_element(recipe, complex_numbers=self.is_complex())
+        return (self.numel() - rows(self, _scanned(args, kwargs))) * step
 
     return formula
 
 
-def _scanned(self: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The dimension of a scan: its last positional argument that is one, or by keyword.
-
-    ``_cummax_helper`` takes its results between the input and the dimension.
-    """
-    if "dim" in kwargs:
-        return int(kwargs["dim"])
-    return int(next(arg for arg in args if isinstance(arg, int)))
+def _scanned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The dimension of a scan; ``_cummax_helper`` takes its results before it."""
+    dim: int = kwargs["dim"] if "dim" in kwargs else next(a for a in args if isinstance(a, int))
+    return dim
 
 
 _register(packets("cumsum"), scan("add"), "n-m")
 _register(packets("cumprod"), scan("mul"), "n-m")
+_register(packets("cummax", "cummin", "_cummax_helper", "_cummin_helper"), scan("maximum"), "n-m")
 _register(packets("logcumsumexp", "_logcumsumexp"), scan("logaddexp"), "logaddexp per step")

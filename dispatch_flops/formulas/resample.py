@@ -275,11 +275,31 @@ def per_point(d: int, interpolation_mode: int, padding_mode: int) -> int:
     return d * (UNNORMALISE + 5 + CUBIC_WEIGHTS) + neighbours * d * (pad + 2)
 
 
-@register_flops(packets("affine_grid_generator"))
-def affine_grid(theta: Tensor, size: Sequence[int], *_args: Any, out: Tensor, **_: Any) -> OpCost:
+@register_flops(packets("cudnn_grid_sampler"))
+def cudnn_grid_sampler(input: Tensor, grid: Tensor, *, out: Tensor, **_: Any) -> OpCost:
+    """``grid_sampler``, linear, padded with zeros."""
+    return grid_sampler(input, grid, BILINEAR, 0, True, out=out)
+
+
+@register_flops(packets("cudnn_grid_sampler_backward"))
+def cudnn_grid_sampler_backward(
+    input: Tensor, grid: Tensor, grad: Tensor, *, out: Any, **_: Any
+) -> OpCost:
+    """``grid_sampler_backward``, linear, padded with zeros."""
+    return grid_sampler_backward(grad, input, grid, BILINEAR, 0, True, out=out)
+
+
+@register_flops(packets("affine_grid_generator", "cudnn_affine_grid_generator"))
+def affine_grid(theta: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """grid[N, points, d] = base[points, d + 1] @ theta[N, d, d + 1]^T.
 
     MACs: N * points * d * (d + 1), with 1 as the last coordinate. Source: ATen,
     AffineGridGenerator.cpp, whose backward is a visible matrix product.
     """
     return contraction(out.numel() * theta.shape[-1])
+
+
+@register_flops(packets("cudnn_affine_grid_generator_backward"))
+def affine_grid_backward(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """theta's gradient[N, d, d + 1] = grad[N, points, d]^T @ base[points, d + 1]."""
+    return contraction(grad.numel() * out.shape[-1])

@@ -26,15 +26,15 @@ RELU, TANH, LSTM, GRU = 0, 1, 2, 3
 # FLOPs per token and hidden unit beside matrices and biases, as the unfused cells compute them.
 # RNN: input and hidden parts summed, activation.
 # LSTM: 4 sums, 4 gate activations; c' = f·c + i·g: 3; h' = o·tanh(c'): 2.
-# GRU: reset and update gates: 2 sums, 2 sigmoids; new gate tanh(i + r·h): 3; h' = (h−n)·z + n: 3.
+# GRU: reset and update gates: 2 sums, 2 sigmoids; new gate tanh(i + r·h): 3; h' = (h-n)·z + n: 3.
 CELL_FLOPS = {RELU: 2, TANH: 2, LSTM: 13, GRU: 10}
 
-# FLOPs per token and hidden unit of the gradients, where g·(1−y)·y and g·(1−y²) are 3 each.
+# FLOPs per token and hidden unit of the gradients, where g·(1-y)·y and g·(1-y²) are 3 each.
 # RNN: the activation's: 3 for tanh, 1 for relu (a comparison; where it selects is free).
 # LSTM: o: tanh(c'), a product, sigmoid's 3; c': a product, tanh's 3, a sum; i, f, g, c: 4
 # products; sigmoid's 3 twice, tanh's 3.
-# GRU: n: g·(1−z), tanh's 3, times r; z: g·(h−n), sigmoid's 3; r: a product, sigmoid's 3; h: g·z;
-# 1−z and h−n are a difference each: 2+3+1+2+3+1+3+1.
+# GRU: n: g·(1-z), tanh's 3, times r; z: g·(h-n), sigmoid's 3; r: a product, sigmoid's 3; h: g·z;
+# 1-z and h-n are a difference each: 2+3+1+2+3+1+3+1.
 CELL_GRAD_FLOPS = {RELU: 1, TANH: 3, LSTM: 23, GRU: 16}
 
 
@@ -154,7 +154,7 @@ def mkldnn_rnn_layer_backward(
 ) -> OpCost:
     """All gradients of ``mkldnn_rnn_layer``, wanted or not.
 
-    MACs: 2 x forward. FLOPs: 2·MACs + 23·T·B·H, + (T·B−1)·8H with biases.
+    MACs: 2 x forward. FLOPs: 2·MACs + 23·T·B·H, + (T·B-1)·8H with biases.
     """
     weights = _without_placeholders((w_ih, w_hh, b_ih, b_hh), has_biases)
     return layers_backward_cost(_tokens(x, batch_sizes), weights, mode, hidden_size)
@@ -191,7 +191,7 @@ def cudnn_rnn(
 ) -> OpCost:
     """x[T,B,I] or packed x[Σ batch_sizes, I].
 
-    MACs: tokens·Σ gates·H·(inputs + P or H) + tokens·P·H per projection, over layers and directions.
+    MACs: over layers and directions, tokens·gates·H·(inputs + P or H), + tokens·P·H to project.
     FLOPs: ``layers_cost``'s + 2 per element for dropout between layers.
     """
     tokens = _tokens(x, batch_sizes)

@@ -54,7 +54,7 @@ def fused_lstm_cell_backward(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """Gradients for gates, cx and bias. FLOPs: 23·B·H + (B−1)·4H with biases (one sum for both)."""
+    """Gradients for gates, cx and bias. FLOPs: 23·B·H + (B-1)·4H with biases (one sum for both)."""
     return _cell_backward(LSTM, cx, 4, has_bias)
 
 
@@ -78,7 +78,7 @@ def fused_gru_cell(
 def fused_gru_cell_backward(
     grad_hy: Tensor, _workspace: Tensor, has_bias: bool, *, out: Any, **_: Any
 ) -> OpCost:
-    """Gradients for gates, hx and biases. FLOPs: 16·B·H + (B−1)·6H with biases (a sum for each)."""
+    """Gradients for gates, hx and biases. FLOPs: 16·B·H + (B-1)·6H with biases (a sum for each)."""
     return _cell_backward(GRU, grad_hy, 6, has_bias)
 
 

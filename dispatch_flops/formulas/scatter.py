@@ -72,9 +72,7 @@ def update(self: Tensor, others: Any, out: Any, *, touched: int, steps: int = 0)
     if out is not self:
         return OpCost(flops=flops, bytes_read=nbytes(self) + sources, bytes_written=nbytes(out))
     moved = touched * self.element_size()
-    return OpCost(
-        flops=flops, bytes_read=sources + (moved if steps else 0), bytes_written=moved
-    )
+    return OpCost(flops=flops, bytes_read=sources + (moved if steps else 0), bytes_written=moved)
 
 
 def _sum_steps(self: Tensor) -> int:
@@ -82,7 +80,9 @@ def _sum_steps(self: Tensor) -> int:
 
 
 @register_flops(packets("scatter_add"))
-def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor, *, out: Any, **_: Any) -> OpCost:
+def scatter_add(
+    self: Tensor, dim: int, index: Tensor, src: Tensor, *, out: Any, **_: Any
+) -> OpCost:
     """self[index] += src: one sum per index."""
     return update(self, (index, src), out, touched=index.numel(), steps=_sum_steps(self))
 

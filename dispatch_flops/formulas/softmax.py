@@ -16,8 +16,8 @@ from dispatch_flops.formulas.reduction import rows
 from dispatch_flops.registry import register_flops
 
 
-@register_flops(packets("_softmax"))
-def softmax(self: torch.Tensor, dim: int, half_to_float: bool, *, out: Any, **_: Any) -> int:
+@register_flops(packets("_softmax", "softmax"))
+def softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     """e = exp(x - max x); e / Σe.
 
     FLOPs: max n-m, subtract n, exp n, sum n-m, divide n: 5·n - 2·m.
@@ -31,8 +31,8 @@ def safe_softmax(self: torch.Tensor, dim: int, dtype: Any = None, *, out: Any, *
     return 6 * self.numel() - 2 * rows(self, dim)
 
 
-@register_flops(packets("_log_softmax"))
-def log_softmax(self: torch.Tensor, dim: int, half_to_float: bool, *, out: Any, **_: Any) -> int:
+@register_flops(packets("_log_softmax", "log_softmax"))
+def log_softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     """d = x - max x; d - log Σ exp d.
 
     FLOPs: max n-m, subtract n, exp n, sum n-m, log m, subtract n: 5·n - m.

@@ -6,7 +6,6 @@ H heads, F feed-forward size. Each costs what the layer's Python code costs on t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from dispatch_flops.cost import OpCost, Share, Split, contraction
 from dispatch_flops.formulas._arithmetic import cost_of
 from dispatch_flops.formulas._attention import Scores, forward, heads_first, rectangle, softmax
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import product
 from dispatch_flops.formulas.matmul import is_strided_nested, nested_sizes
 from dispatch_flops.registry import register_flops
 
@@ -222,7 +220,7 @@ def masked_softmax(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """Softmax of scores with those at the mask filled with -inf, which is free. FLOPs: softmax's."""
+    """Softmax of scores, those at the mask filled with -inf, which is free. FLOPs: softmax's."""
     return OpCost(flops=softmax(self.numel(), _rows(self, dim)))
 
 
@@ -236,7 +234,7 @@ def nested_tensor_softmax_with_shape(self: Tensor, query: Tensor, *, out: Any, *
 def masked_softmax_backward(
     grad_output: Tensor, output: Tensor, mask: Tensor, dim: int | None = None, *, out: Any, **_: Any
 ) -> OpCost:
-    """p = g·y; p − y·Σp. FLOPs: 4 per score less 1 per row."""
+    """p = g·y; p - y·Σp. FLOPs: 4 per score less 1 per row."""
     return OpCost(flops=4 * output.numel() - _rows(output, dim))
 
 

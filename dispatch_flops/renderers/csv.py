@@ -80,4 +80,4 @@ def _text(rows: Iterable[Row]) -> str:
             writer = csv.DictWriter(buffer, list(row), lineterminator="\n")
             writer.writeheader()
         writer.writerow(row)
-    return buffer.getvalue()
+    return buffer.getvalue().encode(errors="backslashreplace").decode()  # lone surrogates

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_flops.analysis import phases_of
+from dispatch_flops.analysis import latency_of, phases_of
 from dispatch_flops.renderers import aggregated, detailed, summary, table
 from dispatch_flops.renderers.text import RULE, heading, one_line
-from dispatch_flops.tree import Profile, StepTiming
+from dispatch_flops.tree import Profile
 from dispatch_flops.units import flops_text, macs_text, seconds_text
 
 _COUNTING = (
@@ -70,7 +70,7 @@ def _conventions(profile: Profile) -> Iterator[str]:
     attention = _ATTENTION.get(profile.scope.causal, f"causal = {one_line(profile.scope.causal)}")
     yield f"Counting: {_COUNTING}"
     yield f"Attention: {attention}."
-    yield f"Latency: {', '.join(_latency(profile.timing))}."
+    yield f"Latency: {', '.join(_latency(profile))}."
     outside = profile.outside.total()
     if outside.flops:
         yield (
@@ -80,8 +80,14 @@ def _conventions(profile: Profile) -> Iterator[str]:
     yield from (f"Note: {one_line(note)}" for note in profile.notes)
 
 
-def _latency(timing: StepTiming) -> Iterator[str]:
-    yield one_line(timing.method or "not measured")
+def _latency(profile: Profile) -> Iterator[str]:
+    timing = profile.timing
+    if timing.method is not None:
+        yield one_line(timing.method)
+    elif timing.forward_s is None and latency_of(profile.root) is None:
+        yield "not measured"
+    else:
+        yield "measured, in a way that was not recorded"
     if timing.repeats > 1:
         yield f"{timing.repeats} runs"
     if timing.spread_s is not None:

@@ -6,6 +6,7 @@ An outer product contracts nothing: its products are plain multiplications, no M
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,7 @@ from oracles.counting import ZERO, Array, dot, elementwise, fill
 def mm(a: Array, b: Array) -> Array:
     """c[m,n] = sum over k of a[m,k] b[k,n]."""
     (rows, inner), columns = a.shape, b.shape[1]
-    return fill(
-        (rows, columns), lambda m, n: dot((a[m, k], b[k, n]) for k in range(inner))
-    )
+    return fill((rows, columns), lambda m, n: dot((a[m, k], b[k, n]) for k in range(inner)))
 
 
 def bmm(a: Array, b: Array) -> Array:
@@ -114,9 +113,7 @@ def bilinear(x: Array, weight: Array, z: Array) -> Array:
         (rows, outs, right),
         lambda n, o, j: dot((x[n, i], weight[o, i, j]) for i in range(left)),
     )
-    return fill(
-        (rows, outs), lambda n, o: dot((half[n, o, j], z[n, j]) for j in range(right))
-    )
+    return fill((rows, outs), lambda n, o: dot((half[n, o, j], z[n, j]) for j in range(right)))
 
 
 def einsum(equation: str, *operands: Array) -> Array:
@@ -131,9 +128,7 @@ def einsum(equation: str, *operands: Array) -> Array:
     result, letters = operands[0], terms[0]
     for position in range(1, len(operands)):
         later = set(output).union(*terms[position + 1 :])
-        result, letters = _pair(
-            (result, letters), (operands[position], terms[position]), later
-        )
+        result, letters = _pair((result, letters), (operands[position], terms[position]), later)
     return _sum_to(result, letters, output)
 
 
@@ -200,7 +195,7 @@ def _sum_to(array: Array, letters: str, output: str) -> Array:
 def grouped_mm(x: Array, weights: Array, ends: Sequence[int]) -> Array:
     """Rows ``ends[g-1]:ends[g]`` of x times weights[g]; rows after the last end belong to none."""
     out = []
-    for group, (start, end) in enumerate(zip([0, *ends], ends)):
+    for group, (start, end) in enumerate(itertools.pairwise([0, *ends])):
         out.extend(mm(x[start:end], weights[group]))
     return np.array(out, dtype=object).reshape(len(out), weights.shape[2])
 

@@ -32,11 +32,14 @@ def convolution(
             x[None], weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups
         )
         return y[0]
-    x = pad(x, [_around(padding, k, d, i) for i, (k, d) in enumerate(zip(kernel, dilation))])
+    x = pad(
+        x,
+        [_around(padding, k, d, i) for i, (k, d) in enumerate(zip(kernel, dilation, strict=True))],
+    )
     outs, per_group = weight.shape[0], weight.shape[1]
     size = [
         (s - d * (k - 1) - 1) // step + 1
-        for s, k, d, step in zip(x.shape[2:], kernel, dilation, stride)
+        for s, k, d, step in zip(x.shape[2:], kernel, dilation, stride, strict=True)
     ]
 
     def cell(n: int, o: int, *place: int) -> Any:
@@ -79,7 +82,9 @@ def transposed_convolution(
     ins, outs = x.shape[1], weight.shape[1]
     full = [
         (s - 1) * step + d * (k - 1) + 1 + extra
-        for s, k, d, step, extra in zip(x.shape[2:], kernel, dilation, stride, output_padding)
+        for s, k, d, step, extra in zip(
+            x.shape[2:], kernel, dilation, stride, output_padding, strict=True
+        )
     ]
     y = fill((x.shape[0], outs * groups, *full), lambda *_: ZERO)
     for n, c, *place in np.ndindex(*x.shape):
@@ -87,7 +92,7 @@ def transposed_convolution(
         for o, *tap in np.ndindex(*weight.shape[1:]):
             target = (n, group * outs + o, *_at(place, tap, stride, dilation))
             y[target] = y[target].fma(x[(n, c, *place)], weight[(c, o, *tap)])
-    y = y[(..., *(slice(p, f - p) for p, f in zip(padding, full)))]
+    y = y[(..., *(slice(p, f - p) for p, f in zip(padding, full, strict=True)))]
     return y if bias is None else fill(y.shape, lambda *i: y[i] + bias[i[1]])
 
 
@@ -95,16 +100,16 @@ def pad(x: Array, around: Sequence[tuple[int, int]]) -> Array:
     """x within zeros, ``(before, after)`` per spatial dimension."""
     first = x.reshape(-1)[0] if x.size else ZERO
     zero = Number(0.0, first.tally, first.needs)
-    shape = [s + a + b for s, (a, b) in zip(x.shape[2:], around)]
+    shape = [s + a + b for s, (a, b) in zip(x.shape[2:], around, strict=True)]
     out = fill((*x.shape[:2], *shape), lambda *_: zero)
-    out[(..., *(slice(a, a + s) for s, (a, _) in zip(x.shape[2:], around)))] = x
+    out[(..., *(slice(a, a + s) for s, (a, _) in zip(x.shape[2:], around, strict=True)))] = x
     return out
 
 
 def _at(
     place: Sequence[int], tap: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> list[int]:
-    return [p * s + t * d for p, t, s, d in zip(place, tap, stride, dilation)]
+    return [p * s + t * d for p, t, s, d in zip(place, tap, stride, dilation, strict=True)]
 
 
 def _around(padding: Sequence[int] | str, k: int, d: int, dim: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,17 +38,21 @@ class Tally:
 class Number:
     """A real scalar. Without a tally (a constant) it counts nothing by itself."""
 
-    __slots__ = ("value", "tally", "needs")
+    __slots__ = ("needs", "tally", "value")
 
     def __init__(self, value: float, tally: Tally | None = None, needs: bool = False) -> None:
         self.value = value
         self.tally = tally
         self.needs = needs
 
-    def fma(self, a: Scalar, b: Scalar, sign: int = 1) -> Scalar:
-        """``self + sign * a * b``: one multiply-accumulate (the sign is wiring, not work)."""
+    def fma(self, a: Scalar, b: Scalar) -> Scalar:
+        """``self + a * b``."""
         if isinstance(a, Complex) or isinstance(b, Complex):
             return Complex(self, ZERO).fma(a, b)
+        return self.real_fma(a, b)
+
+    def real_fma(self, a: Number, b: Number, sign: int = 1) -> Number:
+        """``self + sign * a * b``: one multiply-accumulate (the sign is wiring, not work)."""
         tally = a.tally or b.tally or self.tally
         if tally is not None:
             tally.macs += 1
@@ -99,7 +103,7 @@ class Number:
 class Complex:
     """A complex scalar made of two real ones: its costs follow from theirs."""
 
-    __slots__ = ("re", "im")
+    __slots__ = ("im", "re")
 
     def __init__(self, re: Number, im: Number) -> None:
         self.re = re
@@ -108,9 +112,8 @@ class Complex:
     def fma(self, a: Scalar, b: Scalar) -> Complex:
         """``(a.re + i a.im)(b.re + i b.im)`` has four products, each accumulated."""
         a, b = _as_complex(a), _as_complex(b)
-        re = self.re.fma(a.re, b.re).fma(a.im, b.im, sign=-1)
-        im = self.im.fma(a.re, b.im).fma(a.im, b.re)
-        assert isinstance(re, Number) and isinstance(im, Number)
+        re = self.re.real_fma(a.re, b.re).real_fma(a.im, b.im, sign=-1)
+        im = self.im.real_fma(a.re, b.im).real_fma(a.im, b.re)
         return Complex(re, im)
 
     def __add__(self, other: Complex) -> Complex:
@@ -130,7 +133,7 @@ class Complex:
         return self.re.needs or self.im.needs
 
 
-Scalar = Union[Number, Complex]
+Scalar = Number | Complex
 Array = Any  # np.ndarray of dtype object, holding scalars
 ZERO = Number(0.0)
 

@@ -1,4 +1,8 @@
-"""Attention and the layers built on it cost what their definitions cost."""
+"""Attention and the layers built on it cost what their definitions cost.
+
+MACs alone: torch scales q and k where the definition scales the scores, and its softmax also
+looks for rows that are masked as a whole.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,17 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.attention import attention, encoder_layer, multi_head_attention
-from oracles.comparing import check, examples, flag, same_values, size, tensor
-from oracles.counting import count
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dispatch_flops import FlopCounterMode
+from oracles.attention import attention, encoder_layer, multi_head_attention
+from oracles.comparing import check, examples, flag, same_values, size, tensor
+from oracles.counting import count
 
 
 @examples(25)
-@given(
-    size, st.integers(1, 2), st.integers(1, 3), size, size, size, size, flag, st.booleans()
-)
+@given(size, st.integers(1, 2), st.integers(1, 3), size, size, size, size, flag, st.booleans())
 def test_sdpa(
     batch: int,
     key_heads: int,
@@ -42,6 +44,7 @@ def test_sdpa(
     check(
         lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=share > 1),
         expected,
+        only_macs=True,
     )
 
 
@@ -54,7 +57,8 @@ def test_unfused_gradients_are_computed_as_needed(
     k = tensor(2, 3, keys, width, grad=need[1], seed=1)
     v = tensor(2, 3, keys, width, grad=need[2], seed=2)
     with sdpa_kernel(SDPBackend.MATH):
-        check(lambda: F.scaled_dot_product_attention(q, k, v), count(attention, q, k, v))
+        expected = count(attention, q, k, v)
+        check(lambda: F.scaled_dot_product_attention(q, k, v), expected, only_macs=True)
 
 
 @examples(20)
@@ -79,7 +83,7 @@ def test_multi_head_attention(train: bool, weights: bool, cross: bool) -> None:
     key = tensor(batch, keys, 7, seed=1) if cross else query
     value = tensor(batch, keys, 4, seed=2) if cross else query
     expected = count(multi_head_attention, query, key, value, _attention_weights(layer), heads)
-    check(lambda: layer(query, key, value, need_weights=weights)[0], expected)
+    check(lambda: layer(query, key, value, need_weights=weights)[0], expected, only_macs=True)
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -92,7 +96,7 @@ def test_encoder_layer(train: bool) -> None:
     expected = count(encoder_layer, x, _encoder_weights(layer), 2)
     projections, pairs, perceptron = 4 * 6 * 6 * 5, 2 * 5 * 5 * 6, 2 * 6 * 11 * 5
     assert expected.macs == 2 * (projections + pairs + perceptron)
-    check(lambda: layer(x), expected)
+    check(lambda: layer(x), expected, only_macs=True)
     with torch.no_grad(), FlopCounterMode(display=False) as fc:
         out = layer(x)
     same_values(out, expected.result)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+
 from oracles.comparing import check, examples, flag, tensor
 from oracles.convolutions import convolution, transposed_convolution
 from oracles.counting import count
@@ -52,7 +53,9 @@ def settings_of(draw: Any, *, dims: int, named_padding: bool) -> Setting:
         return tuple(draw(st.integers(low, high)) for _ in range(dims))
 
     kernel, dilation = each(1, 3 if dims < 3 else 2), each(1, 2)
-    spatial = tuple(d * (k - 1) + 1 + draw(st.integers(0, 3)) for k, d in zip(kernel, dilation))
+    spatial = tuple(
+        d * (k - 1) + 1 + draw(st.integers(0, 3)) for k, d in zip(kernel, dilation, strict=True)
+    )
     stride, padding = each(1, 3), each(0, 2)
     named = draw(st.sampled_from(["same", "valid"])) if named_padding and draw(flag) else None
     return Setting(
@@ -96,17 +99,18 @@ def test_transposed_convolution(dims: int, runs: int) -> None:
     @given(settings_of(dims=dims, named_padding=False), st.integers(0, 2))
     def run(s: Setting, extra: int) -> None:
         x, w, bias = s.tensors(transposed=True)
+        padding = [p for p in s.padding if isinstance(p, int)]
         full = [
             (n - 1) * step + d * (k - 1) + 1
-            for n, step, k, d in zip(s.spatial, s.stride, s.kernel, s.dilation)
+            for n, step, k, d in zip(s.spatial, s.stride, s.kernel, s.dilation, strict=True)
         ]
         options: dict[str, Any] = {
             "stride": s.stride,
-            "padding": tuple(min(int(p), (f - 1) // 2) for p, f in zip(s.padding, full)),
+            "padding": tuple(min(p, (f - 1) // 2) for p, f in zip(padding, full, strict=True)),
             "dilation": s.dilation,
             "groups": s.groups,
             "output_padding": tuple(
-                min(extra, max(step, d) - 1) for step, d in zip(s.stride, s.dilation)
+                min(extra, max(step, d) - 1) for step, d in zip(s.stride, s.dilation, strict=True)
             ),
         }
         expected = count(transposed_convolution, x, w, bias, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from oracles import contractions as define
 from oracles.comparing import tensor
 from oracles.counting import Complex, Number, Tally, count, dot
@@ -19,7 +20,7 @@ def test_each_operation_counts_once() -> None:
 def test_a_sum_of_products_is_one_mac_each() -> None:
     tally = Tally()
     a = [Number(v, tally) for v in (1.0, 2.0, 3.0)]
-    assert dot(zip(a, a)).value == 14
+    assert dot(zip(a, a, strict=True)).value == 14
     assert (tally.macs, tally.flops, tally.backward_macs) == (3, 2 * 3, 0)
 
 

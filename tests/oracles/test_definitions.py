@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+
 from oracles import contractions as define
 from oracles import elementwise
 from oracles.attention import attention

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles.comparing import cost_everywhere, macs_of, tensor
 from torch import nn
+
+from oracles.comparing import cost_everywhere, macs_of, tensor
 
 Call = Callable[..., Any]
 

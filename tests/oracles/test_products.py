@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+
 from oracles import contractions as define
 from oracles.comparing import check, examples, flag, macs_of, size, size_or_none, tensor
 from oracles.counting import count

@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
 from oracles.comparing import check, examples, flag, macs_of, tensor
 from oracles.counting import Count, count
 from oracles.recurrent import recurrent
-from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
 KINDS = ("RNN", "GRU", "LSTM")
 IN, HIDDEN, PROJECTED = 3, 4, 2
@@ -47,7 +48,7 @@ def _expected(network: Any, x: torch.Tensor, lengths: list[int] | None = None) -
     lengths = lengths or [x.shape[1]] * x.shape[0]
 
     def run(sequences: Any, layers: Any) -> Any:
-        return recurrent(kind, [s[:n] for s, n in zip(sequences, lengths)], layers)
+        return recurrent(kind, [s[:n] for s, n in zip(sequences, lengths, strict=True)], layers)
 
     return count(run, x, _weights(network))
 
@@ -82,9 +83,7 @@ def test_values(kind: str) -> None:
     network = _network(kind, num_layers=2, bidirectional=True)
     x = tensor(1, 3, IN)
     expected = _expected(network, x)
-    once = Count(
-        expected.result[0][None], expected.macs, expected.backward_macs, expected.flops
-    )
+    once = Count(expected.result[0][None], expected.macs, expected.backward_macs, expected.flops)
     check(lambda: network(x)[0], once)
 
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from zoo import language, special, vision
-from zoo.case import Case
+from zoo.case import Case as Case
 
 CASES: tuple[Case, ...] = (*vision.CASES, *language.CASES, *special.CASES)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
+
 from zoo.case import Case, tokens
 
 
 def heads_of(x: torch.Tensor, heads: int) -> torch.Tensor:
     """(B, S, E) to (B, heads, S, E / heads)."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x.reshape(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 class GPT2(nn.Module):
@@ -51,7 +52,8 @@ class GPT2Block(nn.Module):
         q, k, v = (heads_of(t, self.heads) for t in self.qkv(self.norm1(x)).chunk(3, -1))
         a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(a.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        out: torch.Tensor = x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return out
 
 
 class Bert(nn.Module):
@@ -225,10 +227,11 @@ class MegatronAttention(nn.Module):
             heads_of(t, self.heads).flatten(0, 1) for t in self.query_key_value(x).chunk(3, -1)
         )
         start = x.new_zeros(batch * self.heads, steps, steps)
-        scores = torch.baddbmm(start, q, k.transpose(1, 2), beta=0.0, alpha=(width // self.heads) ** -0.5)
+        scale = (width // self.heads) ** -0.5
+        scores = torch.baddbmm(start, q, k.transpose(1, 2), beta=0.0, alpha=scale)
         hidden = torch.ones(steps, steps, dtype=torch.bool, device=x.device).triu(1)
         weights = scores.masked_fill(hidden, -10000.0).softmax(-1)
-        context = torch.bmm(weights, v).unflatten(0, (batch, self.heads))
+        context = torch.bmm(weights, v).reshape(batch, self.heads, steps, -1)
         out: torch.Tensor = self.dense(context.transpose(1, 2).flatten(2))
         return out
 

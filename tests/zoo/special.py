@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
 from zoo.case import Case, images
 
 
@@ -182,9 +183,7 @@ class MoE(nn.Module):
     def __init__(self, width: int, mlp: nn.Module, experts: int) -> None:
         super().__init__()
         self.gate = nn.Linear(width, experts, bias=False)
-        self.experts = nn.ModuleList(
-            nn.Linear(width, width) for _ in range(experts // self.RANKS)
-        )
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(experts // self.RANKS))
         self.mlp = mlp
         self.coefficient = nn.Linear(width, 2)
 
@@ -194,11 +193,12 @@ class MoE(nn.Module):
         places = x.new_zeros(self.gate.out_features, x.shape[1])
         places = places.index_copy(0, choice, x)
         # The exchange between ranks: the peer sends as many rows as it gets.
-        rows = places.unflatten(0, (self.RANKS, len(self.experts)))
+        rows = places.reshape(self.RANKS, len(self.experts), -1)
         done = torch.stack([expert(rows[:, i]) for i, expert in enumerate(self.experts)], 1)
         routed = done.flatten(0, 1).index_select(0, choice)
         share = self.coefficient(x).softmax(-1)
-        return routed * share[:, :1] + self.mlp(x) * share[:, 1:]
+        out: torch.Tensor = routed * share[:, :1] + self.mlp(x) * share[:, 1:]
+        return out
 
 
 _MOE = CifarMoE.module_macs(4)

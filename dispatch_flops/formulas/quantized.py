@@ -1,0 +1,339 @@
+"""Quantised linear layers, convolutions, recurrent layers and embeddings.
+
+Products of integers count as MACs (and 2 FLOPs each, as all MACs), the integer bias is free.
+What surrounds them is arithmetic on reals: quantising inputs by their range (dynamic),
+rescaling results to integers (5 per result) or to reals (1 per result, 1 more for a bias).
+Weights are opaque packages; their shapes follow from inputs and results, or from ``unpack``.
+
+Letters: T rows, K contracted, O results per row; G gates, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dispatch_flops.cost import ZERO, OpCost, contraction
+from dispatch_flops.formulas._arithmetic import same_shaped
+from dispatch_flops.formulas._ops import packets
+from dispatch_flops.formulas._shapes import flops, product
+from dispatch_flops.formulas.quantize import QUANTIZE, dequantize, dynamic, quantize, reals
+from dispatch_flops.registry import free, register_flops
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+_PREPACK = """
+    conv_prepack conv1d_prepack conv2d_prepack conv3d_prepack conv_transpose1d_prepack
+    conv_transpose2d_prepack conv_transpose3d_prepack conv_unpack conv1d_unpack conv2d_unpack
+    conv3d_unpack conv_transpose1d_unpack conv_transpose2d_unpack conv_transpose3d_unpack
+    linear_prepack linear_prepack_fp16 linear_prepack_legacy linear_prepack_fp16_legacy
+    linear_unpack linear_unpack_fp16 embedding_bag_prepack embedding_bag_unpack
+    embedding_bag_byte_prepack embedding_bag_byte_prepack_with_rowwise_min_max
+    embedding_bag_byte_unpack embedding_bag_4bit_prepack embedding_bag_4bit_unpack
+    embedding_bag_4bit_prepack_with_rowwise_min_max embedding_bag_2bit_prepack
+    embedding_bag_2bit_prepack_with_rowwise_min_max embedding_bag_2bit_unpack
+    make_quantized_cell_params make_quantized_cell_params_dynamic
+    make_quantized_cell_params_fp16 _wrapped_linear_prepack
+    wrapped_fbgemm_pack_gemm_matrix_fp16
+"""
+for _library in ("quantized", "_quantized"):
+    free(packets(*_PREPACK.split(), library=_library), "packs weights, ahead of the run")
+free(
+    packets("qconv_prepack", "qlinear_prepack", "linear_prepack_fp16", library="onednn")
+    + packets("qlinear_prepack", "qlinear_unpack", library="sparse"),
+    "packs weights, ahead of the run",
+)
+
+
+def quantized(*names: str) -> list[Any]:
+    """Packets of the library quantized, and of its older twin."""
+    return packets(*names, library="quantized") + packets(*names, library="_quantized")
+
+
+# -- linear ---------------------------------------------------------------------------------------
+
+
+def matmul_cost(x: Tensor, out: Tensor) -> OpCost:
+    """x[T, K] @ weight[K, O]: T·O·K MACs."""
+    return contraction(out.numel() * x.shape[-1])
+
+
+@register_flops(
+    quantized(
+        *"""
+        linear linear_relu linear_leaky_relu linear_tanh matmul wrapped_quantized_linear
+        _wrapped_quantized_linear_prepacked
+        """.split()
+    )
+    + packets("qlinear", "qlinear_relu", library="sparse")
+)
+def linear(x: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Integers to integers. MACs: T·O·K. FLOPs: 2·MACs + 5·T·O.
+
+    relu is part of the bounds; so are leaky_relu and tanh taken to be, which backends look up.
+    A block-sparse weight (library sparse) counts whole: how much it stores is not visible.
+    """
+    return matmul_cost(x, out) + flops(QUANTIZE * out.numel())
+
+
+@register_flops(
+    quantized("linear_dynamic", "linear_relu_dynamic")
+    + packets("qlinear_dynamic", "qlinear_relu_dynamic", library="sparse"),
+    cacheable=False,
+)
+def linear_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Reals to reals. MACs: T·O·K. FLOPs: 2·MACs + quantising x by its range + per result one
+    product with the scales and, with a bias, one sum.
+    """
+    rescale = out.numel() * (1 + has_bias(packed))
+    return matmul_cost(x, out) + flops(dynamic(x.numel()) + rescale)
+
+
+@register_flops(
+    quantized("linear_dynamic_fp16", "linear_relu_dynamic_fp16"),
+    cacheable=False,
+)
+def linear_fp16(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Reals times half-precision weights. MACs: T·O·K. FLOPs: 2·MACs + T·O with a bias."""
+    return matmul_cost(x, out) + flops(out.numel() * has_bias(packed))
+
+
+@register_flops(
+    quantized("linear_dynamic_fp16_unpacked_weight", "wrapped_fbgemm_linear_fp16_weight")
+    + packets("linear_dynamic_fp16", "linear_relu_dynamic_fp16", library="onednn")
+)
+def linear_fp16_unpacked(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *_args: Any, out: Tensor, **_: Any
+) -> OpCost:
+    """As ``linear_fp16``, the bias in sight."""
+    return matmul_cost(x, out) + flops(out.numel() if bias is not None else 0)
+
+
+@register_flops(
+    quantized(
+        "linear_with_input_q_dq_qweight_dq_output_fp32",
+        "linear_with_input_q_dq_qweight_dq_relu_output_fp32",
+    ),
+    cacheable=False,
+)
+def linear_fake(x: Tensor, scale: Any, zero_point: Any, packed: Any, *, out: Tensor, **_: Any) -> OpCost:
+    """Reals to reals with given scales: x quantised, results rescaled."""
+    surround = quantize(x, out=x).flops + out.numel() * (1 + has_bias(packed))
+    return matmul_cost(x, out) + flops(surround)
+
+
+@register_flops(packets("qlinear_pointwise", library="onednn"))
+def qlinear_pointwise(x: Tensor, *args: Any, out: Tensor, **_: Any) -> OpCost:
+    """x[T, K] @ weight, then a post-operation. MACs: T·O·K. See ``rescaled``."""
+    return matmul_cost(x, out) + rescaled(out, args)
+
+
+def has_bias(packed: Any) -> bool:
+    """True if a packed linear weight comes with a bias."""
+    return packed.bias() is not None
+
+
+def rescaled(out: Tensor, args: Sequence[Any]) -> OpCost:
+    """FLOPs of a oneDNN result: rescaled to integers or reals, after a post-operation.
+
+    args: the arguments after the input; the names among them are the post-operations.
+    """
+    cost = flops(out.numel() * (1 if out.is_floating_point() else QUANTIZE))
+    names = [arg for arg in args if isinstance(arg, str)]
+    real = reals(out)
+    for name in names:
+        op = {"swish": "silu", "sum": "add"}.get(name, name)
+        if op in ("relu", "hardtanh", "hardswish", "silu", "gelu", "tanh", "sigmoid"):
+            cost += same_shaped(getattr(aten, op), real)
+        elif op in ("add", "mul"):
+            cost += flops(out.numel())
+    return cost
+
+
+# -- convolution ----------------------------------------------------------------------------------
+
+
+@register_flops(
+    quantized(*(f"conv{d}d{relu}" for d in (1, 2, 3) for relu in ("", "_relu"))), cacheable=False
+)
+def conv(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Integers to integers. MACs: results · K, K one filter's elements. FLOPs: 2·MACs + 5 per
+    result."""
+    return conv_macs(packed, out) + flops(QUANTIZE * out.numel())
+
+
+@register_flops(quantized("conv2d_add", "conv2d_add_relu"), cacheable=False)
+def conv_add(x: Tensor, other: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """As ``conv``, and a dequantised tensor is added: 2 + 1 per result."""
+    added = dequantize(other, out=other).flops + out.numel()
+    return conv(x, packed, out=out) + flops(added)
+
+
+@register_flops(quantized(*(f"conv{d}d_dynamic" for d in (1, 2, 3))), cacheable=False)
+def conv_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Reals to reals, as ``linear_dynamic``."""
+    return conv_macs(packed, out) + surround_dynamic(x, packed, out)
+
+
+@register_flops(quantized(*(f"conv_transpose{d}d" for d in (1, 2, 3))), cacheable=False)
+def conv_transpose(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Integers to integers. MACs: inputs · K, as a convolution from results to inputs has."""
+    return conv_transpose_macs(x, packed) + flops(QUANTIZE * out.numel())
+
+
+@register_flops(quantized(*(f"conv_transpose{d}d_dynamic" for d in (1, 2, 3))), cacheable=False)
+def conv_transpose_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Reals to reals, as ``linear_dynamic``."""
+    return conv_transpose_macs(x, packed) + surround_dynamic(x, packed, out)
+
+
+@register_flops(
+    packets("qconv_pointwise", *(f"qconv{d}d_pointwise" for d in (1, 2, 3)), library="onednn")
+)
+def qconv_pointwise(
+    x: Tensor, x_scale: Any, x_zero: Any, weight: Tensor, *args: Any, out: Tensor, **_: Any
+) -> OpCost:
+    """A convolution, then a post-operation. MACs: results · K. See ``rescaled``."""
+    per_result = weight.numel() // out.shape[1]
+    return contraction(out.numel() * per_result) + rescaled(out, args)
+
+
+def conv_macs(packed: Any, out: Tensor) -> OpCost:
+    """weight[O, I/groups, *kernel]: each result takes one filter's elements."""
+    return contraction(out.numel() * product(packed.unpack()[0].shape[1:]))
+
+
+def conv_transpose_macs(x: Tensor, packed: Any) -> OpCost:
+    """weight[I, O/groups, *kernel]: each input meets one filter's elements."""
+    return contraction(x.numel() * product(packed.unpack()[0].shape[1:]))
+
+
+def surround_dynamic(x: Tensor, packed: Any, out: Tensor) -> OpCost:
+    """x quantised by its range; per result one product and, with a bias, one sum."""
+    bias = packed.unpack()[1] is not None
+    return flops(dynamic(x.numel()) + out.numel() * (1 + bias))
+
+
+# -- recurrent --------------------------------------------------------------------------------------
+
+# Per hidden element and step, beside the products. Gates add input's and state's part.
+# LSTM: 4 sums, 3 sigmoid, tanh; c = f·c + i·g: 3; h = o·tanh(c): 2.
+# GRU: 2 sums, 2 sigmoid; n = tanh(a + r·b): 3; h = n + z·(h - n): 3.
+# RNN: a sum and tanh, or relu.
+GATES = {"lstm": (4, 13), "gru": (3, 10), "rnn": (1, 2)}
+
+
+@register_flops(packets("quantized_lstm"))
+def quantized_lstm(x: Tensor, *args: Any, out: Any, **_: Any) -> OpCost:
+    """Dynamically quantised LSTM, see ``recurrent``."""
+    return recurrent("lstm", x, args)
+
+
+@register_flops(packets("quantized_gru"))
+def quantized_gru(x: Tensor, *args: Any, out: Any, **_: Any) -> OpCost:
+    """Dynamically quantised GRU, see ``recurrent``."""
+    return recurrent("gru", x, args)
+
+
+def recurrent(kind: str, x: Tensor, args: Sequence[Any]) -> OpCost:
+    """All layers, directions and steps. T rows in all steps together.
+
+    MACs per layer and direction: T·G·H·(inputs + H). FLOPs: 2·MACs, the gates, and per
+    product as ``linear_dynamic`` (steps quantised one by one; their 10 for scale and zero point
+    are counted once per layer and direction).
+
+    args: ``(hx, params, has_biases, layers, dropout, train, bidirectional[, batch_first])``, or
+    ``(batch_sizes, hx, params, ...)`` for packed sequences.
+    """
+    packed = isinstance(args[1], Tensor) or (
+        isinstance(args[0], Tensor) and isinstance(args[1], (list, tuple)) and _is_state(args[1])
+    )
+    hx, _params, has_biases, layers, _dropout, _train, both = args[1 if packed else 0 :][:7]
+    hidden = (hx[0] if isinstance(hx, (list, tuple)) else hx).shape[-1]
+    rows, inputs, directions = x.numel() // x.shape[-1], x.shape[-1], 1 + both
+    total = ZERO
+    for _layer in range(layers):
+        total += directions * cell(kind, rows, inputs, hidden, has_biases)
+        inputs = hidden * directions
+    return total
+
+
+def _is_state(value: Any) -> bool:
+    return bool(value) and isinstance(value[0], Tensor)
+
+
+def cell(kind: str, rows: int, inputs: int, hidden: int, bias: bool) -> OpCost:
+    """Rows of inputs and of states through one dynamically quantised cell."""
+    gates, pointwise = GATES[kind]
+    results = rows * gates * hidden
+    surround = dynamic(rows * inputs) + dynamic(rows * hidden) + 2 * results * (1 + bias)
+    return contraction(
+        results * (inputs + hidden), extra_flops=surround + rows * hidden * pointwise
+    )
+
+
+_CELLS = {
+    "quantized_lstm_cell_dynamic": "lstm",
+    "quantized_gru_cell_dynamic": "gru",
+    "quantized_rnn_relu_cell_dynamic": "rnn",
+    "quantized_rnn_tanh_cell_dynamic": "rnn",
+}
+
+
+def register_cell(name: str, kind: str) -> None:
+    """Register one step of a dynamically quantised recurrent cell."""
+
+    @register_flops(quantized(name))
+    def formula(x: Tensor, hx: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
+        state = hx[0] if isinstance(hx, (list, tuple)) else hx
+        rows = x.numel() // x.shape[-1]
+        return cell(kind, rows, x.shape[-1], state.shape[-1], True)
+
+
+for _name, _kind in _CELLS.items():
+    register_cell(_name, _kind)
+
+
+# -- embeddings -------------------------------------------------------------------------------------
+
+
+@register_flops(quantized("embedding_byte", "embedding_4bit", "embedding_2bit"))
+def embedding(*_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Rows picked and dequantised with their own scale and offset: 2 per element."""
+    return OpCost(flops=2 * out.numel(), bytes_read=out.numel(), bytes_written=stored(out))
+
+
+@register_flops(
+    quantized(
+        *(
+            f"embedding_bag_{bits}{form}"
+            for bits in ("byte", "4bit", "2bit")
+            for form in ("", "_rowwise_offsets")
+        )
+    )
+)
+def embedding_bag(
+    weight: Any,
+    indices: Tensor,
+    offsets: Tensor | None = None,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    pruned_weights: bool = False,
+    per_sample_weights: Tensor | None = None,
+    *_args: Any,
+    out: Tensor,
+    **_: Any,
+) -> OpCost:
+    """Bags of rows, dequantised (2), weighted if asked for (1), and summed: n - m."""
+    picked = indices.numel() * out.shape[-1]
+    per_element = 2 + (per_sample_weights is not None)
+    count = per_element * picked + max(picked - out.numel(), 0)
+    return OpCost(flops=count, bytes_read=picked, bytes_written=stored(out))
+
+
+def stored(tensor: Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,98 @@
+"""Compiled callables run their eager code inside a counter's block, and stay compiled.
+
+Left to itself, torch.compile gives compiled code up for good when it meets a dispatch mode. A
+stance tells it to step aside instead. The stance is of the whole process: compiled callables in
+other threads run their eager code meanwhile, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+_DYNAMO = "torch._dynamo"
+
+
+@contextmanager
+def eager_stance() -> Iterator[None]:
+    """Compiled callables run their eager code inside the block, also ones compiled in it.
+
+    torch._dynamo is not imported for this; should the program import it inside the block, the
+    stance is taken then.
+    """
+    with ExitStack() as undo:
+        if _DYNAMO in sys.modules:
+            _take_stance(undo)
+        else:
+            watch = _ImportWatch(_DYNAMO, lambda: _take_stance(undo))
+            sys.meta_path.insert(0, watch)
+            undo.callback(watch.remove)
+        yield
+
+
+def _take_stance(undo: ExitStack) -> None:
+    from torch._dynamo import eval_frame
+
+    prior = eval_frame._set_stance(_Stance(eval_frame._stance))  # type: ignore[arg-type]
+    undo.callback(eval_frame._set_stance, prior)
+
+
+class _Stance:
+    """``force_eager``, with an exception for higher-order operators.
+
+    ``torch.cond``, ``scan`` and their like compile themselves even in an eager program, to find
+    the tensors that the functions given to them close over; without it those tensors would get
+    no gradients. What is compiled so runs operator by operator: nothing escapes the count.
+    """
+
+    def __init__(self, prior: Any) -> None:
+        self._prior = prior
+        self.skip_guard_eval_unsafe = prior.skip_guard_eval_unsafe
+
+    @property
+    def stance(self) -> str:
+        return str(self._prior.stance) if _in_higher_order_operator() else "force_eager"
+
+    @property
+    def backend(self) -> Any:
+        return self._prior.backend if _in_higher_order_operator() else None
+
+
+def _in_higher_order_operator() -> bool:
+    from torch._higher_order_ops import utils
+
+    asked = getattr(utils, "_in_hop_compile", None)
+    return asked is not None and bool(asked())
+
+
+class _ImportWatch(MetaPathFinder):
+    """Calls back when a module has been imported, once."""
+
+    def __init__(self, name: str, on_import: Callable[[], None]) -> None:
+        self._name = name
+        self._on_import = on_import
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        self.remove()
+        spec = PathFinder.find_spec(name, path, target)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None:
+
+            def execute(module: ModuleType) -> None:
+                del loader.exec_module  # the class's own method again
+                loader.exec_module(module)
+                self._on_import()
+
+            loader.exec_module = execute
+        return spec

@@ -1,0 +1,317 @@
+"""torch's own operator and module databases, run under the counter.
+
+For every sample of ``op_db`` and ``module_db``: the counter must not change what the program
+computes, must not raise where the operator does not, and must know every overload that runs.
+"Change" is measured against an empty ``TorchDispatchMode``: torch itself takes other paths in
+a few places as soon as any mode is on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from dispatch_flops import FlopCounterMode, Profile
+
+DTYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.int64)
+#: Their results are memory as it was found.
+UNINITIALISED = frozenset(
+    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
+)
+SEED = 2013
+
+
+class EmptyMode(TorchDispatchMode):
+    """Runs every operator and does nothing else."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator (or module) of a database, one dtype, one way to call it.
+
+    variant: "function", "inplace" or "out" for operators, "train" or "eval" for modules.
+    """
+
+    kind: str
+    name: str
+    dtype: torch.dtype
+    variant: str
+    info: Any = field(repr=False, compare=False)
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}-{self.variant}-{str(self.dtype).removeprefix('torch.')}"
+
+    def in_share(self, share: float) -> bool:
+        """True for about ``share`` of all cases, the same ones on every machine."""
+        digest = hashlib.sha256(f"{self.kind}:{self.id}".encode()).digest()
+        return int.from_bytes(digest[:4], "big") < share * 2**32
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program left behind, in bits; ``error`` is the type of what it raised."""
+
+    values: tuple[Any, ...] = ()
+    error: str = ""
+
+
+@dataclass
+class Report:
+    """What a case, or many, showed."""
+
+    samples: int = 0
+    kinds: dict[str, str] = field(default_factory=dict)
+    unknown: Counter[str] = field(default_factory=Counter)
+    errors: dict[str, str] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+
+    def merge(self, other: Report) -> None:
+        """Add what ``other`` showed."""
+        self.samples += other.samples
+        self.kinds.update(other.kinds)
+        self.unknown.update(other.unknown)
+        self.errors.update(other.errors)
+        self.changed.extend(other.changed)
+
+
+# -- the cases ------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def all_cases() -> tuple[Case, ...]:
+    """Every operator and module of torch's databases, in a fixed order."""
+    return (*_operator_cases(), *_module_cases())
+
+
+def _operator_cases() -> Iterator[Case]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for info in op_db:
+        name = info.formatted_name
+        supported = info.supported_dtypes("cpu")
+        for dtype in DTYPES:
+            if dtype in supported:
+                yield Case("op", name, dtype, "function", info)
+        if torch.float32 in supported:
+            if info.inplace_variant is not None:
+                yield Case("op", name, torch.float32, "inplace", info)
+            if info.supports_out:
+                yield Case("op", name, torch.float32, "out", info)
+
+
+def _module_cases() -> Iterator[Case]:
+    from torch.testing._internal.common_modules import module_db
+
+    for info in module_db:
+        for dtype in (torch.float32, torch.bfloat16):
+            if dtype in info.dtypes:
+                yield Case("module", info.name, dtype, "train", info)
+                yield Case("module", info.name, dtype, "eval", info)
+
+
+# -- one case -------------------------------------------------------------------------------------
+
+
+def examine(case: Case, *, at_most: int | None = None) -> Report:
+    """Run the samples of a case (evenly chosen, if there are more than ``at_most``) both ways."""
+    report = Report()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        programs = _chosen(list(_programs(case)), at_most)
+        for index, program in enumerate(programs):
+            report.samples += 1
+            plain, _ = observe(program, EmptyMode)
+            counted, counter = observe(program, lambda: FlopCounterMode(display=False))
+            if plain != counted:
+                what = f"{plain.error or 'result'} != {counted.error or 'result'}"
+                report.changed.append(f"{case.id} sample {index}: {what}")
+            _note(report, counter.profile.check())
+    return report
+
+
+def _programs(case: Case) -> Iterator[Callable[[], Any]]:
+    seed_all()
+    try:
+        yield from (_module_programs if case.kind == "module" else _operator_programs)(case)
+    except Exception:
+        return  # the database cannot make (more) samples of this dtype
+
+
+def _operator_programs(case: Case) -> Iterator[Callable[[], Any]]:
+    info, dtype = case.info, case.dtype
+    grad = case.variant == "function" and dtype in info.supported_backward_dtypes("cpu")
+    grad = grad and info.supports_autograd
+    for sample in info.sample_inputs("cpu", dtype, requires_grad=grad):
+        if case.variant == "inplace" and sample.broadcasts_input:
+            continue
+        yield lambda sample=sample: _call(case, sample, grad)
+
+
+def _call(case: Case, sample: Any, grad: bool) -> Any:
+    input, args, kwargs = _fresh((sample.input, sample.args, sample.kwargs))
+    if case.variant == "inplace":
+        return case.info.inplace_variant(input, *args, **kwargs)
+    if case.variant == "out":
+        result = case.info(input, *args, **kwargs)
+        out = tree_map_only(torch.Tensor, torch.empty_like, result)
+        return case.info(input, *args, out=out, **kwargs)
+    result = case.info(input, *args, **kwargs)
+    if grad:
+        leaves = [t for t in tensors((input, args, kwargs)) if t.requires_grad and t.is_leaf]
+        backward(sample.output_process_fn_grad(result))
+        return result, [leaf.grad for leaf in leaves]
+    return () if case.info.name in UNINITIALISED else result
+
+
+def _module_programs(case: Case) -> Iterator[Callable[[], Any]]:
+    info, training = case.info, case.variant == "train"
+    samples = info.module_inputs_func(
+        info, device="cpu", dtype=case.dtype, requires_grad=True, training=training
+    )
+    for sample in samples:
+        if sample.forward_input is None:
+            continue
+        yield lambda sample=sample: _train(info.module_cls, sample, case.dtype, training)
+
+
+def _train(cls: Any, sample: Any, dtype: torch.dtype, training: bool) -> Any:
+    built = sample.constructor_input
+    module = cls(*built.args, **built.kwargs).to(dtype).train(training)
+    args, kwargs = _fresh((sample.forward_input.args, sample.forward_input.kwargs))
+    result = module(*args, **kwargs)
+    backward(result)
+    grads = [t.grad for t in (*tensors((args, kwargs)), *module.parameters()) if t.is_leaf]
+    return result, grads, dict(module.state_dict())
+
+
+def _note(report: Report, profile: Profile) -> None:
+    for total in profile.op_totals():
+        report.kinds[total.op] = total.kind
+    report.unknown.update(profile.uncounted_ops())
+    report.errors.update(profile.formula_errors())
+
+
+# -- running and comparing --------------------------------------------------------------------------
+
+
+def observe(
+    program: Callable[[], Any], mode: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> tuple[Outcome, Any]:
+    """Run a program inside a mode, from the same random state every time."""
+    seed_all()
+    entered = mode()
+    try:
+        with entered:
+            result = program()
+    except Exception as error:
+        return Outcome(error=type(error).__name__), entered
+    return Outcome(values=(*bits(result), *bits(torch.get_rng_state()))), entered
+
+
+def seed_all() -> None:
+    """The state that samples are made in and run in."""
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    with contextlib.suppress(ImportError):
+        import numpy
+
+        numpy.random.seed(SEED)
+
+
+def backward(result: Any) -> None:
+    """Backward from every differentiable tensor of a result."""
+    roots = [t for t in tensors(result) if t.requires_grad]
+    if roots:
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested containers."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _fresh(value: Any) -> Any:
+    """A copy whose tensors are leaves of their own, so that runs do not see each other."""
+    return copy.deepcopy(tree_map_only(torch.Tensor, _leaf, value))
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def bits(value: Any) -> Iterator[Any]:
+    """A result as plain comparable data: NaN equals NaN, and -0 is not 0."""
+    for leaf in tree_leaves(value):
+        if not isinstance(leaf, torch.Tensor):
+            yield repr(leaf)
+        elif leaf.layout is not torch.strided:
+            yield str(leaf.layout)
+            yield from bits(_parts(leaf))
+        else:
+            dense = leaf.detach().resolve_conj().resolve_neg()
+            yield (leaf.dtype, leaf.shape, leaf.stride())
+            flat = dense.clone(memory_format=torch.contiguous_format).flatten()
+            yield flat.view(torch.uint8).numpy().tobytes()
+
+
+def _parts(sparse: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    sparse = sparse.detach()
+    if sparse.layout is torch.sparse_coo:
+        return sparse._indices(), sparse._values()
+    if sparse.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return sparse.crow_indices(), sparse.col_indices(), sparse.values()
+    if sparse.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return sparse.ccol_indices(), sparse.row_indices(), sparse.values()
+    return tuple(sparse.unbind()) if sparse.is_nested else (sparse.to_dense(),)
+
+
+def _chosen(items: list[Any], at_most: int | None) -> list[Any]:
+    """``at_most`` of the items, evenly spread."""
+    if at_most is None or len(items) <= at_most:
+        return items
+    return [items[index * len(items) // at_most] for index in range(at_most)]
+
+
+# -- the report -------------------------------------------------------------------------------------
+
+
+def coverage_report(share: float = 1.0, at_most: int | None = None) -> Report:
+    """All cases together; ``share`` and ``at_most`` make it shorter."""
+    report = Report()
+    for case in all_cases():
+        if case.in_share(share):
+            report.merge(examine(case, at_most=at_most))
+    return report
+
+
+def coverage_text(report: Report) -> str:
+    """A report for the reader: overloads seen by kind, what is unknown, what went wrong."""
+    kinds = Counter(report.kinds.values())
+    lines = [f"{report.samples} samples, {len(report.kinds)} overloads"]
+    lines += [f"  {kind:<10} {count}" for kind, count in sorted(kinds.items())]
+    for title, found in (
+        ("no formula", [f"{op} ({calls} calls)" for op, calls in sorted(report.unknown.items())]),
+        ("formula raised", [f"{op}: {error}" for op, error in sorted(report.errors.items())]),
+        ("not the same as under an empty mode", report.changed),
+    ):
+        lines.append(f"{title}: {len(found) or 'none'}")
+        lines += [f"  {line}" for line in found]
+    return "\n".join(lines)

@@ -1,0 +1,254 @@
+"""The DeepSpeed-compatible face: parameters, return values, printouts, and what it leaves."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import FlopsProfiler, get_model_profile, profile_model
+from dispatch_flops.errors import NotProfiledError, TargetError
+
+
+class Net(nn.Module):
+    """Batch B: MACs B·(5·7 + 7·3) in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 7)
+        self.drop = nn.Dropout(0.5)
+        self.b = nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.b(self.drop(self.a(x))) * scale
+
+    def twice(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x) + self(x)
+
+
+class NoInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self) -> torch.Tensor:
+        return self.w @ self.w
+
+
+B = 2
+MACS = B * (5 * 7 + 7 * 3)
+FLOPS = 2 * MACS + B * (7 + 3) + B * 3  # biases, and the scaling of the output
+PARAMS = 5 * 7 + 7 + 7 * 3 + 3
+
+
+def test_numbers_and_strings() -> None:
+    numbers = get_model_profile(Net(), (B, 5), print_profile=False, as_string=False)
+    assert numbers == (FLOPS, MACS, PARAMS)
+    strings = get_model_profile(Net(), (B, 5), print_profile=False)
+    assert strings == (f"{FLOPS} ", f"{MACS} MACs", f"{PARAMS}")  # DeepSpeed's empty unit
+
+
+def test_inputs_by_every_way() -> None:
+    x = torch.ones(B, 5)
+    for given in ({"args": [x]}, {"kwargs": {"x": x}}, {"args": (x,), "kwargs": {"scale": 2.0}}):
+        assert get_model_profile(Net(), print_profile=False, as_string=False, **given) == (
+            FLOPS,
+            MACS,
+            PARAMS,
+        )
+
+
+def test_a_model_without_inputs() -> None:
+    _, macs, params = get_model_profile(NoInput(), print_profile=False, as_string=False)
+    assert (macs, params) == (3 * 3 * 3, 3 * 3)
+
+
+@pytest.mark.parametrize("name", ["mode", "func_name"])
+def test_another_method(name: str) -> None:
+    _, macs, _ = get_model_profile(
+        Net(), (B, 5), print_profile=False, as_string=False, **{name: "twice"}
+    )
+    assert macs == 2 * MACS
+
+
+def test_meta_counts_the_same_and_has_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Net()
+    before = dict(model.named_parameters())
+    assert get_model_profile(model, (B, 5), as_string=False, device="meta") == (
+        FLOPS,
+        MACS,
+        PARAMS,
+    )
+    assert all(p is before[name] for name, p in model.named_parameters())
+    assert "fwd latency:" in (out := capsys.readouterr().out)
+    assert "n/a" in next(line for line in out.splitlines() if line.startswith("fwd latency:"))
+
+
+def test_ignored_modules_leave_their_work_out_and_their_parameters_in() -> None:
+    _, macs, params = get_model_profile(
+        Net(), (B, 5), print_profile=False, as_string=False, ignore_modules=[nn.Linear]
+    )
+    assert (macs, params) == (0, PARAMS)
+
+
+def test_backward_is_counted_and_gradients_are_put_back() -> None:
+    model = Net()
+    model.a.weight.grad = torch.full((7, 5), 3.0)
+    profile = profile_model(model, (B, 5), backward=True)
+    # a's input needs no gradient
+    assert profile.total("backward").macs == B * 5 * 7 + 2 * B * 7 * 3
+    assert torch.equal(model.a.weight.grad, torch.full((7, 5), 3.0))
+    assert model.b.weight.grad is None
+
+
+def test_nothing_is_left_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Net().train()
+    model.a.eval()
+    stdout, state = sys.stdout, torch.get_rng_state()
+    flags = [m.training for m in model.modules()]
+    attributes = {name: set(vars(m)) for name, m in model.named_modules()}
+    get_model_profile(model, (B, 5), warm_up=3, repeats=2)
+    assert sys.stdout is stdout
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [m.training for m in model.modules()] == flags
+    assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
+
+
+def test_flags_come_back_after_an_exception() -> None:
+    model = Net().train()
+    with pytest.raises(RuntimeError, match="shapes"):
+        get_model_profile(model, (B, 6), print_profile=False)
+    assert all(m.training for m in model.modules())
+
+
+def test_output_goes_to_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "new" / "profile.txt"
+    get_model_profile(Net(), (B, 5), output_file=file)
+    assert capsys.readouterr().out == ""
+    assert "DeepSpeed Flops Profiler" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"input_shape": (2, -1)}, "input_shape"),
+        ({"input_shape": "2,5"}, "input_shape"),
+        ({"input_shape": (2, 5), "args": [1]}, "input_shape and args"),
+        ({"input_shape": (2, 5), "mode": "nothing"}, "mode='nothing'"),
+        ({"input_shape": (2, 5), "device": "cuda"}, "device='cuda'"),
+    ],
+)
+def test_bad_use_is_named(given: dict, named: str) -> None:
+    with pytest.raises(TargetError, match=named):
+        get_model_profile(Net(), print_profile=False, **given)
+
+
+def test_a_model_must_be_a_module() -> None:
+    with pytest.raises(TargetError, match="nn.Module"):
+        get_model_profile(lambda x: x, (2, 5))  # type: ignore[arg-type]
+
+
+# -- FlopsProfiler ------------------------------------------------------------------------------
+
+
+def test_a_training_step(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Net()
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    loss = model(torch.ones(B, 5)).sum()
+    profiler.stop_profile()
+    loss.backward()  # outside: not counted
+    assert profiler.get_total_macs() == MACS
+    assert profiler.get_total_macs(as_string=True) == f"{MACS} MACs"
+    assert profiler.get_total_params() == PARAMS
+    assert profiler.get_total_params(as_string=True) == f"{PARAMS}"
+    assert profiler.get_total_duration() > 0
+    profiler.print_model_profile(profile_step=5, top_modules=2)
+    out = capsys.readouterr().out
+    assert "Profile Summary at step 5:" in out
+    assert "(a): Linear(" in out
+    profiler.print_model_aggregated_profile(top_modules=1)
+    assert "depth 1:" in capsys.readouterr().out
+    profiler.end_profile()
+    assert profiler.get_total_macs() == MACS  # nothing is lost at the end
+
+
+def test_forward_alone_is_what_the_totals_are_of() -> None:
+    model = Net()
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.ones(B, 5)).sum().backward()
+    profiler.stop_profile()
+    assert profiler.get_total_macs() == MACS
+    assert profiler.profile.total("backward").macs == B * 5 * 7 + 2 * B * 7 * 3
+
+
+def test_repeated_starts_never_add_up() -> None:
+    model, x = Net(), torch.ones(B, 5)
+    profiler = FlopsProfiler(model)
+    for _ in range(3):
+        profiler.start_profile()
+        profiler.start_profile()
+        model(x)
+        profiler.stop_profile()
+        assert profiler.get_total_macs() == MACS
+    profiler.start_profile()
+    model(x)
+    profiler.reset_profile()
+    model(x)
+    profiler.stop_profile()
+    assert profiler.get_total_macs() == MACS
+    profiler.end_profile()
+
+
+def test_ignore_list() -> None:
+    model = Net()
+    profiler = FlopsProfiler(model)
+    profiler.start_profile(ignore_list=[nn.Linear])
+    model(torch.ones(B, 5))
+    profiler.stop_profile()
+    assert profiler.get_total_macs() == 0
+
+
+def test_asking_too_early_says_so() -> None:
+    profiler = FlopsProfiler(Net())
+    for ask in (
+        profiler.get_total_flops,
+        profiler.print_model_profile,
+        profiler.print_model_aggregated_profile,
+    ):
+        with pytest.raises(NotProfiledError, match="start_profile"):
+            ask()
+
+
+def test_printing_before_any_forward_divides_by_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    profiler = FlopsProfiler(Net())
+    profiler.start_profile()
+    profiler.stop_profile()
+    profiler.print_model_profile()
+    assert "n/a" in capsys.readouterr().out
+
+
+def test_parameters_are_deepspeeds() -> None:
+    theirs = (
+        "model input_shape args kwargs print_profile detailed module_depth top_modules warm_up "
+        "as_string output_file ignore_modules mode"
+    ).split()
+    assert list(inspect.signature(get_model_profile).parameters)[: len(theirs)] == theirs
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(get_model_profile).parameters.items()
+    }
+    assert [defaults[n] for n in ("print_profile", "detailed", "module_depth", "top_modules")] == [
+        True,
+        True,
+        -1,
+        1,
+    ]
+    assert [defaults[n] for n in ("warm_up", "as_string", "mode")] == [1, True, "forward"]

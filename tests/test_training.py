@@ -1,0 +1,135 @@
+"""Profiling one step of a loop, and the configuration that asks for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import StepProfiler
+from dispatch_flops.config import FlopsProfilerConfig
+from dispatch_flops.errors import ConfigError, NotProfiledError, TargetError
+
+B, IN, OUT = 3, 5, 7
+FORWARD = B * IN * OUT
+
+
+def loop(config: Any, *, steps: int = 4, micro_batches: int = 1) -> StepProfiler:
+    model = nn.Linear(IN, OUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    profiler = StepProfiler(model, optimizer, config)
+    for _ in range(steps):
+        for micro_batch in range(micro_batches):
+            with profiler.step(samples=B):
+                model(torch.ones(B, IN)).sum().backward()
+                if micro_batch == micro_batches - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    return profiler
+
+
+def test_the_step_asked_for_is_profiled_once(capsys: pytest.CaptureFixture[str]) -> None:
+    profiler = loop({"enabled": True, "profile_step": 3})
+    profile = profiler.profile
+    assert profile.root.total("forward").macs == FORWARD
+    assert profile.root.total("backward").macs == FORWARD  # the input needs no gradient
+    assert profile.total("optimizer").flops == 2 * (IN * OUT + OUT)  # p += -lr * grad
+    assert profiler.steps_done == 4
+    out = capsys.readouterr().out
+    assert out.count("Profile Summary at step 3:") == 1
+    for label in ("bwd latency", "step latency", "iter latency", "samples/second"):
+        assert label in out
+
+
+def test_micro_batches_are_one_step(capsys: pytest.CaptureFixture[str]) -> None:
+    profiler = loop({"enabled": True, "profile_step": 2}, micro_batches=4)
+    assert profiler.profile.root.total("forward").macs == 4 * FORWARD
+    assert profiler.profile.scope.batch_size == 4 * B
+    assert profiler.profile.root.calls == 4
+    assert profiler.steps_done == 4
+    assert capsys.readouterr().out.count("Profile Summary") == 1
+
+
+def test_parts_of_the_step_take_time() -> None:
+    timing = loop({"enabled": True, "output_file": "/dev/null"}).profile.timing
+    assert timing.backward_s is not None and timing.backward_s > 0
+    assert timing.step_s is not None and timing.step_s > 0
+
+
+def test_disabled_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    profiler = loop({"enabled": False})
+    assert capsys.readouterr().out == ""
+    with pytest.raises(NotProfiledError, match="step 1 is not over"):
+        _ = profiler.profile
+
+
+def test_an_exception_in_the_step_leaves_nothing_on() -> None:
+    model = nn.Linear(IN, OUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    profiler = StepProfiler(model, optimizer, {"enabled": True})
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    with pytest.raises(ValueError, match="user"), profiler.step():
+        raise ValueError("user")
+    assert _get_current_dispatch_mode_stack() == []
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_the_optimizer_must_be_one() -> None:
+    with pytest.raises(TargetError, match="Optimizer"):
+        StepProfiler(nn.Linear(2, 3), object(), {})  # type: ignore[arg-type]
+
+
+# -- configuration --------------------------------------------------------------------------------
+
+
+def test_a_section_a_whole_configuration_and_a_file(tmp_path: Path) -> None:
+    section = {"enabled": True, "profile_step": 7, "output_file": None}
+    whole = {"train_batch_size": 8, "flops_profiler": section}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(whole))
+    expected = FlopsProfilerConfig(enabled=True, profile_step=7)
+    for source in (section, whole, file, str(file), expected):
+        assert FlopsProfilerConfig.load(source) == expected
+
+
+def test_defaults_are_deepspeeds() -> None:
+    assert FlopsProfilerConfig.load({}) == FlopsProfilerConfig(
+        enabled=False,
+        profile_step=1,
+        module_depth=-1,
+        top_modules=1,
+        detailed=True,
+        output_file=None,
+        recompute_fwd_factor=0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ({"flops_profiler": {"enabel": True}}, "enabel"),
+        ({"enabled": "yes"}, "enabled must be bool"),
+        ({"enabled": True, "profile_step": True}, "profile_step must be int"),
+        ({"enabled": True, "profile_step": 0}, "profile_step must be at least 1"),
+        ({"enabled": True, "output_file": 3}, "output_file must be str or null"),
+        ({"flops_profiler": []}, "must be an object"),
+        ({"train_batch_size": 8}, "no section"),
+        (3, "not int"),
+        ("/nowhere/ds.json", "/nowhere/ds.json"),
+    ],
+)
+def test_what_is_wrong_is_named(source: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        FlopsProfilerConfig.load(source)
+
+
+def test_a_file_that_is_no_json(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text("{")
+    with pytest.raises(ConfigError, match="no JSON"):
+        FlopsProfilerConfig.load(file)
