@@ -25,7 +25,7 @@ from dispatch_flops.errors import (
 from dispatch_flops.ledger import Ledger, Observed
 from dispatch_flops.mode import CountingMode
 from dispatch_flops.names import ModuleNames
-from dispatch_flops.registry import Causal, Conventions, Formula
+from dispatch_flops.registry import Causal, Conventions, Formula, Subclass
 from dispatch_flops.stance import eager_stance
 from dispatch_flops.timed import OwnTime, TimedMode, TimedTracker, timed_parts
 from dispatch_flops.tracker import Tracker
@@ -46,6 +46,10 @@ class FlopCounterMode:
         ``torch.utils.flop_counter`` are accepted too.
     strict: raise UncountedOpsError at exit if an operator ran that has no known cost.
     causal: "full" counts the whole rectangle of attention, "half" what a causal kernel needs.
+    subclass: of tensors made of others (DTensor, quantised weights), "executed" counts what runs
+        on the inner ones, of a DTensor on this rank; "logical" counts the operator on the whole.
+    meta_value: answers ``.item()`` and its like where tensors have no data (meta, fake); without
+        it they raise, as torch has it.
     latency: take the time of modules (forward) and operators in the same pass, the profiler's
         own time taken off. A pass without counting is more exact: see ``get_model_profile``.
 
@@ -63,16 +67,22 @@ class FlopCounterMode:
         *,
         strict: bool = False,
         causal: Causal = "full",
+        subclass: Subclass = "executed",
+        meta_value: float | None = None,
         latency: bool = False,
     ) -> None:
         if causal not in ("full", "half"):
             raise TargetError(f'causal={causal!r}: choose "full" or "half"')
+        if subclass not in ("executed", "logical"):
+            raise TargetError(f'subclass={subclass!r}: choose "executed" or "logical"')
         self._roots = _as_modules(mods)
         self.depth = depth
         self.display = display
         self._strict = strict
         self._own_rules = registry.rules_from(custom_mapping or {})
-        self._conventions = Conventions(causal=causal)
+        self._conventions = Conventions(
+            causal=causal, subclass=subclass, meta_value=meta_value
+        )
         self._latency = latency
         self._session: _Session | None = None
         self._profile: Profile | None = None
@@ -256,6 +266,7 @@ class _Session:
                     causal=self._conventions.causal,
                 ),
                 timing=self._timing(),
+                notes=tuple(self._mode.higher_order.notes),
             )
 
     def _timing(self) -> StepTiming:

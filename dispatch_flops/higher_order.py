@@ -1,6 +1,6 @@
 """Higher-order operators: the functions given to them run under the mode, so what runs counts.
 
-A handler is called as ``handler(mode, op, args, kwargs)`` with the mode off, in place of the
+A handler is called as ``handler(host, op, args, kwargs)`` with the mode off, in place of the
 operator, and returns its result. What the operator itself does between the functions' calls
 (stacking, slicing) is no arithmetic. An operator without a handler runs as it is and is listed
 as unknown; one with a formula needs no handler.
@@ -8,51 +8,124 @@ as unknown; one with a formula needs no handler.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._C import DispatchKey  # type: ignore[attr-defined]
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dispatch_flops import registry
+from dispatch_flops.ledger import Entry
+from dispatch_flops.no_data import has_no_data
+from dispatch_flops.pricing import price
+from dispatch_flops.registry import Conventions, Rule
+from dispatch_flops.tracker import Place, Tracker
 
 Body = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 
-class Tally(Protocol):
+class Tally:
     """Calls that were counted, and not booked."""
 
-    def flops(self) -> int: ...
+    def __init__(self) -> None:
+        self._calls: list[tuple[Place, Entry, int]] = []
 
-    def book(self, times: int = 1) -> None: ...
+    def take(self, place: Place) -> None:
+        self._calls += [(place, entry, calls) for entry, calls in place.counts.items()]
+
+    def flops(self) -> int:
+        return sum(
+            calls * (entry.cost.flops + sum(share.cost.flops for share in entry.shares))
+            for _, entry, calls in self._calls
+            if entry.cost is not None
+        )
+
+    def book(self, times: int = 1) -> None:
+        for place, entry, calls in self._calls:
+            place.counts[entry] += calls * times
 
 
-class Mode(Protocol):
-    """What handlers need of the counting mode."""
+class HigherOrder:
+    """What handlers need of the counting host.
+
+    aside: tallies that are being taken just now. notes: what the profile's reader should know.
+    """
+
+    def __init__(
+        self,
+        mode: TorchDispatchMode,
+        tracker: Tracker,
+        conventions: Conventions,
+        own_rules: Mapping[Any, Rule],
+    ) -> None:
+        self.aside = 0
+        self.notes: dict[str, None] = {}
+        self._mode = mode
+        self._tracker = tracker
+        self._conventions = conventions
+        self._own_rules = own_rules
 
     def under(self, body: Body) -> Body:
         """``body``, counted."""
 
-    def set_aside(self) -> AbstractContextManager[Tally]:
-        """What is counted inside goes into a tally, not into the books."""
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._tracker.in_bodies += 1
+            try:
+                with self._mode:
+                    return body(*args, **kwargs)
+            finally:
+                self._tracker.in_bodies -= 1
+
+        return counted
+
+    @contextmanager
+    def set_aside(self) -> Iterator[Tally]:
+        """What this thread counts inside goes into a tally, not into the books."""
+        thread = self._tracker.join_thread()
+        saved = {place: place.counts for place in thread.places.values()}
+        for place in saved:
+            place.counts = defaultdict(int)
+        tally = Tally()
+        self.aside += 1
+        try:
+            yield tally
+        finally:
+            self.aside -= 1
+            for place in thread.places.values():
+                tally.take(place)
+                place.counts = saved.get(place) or defaultdict(int)
 
     def book_unknown(self, name: str, error: str) -> None:
         """An operator ran whose cost is not known."""
+        self._book(Entry(name, "unknown", error=error))
 
     def book_kernel(self, kernel: Any, kwargs: dict[str, Any], out: Any) -> None:
         """A user's kernel ran; its formula, if there is one, is called with its arguments."""
+        inner = getattr(kernel, "fn", kernel)  # what an autotuner wraps
+        rule = registry.lookup(kernel, self._own_rules) or registry.lookup(inner, self._own_rules)
+        name = f"triton.{getattr(kernel, '__name__', None) or registry.name_of(inner)}"
+        if rule is None:
+            self._book(Entry(name, "unknown"))
+        else:
+            self._book(price(name, kernel, rule, (), kwargs, out, self._conventions))
 
-    def note(self, text: str) -> None:
-        """What the reader of the profile should know."""
+    def _book(self, entry: Entry) -> None:
+        thread = self._tracker.join_thread()
+        task = torch._C._current_graph_task_id()
+        place = thread.current
+        if task != -1 or place is None:
+            place = self._tracker.locate(thread, task)
+        place.counts[entry] += 1
 
 
-Handler = Callable[[Mode, HigherOrderOperator, tuple[Any, ...], dict[str, Any]], Any]
-
-
-def has_no_data(value: Any) -> bool:
-    """True for tensors that have a shape and nothing else."""
-    return isinstance(value, torch.Tensor) and (value.is_meta or isinstance(value, FakeTensor))
+Handler = Callable[[HigherOrder, HigherOrderOperator, Args, Kwargs], Any]
 
 
 # -- operators that call the functions given to them -------------------------------------------
@@ -61,10 +134,10 @@ def has_no_data(value: Any) -> bool:
 def _counting(*positions: int) -> Handler:
     """The operator itself, with the functions at these positions counted."""
 
-    def handler(mode: Mode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
         counted = list(args)
         for position in positions:
-            counted[position] = mode.under(args[position])
+            counted[position] = host.under(args[position])
         return op(*counted, **kwargs)
 
     return handler
@@ -73,15 +146,15 @@ def _counting(*positions: int) -> Handler:
 def _inlined(call: Body) -> Handler:
     """``call``, counted, in place of an operator that does nothing beside it."""
 
-    def handler(mode: Mode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return mode.under(call)(*args, **kwargs)
+    def handler(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
+        return host.under(call)(*args, **kwargs)
 
     return handler
 
 
-def _by_its_own_kernel(mode: Mode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _by_its_own_kernel(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
     """The operator's own implementation, all of it counted."""
-    return mode.under(op.py_kernels[DispatchKey.CompositeExplicitAutograd])(*args, **kwargs)
+    return host.under(op.py_kernels[DispatchKey.CompositeExplicitAutograd])(*args, **kwargs)
 
 
 def _invoke_subgraph(subgraph: Body, _identifier: Any, *operands: Any) -> Any:
@@ -97,17 +170,17 @@ def _quantised(subgraph: Body, *operands: Any, **_options: Any) -> Any:
 # -- control flow --------------------------------------------------------------------------------
 
 
-def _cond(mode: Mode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _cond(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
     """The branch taken; where the predicate has no data, the costlier of the two."""
     pred, on_true, on_false, operands = args
     if not has_no_data(pred):
-        return op(pred, mode.under(on_true), mode.under(on_false), operands)
+        return op(pred, host.under(on_true), host.under(on_false), operands)
     tallies: list[Tally] = []
 
     def aside(branch: Body) -> Body:
         def run(*values: Any) -> Any:
-            with mode.set_aside() as tally:
-                out = mode.under(branch)(*values)
+            with host.set_aside() as tally:
+                out = host.under(branch)(*values)
             tallies.append(tally)
             return out
 
@@ -119,24 +192,24 @@ def _cond(mode: Mode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         out = aside(on_true)(*operands)
         aside(on_false)(*operands)
     max(tallies, key=lambda tally: tally.flops()).book()
-    mode.note("cond without data: the costlier branch is counted")
+    host.notes["cond without data: the costlier branch is counted"] = None
     return out
 
 
-def _while_loop(mode: Mode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _while_loop(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
     """Every turn; where the condition has no data, one turn, as a lower bound."""
     condition, body, carried, additional = args[:4]
     values = (*carried, *additional)
     if not any(has_no_data(value) for value in values):
-        return op(mode.under(condition), mode.under(body), *args[2:], **kwargs)
-    mode.book_unknown(
+        return op(host.under(condition), host.under(body), *args[2:], **kwargs)
+    host.book_unknown(
         "higher_order.while_loop", "the number of turns needs data: one turn is counted"
     )
     if any(isinstance(value, FakeTensor) for value in values):
-        mode.under(condition)(*values)
-        return op(condition, mode.under(body), *args[2:], **kwargs)
-    mode.under(condition)(*values)
-    out = mode.under(body)(*values)
+        host.under(condition)(*values)
+        return op(condition, host.under(body), *args[2:], **kwargs)
+    host.under(condition)(*values)
+    out = host.under(body)(*values)
     return _stacked_once(out) if "stack" in op.name() else out
 
 
@@ -145,15 +218,15 @@ def _stacked_once(values: Any) -> tuple[Any, ...]:
 
 
 def _repeated(find_lengths: Callable[..., int]) -> Handler:
-    """Every turn of scan and map; fakes run one turn, which is counted as often as it stands for."""
+    """Every turn of scan and map; fakes run one, which is counted as often as it stands for."""
 
-    def handler(mode: Mode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handler(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
         body = args[0]
         lists = [value for value in args[1:] if isinstance(value, (list, tuple))]
         if not any(isinstance(value, FakeTensor) for values in lists for value in values):
-            return op(mode.under(body), *args[1:], **kwargs)
-        with mode.set_aside() as tally:
-            out = op(mode.under(body), *args[1:], **kwargs)
+            return op(host.under(body), *args[1:], **kwargs)
+        with host.set_aside() as tally:
+            out = op(host.under(body), *args[1:], **kwargs)
         tally.book(find_lengths(*args[1:]))
         return out
 
@@ -171,7 +244,7 @@ def _map_length(xs: Any, *_: Any) -> int:
 # -- Triton ---------------------------------------------------------------------------------------
 
 
-def _triton_kernel(mode: Mode, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _triton_kernel(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
     """A Triton kernel is priced by the formula registered on it, called with its arguments by name.
 
     The formula also gets ``grid``, the programs launched.
@@ -181,7 +254,7 @@ def _triton_kernel(mode: Mode, op: Any, args: tuple[Any, ...], kwargs: dict[str,
     out = op(*args, **kwargs)
     kernel = kernel_side_table.get_kernel(kwargs["kernel_idx"])
     constants = kernel_side_table.get_constant_args(kwargs["constant_args_idx"])
-    mode.book_kernel(kernel, {**constants, **kwargs["kwargs"], "grid": kwargs["grid"]}, out)
+    host.book_kernel(kernel, {**constants, **kwargs["kwargs"], "grid": kwargs["grid"]}, out)
     return out
 
 

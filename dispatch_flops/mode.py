@@ -13,8 +13,9 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dispatch_flops import registry
-from dispatch_flops.higher_order import HANDLERS
+from dispatch_flops import no_data, registry
+from dispatch_flops.cost import ZERO
+from dispatch_flops.higher_order import HANDLERS, Handler, HigherOrder
 from dispatch_flops.ledger import Entry
 from dispatch_flops.pricing import price, tensors_in
 from dispatch_flops.registry import Conventions, Rule
@@ -48,7 +49,7 @@ class _Plan:
     """
 
     __slots__ = ("cache", "call", "composite", "fixed", "func", "handler", "metadata", "name",
-                 "rule", "special")  # fmt: skip
+                 "reads_data", "rule", "special")  # fmt: skip
 
     def __init__(self, func: Any, name: str) -> None:
         self.func = func
@@ -60,7 +61,8 @@ class _Plan:
         self.special = False
         self.metadata = False
         self.composite = False
-        self.handler: Callable[..., Any] | None = None
+        self.reads_data = False
+        self.handler: Handler | None = None
 
 
 class CountingMode(TorchDispatchMode):
@@ -93,12 +95,18 @@ class CountingMode(TorchDispatchMode):
         self._plain_types: set[tuple[type, ...]] = set()
         self._desugaring: Any = None
         self._inside_wrapper = 0
+        self.higher_order = HigherOrder(self, tracker, conventions, own_rules)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # The default wraps __torch_dispatch__ so that torch._dynamo is imported on the first
         # operator. The stance that the counter sets does what that wrapper is for.
         return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        # Else torch.compile, where the stance lets it work at all, gives its code up for good.
+        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -164,11 +172,12 @@ class CountingMode(TorchDispatchMode):
         plan.rule = rule
         if rule is None or rule.builtin:
             plan.composite = _is_composite(func)
-        plan.special = plan.metadata or plan.composite
+        plan.reads_data = no_data.reads_data(func)
+        plan.special = plan.metadata or plan.composite or plan.reads_data
         if rule is None:
             plan.fixed = Entry(plan.name, "unknown")
         elif rule.kind == "free" and (func.is_view or not rule.moves):
-            plan.fixed = Entry(plan.name, "free", None, rule.formula(out=None))
+            plan.fixed = Entry(plan.name, "free", None, ZERO)
         return plan
 
     def _plan_higher_order(self, func: HigherOrderOperator) -> _Plan:
@@ -195,13 +204,14 @@ class CountingMode(TorchDispatchMode):
         if self._inside_wrapper and types and in_sharding_propagation():
             return True, func(*args, **kwargs)
         if plan.handler is not None:
-            with self:
-                return True, plan.handler(*args, **kwargs)
+            return True, plan.handler(self.higher_order, func, args, kwargs)
         if plan.composite and not _has_nested_kernel(func, args, kwargs):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return True, out
+        if plan.reads_data:
+            return False, no_data.run(plan.call, func, args, kwargs, self._conventions.meta_value)
         return False, plan.call(*args, **kwargs)
 
     def _are_plain(self, types: tuple[type, ...]) -> bool:
@@ -215,11 +225,16 @@ class CountingMode(TorchDispatchMode):
     def _on_wrapper(
         self, plan: _Plan, types: Any, args: Any, kwargs: dict[str, Any]
     ) -> tuple[bool, Any]:
-        """A wrapper subclass runs on tensors of its own: those operators are what counts.
+        """A wrapper subclass runs on tensors of its own: those operators are what counts,
+        unless the user asks for the logical one.
 
         The subclass sees the operator because this mode, entered again, steps aside for it.
         """
         func = plan.func
+        logical = self._conventions.subclass == "logical" and not _is_nested(types)
+        self.used_params.update(
+            id(t) for t in tensors_in((args, kwargs)) if isinstance(t, _Parameter)
+        )
         if plan.rule is not None and not plan.rule.builtin:
             return False, func(*args, **kwargs)
         if self._desugaring is func:
@@ -230,6 +245,8 @@ class CountingMode(TorchDispatchMode):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return True, out
+        if logical:
+            return False, func(*args, **kwargs)
         self._inside_wrapper += 1
         self._desugaring = func
         try:
@@ -246,7 +263,7 @@ class CountingMode(TorchDispatchMode):
         assert rule is not None
         entry = price(plan.name, plan.func, rule, args, kwargs, out, self._conventions)
         if key is not None and rule.cacheable and _all_strided(args, kwargs):
-            if self._signatures >= _LIMIT:
+            if self._signatures >= _LIMIT and not self.higher_order.aside:
                 self._forget_signatures()
             plan.cache[key] = entry
             self._signatures += 1

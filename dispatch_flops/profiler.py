@@ -445,7 +445,7 @@ def on_meta(model: nn.Module) -> Iterator[None]:
     and buffers stays where it is.
     """
     swapped: dict[int, torch.Tensor] = {}
-    saved = [
+    saved: list[tuple[dict[str, Any], str, torch.Tensor]] = [
         (table, name, tensor)
         for module in model.modules()
         for table in (module._parameters, module._buffers)

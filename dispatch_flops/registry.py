@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -22,8 +22,10 @@ from dispatch_flops.cost import OpCost, Split
 from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
 
 Formula = Callable[..., "OpCost | Split | int"]
+F = TypeVar("F", bound=Formula)
 Kind = Literal["formula", "pointwise", "reduction", "free"]
 Causal = Literal["full", "half"]
+Subclass = Literal["executed", "logical"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,15 @@ class Conventions:
 
     causal: "full" counts the whole Sq x Sk rectangle of attention, "half" the part that a
         causal kernel needs.
+    subclass: of tensors that are made of others, such as DTensor and quantised weights,
+        "executed" counts the operators that run on the inner ones (of a DTensor: on this
+        rank), "logical" the operator on the whole.
+    meta_value: answers ``.item()`` and its like on tensors without data; None: they raise.
     """
 
     causal: Causal = "full"
+    subclass: Subclass = "executed"
+    meta_value: float | None = None
 
 
 _RULES: dict[Any, Rule] = {}
@@ -85,7 +93,7 @@ def generation() -> int:
 
 def register_flops(
     targets: Any, *, override: bool = False, cacheable: bool = True
-) -> Callable[[Formula], Formula]:
+) -> Callable[[F], F]:
     """Register a formula for an operator, or for a list of operators.
 
     targets: ``torch.ops.lib.op`` (all overloads), ``torch.ops.lib.op.overload``, what
@@ -106,7 +114,7 @@ def register_flops(
             return OpCost(macs=(m := x.shape[0] * (w1.numel() + w2.numel())), flops=2 * m)
     """
 
-    def decorate(formula: Formula) -> Formula:
+    def decorate(formula: F) -> F:
         adapted = accept_torch_style(formula)
         builtin = formula.__module__.startswith("dispatch_flops.formulas")
         for key in _keys(targets):

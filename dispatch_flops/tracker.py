@@ -124,6 +124,7 @@ class Tracker:
     ) -> None:
         self.names = names
         self.calls: defaultdict[str, int] = defaultdict(int)
+        self.in_bodies = 0  # higher-order operators' functions at work: their graphs are no modules
         self.is_mode_on = is_mode_on
         self._on_enter = on_enter
         self._on_leave = on_leave
@@ -227,6 +228,8 @@ class Tracker:
             stack.pop()
         named = self.names.known(module)
         if named is None:
+            if self.in_bodies and isinstance(module, torch.fx.GraphModule):
+                return
             named = self.names.find(module, [frame.named for frame in stack if frame.named])
         task = _graph_task()
         if task == _NO_TASK:

@@ -258,6 +258,7 @@ HOSTILE_NAMES = (
     "\"double\" 'single' `back`",
     "two\nlines\r\n\tand tab",
     "pipe|semi;colon,comma",
+    "bare\rreturn",
     "emoji 😀 and \x1b[31mred",
     "=cmd|' /C calc'!A0",
     "line\u2028separator \ud800 surrogate",

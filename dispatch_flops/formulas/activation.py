@@ -138,13 +138,13 @@ def prelu_kernel_backward(grad_output: Any, self: Any, weight: Any, *, out: Any,
 
     FLOPs: 4·n.
     """
-    return 4 * self.numel() if is_inexact(self) else 0
+    return 4 * int(self.numel()) if is_inexact(self) else 0
 
 
 @register_flops(packets("glu_backward"))
 def glu_backward(grad_output: Any, self: Any, dim: int, *, out: Any, **_: Any) -> int:
     """x = [a; b], y[n] = a·s(b). ga = grad·s; gb = (1-s)·s·a·grad. FLOPs: 6·n."""
-    return grad_output.numel() * recipe_cost("sigmoid sub mul mul mul mul")
+    return int(grad_output.numel()) * recipe_cost("sigmoid sub mul mul mul mul")
 
 
 @register_flops(packets("glu_backward_jvp"))

@@ -6,13 +6,12 @@ and a division, a sum n-1. Source, where a docstring names no other: torch._deco
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas.pointwise import recipe_cost
+from dispatch_flops.formulas.pointwise import broadcast_elements, recipe_cost
 from dispatch_flops.registry import register_flops
 
 Tensor = torch.Tensor
@@ -26,7 +25,7 @@ def _reduced(n: int, reduction: int) -> int:
 
 
 def _size(self: Tensor, target: Tensor) -> int:
-    return math.prod(torch.broadcast_shapes(self.shape, target.shape))
+    return broadcast_elements(self.shape, target.shape)
 
 
 def _loss(per_element: str) -> Any:
@@ -211,8 +210,7 @@ def multi_margin_loss(
     n-1 sums and 1 division, sum the same, none n-N sums and N divisions: n.
     """
     n = self.numel()
-    samples = max(target.numel(), 1)
-    return samples + n * (3 + (p == 2) + (weight is not None))
+    return max(target.numel(), 1) + n * (3 + int(p == 2) + (weight is not None))
 
 
 @register_flops(packets("multi_margin_loss_backward"))
@@ -233,7 +231,7 @@ def multi_margin_loss_backward(
     FLOPs: margin - x_t N, add n, compare n, 2·n if p is 2, weight n, the target's sum n, times
     the gradient n. Source: multi_margin_loss_backward_cpu_kernel.
     """
-    return max(target.numel(), 1) + self.numel() * (4 + 2 * (p == 2) + (weight is not None))
+    return max(target.numel(), 1) + self.numel() * (4 + 2 * int(p == 2) + (weight is not None))
 
 
 @register_flops(packets("multilabel_margin_loss_forward"))

@@ -11,7 +11,8 @@ Activations are in activation.py, losses in loss.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -139,6 +140,11 @@ def elementwise(recipe: str, args: Any, out: Any) -> int:
         return 0
     complex_numbers = any(tensor.is_complex() for tensor in tensors)
     return result.numel() * recipe_cost(recipe, complex_numbers=complex_numbers)
+
+
+def broadcast_elements(*shapes: Iterable[int]) -> int:
+    """Elements of the shape that ``shapes`` broadcast to."""
+    return math.prod(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def plain(recipe: str) -> Callable[..., int]:

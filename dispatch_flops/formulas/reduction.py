@@ -16,7 +16,7 @@ import torch
 from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import overloads, packets
 from dispatch_flops.formulas._shapes import is_inexact, tensors_in
-from dispatch_flops.formulas.pointwise import per_element
+from dispatch_flops.formulas.pointwise import broadcast_elements, per_element
 from dispatch_flops.registry import Kind, Rule, add_rule, name_of, register_flops
 
 
@@ -114,32 +114,29 @@ def allclose(
     two more with ``equal_nan``. Integers are compared as floating-point numbers.
     Source: torch._refs.isclose.
     """
-    n = math.prod(torch.broadcast_shapes(self.shape, other.shape))
+    n = broadcast_elements(self.shape, other.shape)
     return n * (12 if equal_nan and is_inexact(self) else 10)
 
 
-def variance(n: int, m: int) -> int:
-    """Σ(x - mean)² / count: mean n, subtract n, square n, sum n-m, divide m: 4·n.
+def variance(n: int, *, complex_numbers: bool = False) -> int:
+    """Σ|x - mean|² / count: mean n, subtract n, square n, sum n-m, divide m: 4·n.
 
-    Complex numbers: 2 subtractions and 3 for |d|² per element, mean 2·n: counted by the caller.
+    The mean is part of it, so var_mean costs no more. (Its reference calls var and mean, and
+    so reduces twice for one mean.) Complex: 2·n, 2·n, 3·n, n-m, m: 8·n.
     """
-    return 4 * n if m else 0
+    return (8 if complex_numbers else 4) * n
 
 
-@register_flops(packets("var", "var_mean"))
-def var(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
-    """4·n, the mean included: asked for, it is no second reduction.
+def _spread(roots: bool = False) -> Callable[..., int]:
+    def formula(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+        flops = variance(self.numel(), complex_numbers=self.is_complex())
+        return flops + (next(tensors_in(out)).numel() if roots else 0)
 
-    Complex: mean 2·(n-m) + 2·m, subtract 2·n, |d|² 3·n, sum n-m, divide m: 8·n.
-    """
-    result = next(tensors_in(out))
-    return variance(self.numel(), result.numel()) * (2 if self.is_complex() else 1)
+    return formula
 
 
-@register_flops(packets("std", "std_mean"))
-def std(self: torch.Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
-    """The variance and m roots: 4·n + m."""
-    return var(self, out=out) + next(tensors_in(out)).numel()
+_register(packets("var", "var_mean"), _spread(), "4n")
+_register(packets("std", "std_mean"), _spread(roots=True), "4n, m roots")
 
 
 def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) -> int:
@@ -194,7 +191,7 @@ _register(packets("_foreach_powsum"), each(powsum), "power n, sum n-m each")
 @register_flops(packets("dist"))
 def dist(self: torch.Tensor, other: torch.Tensor, p: Any = 2, *, out: Any, **_: Any) -> int:
     """‖a - b‖: n subtractions and a norm. Source: torch._decomp."""
-    n = math.prod(torch.broadcast_shapes(self.shape, other.shape))
+    n = broadcast_elements(self.shape, other.shape)
     complex_numbers = self.is_complex() or other.is_complex()
     difference = n * per_element("sub", complex_numbers=complex_numbers)
     return difference + vector_norm(n, 1, p, complex_numbers=complex_numbers)

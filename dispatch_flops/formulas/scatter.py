@@ -15,7 +15,7 @@ import torch
 from dispatch_flops.cost import OpCost, contraction
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas._shapes import is_inexact, tensors_in
-from dispatch_flops.formulas.pointwise import per_element
+from dispatch_flops.formulas.pointwise import broadcast_elements, per_element
 from dispatch_flops.formulas.sorting import log2_ceil
 from dispatch_flops.registry import Formula, Rule, add_rule, name_of, register_flops
 
@@ -167,7 +167,7 @@ def addressed(self: Tensor, indices: Any) -> int:
     skipped = [axis for axis, index in enumerate(indices) if index is None]
     kept = math.prod(self.shape[axis] for axis in skipped)
     trailing = math.prod(self.shape[covered + len(skipped) :])
-    return math.prod(torch.broadcast_shapes(*shapes)) * kept * trailing
+    return broadcast_elements(*shapes) * kept * trailing
 
 
 @register_flops(packets("index_put", "_unsafe_index_put", "_index_put_impl"))
@@ -209,11 +209,11 @@ def embedding_dense_backward(
     out: Tensor,
     **_: Any,
 ) -> int:
-    """grad[T, D] added to the rows of weight[V, D]: T·D; divided by how often each occurs: T·D,
-    and T counted. Source: torch._decomp.
+    """grad[T, D] added to the rows of weight[V, D]: T·D; divided by how often each occurs: T·D.
+
+    Source: torch._decomp.
     """
-    n, times = grad_output.numel(), indices.numel()
-    return n + (n + times if scale_grad_by_freq else 0)
+    return grad_output.numel() * (2 if scale_grad_by_freq else 1)
 
 
 @register_flops(packets("embedding_renorm"))

@@ -32,7 +32,7 @@ def comparisons(length: int, keep: int | None = None) -> int:
     k = min(length if keep is None else keep, length)
     if k <= 0:
         return 0
-    sorting = k * log2_ceil(k) - 2 ** log2_ceil(k) + 1
+    sorting = k * log2_ceil(k) - (1 << log2_ceil(k)) + 1
     return sorting + (length - k) * log2_ceil(k + 1)
 
 
@@ -120,19 +120,23 @@ def unique_dim(self: torch.Tensor, dim: int, *args: Any, out: Any, **kwargs: Any
     return m * (comparisons(length) + max(length - 1, 0)) if is_inexact(self) else 0
 
 
+def _searches(boundaries: torch.Tensor, out: torch.Tensor) -> int:
+    length = boundaries.shape[-1] if boundaries.dim() else 1
+    return out.numel() * log2_ceil(length + 1) if is_inexact(boundaries) else 0
+
+
 @register_flops(packets("searchsorted"))
 def searchsorted(
     sorted_sequence: torch.Tensor, self: Any, *_: Any, out: torch.Tensor, **__: Any
 ) -> int:
     """Binary search among L boundaries: ⌈log2(L+1)⌉ comparisons per number."""
-    length = sorted_sequence.shape[-1] if sorted_sequence.dim() else 1
-    return out.numel() * log2_ceil(length + 1) if is_inexact(sorted_sequence) else 0
+    return _searches(sorted_sequence, out)
 
 
 @register_flops(packets("bucketize"))
 def bucketize(self: Any, boundaries: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
     """``searchsorted`` with its arguments the other way round."""
-    return searchsorted(boundaries, self, out=out)
+    return _searches(boundaries, out)
 
 
 @register_flops(packets("isin"))

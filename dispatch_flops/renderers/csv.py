@@ -1,4 +1,4 @@
-"""Comma-separated rows for spreadsheets and data frames: exact integers, names as they are."""
+"""Comma-separated rows for spreadsheets and data frames: exact integers, every text quoted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def _text(rows: Iterable[Row]) -> str:
     writer: csv.DictWriter[str] | None = None
     for row in rows:
         if writer is None:
-            writer = csv.DictWriter(buffer, list(row), lineterminator="\n")
+            # Quotes every text: by itself the writer leaves a lone carriage return bare.
+            writer = csv.DictWriter(
+                buffer, list(row), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
+            )
             writer.writeheader()
         writer.writerow(row)
     return buffer.getvalue().encode(errors="backslashreplace").decode()  # lone surrogates

@@ -6,6 +6,7 @@ left is counted by rules that stand here alone and know no formula of the packag
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ _FREE = """
     index lift_fresh lift_fresh_copy masked_fill narrow new_empty new_full new_ones new_zeros
     ones ones_like permute rand rand_like reshape scalar_tensor scatter select slice split
     split_with_sizes squeeze t transpose unsqueeze view where zeros zeros_like conj_physical
-    logical_and logical_or any all diagonal convert_element_type broadcast_in_dim
+    logical_and logical_or any diagonal convert_element_type broadcast_in_dim
 """
 #: Core ATen keeps these whole; their decompositions are taken from the full table.
 _KEPT_WHOLE = """
@@ -35,7 +36,7 @@ _KEPT_WHOLE = """
     _native_batch_norm_legit_no_training _batch_norm_with_update _batch_norm_no_update
     batch_norm_backward rrelu_with_noise_backward _fused_rms_norm adaptive_max_pool2d
     max_pool2d_with_indices max_pool2d_with_indices_backward _adaptive_avg_pool2d
-    embedding_dense_backward linalg_vector_norm
+    embedding_dense_backward linalg_vector_norm norm dist ldexp
 """
 
 
@@ -57,13 +58,12 @@ def reference_flops(op: Any, *args: Any, **kwargs: Any) -> int:
     return sum(_cost(node) for node in graph.nodes if node.op == "call_function")
 
 
+@functools.cache
 def _table() -> dict[Any, Callable[..., Any]]:
     kept = set(_KEPT_WHOLE.split())
     primitive = set((_ELEMENTWISE + _REDUCTIONS + _FREE).split()) | {"mean", "var", "var_mean"}
     table = dict(core_aten_decompositions())
-    table.update(
-        (op, rule) for op, rule in decomposition_table.items() if _packet_name(op) in kept
-    )
+    table.update((op, rule) for op, rule in decomposition_table.items() if _packet_name(op) in kept)
     return {op: rule for op, rule in table.items() if _packet_name(op) not in primitive}
 
 
@@ -85,14 +85,20 @@ def _cost(node: torch.fx.Node) -> int:
     ):
         return 0
     n = inputs[0].numel() if inputs else 0
+    if name == "reciprocal" and all(_by_a_number(user) for user in node.users):
+        return 0  # number / tensor: one division, which Python makes a reciprocal and a product
     if name in _ELEMENTWISE.split():
-        return int(result.numel())
+        return int(result.numel()) * (2 if node.kwargs.get("alpha", 1) != 1 else 1)
     if name in _REDUCTIONS.split():
         return int(n - result.numel())
     if name in ("scatter_add", "index_put"):
         values = inputs[-1]
         return int(values.numel()) if name == "scatter_add" or node.args[3] else 0
     return {"mean": n, "var": 4 * n, "var_mean": 4 * n}[name]
+
+
+def _by_a_number(node: torch.fx.Node) -> bool:
+    return _packet_name(node.target) == "mul" and not isinstance(node.args[1], torch.fx.Node)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -256,16 +256,16 @@ def test_two_sparse_operands_are_bounded_by_the_smaller_side() -> None:
 
 
 GROUPED = {
-    "2d-3d": ((6, 16), (2, 16, 8), 6 * 16 * 8),
+    "2d-3d": ((16, 24), (2, 24, 8), 16 * 24 * 8),
     "3d-3d": ((2, 3, 16), (2, 16, 8), 2 * 3 * 16 * 8),
-    "2d-2d": ((8, 6), (6, 16), 8 * 6 * 16),
-    "3d-2d": ((2, 8, 16), (16, 6), 8 * 16 * 6),
+    "2d-2d": ((8, 16), (16, 24), 8 * 16 * 24),
+    "3d-2d": ((2, 8, 24), (24, 16), 8 * 24 * 16),
 }
 
 
 @pytest.mark.parametrize(("a", "b", "macs"), GROUPED.values(), ids=GROUPED)
 def test_grouped_mm(a: tuple[int, ...], b: tuple[int, ...], macs: int) -> None:
-    ends = None if len(a) == len(b) == 3 else torch.tensor([3, 6], dtype=torch.int32)
+    ends = None if len(a) == len(b) == 3 else torch.tensor([8, 16], dtype=torch.int32)
     left = rand(*a, dtype=torch.bfloat16)
     right = rand(*b, dtype=torch.bfloat16).transpose(-2, -1).contiguous().transpose(-2, -1)
     assert counted(lambda: torch._grouped_mm(left, right, offs=ends)) == (macs, 2 * macs)

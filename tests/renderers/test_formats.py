@@ -148,7 +148,8 @@ def test_trace_by_flops_has_a_track_per_phase() -> None:
 
 
 def test_trace_falls_back_to_flops() -> None:
-    assert _spans(trace.render(SMALL["hostile"]()))[0]["dur"] == pytest.approx(2 * 36 / 1e6)
+    macs = sum(range(1, len(HOSTILE_NAMES) + 1))
+    assert _spans(trace.render(SMALL["hostile"]()))[0]["dur"] == pytest.approx(2 * macs / 1e6)
     assert _spans(trace.render(SMALL["empty"]())) == []
 
 

@@ -169,11 +169,10 @@ def _call(case: Case, sample: Any, grad: bool) -> Any:
     input, args, kwargs = _fresh((sample.input, sample.args, sample.kwargs))
     if case.variant == "inplace":
         return case.info.inplace_variant(input, *args, **kwargs)
-    if case.variant == "out":
-        result = case.info(input, *args, **kwargs)
-        out = tree_map_only(torch.Tensor, torch.empty_like, result)
-        return case.info(input, *args, out=out, **kwargs)
     result = case.info(input, *args, **kwargs)
+    if case.variant == "out":
+        out = tree_map_only(torch.Tensor, torch.zeros_like, result)
+        result = case.info(input, *args, out=out, **kwargs)
     if grad:
         leaves = [t for t in tensors((input, args, kwargs)) if t.requires_grad and t.is_leaf]
         backward(sample.output_process_fn_grad(result))

@@ -1,0 +1,59 @@
+"""Tensors that have a shape and no values: on the meta device, and fake ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+
+from dispatch_flops.pricing import tensors_in
+
+_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_ADVICE = (
+    "dispatch_flops: {} reads values, and a tensor on the meta device (or a fake one) has none. "
+    "Give the model what it looks for in its data, such as a 4-D attention mask; or pass "
+    "meta_value=1 to FlopCounterMode, the answer to every value that is read; or run on real "
+    "tensors."
+)
+
+
+def has_no_data(value: Any) -> bool:
+    """True for tensors that have a shape and nothing else."""
+    return isinstance(value, torch.Tensor) and (value.is_meta or isinstance(value, FakeTensor))
+
+
+def reads_data(func: OpOverload) -> bool:
+    """True if the operator's result, or its result's shape, hangs on values."""
+    return any(tag in func.tags for tag in _TAGS)
+
+
+def run(
+    call: Callable[..., Any],
+    func: OpOverload,
+    args: Any,
+    kwargs: dict[str, Any],
+    meta_value: float | None,
+) -> Any:
+    """Runs ``call``, an operator that reads data; what it raises for lack of it says what to do.
+
+    meta_value: answers ``.item()`` and its like on tensors without data; None: nothing does.
+    """
+    if not any(has_no_data(tensor) for tensor in tensors_in((args, kwargs))):
+        return call(*args, **kwargs)
+    if func is _ITEM and meta_value is not None:
+        return _as_scalar(meta_value, args[0].dtype)
+    try:
+        return call(*args, **kwargs)
+    except Exception as error:
+        error.add_note(_ADVICE.format(func))
+        raise
+
+
+def _as_scalar(value: float, dtype: torch.dtype) -> bool | int | float:
+    if dtype is torch.bool:
+        return bool(value)
+    return float(value) if dtype.is_floating_point else int(value)

@@ -1,0 +1,106 @@
+"""Rates, utilisations and rooflines on hand-built profiles with round peaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatch_flops.cost import OpCost
+from dispatch_flops.efficiency import flops_per_s, hfu, mfu, node_roofline, roofline
+from dispatch_flops.hardware import MACHINES, Machine, find
+from dispatch_flops.tree import ModuleNode, OpTotal, Profile
+
+MACHINE = Machine(
+    name="test", flops_per_s={"float32": 100.0, "bfloat16": 400.0}, bytes_per_s=10.0
+)
+
+
+def op(phase: str = "forward", dtype: str | None = "float32", flops: int = 0, moved: int = 0):
+    cost = OpCost(flops=flops, bytes_read=moved)
+    return OpTotal(op="aten.mm.default", phase=phase, dtype=dtype, calls=1, cost=cost)
+
+
+def profile(*ops: OpTotal, latency_s: float | None = None) -> Profile:
+    return Profile(root=ModuleNode(fqn="", class_name="Net", ops=ops, latency_s=latency_s))
+
+
+def test_utilisation_in_one_dtype() -> None:
+    p = profile(op(flops=60), op("backward", flops=140), op("recompute", flops=50))
+    assert mfu(p, MACHINE, 4.0) == (60 + 140) / (100 * 4.0)
+    assert hfu(p, MACHINE, 4.0) == (60 + 140 + 50) / (100 * 4.0)
+
+
+def test_each_dtype_is_held_against_its_own_peak() -> None:
+    p = profile(op(flops=100), op(dtype="bfloat16", flops=400))
+    assert mfu(p, MACHINE, 4.0) == (100 / 100 + 400 / 400) / 4.0
+
+
+def test_an_unknown_peak_gives_none_never_a_number() -> None:
+    p = profile(op(flops=100), op(dtype="float16", flops=1))
+    assert mfu(p, MACHINE, 1.0) is None
+    assert mfu(p, None, 1.0) is None
+    assert mfu(profile(op(flops=1)), MACHINE, None) is None
+    assert mfu(profile(op(flops=1)), MACHINE, 0.0) is None
+
+
+def test_work_without_flops_needs_no_peak() -> None:
+    assert mfu(profile(op(flops=50), op(dtype="int64")), MACHINE, 1.0) == 0.5
+
+
+def test_a_value_above_the_peak_is_shown() -> None:
+    p = profile(op(flops=300), latency_s=1.0)
+    assert mfu(p, MACHINE, 1.0) == 3.0
+    assert node_roofline(p.root, MACHINE).exceeds_peak
+
+
+def test_the_roofline_takes_the_longer_of_computing_and_moving() -> None:
+    compute_bound = roofline([op(flops=1000, moved=20)], MACHINE)  # 10 s against 2 s
+    assert (compute_bound.attainable_s, compute_bound.bound) == (10.0, "compute")
+    assert compute_bound.attainable_flops_per_s == 100.0
+    assert compute_bound.arithmetic_intensity == 50.0
+    memory_bound = roofline([op(flops=100, moved=40)], MACHINE)  # 1 s against 4 s
+    assert (memory_bound.attainable_s, memory_bound.bound) == (4.0, "memory")
+    assert memory_bound.attainable_flops_per_s == 25.0
+
+
+def test_operators_run_one_after_the_other() -> None:
+    both = roofline([op(flops=1000, moved=20), op(flops=100, moved=40)], MACHINE)
+    assert both.attainable_s == 10.0 + 4.0
+    assert both.bound == "compute"
+
+
+def test_a_roofline_without_a_machine_still_knows_the_work() -> None:
+    nothing = roofline([op(flops=6, moved=3)], None)
+    assert nothing.arithmetic_intensity == 2.0
+    assert nothing.attainable_s is None
+    assert nothing.bound is None
+
+
+def test_rates() -> None:
+    assert flops_per_s(OpCost(flops=6), 2.0) == 3.0
+    assert flops_per_s(OpCost(flops=6), None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA L40S", "NVIDIA L40S"),
+        ("NVIDIA L4", "NVIDIA L4"),
+        ("NVIDIA GeForce GTX 970", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_machines_are_found_by_the_drivers_name(name: str | None, expected: str | None) -> None:
+    machine = find(name)
+    assert (machine.name if machine else None) == expected
+
+
+def test_every_machine_has_a_source_and_sane_figures() -> None:
+    for machine in MACHINES.values():
+        assert machine.source
+        assert machine.bytes_per_s and machine.bytes_per_s > 1e11
+        half = machine.flops_per_s["float16"]
+        assert half >= machine.flops_per_s["float32"] > 1e12
+        assert machine.peak("float8_e4m3fn") == machine.flops_per_s.get("float8")
