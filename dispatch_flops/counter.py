@@ -25,6 +25,7 @@ from dispatch_flops.errors import (
 from dispatch_flops.ledger import Ledger, Observed
 from dispatch_flops.mode import CountingMode
 from dispatch_flops.names import ModuleNames
+from dispatch_flops.opaque import OpaqueModules
 from dispatch_flops.registry import Causal, Conventions, Formula, Subclass
 from dispatch_flops.stance import eager_stance
 from dispatch_flops.timed import OwnTime, TimedMode, TimedTracker, timed_parts
@@ -134,6 +135,12 @@ class FlopCounterMode:
         with self._session.in_thread():
             yield
 
+    def note_running(self, module: nn.Module) -> None:
+        """Say that ``module``'s forward runs already: the block was entered in its midst."""
+        if self._session is None:
+            raise NotProfiledError("note_running() works inside the counter's block only")
+        self._session.note_running(module)
+
     # -- results --------------------------------------------------------------------------------
 
     @property
@@ -228,6 +235,7 @@ class _Session:
             self._tracker = Tracker(self._names)
             self._mode = CountingMode(self._tracker, **options)
         self._tracker.is_mode_on = self._is_on
+        self._opaque = OpaqueModules(self._tracker, conventions, own_rules)
         self._undo = ExitStack()
 
     def open(self) -> None:
@@ -237,27 +245,39 @@ class _Session:
                 undo.enter_context(self._clock)
             self._tracker.start()
             undo.callback(self._tracker.stop)
+            undo.enter_context(self._opaque)
             undo.enter_context(self._mode)
             self._undo = undo.pop_all()
 
     def close(self) -> None:
         self._undo.close()
 
+    def note_running(self, module: nn.Module) -> None:
+        self._tracker._enter_module(module, ())
+        if self._clock is not None:
+            self._clock._before(module, ())
+
     @contextmanager
     def in_thread(self) -> Iterator[None]:
-        self._tracker.join_thread()
-        with self._mode:
+        if self._is_on():
             yield
+            return
+        self._tracker.join_thread(entered=True)
+        try:
+            with self._mode:
+                yield
+        finally:
+            self._tracker.leave_thread()
 
     def profile(self) -> Profile:
         with _disable_current_modes():
-            self._fold()
             seen = Observed(
-                calls=dict(self._tracker.calls),
-                used_params=self._mode.used_params,
+                calls=self._tracker.calls(),
+                used_params=self._tracker.used_params(),
+                tokens=self._tracker.tokens(),
                 latency_s=self._clock.seconds() if self._clock is not None else {},
             )
-            return self._ledger.freeze(
+            return self._ledger.with_open(self._tracker.places()).freeze(
                 self._names,
                 seen,
                 scope=Scope(
@@ -277,7 +297,7 @@ class _Session:
         )
 
     def _fold(self) -> None:
-        self._ledger.fold(self._tracker.places())
+        self._ledger.fold(self._tracker.join_thread().places.values())
 
     def _is_on(self) -> bool:
         return any(mode is self._mode for mode in _get_current_dispatch_mode_stack())

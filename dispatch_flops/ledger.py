@@ -7,9 +7,10 @@ modules x operators however many shapes a run goes through.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -91,14 +92,31 @@ class Ledger:
 
     def __init__(self) -> None:
         self._balances: defaultdict[_Account, _Balance] = defaultdict(_Balance)
+        self._lock = threading.Lock()
 
     def fold(self, places: Iterable[Place]) -> None:
-        """Book the calls that ``places`` hold, and empty them."""
-        for place in places:
-            counts, place.counts = place.counts, defaultdict(int)
-            seconds, place.seconds = place.seconds, defaultdict(float)
-            for entry, calls in counts.items():
-                self._book(place, entry, calls, seconds.get(entry))
+        """Book the calls that ``places``, of the calling thread, hold, and empty them."""
+        with self._lock:
+            for place in places:
+                counts, place.counts = place.counts, defaultdict(int)
+                seconds, place.seconds = place.seconds, defaultdict(float)
+                self._book_all(place, counts, seconds)
+
+    def with_open(self, places: Iterable[Place]) -> Ledger:
+        """These books and what ``places`` hold just now; threads may go on counting there."""
+        ledger = Ledger()
+        with self._lock:
+            for account, balance in self._balances.items():
+                ledger._balances[account] = replace(balance)
+            for place in places:
+                ledger._book_all(place, place.counts.copy(), place.seconds.copy())
+        return ledger
+
+    def _book_all(
+        self, place: Place, counts: Mapping[Any, int], seconds: Mapping[Any, float]
+    ) -> None:
+        for entry, calls in counts.items():
+            self._book(place, entry, calls, seconds.get(entry))
 
     def _book(self, place: Place, entry: Entry, calls: int, seconds: float | None) -> None:
         balance = self._balances[
@@ -307,8 +325,16 @@ def elements_of(parameter: Any) -> int:
     return int(parameter.numel())
 
 
-def _modules(module: nn.Module | None) -> Iterator[nn.Module]:
-    return module.modules() if module is not None else iter(())
+def _modules(top: nn.Module | None) -> list[nn.Module]:
+    """``top`` and every module below it, once; ``modules()`` recurses, and deep models exist."""
+    found = {id(top): top} if top is not None else {}
+    queue = list(found.values())
+    for module in queue:
+        for child in module._modules.values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                queue.append(child)
+    return queue
 
 
 def _class_name(fqn: str) -> str:

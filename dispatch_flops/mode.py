@@ -81,8 +81,6 @@ class CountingMode(TorchDispatchMode):
         on_full: Callable[[], None],
     ) -> None:
         super().__init__()
-        self.used_params: set[int] = set()
-        self.paused = 0
         self.last_call_s: float | None = None  # seconds of the call just run, where they are taken
         self._tracker = tracker
         self._local = tracker._local
@@ -136,14 +134,14 @@ class CountingMode(TorchDispatchMode):
                 ):
                     key: Any = (a.shape, a.dtype, a.layout, b.shape, b.dtype, b.layout)
                 else:
-                    key = _key(args, kwargs, self.used_params)
+                    key = _key(args, kwargs, thread.noting)
                 entry = plan.cache[key]
             except KeyError:
                 entry = self._price(plan, key, args, kwargs or {}, out)
             except (TypeError, RuntimeError):  # no hash, or (nested tensors) no shape
                 entry = self._price(plan, None, args, kwargs or {}, out)
         elif args and args[0].__class__ is _Parameter:
-            self.used_params.add(id(args[0]))
+            thread.noting.add(id(args[0]))
         task = _graph_task()
         place = thread.current
         if task != -1 or place is None:
@@ -197,7 +195,7 @@ class CountingMode(TorchDispatchMode):
     ) -> tuple[bool, Any]:
         """Runs the call; (True, result) if nothing is left to book."""
         func = plan.func
-        if plan.metadata or self.paused:
+        if plan.metadata:
             return True, func(*args, **kwargs)
         if types and not self._are_plain(types):
             return self._on_wrapper(plan, types, args, kwargs)
@@ -232,7 +230,7 @@ class CountingMode(TorchDispatchMode):
         """
         func = plan.func
         logical = self._conventions.subclass == "logical" and not _is_nested(types)
-        self.used_params.update(
+        self._tracker.join_thread().noting.update(
             id(t) for t in tensors_in((args, kwargs)) if isinstance(t, _Parameter)
         )
         if plan.rule is not None and not plan.rule.builtin:
@@ -262,15 +260,15 @@ class CountingMode(TorchDispatchMode):
         rule = plan.rule
         assert rule is not None
         entry = price(plan.name, plan.func, rule, args, kwargs, out, self._conventions)
+        if self._signatures >= _LIMIT and not self.higher_order.aside:
+            self._forget_signatures()
+        self._signatures += 1
         if key is not None and rule.cacheable and _all_strided(args, kwargs):
-            if self._signatures >= _LIMIT and not self.higher_order.aside:
-                self._forget_signatures()
             plan.cache[key] = entry
-            self._signatures += 1
         return entry
 
     def _forget_signatures(self) -> None:
-        for plan in self._plans.values():
+        for plan in list(self._plans.values()):
             plan.cache.clear()
         self._signatures = 0
         self._on_full()

@@ -24,6 +24,8 @@ class Named:
 
     shared: the module, or one above it, has several parents, so that its name depends on
     who calls it. wrapper: this is ``torch.compile``'s wrapper of the module of that name.
+    expert: one of a mixture's experts: an entry of a ModuleList or ModuleDict, where the list's
+    name or the entry's class says "expert".
     """
 
     fqn: str
@@ -31,7 +33,7 @@ class Named:
     parent: Named | None
     shared: bool = False
     wrapper: bool = False
-    known: bool = True
+    expert: bool = False
     edges: list[tuple[Named, str]] = field(default_factory=list)
 
 
@@ -76,11 +78,15 @@ class ModuleNames:
                 below[named.parent.fqn].append(fqn)
         return below
 
+    def experts(self) -> list[str]:
+        """Names of the experts of mixtures."""
+        return [fqn for fqn, named in list(self.nodes.items()) if named.expert]
+
     # -- known modules ----------------------------------------------------------------------
 
-    def _add_tree(self, top: nn.Module, fqn: str, parent: Named | None, known: bool = True) -> Named:
+    def _add_tree(self, top: nn.Module, fqn: str, parent: Named | None) -> Named:
         """Name ``top`` and all below it; a module met a second time gets one more edge."""
-        named = self._add(top, fqn, parent, known)
+        named = self._add(top, fqn, parent)
         stack = [named]
         while stack:
             above = stack.pop()
@@ -92,26 +98,28 @@ class ModuleNames:
                     continue
                 seen = self._by_id.get(id(child))
                 if seen is not None and seen.module() is child:
+                    if seen in self.roots and not self._adopting:
+                        continue  # what the user calls the model stays the model, whoever wraps it
                     seen.edges.append((above, name))
                     self._mark_shared(seen)
                     continue
                 if name == WRAPPED:
                     above.wrapper = True
-                    below = Named(above.fqn, weakref.ref(child), above.parent, known=known)
+                    below = Named(above.fqn, weakref.ref(child), above.parent)
                     self._by_id[id(child)] = below
                     self.nodes[above.fqn] = below
                 else:
-                    below = self._add(child, join(above.fqn, name), above, known)
+                    below = self._add(child, join(above.fqn, name), above)
                 below.edges.append((above, name))
                 below.shared = above.shared
                 new.append(below)
             stack.extend(reversed(new))
         return named
 
-    def _add(self, module: nn.Module, fqn: str, parent: Named | None, known: bool) -> Named:
+    def _add(self, module: nn.Module, fqn: str, parent: Named | None) -> Named:
         if parent is not None:
             parent = self.nodes[parent.fqn]
-        named = Named(fqn, weakref.ref(module), parent, known=known)
+        named = Named(fqn, weakref.ref(module), parent, expert=_is_expert(module, parent))
         self._by_id[id(module)] = named
         self.nodes[fqn] = named
         return named
@@ -167,7 +175,9 @@ class ModuleNames:
         return None
 
     def _alias(self, module: nn.Module, fqn: str, parent: Named) -> Named:
-        named = Named(fqn, weakref.ref(module), self.nodes[parent.fqn], shared=True)
+        parent = self.nodes[parent.fqn]
+        expert = _is_expert(module, parent)
+        named = Named(fqn, weakref.ref(module), parent, shared=True, expert=expert)
         self.nodes[fqn] = named
         return named
 
@@ -180,35 +190,41 @@ class ModuleNames:
             if held is not None:
                 return held
             return self._add_tree(
-                module, self._unique(join(caller.fqn, f"<{type(module).__name__}>")), caller, False
+                module, self._unique(join(caller.fqn, f"<{type(module).__name__}>")), caller
             )
+        inner = module._modules.get(WRAPPED)
+        wrapped = self._by_id.get(id(inner)) if inner is not None else None
+        if wrapped is not None and wrapped.module() is inner:
+            named = Named(wrapped.fqn, weakref.ref(module), wrapped.parent, wrapper=True)
+            self._by_id[id(module)] = named
+            return named
         name = type(module).__name__
         if self._adopting:
             root = self._add_tree(module, self._unique(name), None)
-            self.roots.append(root)
+            self.roots = [known for known in self.roots if known.fqn != root.fqn] + [root]
             return root
-        return self._add_tree(module, self._unique(f"{OUTSIDE}.{name}"), None, False)
+        return self._add_tree(module, self._unique(f"{OUTSIDE}.{name}"), None)
 
     def _held_by(self, module: nn.Module, caller: Named) -> Named | None:
         """The module's place below its caller, if it was put there after the walk."""
         top = caller.module()
         if top is None:
             return None
-        for path, candidate in top.named_modules():
-            if candidate is module:
-                fqn = caller.fqn
-                at = caller
-                current = top
-                for name in path.split("."):
-                    current = current._modules[name]  # type: ignore[assignment]
-                    fqn = fqn if name == WRAPPED else join(fqn, name)
-                    known = self._by_id.get(id(current))
-                    if known is not None and known.module() is current and known.fqn == fqn:
-                        at = known
-                        continue
-                    at = self._add_tree(current, fqn, at)
-                return at
-        return None
+        path = _path_to(module, top)
+        return None if path is None else self._add_path(caller, top, path)
+
+    def _add_path(self, at: Named, module: nn.Module, path: Sequence[str]) -> Named:
+        """The place ``path`` below ``at``, where ``module`` is; what is new on the way is named."""
+        fqn = at.fqn
+        for name in path:
+            module = module._modules[name]  # type: ignore[assignment]
+            fqn = fqn if name == WRAPPED else join(fqn, name)
+            known = self._by_id.get(id(module))
+            if known is not None and known.module() is module and known.fqn == fqn:
+                at = known
+            else:
+                at = self._add_tree(module, fqn, at)
+        return at
 
     def _unique(self, name: str) -> str:
         """``name``, numbered if a module that is still alive has it."""
@@ -217,6 +233,35 @@ class ModuleNames:
             number += 1
             candidate = f"{name}_{number}"
         return candidate
+
+
+def _path_to(module: nn.Module, top: nn.Module) -> list[str] | None:
+    """The names that lead from ``top`` down to ``module``; None if it is not there."""
+    above: dict[int, tuple[nn.Module, str]] = {}
+    queue = [top]
+    for at in queue:
+        for name, child in at._modules.items():
+            if child is not None and id(child) not in above:
+                above[id(child)] = at, name
+                queue.append(child)
+        if id(module) in above:
+            break
+    else:
+        return None
+    path: list[str] = []
+    while module is not top:
+        module, name = above[id(module)]
+        path.append(name)
+    return path[::-1]
+
+
+def _is_expert(module: nn.Module, parent: Named | None) -> bool:
+    """True for an entry of a ModuleList or ModuleDict that calls itself one of experts."""
+    container = parent.module() if parent is not None else None
+    if parent is None or not isinstance(container, (nn.ModuleList, nn.ModuleDict)):
+        return False
+    holder = parent.fqn.rsplit(".", 1)[-1]
+    return "expert" in f"{holder} {type(module).__name__} {type(container).__name__}".lower()
 
 
 def join(parent: str, name: str) -> str:

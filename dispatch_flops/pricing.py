@@ -31,12 +31,13 @@ def price(
     The entry's cost is then None and its error says what went wrong.
     """
     dtype = compute_dtype(args, kwargs, out)
+    kwargs = _without_outs(func, kwargs)
     try:
         with using(conventions):
             answer = rule.formula(*args, out=out, **kwargs)
         own, shares = _as_cost(answer)
         if rule.moves and not (own.bytes_read or own.bytes_written):
-            read, written = moved_bytes(func, args, kwargs, out)
+            read, written = (0, 0) if _is_view(func) else moved_bytes((args, kwargs), out)
             own = OpCost(macs=own.macs, flops=own.flops, bytes_read=read, bytes_written=written)
     except Exception as error:
         return Entry(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
@@ -61,18 +62,21 @@ def _as_cost(answer: Any) -> tuple[OpCost, tuple[Any, ...]]:
     return answer, shares
 
 
-def moved_bytes(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> tuple[int, int]:
-    """Bytes that an unfused op must read and write: elements x element size; a view moves none."""
-    read_kwargs = kwargs
-    if isinstance(func, OpOverload):
-        if func.is_view:
-            return 0, 0
-        if kwargs:
-            outs = {argument.name for argument in func._schema.arguments if argument.is_out}
-            read_kwargs = {name: value for name, value in kwargs.items() if name not in outs}
-    read = sum(tensor_bytes(t) for t in tensors_in((args, read_kwargs)))
+def _without_outs(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs among keyword arguments: the tensors of an ``out=`` variant are its result."""
+    if not kwargs or not isinstance(func, OpOverload):
+        return kwargs
+    outs = {argument.name for argument in func._schema.arguments if argument.is_out}
+    return {name: value for name, value in kwargs.items() if name not in outs} if outs else kwargs
+
+
+def _is_view(func: Any) -> bool:
+    return isinstance(func, OpOverload) and func.is_view
+
+
+def moved_bytes(inputs: Any, out: Any) -> tuple[int, int]:
+    """Bytes that an unfused op must read and write: elements x element size of all tensors."""
+    read = sum(tensor_bytes(t) for t in tensors_in(inputs))
     written = sum(tensor_bytes(t) for t in tensors_in(out))
     return read, written
 

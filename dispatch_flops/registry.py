@@ -208,6 +208,12 @@ def lookup(op: Any, extra: Mapping[Any, Rule] | None = None) -> Rule | None:
     return _rule_from_torch(op)
 
 
+def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:
+    """The rules of ``nn.Module`` classes; ``extra`` (one counter's own) before the registry's."""
+    known = {**_RULES, **extra}
+    return {key: rule for key, rule in known.items() if isinstance(key, type)}
+
+
 def rules() -> dict[str, Rule]:
     """Every registered rule by the name of its operator, sorted."""
     return dict(sorted((name_of(key), rule) for key, rule in _RULES.items()))

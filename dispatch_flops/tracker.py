@@ -9,10 +9,13 @@ nothing is written on the user's modules.
 
 from __future__ import annotations
 
+import inspect
+import math
 import sys
 import threading
+import weakref
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -33,6 +36,7 @@ from dispatch_flops.names import ModuleNames, Named
 from dispatch_flops.tree import OUTSIDE
 
 _sequence_nr = torch._C._autograd._get_sequence_nr
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _current_node = torch._C._current_autograd_node
 _graph_task = torch._C._current_graph_task_id
 _grad_enabled = torch.is_grad_enabled
@@ -41,6 +45,13 @@ _NO_TASK = -1
 ACCUMULATION = f"{OUTSIDE}.gradient accumulation"
 AFTER_BACKWARD = f"{OUTSIDE}.after backward"
 UNATTRIBUTED = f"{OUTSIDE}.backward of a forward outside the block"
+AMBIGUOUS = f"{OUTSIDE}.backward that several threads may have made"
+# What torch itself does between backward and optimizer step, told by the calling module.
+_PARTS = {
+    "torch.nn.utils.clip_grad": f"{OUTSIDE}.gradient clipping",
+    "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
+}
+_PARTS_DEPTH = 16  # frames between an operator and the function that asked for it
 
 
 class Place:
@@ -60,32 +71,46 @@ class Place:
 
 
 class Frame:
-    """One entry of the module stack.
+    """One entry of the module stack: a module, or (named is None, step is not 0) an optimizer.
 
-    task: the graph task (backward pass) in which the module was entered; -1 for none.
+    task: the graph task (backward pass) in which it was entered; -1 for none.
+    step: the id of the Python frame that runs the optimizer's step.
     """
 
-    __slots__ = ("named", "owner", "place", "task")
+    __slots__ = ("named", "owner", "place", "step", "task")
 
-    def __init__(self, named: Named | None, owner: Any, place: Place | None, task: int) -> None:
+    def __init__(
+        self, named: Named | None, owner: Any, place: Place | None, task: int, step: int = 0
+    ) -> None:
         self.named = named
         self.owner = owner
         self.place = place
         self.task = task
+        self.step = step
 
 
-class _Thread:
-    """What is known of one thread: sequence numbers and stacks are per thread."""
+class Thread:
+    """What is known of one thread: sequence numbers and stacks are per thread.
 
-    def __init__(self, start: int) -> None:
+    entered: the thread entered the counter; else it is one of autograd's own.
+    current: the place of the operator that comes next; None where ``locate`` has to say it.
+    used_params: ids of the parameters that took part; noting: where the mode writes them now.
+    """
+
+    def __init__(self, start: int, *, entered: bool) -> None:
+        self.entered = entered
         self.stack: list[Frame] = [Frame(None, None, None, _NO_TASK)]
         self.places: dict[tuple[str, Phase], Place] = {}
+        self.calls: defaultdict[str, int] = defaultdict(int)
+        self.tokens: defaultdict[str, int] = defaultdict(int)
+        self.used_params: set[int] = set()
+        self.noting = self.used_params
         self.seqs: list[int] = [-1, start]
         self.fqns: list[str] = [UNATTRIBUTED, OUTSIDE]
-        self.last_seq = start
+        self.start = self.last_seq = start
         self.after_backward = False
+        self.made_graph_in_backward = False
         self.recompute_task = _NO_TASK
-        # The place of the innermost module; None where an operator has to be located first.
         self.current: Place | None = self.place(OUTSIDE, "forward")
 
     def place(self, fqn: str, phase: Phase) -> Place:
@@ -107,35 +132,33 @@ class _Thread:
     def owner_of(self, seq: int) -> str:
         return self.fqns[bisect_right(self.seqs, seq) - 1]
 
+    def made(self, seq: int) -> bool:
+        """True if this thread, while followed, gave this sequence number to some node."""
+        return self.start <= seq <= self.last_seq
+
 
 class Tracker:
     """Follows modules, backward passes and optimizers from ``start`` to ``stop``.
 
-    on_enter, on_leave: called with the module's place as it starts and ends (the clock).
+    is_mode_on: says whether the mode sees the operators of the calling thread.
     """
 
     def __init__(
-        self,
-        names: ModuleNames,
-        *,
-        is_mode_on: Callable[[], bool] = lambda: True,
-        on_enter: Callable[[Place, nn.Module, Any], None] | None = None,
-        on_leave: Callable[[Place, nn.Module], None] | None = None,
+        self, names: ModuleNames, *, is_mode_on: Callable[[], bool] = lambda: True
     ) -> None:
         self.names = names
-        self.calls: defaultdict[str, int] = defaultdict(int)
         self.in_bodies = 0  # higher-order operators' functions at work: their graphs are no modules
         self.is_mode_on = is_mode_on
-        self._on_enter = on_enter
-        self._on_leave = on_leave
         self._local = threading.local()
-        self._threads: list[_Thread] = []
-        self._home: _Thread | None = None
+        self._threads: list[Thread] = []
+        self._home: Thread | None = None
+        # For each checkpointed function that calls modules: who called it.
+        self._checkpoints: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._hooks = ExitStack()
 
     def start(self) -> None:
         """Install the hooks; this thread becomes the one whose backward passes are followed."""
-        self._home = self.join_thread()
+        self._home = self.join_thread(entered=True)
         for handle in (
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
@@ -148,87 +171,155 @@ class Tracker:
         """Remove the hooks; what was collected stays."""
         self._hooks.close()
 
-    def join_thread(self) -> _Thread:
+    def join_thread(self, *, entered: bool = False) -> Thread:
         """This thread's state; from now on its modules are followed."""
-        thread = getattr(self._local, "thread", None)
+        thread: Thread | None = getattr(self._local, "thread", None)
         if thread is None:
-            thread = self._local.thread = _Thread(_sequence_nr())
-            self._threads.append(thread)
+            thread = getattr(self._local, "left", None)
+            if thread is None:
+                thread = Thread(_sequence_nr(), entered=entered)
+                self._threads.append(thread)
+            self._local.thread = thread
         return thread
 
+    def leave_thread(self) -> None:
+        """This thread's modules are followed no more, unless it joins again."""
+        self._local.left = self._local.__dict__.pop("thread", None)
+
+    # -- what was collected, of all threads ---------------------------------------------------
+
     def places(self) -> list[Place]:
-        """Everything collected, of all threads."""
-        return [place for thread in self._threads for place in thread.places.values()]
+        return [place for thread in self._threads for place in list(thread.places.values())]
+
+    def calls(self) -> Counter[str]:
+        """``{fqn: times its forward ran}``."""
+        return sum((Counter(thread.calls) for thread in self._threads), start=Counter())
+
+    def tokens(self) -> dict[str, int]:
+        """``{fqn: rows that entered}`` of a mixture's experts; 0 for those not called."""
+        rows = sum((Counter(thread.tokens) for thread in self._threads), start=Counter[str]())
+        calls = self.calls()
+        return {
+            fqn: rows[fqn] for fqn in self.names.experts() if fqn in rows or not calls[fqn]
+        }
+
+    def used_params(self) -> set[int]:
+        """Ids of the parameters that took part in an operator, optimizers' work aside."""
+        return set().union(*(thread.used_params for thread in self._threads))
 
     # -- where an operator belongs ------------------------------------------------------------
 
-    def locate(self, thread: _Thread, task: int) -> Place:
+    def locate(self, thread: Thread, task: int) -> Place:
         """The place of the operator that runs now, in graph task ``task`` (-1: none)."""
         if task == _NO_TASK:
-            return self._locate_outside(thread)
+            return self._locate_outside_backward(thread)
         frame = thread.stack[-1]
         if frame.task == task and frame.place is not None:
             return frame.place
-        self._note_backward(self._home or thread)
+        self._note_backward(thread)
+        # A backward pass that a module runs while it is itself run again is run again, too.
+        phase: Phase = "backward"
+        if frame.named is not None and frame.task != _NO_TASK:
+            phase = "recompute"
         node = _current_node()
         if node is None:
-            return thread.place(frame.named.fqn if frame.named else OUTSIDE, "backward")
-        seq = node._sequence_nr()
-        if seq >> 63:  # AccumulateGrad has no sequence number of its own
-            return thread.place(ACCUMULATION, "backward")
-        fqn = self._timeline(thread, task).owner_of(seq)
-        if not _grad_enabled():
-            return thread.place(fqn, "backward")
-        # With create_graph, and in a function that is run again, new nodes come into being:
-        # they belong where the node at work belongs.
-        thread.mark(thread.last_seq, fqn)
-        return thread.place(fqn, "recompute" if _is_recomputing(node) else "backward")
+            return thread.place(frame.named.fqn if frame.named else OUTSIDE, phase)
+        fqn = self._maker_of(node, thread, task)
+        if _grad_enabled():
+            # With create_graph, and in a function that is run again, new nodes come into being:
+            # they belong where the node at work belongs.
+            if (function := self._recomputed_by(node, fqn)) is not None:
+                fqn, phase = function, "recompute"
+            else:
+                thread.made_graph_in_backward = True
+            thread.mark(thread.last_seq, fqn)
+        return thread.place(fqn, phase)
 
-    @staticmethod
-    def _note_backward(thread: _Thread) -> None:
-        if not thread.after_backward:
-            thread.after_backward = True
-            if len(thread.stack) == 1:
-                thread.current = None
-
-    def _locate_outside(self, thread: _Thread) -> Place:
-        """An operator in no module and no backward pass, after a backward pass."""
-        if thread.after_backward and not _grad_enabled():
-            return thread.place(AFTER_BACKWARD, "optimizer")
-        return thread.place(OUTSIDE, "forward")
-
-    def _timeline(self, thread: _Thread, task: int) -> _Thread:
-        """Whose sequence numbers the backward nodes of ``task`` have.
+    def _maker_of(self, node: Any, thread: Thread, task: int) -> str:
+        """The module in whose forward a backward node was made.
 
         On CPU, backward runs in the thread that asked for it. On other devices it runs in a
-        thread of its own, on nodes of the thread that ran forward; only where a reentrant
-        checkpoint ran forward again in that very thread, the backward nested in it (a later
-        graph task) has the thread's own numbers.
+        thread of autograd's own, on nodes of the thread that ran forward; that thread makes
+        nodes itself only where it runs a checkpointed function again (then the backward nested
+        in it, a later graph task, works on those) or with create_graph.
         """
+        seq = node._sequence_nr()
+        if seq >> 63:  # AccumulateGrad has no sequence number of its own
+            return ACCUMULATION
+        if len(self._threads) == 1:
+            return thread.owner_of(seq)
+        if thread.made(seq) and (thread.entered or _NO_TASK < thread.recompute_task < task):
+            return thread.owner_of(seq)
+        others = [other for other in self._threads if other is not thread and other.made(seq)]
+        if not others or (thread.made(seq) and thread.made_graph_in_backward):
+            return AMBIGUOUS if others else thread.owner_of(seq)
         home = self._home
-        if home is None or thread is home:
-            return thread
-        return thread if _NO_TASK < thread.recompute_task < task else home
+        return (home if home in others else others[0]).owner_of(seq)
+
+    def _note_backward(self, thread: Thread) -> None:
+        if not thread.entered and self._home is not None:
+            thread = self._home
+        thread.current = None
+        if len(thread.stack) == 1:
+            thread.after_backward = True
+            thread.noting = set()
+
+    def _locate_outside_backward(self, thread: Thread) -> Place:
+        """An operator in no backward pass: the first after one, or one of an optimizer."""
+        while (frame := thread.stack[-1]).step and _step_is_over(frame):
+            thread.stack.pop()
+        self._resume(thread, thread.last_seq)
+        if frame.place is not None:
+            return frame.place
+        if thread.after_backward:
+            part = _part_of_torch()
+            if part is not None or not _grad_enabled():
+                return thread.place(part or AFTER_BACKWARD, "optimizer")
+        return thread.place(OUTSIDE, "forward")
+
+    def _resume(self, thread: Thread, seq: int) -> None:
+        """What is on top of the stack is at work from sequence number ``seq`` on."""
+        frame = thread.stack[-1]
+        if frame.place is None:
+            thread.mark(seq, OUTSIDE)
+            thread.current = None if thread.after_backward else thread.place(OUTSIDE, "forward")
+        else:
+            thread.mark(seq, frame.place.fqn)
+            thread.current = None if frame.step else frame.place
+        quiet = frame.step or (frame.place is None and thread.after_backward)
+        thread.noting = set() if quiet else thread.used_params
+
+    def _recomputed_by(self, node: Any, maker: str) -> str | None:
+        """Who called the function that ``torch.utils.checkpoint`` runs again now; None if none."""
+        if node.name() == "CheckpointFunctionBackward":
+            return maker
+        hooks = _saved_tensors_hooks(True)
+        frame = _checkpoint_of(hooks, "_recomputation_hook") if hooks is not None else None
+        return None if frame is None else self._checkpoints.get(frame, maker)
 
     # -- hooks --------------------------------------------------------------------------------
 
-    def _thread(self) -> _Thread | None:
+    def thread(self) -> Thread | None:
         """This thread's state, or None where the mode does not see this thread's operators."""
-        thread: _Thread | None = getattr(self._local, "thread", None)
+        thread: Thread | None = getattr(self._local, "thread", None)
         if thread is None and self.is_mode_on():  # autograd's device threads inherit the mode
             return self.join_thread()
         return thread
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
-        thread = self._thread()
+        thread = self.thread()
         if thread is None:
             return
         stack = thread.stack
-        if stack[-1].named is None and stack[-1].owner is not None and _step_is_over(stack[-1]):
-            stack.pop()
+        if stack[-1].step:
+            thread.noting = thread.used_params
+            if _step_is_over(stack[-1]):
+                stack.pop()
         named = self.names.known(module)
         if named is None:
-            if self.in_bodies and isinstance(module, torch.fx.GraphModule):
+            if isinstance(module, torch.fx.GraphModule) and (
+                self.in_bodies or not self.is_mode_on()
+            ):
                 return
             named = self.names.find(module, [frame.named for frame in stack if frame.named])
         task = _graph_task()
@@ -237,75 +328,109 @@ class Tracker:
             if thread.after_backward:
                 self._note_forward(thread)
             if not named.wrapper:
-                self.calls[named.fqn] += 1
+                thread.calls[named.fqn] += 1
+                if named.expert:
+                    thread.tokens[named.fqn] += _rows(args)
         else:
             place = thread.place(named.fqn, "recompute")
             thread.recompute_task = task
+        hooks = _saved_tensors_hooks(True)
+        if hooks is not None:
+            self._note_checkpoint(hooks, stack[-1])
         stack.append(Frame(named, module, place, task))
         thread.current = place
         thread.mark(_sequence_nr(), named.fqn)
-        if self._on_enter is not None:
-            self._on_enter(place, module, args)
 
-    def _note_forward(self, thread: _Thread) -> None:
+    def _note_forward(self, thread: Thread) -> None:
         thread.after_backward = False
+        thread.noting = thread.used_params
         for other in self._threads:
-            other.recompute_task = _NO_TASK
+            if not other.entered:
+                other.recompute_task = _NO_TASK
+
+    def _note_checkpoint(self, hooks: Any, caller: Frame) -> None:
+        frame = _checkpoint_of(hooks, "_checkpoint_hook")
+        if frame is not None:
+            fqn = caller.place.fqn if caller.place is not None else OUTSIDE
+            self._checkpoints.setdefault(frame, fqn)
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
-        thread = self._thread()
+        thread = self.thread()
         if thread is None:
             return
         stack = thread.stack
         if stack[-1].owner is module:
-            frame = stack.pop()
+            stack.pop()
         elif any(frame.owner is module for frame in stack):
-            while (frame := stack.pop()).owner is not module:
+            while stack.pop().owner is not module:
                 pass
         else:
             return  # entered before the block
-        if self._on_leave is not None and frame.place is not None:
-            self._on_leave(frame.place, module)
-        self._resume(thread)
-
-    def _resume(self, thread: _Thread) -> None:
-        frame = thread.stack[-1]
-        fqn = OUTSIDE
-        if frame.place is not None:
-            thread.current = frame.place
-            fqn = frame.place.fqn
-        else:
-            thread.current = None if thread.after_backward else thread.place(OUTSIDE, "forward")
-        thread.mark(_sequence_nr(), fqn)
+        self._resume(thread, _sequence_nr())
 
     def _enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        thread = self._thread()
+        thread = self.thread()
         if thread is not None:
             place = thread.place(f"{OUTSIDE}.{type(optimizer).__name__}", "optimizer")
-            thread.stack.append(Frame(None, optimizer, place, _graph_task()))
-            thread.current = place
+            step = id(_caller_of("_enter_optimizer"))
+            thread.stack.append(Frame(None, optimizer, place, _graph_task(), step))
+            self._resume(thread, _sequence_nr())
 
     def _leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        thread = self._thread()
+        thread = self.thread()
         if thread is not None and any(frame.owner is optimizer for frame in thread.stack):
             while thread.stack.pop().owner is not optimizer:
                 pass
-            self._resume(thread)
+            self._resume(thread, _sequence_nr())
 
 
-def _is_recomputing(node: Any) -> bool:
-    """True while ``torch.utils.checkpoint`` runs a function again."""
-    if node.name() == "CheckpointFunctionBackward":
-        return True
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and "recomputation_hook" in getattr(hooks[0], "__qualname__", "")
+def _checkpoint_of(hooks: Any, made_by: str) -> Any:
+    """The checkpointed function that saved-tensor hooks belong to, if ``made_by`` made them."""
+    pack = inspect.unwrap(hooks[0])
+    if not getattr(pack, "__qualname__", "").startswith(f"{made_by}."):
+        return None
+    for cell in pack.__closure__ or ():
+        held = cell.cell_contents
+        held = held() if isinstance(held, weakref.ref) else held
+        if type(held).__name__ == "_CheckpointFrame":
+            return held
+    return None
+
+
+def _part_of_torch() -> str | None:
+    """What part of torch asked for the operator that runs now, if it has a name here."""
+    caller = sys._getframe(1)
+    for _ in range(_PARTS_DEPTH):
+        part = _PARTS.get(caller.f_globals.get("__name__", ""))
+        if part is not None:
+            return part
+        if caller.f_back is None:
+            return None
+        caller = caller.f_back
+    return None
+
+
+def _rows(args: Any) -> int:
+    """Rows of the first tensor among a module's arguments: all its dimensions but the last."""
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and not arg.is_nested:
+            return math.prod(arg.shape[:-1])
+    return 0
+
+
+def _caller_of(hook: str) -> Any:
+    """The Python frame that called the hook of that name (or what overrides it)."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name == hook:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame
 
 
 def _step_is_over(frame: Frame) -> bool:
     """True if the optimizer's step was left by an exception: its post hook never came."""
-    caller = sys._getframe(1).f_back
+    caller = sys._getframe(1)
     while caller is not None:
-        if caller.f_locals.get("self") is frame.owner:
+        if id(caller) == frame.step:
             return False
-        caller = caller.f_back
+        caller = caller.f_back  # type: ignore[assignment]
     return True

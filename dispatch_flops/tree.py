@@ -175,7 +175,8 @@ class Scope:
     """Where and how the run took place: what the numbers are numbers of.
 
     Every count is of this rank. batch_size: samples per rank and step, where known.
-    total_expert_params: parameters of experts over all ranks, where an engine knows them.
+    expert_params: of ``total_params``, those of experts; model_expert_params: experts'
+    parameters over all ranks. Both where an engine knows them.
     """
 
     device: str = "cpu"
@@ -185,7 +186,9 @@ class Scope:
     world_size: int | None = None
     data_parallel_size: int | None = None
     model_parallel_size: int = 1
-    expert_parallel_size: int | None = None
+    expert_params: int | None = None
+    model_expert_params: int | None = None
+    expert_tensor_parallel: bool | None = None
     batch_size: int | None = None
     step: int = 1
     causal: str = "full"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
@@ -65,8 +66,6 @@ def module(
 
 def place(node: ModuleNode, parent: str = "") -> ModuleNode:
     """The tree with fqns made of its names (recursive: for shallow trees)."""
-    import dataclasses
-
     fqn = f"{parent}.{node.name}" if parent else node.name
     children = tuple(place(child, fqn) for child in node.children)
     return dataclasses.replace(node, fqn=fqn, children=children)
@@ -371,8 +370,6 @@ def _nodes(children: st.SearchStrategy[tuple[ModuleNode, ...]]) -> st.SearchStra
 
 
 def _number(children: list[ModuleNode]) -> tuple[ModuleNode, ...]:
-    import dataclasses
-
     return tuple(dataclasses.replace(child, name=str(i)) for i, child in enumerate(children))
 
 

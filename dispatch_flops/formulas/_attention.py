@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 
 from dispatch_flops.cost import OpCost, Share, Split, contraction
+from dispatch_flops.formulas._shapes import product
 from dispatch_flops.formulas.matmul import is_strided_nested, nested_sizes
 from dispatch_flops.registry import conventions
 
@@ -112,17 +115,14 @@ def rectangle(
 def heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band = FULL) -> Scores:
     """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv]; nested: each item by its own lengths."""
     if is_strided_nested(q):
-        return _sum(
+        return total(
             rectangle(1, hq, hk, sq, sk, d, dv, band)
             for (hq, sq, d), (hk, sk, _), (_, _, dv) in zip(
                 nested_sizes(q), nested_sizes(k), nested_sizes(v), strict=True
             )
         )
     *batch, heads, sq, d = q.shape
-    count = 1
-    for size in batch:
-        count *= size
-    return rectangle(count, heads, k.shape[-3], sq, k.shape[-2], d, v.shape[-1], band)
+    return rectangle(product(batch), heads, k.shape[-3], sq, k.shape[-2], d, v.shape[-1], band)
 
 
 def heads_third(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band = FULL) -> Scores:
@@ -173,11 +173,10 @@ def packed(
     )
 
 
-def _sum(items: Iterable[Scores]) -> Scores:
-    total = None
-    for item in items:
-        total = item if total is None else total + item
-    return total or Scores(pairs=0, rows=0, queries=0, keys=0, repeats=0, d=0, dv=0)
+def total(items: Iterable[Scores]) -> Scores:
+    """The scores of several items with heads of equal sizes; nothing for no items."""
+    parts = list(items)
+    return reduce(add, parts) if parts else rectangle(0, 0, 0, 0, 0, 0, 0)
 
 
 # -- costs ---------------------------------------------------------------------------------

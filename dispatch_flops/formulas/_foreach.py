@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dispatch_flops.cost import OpCost
+from dispatch_flops.formulas._shapes import tensors_in
 
-def each(formula: Callable[..., int]) -> Callable[..., int]:
+
+def each(formula: Callable[..., int]) -> Callable[..., OpCost]:
     """The sum of ``formula`` over a list.
 
     List arguments (tensors, scalars) are taken item by item, others are passed on whole.
     An in-place variant returns nothing: its first list then stands for the results.
     """
 
-    def summed(*args: Any, out: Any = None, **kwargs: Any) -> int:
+    def summed(*args: Any, out: Any = None, **kwargs: Any) -> OpCost:
         results = args[0] if out is None else out
-        return sum(
+        flops = sum(
             formula(
                 *(_item(arg, index) for arg in args),
                 out=result,
@@ -23,9 +26,16 @@ def each(formula: Callable[..., int]) -> Callable[..., int]:
             )
             for index, result in enumerate(results)
         )
+        return OpCost(
+            flops=flops, bytes_read=_nbytes((args, kwargs)), bytes_written=_nbytes(results)
+        )
 
     return summed
 
 
 def _item(value: Any, index: int) -> Any:
     return value[index] if isinstance(value, (list, tuple)) else value
+
+
+def _nbytes(value: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors_in(value))

@@ -7,7 +7,7 @@ part of a schema and bear on no cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -288,6 +288,6 @@ def _sdpa_backward(
     )
 
 
-def is_given(mask: Tensor | None) -> bool:
+def is_given(mask: Tensor | None) -> TypeGuard[Tensor]:
     """False for None and for the undefined tensor that autograd passes in its place."""
     return mask is not None and mask.numel() > 0

@@ -25,7 +25,7 @@ from dispatch_flops.formulas._attention import (
 )
 from dispatch_flops.formulas._ops import overloads, packets
 from dispatch_flops.formulas.attention import is_given
-from dispatch_flops.registry import register_flops
+from dispatch_flops.registry import Formula, register_flops
 
 Tensor = torch.Tensor
 
@@ -53,7 +53,7 @@ def _flash_scores(
     *,
     paged: bool = False,
 ) -> Scores:
-    if not is_given(offsets) or offsets is None:
+    if not is_given(offsets):
         return heads_third(q, k, v, band)
     items = offsets.shape[0] - 1
     return packed(q, k, v, items=items, longest_q=max_q, longest_k=max_k, band=band, paged=paged)
@@ -166,7 +166,7 @@ def _efficient_scores(
     max_k: int | None,
     band: Band,
 ) -> Scores:
-    if offsets is None or not is_given(offsets):
+    if not is_given(offsets):
         return heads_third(q, k, v, band)
     return packed(
         q,
@@ -253,7 +253,7 @@ def _cudnn_scores(
 ) -> Scores:
     """Packed like flash; with a batch dimension, unlike flash, heads come first."""
     band = causal_band(is_causal)
-    if offsets is None or not is_given(offsets):
+    if not is_given(offsets):
         return heads_first(q, k, v, band)
     items = offsets.shape[0] - 1
     return packed(q, k, v, items=items, longest_q=max_q, longest_k=max_k, band=band)
@@ -397,7 +397,7 @@ def varlen_backward(
     )
 
 
-VARLEN = {
+VARLEN: dict[str, Formula] = {
     "_varlen_attn": varlen_forward,
     "_varlen_attn_out": varlen_forward_out,
     "_varlen_attn_backward": varlen_backward,

@@ -30,7 +30,7 @@ free(
 )
 
 
-# -- factorisations ---------------------------------------------------------------------------
+# -- factorisations ------------------------------------------------------------------------
 
 
 @register_flops(packets("linalg_cholesky_ex", "cholesky"))
@@ -110,7 +110,7 @@ def eigvals(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     return batched(A, _lapack.geev(A.shape[-1], vectors=False))
 
 
-# -- solvers and inverses -----------------------------------------------------------------------
+# -- solvers and inverses ------------------------------------------------------------------
 
 
 @register_flops(packets("_linalg_solve_ex"))
@@ -231,7 +231,7 @@ def pinv(A: Tensor, *, hermitian: bool = False, out: Any, **_: Any) -> OpCost:
     )
 
 
-# -- determinants and other functions of a matrix -----------------------------------------------
+# -- determinants and other functions of a matrix ------------------------------------------
 
 
 @register_flops(packets("_linalg_det"))
@@ -250,9 +250,7 @@ def slogdet(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """
     n = A.shape[-1]
     pivots = 4 * n - 1 if n else 0
-    return batched(A, _lapack.getrf(n, n).plus(Work(n, 0))) + flops(
-        product(A.shape[:-2]) * pivots
-    )
+    return batched(A, _lapack.getrf(n, n).plus(Work(n, 0))) + flops(product(A.shape[:-2]) * pivots)
 
 
 @register_flops(packets("linalg_matrix_exp"))
@@ -285,7 +283,7 @@ def cross(a: Tensor, b: Tensor, *, dim: int = -1, out: Tensor, **_: Any) -> OpCo
     return flops(Work(2 * elements, elements).flops(complex_numbers=out.is_complex()))
 
 
-# -- helpers --------------------------------------------------------------------------------------
+# -- helpers -------------------------------------------------------------------------------
 
 
 def batched(A: Tensor, work: Work) -> OpCost:

@@ -14,7 +14,7 @@ from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._arithmetic import adds, contract, same_shaped
 from dispatch_flops.formulas._ops import overloads, packets
 from dispatch_flops.formulas._shapes import product
-from dispatch_flops.formulas.matmul import inner_products, is_sparse, product_and_bias
+from dispatch_flops.formulas.matmul import is_sparse, product_and_bias, stored_elements
 from dispatch_flops.registry import register_flops
 
 aten = torch.ops.aten
@@ -37,9 +37,10 @@ def linear(
 
 
 def _linear_macs(x: torch.Tensor, weight: torch.Tensor) -> int:
-    if is_sparse(weight) or is_sparse(x):
-        return inner_products(x, weight.t())
-    return x.numel() * (weight.shape[0] if weight.dim() > 1 else 1)
+    if is_sparse(weight):
+        return stored_elements(weight) * product(x.shape[:-1])
+    elements = stored_elements(x) if is_sparse(x) else x.numel()
+    return elements * (weight.shape[0] if weight.dim() > 1 else 1)
 
 
 @register_flops(packets("linear_backward", "mkldnn_linear_backward"))

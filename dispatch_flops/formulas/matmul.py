@@ -49,14 +49,17 @@ def inner_products(a: torch.Tensor, b: torch.Tensor) -> int:
     Both sparse: how many pairs meet depends on where they are stored; the smaller of the two
     one-sided counts is an upper bound.
     """
-    columns = b.shape[-1] if b.dim() > 1 else 1
     rows = a.shape[-2] if a.dim() > 1 else 1
-    bounds = []
-    if is_sparse(a):
-        bounds.append(stored_elements(a) * columns)
+    columns = b.shape[-1] if b.dim() > 1 else 1
+    if not is_sparse(a) and not is_sparse(b):
+        return product(a.shape) * columns
+    # A matrix that faces a batch meets every item of it.
+    items_of_b = product(b.shape[:-2]) if a.dim() < b.dim() else 1
+    items_of_a = product(a.shape[:-2]) if b.dim() < a.dim() else 1
+    bounds = [stored_elements(a) * columns * items_of_b] if is_sparse(a) else []
     if is_sparse(b):
-        bounds.append(stored_elements(b) * rows)
-    return min(bounds) if bounds else product(a.shape) * columns
+        bounds.append(stored_elements(b) * rows * items_of_a)
+    return min(bounds)
 
 
 def product_and_bias(

@@ -25,10 +25,21 @@ LERP, ADD_ALPHA, ADDCMUL, ADDCDIV = 3, 2, 3, 3
 
 @register_flops(packets("_fused_adam"))
 def adam(
-    params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, max_sqs: Tensors,
-    steps: Tensors, *, weight_decay: float = 0, amsgrad: bool = False, maximize: bool = False,
-    grad_scale: Tensor | None = None, out: Any, decay: int = ADD_ALPHA, **_: Any,
-) -> OpCost:  # fmt: skip
+    params: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    max_sqs: Tensors,
+    steps: Tensors,
+    *,
+    weight_decay: float = 0,
+    amsgrad: bool = False,
+    maximize: bool = False,
+    grad_scale: Tensor | None = None,
+    out: Any,
+    decay: int = ADD_ALPHA,
+    **_: Any,
+) -> OpCost:
     """Adam, per element: 13, + 2 weight decay, + 1 each for amsgrad, maximize, unscaling.
 
     exp_avg: lerp (3). exp_avg_sq: mul, addcmul (4). Denominator: sqrt, div, add (3).
@@ -45,7 +56,7 @@ def adam(
         + (grad_scale is not None)
     )
     written = [params, exp_avgs, exp_avg_sqs, max_sqs]
-    return step(per_element, params, [grads, *written], written, grads if grad_scale is not None else [])
+    return step(per_element, params, [grads, *written], written, unscaled(grads, grad_scale))
 
 
 @register_flops(packets("_fused_adamw"))
@@ -56,10 +67,19 @@ def adamw(*args: Any, out: Any, **kwargs: Any) -> OpCost:
 
 @register_flops(packets("_fused_sgd"))
 def sgd(
-    params: Tensors, grads: Tensors, buffers: Tensors, *, weight_decay: float = 0,
-    momentum: float = 0, nesterov: bool = False, maximize: bool = False,
-    is_first_step: bool = False, grad_scale: Tensor | None = None, out: Any, **_: Any,
-) -> OpCost:  # fmt: skip
+    params: Tensors,
+    grads: Tensors,
+    buffers: Tensors,
+    *,
+    weight_decay: float = 0,
+    momentum: float = 0,
+    nesterov: bool = False,
+    maximize: bool = False,
+    is_first_step: bool = False,
+    grad_scale: Tensor | None = None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
     """SGD, per element: 2, + 2 weight decay, + 3 momentum (mul, add with alpha; 0 in the first
     step, which copies), + 2 nesterov, + 1 each for maximize and unscaling.
 
@@ -74,14 +94,22 @@ def sgd(
         + (grad_scale is not None)
     )
     read = [params, grads] if is_first_step else [params, grads, buffers]
-    return step(per_element, params, read, [params, buffers], grads if grad_scale is not None else [])
+    return step(per_element, params, read, [params, buffers], unscaled(grads, grad_scale))
 
 
 @register_flops(packets("_fused_adagrad"))
 def adagrad(
-    params: Tensors, grads: Tensors, sums: Tensors, steps: Tensors, *, weight_decay: float = 0,
-    maximize: bool = False, grad_scale: Tensor | None = None, out: Any, **_: Any,
-) -> OpCost:  # fmt: skip
+    params: Tensors,
+    grads: Tensors,
+    sums: Tensors,
+    steps: Tensors,
+    *,
+    weight_decay: float = 0,
+    maximize: bool = False,
+    grad_scale: Tensor | None = None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
     """Adagrad, per element: 7, + 2 weight decay, + 1 each for maximize and unscaling.
 
     Sum: addcmul with value 1, counted as such (3 - 1). Root: sqrt, add (2). Parameter:
@@ -96,13 +124,11 @@ def adagrad(
         + (grad_scale is not None)
     )
     written = [params, sums]
-    return step(per_element, params, [grads, *written], written, grads if grad_scale is not None else [])
+    return step(per_element, params, [grads, *written], written, unscaled(grads, grad_scale))
 
 
 @register_flops(packets("_amp_foreach_non_finite_check_and_unscale"))
-def unscale(
-    grads: Tensors, found_inf: Tensor, inv_scale: Tensor, *, out: Any, **_: Any
-) -> OpCost:
+def unscale(grads: Tensors, found_inf: Tensor, inv_scale: Tensor, *, out: Any, **_: Any) -> OpCost:
     """Each gradient is tested to be finite and multiplied: 2 per element."""
     return step(2, grads, [grads, [found_inf, inv_scale]], [grads, [found_inf]], [])
 
@@ -113,12 +139,17 @@ def update_scale(scale: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     return OpCost(flops=scale.numel())
 
 
+def unscaled(grads: Tensors, grad_scale: Tensor | None) -> Tensors:
+    """The gradients that a step writes back: all of them where it unscales."""
+    return grads if grad_scale is not None else ()
+
+
 def step(
     per_element: int,
     params: Tensors,
     read: Sequence[Tensors],
     written: Sequence[Tensors],
-    unscaled: Tensors,
+    rewritten: Tensors,
 ) -> OpCost:
     """FLOPs per real number of the parameters; these operators return nothing, so their bytes
     are counted here."""
@@ -126,7 +157,7 @@ def step(
     return OpCost(
         flops=per_element * reals,
         bytes_read=sum(map(stored_bytes, read)),
-        bytes_written=sum(map(stored_bytes, written)) + stored_bytes(unscaled),
+        bytes_written=sum(map(stored_bytes, written)) + stored_bytes(rewritten),
     )
 
 

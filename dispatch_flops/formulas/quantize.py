@@ -56,6 +56,7 @@ free(
     "copies and packs elements",
 )
 
+
 @register_flops(
     packets("quantize_per_tensor", "quantize_per_channel")
     + in_decomposed(
@@ -100,7 +101,7 @@ def extrema(elements: int, groups: int) -> int:
     return 2 * (elements - groups)
 
 
-# -- observers ----------------------------------------------------------------------------------
+# -- observers -----------------------------------------------------------------------------
 
 
 @register_flops(
@@ -142,7 +143,7 @@ def observe_and_fake_quantize(
     return flops(observe + self.numel() * (FAKE_QUANTIZE + IN_RANGE))
 
 
-# -- fake quantisation ----------------------------------------------------------------------------
+# -- fake quantisation ---------------------------------------------------------------------
 
 
 @register_flops(
@@ -185,7 +186,7 @@ def fake_quantize_learnable_backward(
     return flops(per_element * self.numel() + 2 * (self.numel() - scale.numel()))
 
 
-# -- operators on quantised tensors -----------------------------------------------------------------
+# -- operators on quantised tensors --------------------------------------------------------
 
 
 def requantized(real: Tensor, operands: Sequence[Any], cost: OpCost) -> OpCost:

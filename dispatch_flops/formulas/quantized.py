@@ -53,7 +53,7 @@ def quantized(*names: str) -> list[Any]:
     return packets(*names, library="quantized") + packets(*names, library="_quantized")
 
 
-# -- linear ---------------------------------------------------------------------------------------
+# -- linear --------------------------------------------------------------------------------
 
 
 def matmul_cost(x: Tensor, out: Tensor) -> OpCost:
@@ -119,7 +119,9 @@ def linear_fp16_unpacked(
     ),
     cacheable=False,
 )
-def linear_fake(x: Tensor, scale: Any, zero_point: Any, packed: Any, *, out: Tensor, **_: Any) -> OpCost:
+def linear_fake(
+    x: Tensor, scale: Any, zero_point: Any, packed: Any, *, out: Tensor, **_: Any
+) -> OpCost:
     """Reals to reals with given scales: x quantised, results rescaled."""
     surround = quantize(x, out=x).flops + out.numel() * (1 + has_bias(packed))
     return matmul_cost(x, out) + flops(surround)
@@ -153,7 +155,7 @@ def rescaled(out: Tensor, args: Sequence[Any]) -> OpCost:
     return cost
 
 
-# -- convolution ----------------------------------------------------------------------------------
+# -- convolution ---------------------------------------------------------------------------
 
 
 @register_flops(
@@ -217,7 +219,7 @@ def surround_dynamic(x: Tensor, packed: Any, out: Tensor) -> OpCost:
     return flops(dynamic(x.numel()) + out.numel() * (1 + bias))
 
 
-# -- recurrent --------------------------------------------------------------------------------------
+# -- recurrent -----------------------------------------------------------------------------
 
 # Per hidden element and step, beside the products. Gates add input's and state's part.
 # LSTM: 4 sums, 3 sigmoid, tanh; c = f·c + i·g: 3; h = o·tanh(c): 2.
@@ -297,7 +299,7 @@ for _name, _kind in _CELLS.items():
     register_cell(_name, _kind)
 
 
-# -- embeddings -------------------------------------------------------------------------------------
+# -- embeddings ----------------------------------------------------------------------------
 
 
 @register_flops(quantized("embedding_byte", "embedding_4bit", "embedding_2bit"))

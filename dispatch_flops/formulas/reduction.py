@@ -17,7 +17,7 @@ from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import overloads, packets
 from dispatch_flops.formulas._shapes import is_inexact, tensors_in
 from dispatch_flops.formulas.pointwise import broadcast_elements, per_element
-from dispatch_flops.registry import Kind, Rule, add_rule, name_of, register_flops
+from dispatch_flops.registry import Formula, Kind, Rule, add_rule, name_of, register_flops
 
 
 def rows(tensor: torch.Tensor, dim: int | Iterable[int] | None) -> int:
@@ -30,13 +30,13 @@ def rows(tensor: torch.Tensor, dim: int | Iterable[int] | None) -> int:
 
 
 def fold(self: torch.Tensor, out: Any, *, per_input: int = 0, per_output: int = 0) -> int:
-    """n-m operations, and some more per input and per output; a complex one is a complex sum."""
+    """n-m operations, and some more per input and per output; two real ones each if complex."""
     result = next(tensors_in(out))
     if not is_inexact(self, result):
         return 0
     n, m = self.numel(), result.numel()
-    each_sum = per_element("add", complex_numbers=self.is_complex())
-    return each_sum * (n - m if n else 0) + per_input * n + per_output * m
+    real = (n - m if n else 0) + per_input * n + per_output * m
+    return real * (2 if self.is_complex() else 1)
 
 
 def _plain(per_input: int = 0, per_output: int = 0) -> Callable[..., int]:
@@ -46,7 +46,7 @@ def _plain(per_input: int = 0, per_output: int = 0) -> Callable[..., int]:
     return formula
 
 
-def _register(targets: list[Any], formula: Callable[..., int], note: str) -> None:
+def _register(targets: list[Any], formula: Formula, note: str) -> None:
     kind: Kind = "reduction"
     for target in targets:
         add_rule(target, Rule(target=name_of(target), kind=kind, formula=formula, note=note))

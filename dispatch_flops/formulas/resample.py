@@ -30,7 +30,11 @@ CUBIC_BLEND = 7  # 4 products, 3 sums
 CUBIC_WEIGHTS = 25
 
 NEAREST = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
-NEAREST_EXACT = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+NEAREST_EXACT = (
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+)
 LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 
 
@@ -39,18 +43,12 @@ def backward_of(names: Sequence[str]) -> list[Any]:
     return packets(*(f"{name}_backward" for name in names))
 
 
-# -- upsampling -----------------------------------------------------------------------------
+# -- upsampling ----------------------------------------------------------------------------
 
 
-@register_flops(packets(*NEAREST))
+@register_flops(packets(*NEAREST, *NEAREST_EXACT))
 def nearest(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """A copy of the nearest element: one product per coordinate finds it."""
-    return flops(sum(out.shape[2:]))
-
-
-@register_flops(packets(*NEAREST_EXACT))
-def nearest_exact(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """As ``nearest``, after adding half a step to each coordinate."""
+    """A copy of the nearest element: (i + offset) * scale per coordinate finds it."""
     return flops(2 * sum(out.shape[2:]))
 
 
@@ -90,7 +88,12 @@ def cubic(
 
 @register_flops(backward_of(LINEAR))
 def linear_backward(
-    grad: Tensor, output_size: Any, input_size: Any, align_corners: bool, *_args: Any, out: Tensor,
+    grad: Tensor,
+    output_size: Any,
+    input_size: Any,
+    align_corners: bool,
+    *_args: Any,
+    out: Tensor,
     **_: Any,
 ) -> OpCost:
     """FLOPs: (d + 1) 2^d per gradient, and the weights of ``linear``, 1 - w among them."""
@@ -100,7 +103,12 @@ def linear_backward(
 
 @register_flops(backward_of(("upsample_bicubic2d",)))
 def cubic_backward(
-    grad: Tensor, output_size: Any, input_size: Any, align_corners: bool, *_args: Any, out: Tensor,
+    grad: Tensor,
+    output_size: Any,
+    input_size: Any,
+    align_corners: bool,
+    *_args: Any,
+    out: Tensor,
     **_: Any,
 ) -> OpCost:
     """FLOPs: 3 * 4^2 per gradient, and the weights of ``cubic``."""
@@ -116,10 +124,10 @@ def source_index(align_corners: bool) -> int:
 def spread(grad: Tensor, taps: int) -> int:
     """FLOPs of adding each gradient, times d weights, to taps^d elements."""
     d = grad.dim() - 2
-    return grad.numel() * taps**d * (d + 1)
+    return grad.numel() * int(taps**d) * (d + 1)
 
 
-# -- antialiased upsampling -----------------------------------------------------------------
+# -- antialiased upsampling ----------------------------------------------------------------
 
 #: Half the width of the filter, in elements of the output.
 ANTIALIAS = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
@@ -131,9 +139,15 @@ def antialiased(name: str) -> None:
 
     @register_flops(packets(f"_upsample_{name}2d_aa"))
     def forward(
-        self: Tensor, output_size: Any, align_corners: bool, scales_h: float | None = None,
-        scales_w: float | None = None, *, out: Tensor, **_: Any,
-    ) -> OpCost:  # fmt: skip
+        self: Tensor,
+        output_size: Any,
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+        *,
+        out: Tensor,
+        **_: Any,
+    ) -> OpCost:
         """A filter along the width, then one along the height, as wide as the scale demands.
 
         FLOPs: 2 t - 1 per element that a filter of t taps gives. The weights, one per tap and
@@ -149,9 +163,16 @@ def antialiased(name: str) -> None:
 
     @register_flops(packets(f"_upsample_{name}2d_aa_backward"))
     def backward(
-        grad: Tensor, output_size: Any, input_size: Sequence[int], align_corners: bool,
-        scales_h: float | None = None, scales_w: float | None = None, *, out: Tensor, **_: Any,
-    ) -> OpCost:  # fmt: skip
+        grad: Tensor,
+        output_size: Any,
+        input_size: Sequence[int],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+        *,
+        out: Tensor,
+        **_: Any,
+    ) -> OpCost:
         """Each gradient, times two weights, is added to all elements under both filters."""
         height = taps(input_size[2], grad.shape[2], align_corners, scales_h, half_width)
         width = taps(input_size[3], grad.shape[3], align_corners, scales_w, half_width)
@@ -182,7 +203,7 @@ for _name in ANTIALIAS:
     antialiased(_name)
 
 
-# -- sampling at given points ----------------------------------------------------------------
+# -- sampling at given points --------------------------------------------------------------
 
 BILINEAR, NEAREST_MODE = 0, 1
 # Padding modes: zeros, border (two bounds), reflection (7 to reflect, two bounds).
@@ -203,17 +224,18 @@ def grid_sampler(
 ) -> OpCost:
     """input[N, C, ...] at the points grid[N, ..., d].
 
-    FLOPs per point: ``per_point``. Per point and channel: nothing for the nearest element, a
-    product for each of 2^d neighbours and their sum (linear), 5 * 7 (cubic).
+    FLOPs per point: ``per_point``. Per point and channel: the nearest element, times whether it
+    lies inside (1); 2^d products and their sum (linear); 4^2 times whether they lie inside, then
+    5 * 7 (cubic).
     """
     d = grid.shape[-1]
     points, channels = grid.numel() // d if d else 0, input.shape[1]
     if interpolation_mode == NEAREST_MODE:
-        blend = 0
+        blend = 1
     elif interpolation_mode == BILINEAR:
         blend = 2 * LINEAR_TAPS**d - 1
     else:
-        blend = (CUBIC_TAPS + 1) * CUBIC_BLEND
+        blend = CUBIC_TAPS**2 + (CUBIC_TAPS + 1) * CUBIC_BLEND
     return flops(points * (per_point(d, interpolation_mode, padding_mode) + channels * blend))
 
 
@@ -261,18 +283,18 @@ def per_point(d: int, interpolation_mode: int, padding_mode: int) -> int:
 
     Each neighbour is compared with two bounds per dimension. Linear: per dimension the
     coordinate rounded down and 1 added; each neighbour's weight is d distances and their
-    product. Cubic: per dimension the coordinate rounded down, the distance, three other
-    coordinates and four weights; every neighbour's coordinates are padded.
+    product. Cubic, in two dimensions only: the coordinates rounded down and the distances; four
+    lines, and three other columns and four weights on each; four weights of the lines; the
+    coordinates of every neighbour are padded.
     """
     pad = PADDING[padding_mode]
     if interpolation_mode == NEAREST_MODE:
         return d * (UNNORMALISE + pad + 1) + 2 * d
     if interpolation_mode == BILINEAR:
-        neighbours = LINEAR_TAPS**d
         weight = d + (d - 1)
-        return d * (UNNORMALISE + pad + 2) + neighbours * (weight + 2 * d)
-    neighbours = CUBIC_TAPS**d
-    return d * (UNNORMALISE + 5 + CUBIC_WEIGHTS) + neighbours * d * (pad + 2)
+        return d * (UNNORMALISE + pad + 2) + int(LINEAR_TAPS**d) * (weight + 2 * d)
+    lines = CUBIC_TAPS * (1 + 3 + CUBIC_WEIGHTS) + CUBIC_WEIGHTS
+    return d * (UNNORMALISE + 2) + lines + CUBIC_TAPS**2 * d * (pad + 2)
 
 
 @register_flops(packets("cudnn_grid_sampler"))

@@ -82,8 +82,9 @@ def _is_projection(weight: Tensor, hidden: int) -> bool:
     return weight.shape[0] < hidden and weight.shape[1] == hidden
 
 
-def _tokens(x: Tensor, batch_sizes: Sequence[int]) -> int:
-    return sum(batch_sizes) if batch_sizes else product(x.shape[:-1])
+def _tokens(x: Tensor) -> int:
+    """Of x[T,B,I] or, packed, x[tokens,I]."""
+    return product(x.shape[:-1])
 
 
 def _between_layers(
@@ -107,7 +108,7 @@ def mkldnn_rnn_layer(
     _hx: Tensor,
     _cx: Tensor,
     _reverse: bool,
-    batch_sizes: Sequence[int],
+    _batch_sizes: Sequence[int],
     mode: int,
     hidden_size: int,
     _num_layers: int,
@@ -122,7 +123,7 @@ def mkldnn_rnn_layer(
     Source: aten's LSTMCell, which runs where oneDNN does not.
     """
     weights = _without_placeholders((w_ih, w_hh, b_ih, b_hh), has_biases)
-    return layers_cost(_tokens(x, batch_sizes), weights, mode, hidden_size)
+    return layers_cost(_tokens(x), weights, mode, hidden_size)
 
 
 @register_flops(packets("mkldnn_rnn_layer_backward"))
@@ -146,8 +147,6 @@ def mkldnn_rnn_layer_backward(
     _num_layers: int,
     has_biases: bool,
     _train: bool,
-    _bidirectional: bool,
-    batch_sizes: Sequence[int],
     *_: Any,
     out: Any,
     **__: Any,
@@ -157,7 +156,7 @@ def mkldnn_rnn_layer_backward(
     MACs: 2 x forward. FLOPs: 2·MACs + 23·T·B·H, + (T·B-1)·8H with biases.
     """
     weights = _without_placeholders((w_ih, w_hh, b_ih, b_hh), has_biases)
-    return layers_backward_cost(_tokens(x, batch_sizes), weights, mode, hidden_size)
+    return layers_backward_cost(_tokens(x), weights, mode, hidden_size)
 
 
 def _without_placeholders(weights: tuple[Tensor, ...], has_biases: bool) -> tuple[Tensor, ...]:
@@ -183,8 +182,6 @@ def cudnn_rnn(
     _batch_first: bool,
     dropout: float,
     train: bool,
-    _bidirectional: bool,
-    batch_sizes: Sequence[int],
     *_: Any,
     out: Any,
     **__: Any,
@@ -194,7 +191,7 @@ def cudnn_rnn(
     MACs: over layers and directions, tokens·gates·H·(inputs + P or H), + tokens·P·H to project.
     FLOPs: ``layers_cost``'s + 2 per element for dropout between layers.
     """
-    tokens = _tokens(x, batch_sizes)
+    tokens = _tokens(x)
     cost = layers_cost(tokens, weight, mode, hidden_size)
     return cost + _between_layers(tokens, out[0], num_layers, dropout, train)
 
@@ -212,14 +209,12 @@ def miopen_rnn(
     _batch_first: bool,
     dropout: float,
     train: bool,
-    _bidirectional: bool,
-    batch_sizes: Sequence[int],
     *_: Any,
     out: Any,
     **__: Any,
 ) -> OpCost:
     """As ``cudnn_rnn``, without projections."""
-    tokens = _tokens(x, batch_sizes)
+    tokens = _tokens(x)
     cost = layers_cost(tokens, weight, mode, hidden_size)
     return cost + _between_layers(tokens, out[0], num_layers, dropout, train)
 
@@ -244,7 +239,7 @@ def cudnn_rnn_backward(
     dropout: float,
     train: bool,
     _bidirectional: bool,
-    batch_sizes: Sequence[int],
+    _batch_sizes: Sequence[int],
     _dropout_state: Tensor | None,
     _reserve: Tensor,
     output_mask: Sequence[bool],
@@ -258,7 +253,7 @@ def cudnn_rnn_backward(
     for dropout between layers.
     """
     return _rnn_backward(
-        x, weight, output, mode, hidden_size, num_layers, dropout, train, batch_sizes, output_mask
+        x, weight, output, mode, hidden_size, num_layers, dropout, train, output_mask
     )
 
 
@@ -281,7 +276,7 @@ def miopen_rnn_backward(
     dropout: float,
     train: bool,
     _bidirectional: bool,
-    batch_sizes: Sequence[int],
+    _batch_sizes: Sequence[int],
     _dropout_state: Tensor | None,
     _reserve: Tensor,
     output_mask: Sequence[bool],
@@ -291,7 +286,7 @@ def miopen_rnn_backward(
 ) -> OpCost:
     """As ``cudnn_rnn_backward``, without projections."""
     return _rnn_backward(
-        x, weight, output, mode, hidden_size, num_layers, dropout, train, batch_sizes, output_mask
+        x, weight, output, mode, hidden_size, num_layers, dropout, train, output_mask
     )
 
 
@@ -304,10 +299,9 @@ def _rnn_backward(
     num_layers: int,
     dropout: float,
     train: bool,
-    batch_sizes: Sequence[int],
     output_mask: Sequence[bool],
 ) -> OpCost:
-    tokens = _tokens(x, batch_sizes)
+    tokens = _tokens(x)
     cost = layers_backward_cost(tokens, weight, mode, hidden, to_weights=bool(output_mask[3]))
     dropped = _between_layers(tokens, output, num_layers, dropout, train)
     return cost + OpCost(flops=dropped.flops // 2)
@@ -330,7 +324,7 @@ def lstm_mps(
     **__: Any,
 ) -> OpCost:
     """x[T,B,I] through all layers and directions. As ``cudnn_rnn``, without projections."""
-    tokens = product(x.shape[:-1])
+    tokens = _tokens(x)
     cost = layers_cost(tokens, params, LSTM, hx[1].shape[-1])
     return cost + _between_layers(tokens, out[0], num_layers, dropout, train)
 
@@ -351,4 +345,4 @@ def lstm_mps_backward(
     **__: Any,
 ) -> OpCost:
     """All gradients of ``lstm_mps``. MACs: 2 x forward."""
-    return layers_backward_cost(product(x.shape[:-1]), params, LSTM, hx[1].shape[-1])
+    return layers_backward_cost(_tokens(x), params, LSTM, hx[1].shape[-1])

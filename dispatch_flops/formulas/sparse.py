@@ -53,7 +53,7 @@ free(
 free(packets("_cslt_sparse_mm_search"), "looks for the fastest kernel")
 
 
-# -- products ---------------------------------------------------------------------------------
+# -- products ------------------------------------------------------------------------------
 
 
 @register_flops(packets("_sparse_addmm"), cacheable=False)
@@ -135,7 +135,7 @@ def mm_reduce_backward(
     return contract(products, a, b, extra_flops=products if reduce == "mean" else 0)
 
 
-# -- sums, softmax ------------------------------------------------------------------------------
+# -- sums, softmax -------------------------------------------------------------------------
 
 
 @register_flops(packets("_coalesce", "_sparse_sum", "_sparse_csr_sum"), cacheable=False)
@@ -168,7 +168,7 @@ def softmax_backward(grad: Tensor, output: Tensor, *_args: Any, out: Tensor, **_
     return flops(4 * elements(output))
 
 
-# -- 2:4 semi-structured --------------------------------------------------------------------------
+# -- 2:4 semi-structured -------------------------------------------------------------------
 # Two of every four consecutive weights are stored, so K counts half.
 
 
@@ -234,7 +234,7 @@ def cslt_mm(
     return contract(out.numel() * b.shape[0] // 2, b, extra_flops=out.numel() * given)
 
 
-# -- helpers --------------------------------------------------------------------------------------
+# -- helpers -------------------------------------------------------------------------------
 
 
 def elements(tensor: Tensor) -> int:

@@ -6,13 +6,21 @@ H heads, F feed-forward size. Each costs what the layer's Python code costs on t
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 
 from dispatch_flops.cost import OpCost, Share, Split, contraction
 from dispatch_flops.formulas._arithmetic import cost_of
-from dispatch_flops.formulas._attention import Scores, forward, heads_first, rectangle, softmax
+from dispatch_flops.formulas._attention import (
+    Scores,
+    forward,
+    heads_first,
+    rectangle,
+    softmax,
+    total,
+)
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.matmul import is_strided_nested, nested_sizes
 from dispatch_flops.registry import register_flops
@@ -33,13 +41,10 @@ def _linear(tokens: int, weight: Tensor) -> OpCost:
     return contraction(tokens * weight.numel(), extra_flops=tokens * weight.shape[0])
 
 
-def _multi_head_scores(query: Tensor, key: Tensor, heads: int, embed: int) -> Scores | None:
+def _multi_head_scores(query: Tensor, key: Tensor, heads: int, embed: int) -> Scores:
     d = embed // heads
-    total: Scores | None = None
-    for sq, sk in zip(_lengths(query), _lengths(key), strict=True):
-        item = rectangle(1, heads, heads, sq, sk, d, d)
-        total = item if total is None else total + item
-    return total
+    lengths = Counter(zip(_lengths(query), _lengths(key), strict=True))
+    return total(rectangle(n, heads, heads, sq, sk, d, d) for (sq, sk), n in lengths.items())
 
 
 def _attention_with_weights(scores: Scores, *, masked: bool, averaged: bool) -> OpCost:
@@ -82,12 +87,11 @@ def native_multi_head_attention(
         sum(tokens) * embed_dim * qkv_weight.shape[-1], extra_flops=sum(tokens) * embed_dim
     )
     scores = _multi_head_scores(query, key, num_head, embed_dim)
-    attended = OpCost()
-    if scores is not None and need_weights:
-        averaged = average_attn_weights
-        attended = _attention_with_weights(scores, masked=mask is not None, averaged=averaged)
-    elif scores is not None:
-        attended = forward(scores, masked=mask is not None, dropout=False)
+    masked = mask is not None
+    if need_weights:
+        attended = _attention_with_weights(scores, masked=masked, averaged=average_attn_weights)
+    else:
+        attended = forward(scores, masked=masked, dropout=False)
     output = _linear(tokens[0], proj_weight)
     return Split(own=projected + attended, shares=(Share(cost=output, child="out_proj"),))
 

@@ -58,7 +58,7 @@ def _lines(profile: Profile) -> Iterator[Line]:
     timing = profile.timing
     forward_s = forward.latency_s if timing.forward_s is None else timing.forward_s
     yield from _parallelism(profile.scope)
-    yield from _sizes(forward, profile.scope.model_parallel_size)
+    yield from _sizes(forward, profile.scope)
     yield "fwd latency", duration_to_string(forward_s)
     yield (
         "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
@@ -76,18 +76,23 @@ def _parallelism(scope: Scope) -> Iterator[Line]:
     yield "data parallel size", _data_parallel_size(scope)
     yield "model parallel size", scope.model_parallel_size
     yield "batch size per GPU", NOT_AVAILABLE if scope.batch_size is None else scope.batch_size
-    if scope.expert_parallel_size is not None:
-        yield "expert parallel size", scope.expert_parallel_size
+    if scope.expert_tensor_parallel is not None:
+        yield "expert tensor parallelism enabled", scope.expert_tensor_parallel
 
 
-def _sizes(forward: Figures, model_parallel_size: int) -> Iterator[Line]:
+def _sizes(forward: Figures, scope: Scope) -> Iterator[Line]:
     params, macs, flops = forward.params, forward.cost.macs, forward.cost.flops
     bound = forward.lower_bound
+    model_parallel_size = scope.model_parallel_size
     yield "params per GPU", params_to_string(params)
-    yield (
-        "params of model = params per GPU * mp_size",
-        params_to_string(params * model_parallel_size),
-    )
+    if scope.model_expert_params:
+        shared = (params - (scope.expert_params or 0)) * model_parallel_size
+        yield "params of model", params_to_string(shared + scope.model_expert_params)
+        yield "   non-expert params of model", params_to_string(shared)
+        yield "   expert params of model", params_to_string(scope.model_expert_params)
+    else:
+        label = "params of model = params per GPU * mp_size"
+        yield label, params_to_string(params * model_parallel_size)
     yield "fwd MACs per GPU", at_least(macs_to_string(macs), bound)
     yield "fwd flops per GPU", at_least(number_to_string(flops), bound)
     yield (

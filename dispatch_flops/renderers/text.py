@@ -15,9 +15,8 @@ Align = Literal["left", "right"]
 
 RULE = "-" * 78
 
-# Control characters, line and paragraph separators, lone surrogates: what could break a line,
-# drive a terminal or fail to encode.
-_UNPRINTABLE = frozenset({"Cc", "Zl", "Zp", "Cs"})
+# Control characters could drive a terminal, lone surrogates fail to encode.
+_UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
 def one_line(text: str) -> str:

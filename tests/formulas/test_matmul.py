@@ -243,6 +243,8 @@ def test_a_sparse_operand_meets_what_it_stores(
     assert inner_products(s, rand(6, 7)) == stored * 7
     assert inner_products(rand(5, 6), s) == stored * 5
     assert inner_products(s, rand(6)) == stored
+    assert inner_products(s, rand(2, 6, 7)) == stored * 7 * 2
+    assert inner_products(rand(2, 5, 6), s) == stored * 5 * 2
 
 
 @SPARSE

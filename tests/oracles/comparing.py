@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from oracles.counting import Count, values
 
 size = st.sampled_from([1, 2, 3, 4, 5])
-size_or_none = st.sampled_from([0, 1, 2, 3, 5])
+size_or_zero = st.sampled_from([0, 1, 2, 3, 5])
 flag = st.booleans()
 
 

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dispatch_flops import FlopCounterMode
 from oracles.attention import attention, encoder_layer, multi_head_attention
-from oracles.comparing import check, examples, flag, same_values, size, tensor
+from oracles.comparing import check, examples, flag, macs_of, same_values, size, tensor
 from oracles.counting import count
 
 
@@ -59,6 +59,24 @@ def test_unfused_gradients_are_computed_as_needed(
     with sdpa_kernel(SDPBackend.MATH):
         expected = count(attention, q, k, v)
         check(lambda: F.scaled_dot_product_attention(q, k, v), expected, only_macs=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_fused_backward_recomputes_the_scores(causal: bool) -> None:
+    """The fused kernel keeps no scores: q k^T again, apart from the gradients, which are two
+    products for each of the two products of the forward pass."""
+    q = tensor(2, 3, 5, 4, grad=True)
+    k, v = (tensor(2, 3, 7, 4, grad=True, seed=i) for i in (1, 2))
+    for chosen in ("full", "half"):
+        kept = chosen == "half" and causal
+        expected = count(attention, q, k, v, causal=causal, kept_only=kept)
+        pairs = 2 * 3 * (sum(range(1, 6)) if kept else 5 * 7)
+        assert expected.macs == pairs * (4 + 4)
+        with FlopCounterMode(display=False, causal=chosen) as fc:
+            F.scaled_dot_product_attention(q, k, v, is_causal=causal).sum().backward()
+        assert fc.profile.total("forward").macs == expected.macs
+        assert fc.profile.total("backward").macs == expected.backward_macs
+        assert fc.profile.total("recompute").macs == pairs * 4
 
 
 @examples(20)
@@ -101,6 +119,22 @@ def test_encoder_layer(train: bool) -> None:
         out = layer(x)
     same_values(out, expected.result)
     assert fc.profile.total("forward").macs == expected.macs
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padded_encoder_counts_real_lengths() -> None:
+    """The fast path packs the sequences: each costs what it costs alone, without padding."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 11, batch_first=True).double()
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    lengths = [4, 2, 5]
+    x = tensor(3, 5, 6)
+    padding = torch.arange(5) >= torch.tensor(lengths)[:, None]
+    alone = [count(encoder_layer, x[:1, :n], _encoder_weights(layer), 2).macs for n in lengths]
+    with torch.no_grad():
+        macs, _ = macs_of(lambda: encoder(x, src_key_padding_mask=padding))
+    assert macs == 2 * sum(alone)
+    assert sum(alone) == sum(4 * 36 * n + 2 * n * n * 6 + 2 * 6 * 11 * n for n in lengths)
 
 
 def _attention_weights(layer: nn.MultiheadAttention) -> Mapping[str, Any]:

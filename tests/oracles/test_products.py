@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support import profile_of
 
 from oracles import contractions as define
-from oracles.comparing import check, examples, flag, macs_of, size, size_or_none, tensor
+from oracles.comparing import check, examples, flag, macs_of, size, size_or_zero, tensor
 from oracles.counting import count
 
 Grads = tuple[bool, bool, bool]
@@ -20,7 +21,7 @@ numeric = st.sampled_from([torch.float64, torch.float32, torch.complex128])
 
 
 @examples(20)
-@given(size_or_none, size_or_none, size_or_none, numeric, grads)
+@given(size_or_zero, size_or_zero, size_or_zero, numeric, grads)
 def test_mm(m: int, n: int, k: int, dtype: torch.dtype, need: Grads) -> None:
     a = tensor(m, k, dtype=dtype, grad=need[0])
     b = tensor(k, n, dtype=dtype, grad=need[1], seed=1)
@@ -28,7 +29,7 @@ def test_mm(m: int, n: int, k: int, dtype: torch.dtype, need: Grads) -> None:
 
 
 @examples(20)
-@given(size_or_none, size_or_none, size, size_or_none, grads)
+@given(size_or_zero, size_or_zero, size, size_or_zero, grads)
 def test_bmm(batch: int, m: int, n: int, k: int, need: Grads) -> None:
     a, b = tensor(batch, m, k, grad=need[0]), tensor(batch, k, n, grad=need[1], seed=1)
     check(lambda: torch.bmm(a, b), count(define.bmm, a, b))
@@ -44,7 +45,7 @@ def broadcast_batches(draw: Any) -> tuple[list[int], list[int]]:
 
 
 @examples(40)
-@given(broadcast_batches(), size, size, size_or_none, grads)
+@given(broadcast_batches(), size, size, size_or_zero, grads)
 def test_matmul_broadcasts(batch: Any, m: int, n: int, k: int, need: Grads) -> None:
     a = tensor(*batch[0], m, k, grad=need[0])
     b = tensor(*batch[1], k, n, grad=need[1], seed=1)
@@ -69,7 +70,7 @@ def test_vector_times_matrix(n: int, k: int, need: Grads) -> None:
 
 
 @examples(15)
-@given(size_or_none, grads)
+@given(size_or_zero, grads)
 def test_dot(k: int, need: Grads) -> None:
     """Each gradient is the other factor times one number: no contraction."""
     a, b = tensor(k, grad=need[0]), tensor(k, grad=need[1], seed=1)
@@ -78,7 +79,7 @@ def test_dot(k: int, need: Grads) -> None:
 
 
 @examples(15)
-@given(size_or_none, size_or_none, grads)
+@given(size_or_zero, size_or_zero, grads)
 def test_mv_and_addmv(m: int, k: int, need: Grads) -> None:
     a, x = tensor(m, k, grad=need[0]), tensor(k, grad=need[1], seed=1)
     c = tensor(m, grad=need[2], seed=2)
@@ -87,7 +88,7 @@ def test_mv_and_addmv(m: int, k: int, need: Grads) -> None:
 
 
 @examples(15)
-@given(size_or_none, size, grads)
+@given(size_or_zero, size, grads)
 def test_outer_products_contract_nothing(m: int, n: int, need: Grads) -> None:
     """Their gradients do: da = g b and db = g^T a are matrix-vector products, where torch
     computes them so."""
@@ -99,7 +100,7 @@ def test_outer_products_contract_nothing(m: int, n: int, need: Grads) -> None:
 
 
 @examples(15)
-@given(size_or_none, size, size_or_none, grads)
+@given(size_or_zero, size, size_or_zero, grads)
 def test_addmm(m: int, n: int, k: int, need: Grads) -> None:
     a, b = tensor(m, k, grad=need[0]), tensor(k, n, grad=need[1], seed=1)
     for c in (tensor(m, n, grad=need[2]), tensor(n, grad=need[2]), tensor(1, 1, grad=need[2])):
@@ -107,7 +108,7 @@ def test_addmm(m: int, n: int, k: int, need: Grads) -> None:
 
 
 @examples(15)
-@given(size_or_none, size, size, size_or_none, grads)
+@given(size_or_zero, size, size, size_or_zero, grads)
 def test_baddbmm_and_addbmm(batch: int, m: int, n: int, k: int, need: Grads) -> None:
     a, b = tensor(batch, m, k, grad=need[0]), tensor(batch, k, n, grad=need[1], seed=1)
     c, d = tensor(batch, m, n, grad=need[2]), tensor(m, n, grad=need[2])
@@ -122,7 +123,7 @@ def test_scaling_is_no_mac(alpha: float, beta: float) -> None:
 
 
 @examples(20)
-@given(st.lists(size_or_none, max_size=3), size, size, flag, grads)
+@given(st.lists(size_or_zero, max_size=3), size, size, flag, grads)
 def test_linear(batch: list[int], n: int, k: int, biased: bool, need: Grads) -> None:
     x, w = tensor(*batch, k, grad=need[0]), tensor(n, k, grad=need[1], seed=1)
     bias = tensor(n, grad=need[2], seed=2) if biased else None
@@ -153,6 +154,14 @@ def test_grouped_mm(rows: list[int], n: int, k: int) -> None:
     assert macs_of(lambda: F.grouped_mm(x, w, offs=ends)) == (expected, 0)
 
 
+def test_grouped_mm_backward() -> None:
+    x = tensor(8, 16, dtype=torch.bfloat16, grad=True)
+    w = tensor(2, 16, 24, dtype=torch.bfloat16, grad=True)
+    ends = torch.tensor([3, 8], dtype=torch.int32)
+    macs = macs_of(lambda: F.grouped_mm(x, w, offs=ends) * tensor(8, 24, dtype=torch.bfloat16))
+    assert macs == (8 * 16 * 24, 2 * 8 * 16 * 24)
+
+
 def test_grouped_mm_definition() -> None:
     x = tensor(5, 8, dtype=torch.float32)
     w = tensor(3, 8, 16, dtype=torch.float32, seed=1)
@@ -180,6 +189,31 @@ def test_integer_products_count() -> None:
     b = tensor(16, 24, dtype=torch.int8)
     assert macs_of(lambda: torch._int_mm(a, b)) == (32 * 16 * 24, 0)
     assert macs_of(lambda: a.long() @ b.long()) == (32 * 16 * 24, 0)
+
+
+def test_transforms() -> None:
+    """vmap adds a batch; forward-mode differentiates each factor in turn; grad is a backward."""
+    a, b = tensor(2, 3), tensor(3, 5, seed=1)
+    n = 2 * 3 * 5
+    batched = torch.stack([a, a, a, a]), torch.stack([b, b, b, b])
+    assert macs_of(lambda: torch.vmap(torch.mm)(*batched)) == (4 * n, 0)
+    assert macs_of(lambda: torch.func.jvp(torch.mm, (a, b), (a, b))) == (n + 2 * n, 0)
+    assert macs_of(lambda: torch.func.grad(lambda x: (x @ b).sum())(a)) == (n, n)
+
+
+def test_double_backward() -> None:
+    """g = (2 a b) b^T: its two factors, then the two of a b, after g itself."""
+    a, b = tensor(2, 3, grad=True), tensor(3, 5, grad=True, seed=1)
+
+    def step() -> None:
+        loss = (a @ b).square().sum()
+        (g,) = torch.autograd.grad(loss, a, create_graph=True)
+        g.square().sum().backward()
+
+    profile = profile_of(step)
+    n = 2 * 3 * 5
+    assert profile.total("forward").macs == n
+    assert profile.total("backward").macs == n + 2 * n + 2 * n
 
 
 def test_multi_dot_and_tensordot() -> None:

@@ -117,11 +117,12 @@ def test_packed_sequences_count_their_real_lengths(kind: str, both: bool) -> Non
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("both", [False, True])
-def test_fused_lstm(layers: int, both: bool) -> None:
+@pytest.mark.parametrize("grad", [False, True])
+def test_fused_lstm(layers: int, both: bool, grad: bool) -> None:
     """float32 on a CPU is one kernel per layer and direction; its backward computes every
-    gradient, those of the initial state and of the input among them."""
+    gradient, those of the initial state and of the input among them, wanted or not."""
     network = _network("LSTM", num_layers=layers, bidirectional=both).float()
-    x = tensor(3, 5, IN, dtype=torch.float32, grad=True)
+    x = tensor(3, 5, IN, dtype=torch.float32, grad=grad)
     expected = _expected(network, x)
     assert macs_of(lambda: network(x)[0]) == (expected.macs, 2 * expected.macs)
 

@@ -36,9 +36,7 @@ SEED = 2013
 class EmptyMode(TorchDispatchMode):
     """Runs every operator and does nothing else."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
@@ -92,7 +90,7 @@ class Report:
         self.changed.extend(other.changed)
 
 
-# -- the cases ------------------------------------------------------------------------------------
+# -- the cases -----------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
@@ -127,7 +125,7 @@ def _module_cases() -> Iterator[Case]:
                 yield Case("module", info.name, dtype, "eval", info)
 
 
-# -- one case -------------------------------------------------------------------------------------
+# -- one case ------------------------------------------------------------------------------
 
 
 def examine(case: Case, *, at_most: int | None = None) -> Report:
@@ -208,7 +206,7 @@ def _note(report: Report, profile: Profile) -> None:
     report.errors.update(profile.formula_errors())
 
 
-# -- running and comparing --------------------------------------------------------------------------
+# -- running and comparing -----------------------------------------------------------------
 
 
 def observe(
@@ -289,7 +287,7 @@ def _chosen(items: list[Any], at_most: int | None) -> list[Any]:
     return [items[index * len(items) // at_most] for index in range(at_most)]
 
 
-# -- the report -------------------------------------------------------------------------------------
+# -- the report ----------------------------------------------------------------------------
 
 
 def coverage_report(share: float = 1.0, at_most: int | None = None) -> Report:

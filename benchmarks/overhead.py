@@ -1,0 +1,162 @@
+"""What counting costs: ratios to the bare program, all variants interleaved in one process.
+
+    python benchmarks/overhead.py [--peers]
+
+One thread, medians. ``floor`` is a dispatch mode that only calls ``func._op(...)``: the least
+that any tool of this kind can take. With ``--peers``, DeepSpeed's profiler (extra ``peers``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import io
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode as TorchCounter
+
+from dispatch_flops import FlopCounterMode
+from dispatch_flops.demo import bert_base
+
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+class Floor(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func._op(*args, **kwargs) if kwargs else func._op(*args)
+
+
+def variants(model: nn.Module | None) -> dict[str, Context]:
+    return {
+        "plain": contextlib.nullcontext,
+        "floor": Floor,
+        "dispatch_flops": lambda: FlopCounterMode(model, display=False),
+        "torch": lambda: TorchCounter(display=False),
+    }
+
+
+def steady(run: Callable[[], Any], contexts: dict[str, Context], repeats: int) -> dict[str, float]:
+    """Median seconds of ``run`` inside each context that is already warm."""
+    taken: dict[str, list[float]] = {name: [] for name in contexts}
+    for _ in range(repeats):
+        for name, context in contexts.items():
+            with context():
+                run()
+                begun = time.perf_counter()
+                run()
+                taken[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def one_shot(
+    run: Callable[[], Any], contexts: dict[str, Context], repeats: int
+) -> dict[str, float]:
+    """Median seconds of entering, running once and leaving: the whole public call."""
+    taken: dict[str, list[float]] = {name: [] for name in contexts}
+    for _ in range(repeats):
+        for name, context in contexts.items():
+            gc.collect()
+            begun = time.perf_counter()
+            with context():
+                run()
+            taken[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
+    a, b = torch.randn(8, 8), torch.randn(8, 8)
+
+    def adds() -> None:
+        x = a
+        for _ in range(10_000):
+            x = torch.add(x, b)
+
+    def products() -> None:
+        for _ in range(10_000):
+            torch.mm(a, b)
+
+    bert = bert_base()[0].eval()
+    ids = torch.zeros(1, 16, dtype=torch.long)
+    linears = nn.Sequential(*(nn.Linear(8, 8) for _ in range(1000)))
+
+    def bert_forward() -> None:
+        with torch.no_grad():
+            bert(ids)
+
+    def bert_step() -> None:
+        _first_tensor(bert(ids)).sum().backward()
+        bert.zero_grad()
+
+    def linears_forward() -> None:
+        with torch.no_grad():
+            linears(a)
+
+    return {
+        "10,000 adds 8x8": (None, adds, 7),
+        "10,000 matmuls 8x8": (None, products, 7),
+        "BERT-base b1 s16 forward": (bert, bert_forward, 15),
+        "BERT-base b1 s16 forward+backward": (bert, bert_step, 11),
+        "1,000 linears forward": (linears, linears_forward, 11),
+    }
+
+
+def _first_tensor(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else _first_tensor(value[0])
+
+
+@contextlib.contextmanager
+def deepspeed_profiler(model: nn.Module) -> Any:
+    """DeepSpeed's whole one-shot: start, run, stop, print, end."""
+    from deepspeed.profiling.flops_profiler import FlopsProfiler
+
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    yield
+    profiler.stop_profile()
+    with contextlib.redirect_stdout(io.StringIO()):
+        profiler.print_model_profile()
+    profiler.end_profile()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", action="store_true", help="measure DeepSpeed's profiler too")
+    peers = parser.parse_args().peers
+    torch.set_num_threads(1)
+    rows, whole = [], []
+    for name, (model, run, repeats) in workloads().items():
+        contexts = variants(model)
+        seconds = steady(run, contexts, repeats)
+        rows.append([name, f"{seconds['plain'] * 1e3:.2f} ms"] + _ratios(seconds))
+        rows[-1].append(f"{seconds['dispatch_flops'] / seconds['floor']:.2f}")
+        if model is not None:
+            if peers:
+                contexts["deepspeed"] = lambda model=model: deepspeed_profiler(model)
+            whole.append([name, *_ratios(one_shot(run, contexts, max(repeats // 2, 3)))])
+        print(f"{name}: done", file=sys.stderr)
+    print(tabulate(rows, ["steady", "plain", "floor", "dispatch_flops", "torch", "ours / floor"]))
+    print()
+    print(tabulate(whole, ["one shot", "floor", "dispatch_flops", "torch", "deepspeed"]))
+    return 0
+
+
+def _ratios(seconds: dict[str, float]) -> list[str]:
+    return [f"{s / seconds['plain']:.2f}" for name, s in seconds.items() if name != "plain"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

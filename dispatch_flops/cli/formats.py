@@ -1,0 +1,111 @@
+"""The formats that a profile can be shown in, by name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dispatch_flops.errors import TargetError
+from dispatch_flops.renderers import collapsed, csv, deepspeed, json, table, trace
+from dispatch_flops.renderers.text import Style
+from dispatch_flops.tree import Profile
+
+DEFAULT = "deepspeed"
+_HTML = "dispatch_flops.renderers.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How much of a profile is shown; each format uses what applies to it.
+
+    depth: levels below the model, ``None`` for all.
+    """
+
+    depth: int | None = None
+    top: int = 1
+    detailed: bool = True
+    fold: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """suffix: the ending of a file name that means this format."""
+
+    help: str
+    render: Callable[[Profile, View], str]
+    suffix: str = ""
+
+
+def _deepspeed(profile: Profile, view: View) -> str:
+    return deepspeed.render(
+        profile,
+        profile_step=profile.scope.step,
+        module_depth=-1 if view.depth is None else view.depth,
+        top_modules=view.top,
+        detailed=view.detailed,
+        fold=view.fold,
+    )
+
+
+def _tables(style: Style) -> Callable[[Profile, View], str]:
+    def render(profile: Profile, view: View) -> str:
+        depth = None if view.depth is None else view.depth + 1
+        parts = [
+            table.render(profile, depth=depth, style=style),
+            table.operator_table(profile, style=style),
+        ]
+        if profile.is_lower_bound:
+            parts.append(table.uncounted_table(profile, style=style))
+        return "\n\n".join(parts)
+
+    return render
+
+
+def _html(profile: Profile, view: View) -> str:
+    renderer = importlib.import_module(_HTML)
+    try:
+        return str(renderer.render(profile))
+    except ImportError as error:
+        raise TargetError(
+            f"the HTML report needs {error.name}: pip install 'dispatch-flops[report]'"
+        ) from None
+
+
+FORMATS: dict[str, Format] = {
+    "deepspeed": Format(help="DeepSpeed's three parts and the operators", render=_deepspeed),
+    "table": Format(help="modules and operators as tables", render=_tables("plain")),
+    "markdown": Format(help="the same in Markdown", render=_tables("markdown"), suffix=".md"),
+    "json": Format(
+        help="everything, to be read again", render=lambda p, _: json.render(p), suffix=".json"
+    ),
+    "csv": Format(help="a row per module", render=lambda p, _: csv.modules(p), suffix=".csv"),
+    "csv-operators": Format(
+        help="a row per module and operator", render=lambda p, _: csv.operators(p)
+    ),
+    "collapsed": Format(
+        help="stacks for flame graphs, by FLOPs",
+        render=lambda p, _: collapsed.render(p),
+        suffix=".collapsed",
+    ),
+    "trace": Format(
+        help="a timeline for Perfetto",
+        render=lambda p, _: trace.render(p),
+        suffix=".trace.json",
+    ),
+}
+if importlib.util.find_spec(_HTML) is not None:
+    FORMATS["html"] = Format(help="a page for the browser", render=_html, suffix=".html")
+
+
+def choose(name: str | None, output: str | None) -> Format:
+    """The format of that name; without one, what the file's ending says; else the default."""
+    if name is not None:
+        return FORMATS[name]
+    ending = "" if output is None else Path(output).name.lower()
+    fitting = [
+        entry for entry in FORMATS.values() if entry.suffix and ending.endswith(entry.suffix)
+    ]
+    return max(fitting, key=lambda entry: len(entry.suffix), default=FORMATS[DEFAULT])

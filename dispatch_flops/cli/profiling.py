@@ -1,0 +1,134 @@
+"""``profile`` and ``demo``: build a model, run it, show what it cost."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from dispatch_flops.cli.arguments import (
+    TARGETS,
+    Commands,
+    add_command,
+    add_model_options,
+    add_run_options,
+    add_set_option,
+    add_view_options,
+    assignment,
+    plain_value,
+)
+from dispatch_flops.cli.formats import View, choose
+from dispatch_flops.cli.output import OK, emit, progress
+from dispatch_flops.errors import DispatchFlopsError, TargetError
+from dispatch_flops.tree import Profile
+
+if TYPE_CHECKING:
+    from dispatch_flops.targets import Inputs
+
+DEMO = "dispatch_flops.demo:bert_base"
+
+_EPILOG = f"""\
+{TARGETS}
+examples:
+  dispatch-flops profile model.py:Net --input-shape 8,3,32,32 --top 3 --depth 2
+  dispatch-flops profile my.models:make --inputs my.data:one_batch --backward --device cuda
+  dispatch-flops profile model.py:Net --input-shape ids=1,128:int64 --input-shape mask=1,128
+  dispatch-flops profile hf:config.json:AutoModelForCausalLM --device meta --set batch=4 seq=2048
+  dispatch-flops profile model.py:Net --input-shape 8,3,32,32 --output profile.json
+
+Integer inputs, such as token ids, need their dtype: 1,128:int64.
+"""
+
+
+def add_commands(commands: Commands) -> None:
+    profile = add_command(commands, "profile", "profile a model of your own", _EPILOG)
+    profile.add_argument("target", metavar="TARGET", help="the model: see below")
+    add_model_options(profile)
+    add_set_option(
+        profile, "sizes for names in --input-shape, and arguments of the factories of that name"
+    )
+    add_view_options(profile)
+    profile.set_defaults(run=run_profile)
+
+    demo = add_command(commands, "demo", "profile an embedded BERT-base with random weights")
+    add_run_options(demo)
+    add_view_options(demo, fold=True)
+    demo.set_defaults(
+        run=run_profile,
+        target=DEMO,
+        set=[],
+        input_shape=[],
+        inputs=None,
+        dtype=None,
+        device="cpu",
+        mode="forward",
+        backward=False,
+        compile=False,
+    )
+
+
+def run_profile(options: Namespace) -> int:
+    variables = {name: plain_value(text) for name, text in map(assignment, options.set)}
+    progress(f"profiling {options.target} on {options.device}")
+    show(measure(options, variables), options)
+    return OK
+
+
+def show(profile: Profile, options: Namespace) -> None:
+    """Print the profile, or write it to the file, as the options say."""
+    view = View(depth=options.depth, top=options.top, detailed=options.detailed, fold=options.fold)
+    emit(choose(options.format, options.output).render(profile, view), options.output)
+
+
+def measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
+    """The profile of the options' target. What the user's code prints goes to stderr."""
+    with redirect_stdout(sys.stderr):
+        return _measure(options, variables)
+
+
+def _measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
+    import torch
+
+    from dispatch_flops.profiler import profile_model
+    from dispatch_flops.targets import first_line, parse_shape, prepare
+
+    subject = prepare(
+        options.target,
+        shapes=[parse_shape(text) for text in options.input_shape],
+        inputs=options.inputs,
+        dtype=options.dtype,
+        device=options.device,
+        variables=variables,
+        say=progress,
+    )
+    model: Any = torch.compile(subject.model) if options.compile else subject.model
+    try:
+        return profile_model(
+            model,
+            args=subject.inputs.args,
+            kwargs=subject.inputs.kwargs,
+            warm_up=options.warm_up,
+            repeats=options.repeats,
+            mode=options.mode,
+            causal=options.causal,
+            backward=options.backward,
+            device="meta" if options.device == "meta" else None,
+        )
+    except DispatchFlopsError:
+        raise
+    except Exception as error:
+        hint = _hint(error, options, subject.inputs)
+        raise TargetError(f"running {options.target} raised {first_line(error)}{hint}") from error
+
+
+def _hint(error: Exception, options: Namespace, inputs: Inputs) -> str:
+    if not inputs.args and not inputs.kwargs:
+        return "; it was run without inputs: give --input-shape or --inputs"
+    if not options.input_shape and not options.inputs and options.target.startswith("hf:"):
+        names = ", ".join(inputs.kwargs)
+        return f"; it was run on default inputs ({names}): give --input-shape or --inputs"
+    if "'indices'" in str(error) and "Float" in str(error):
+        return "; token ids need an integer dtype: --input-shape 1,128:int64"
+    return ""

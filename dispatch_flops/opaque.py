@@ -1,0 +1,112 @@
+"""Module classes with a formula: a call of such a module is one operator.
+
+Its formula is called as ``formula(module, *args, out=output, **kwargs)``. What the module runs
+in forward, or when that is run again, is not counted beside it; its backward pass is counted
+as what it is, operators under the modules that made them, as for any other module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dispatch_flops import registry
+from dispatch_flops.cost import OpCost
+from dispatch_flops.ledger import Entry
+from dispatch_flops.pricing import moved_bytes, price
+from dispatch_flops.registry import Conventions, Rule
+from dispatch_flops.tracker import Frame, Place, Thread, Tracker
+
+_FAILED = object()
+
+
+class OpaqueModules:
+    """While entered, books calls of modules whose class has a rule.
+
+    Has hooks of its own, and only where there is such a rule: nobody else pays for it. They run
+    right after the tracker's on the way in, so a module's frame is on its stack, and right
+    after them on the way out: ``_open`` keeps that frame.
+    """
+
+    def __init__(
+        self, tracker: Tracker, conventions: Conventions, own_rules: Mapping[Any, Rule]
+    ) -> None:
+        self._tracker = tracker
+        self._conventions = conventions
+        self._rules = registry.module_rules(own_rules)
+        self._entries: dict[Any, Entry] = {}
+        self._open: dict[Thread, Frame] = {}
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> OpaqueModules:
+        if self._rules:
+            for handle in (
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
+            ):
+                self._hooks.callback(handle.remove)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._hooks.close()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        thread = self._tracker.thread()
+        if thread is None:
+            return
+        frame = thread.stack[-1]
+        if frame.owner is not module or frame.place is None:
+            return
+        if self._open.get(thread) not in thread.stack:
+            if type(module) not in self._rules:
+                return
+            self._open[thread] = frame
+        # A place that is in no book: what is counted there is forgotten.
+        thread.current = frame.place = Place(frame.place.fqn, frame.place.phase)
+
+    def _leave(
+        self, module: nn.Module, args: Any, kwargs: Any, output: Any = _FAILED
+    ) -> None:
+        # Where forward raised, torch calls this without kwargs.
+        thread = self._tracker.thread()
+        frame = self._open.get(thread) if thread is not None else None
+        if thread is None or frame is None or frame.owner is not module or frame in thread.stack:
+            return
+        del self._open[thread]
+        if output is not _FAILED and frame.place is not None:
+            place = thread.place(frame.place.fqn, frame.place.phase)
+            with _disable_current_modes():
+                place.counts[self._price(module, args, kwargs, output)] += 1
+
+    def _price(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Entry:
+        cls = type(module)
+        rule = self._rules[cls]
+        entry = price(
+            registry.name_of(cls), cls, replace(rule, moves=False), (module, *args), kwargs,
+            output, self._conventions,
+        )  # fmt: skip
+        cost = entry.cost
+        if cost is not None and rule.moves and not cost.bytes_total:
+            inputs = (args, kwargs, tuple(module.parameters()))
+            read, written = moved_bytes(inputs, output)
+            entry.cost = OpCost(
+                macs=cost.macs, flops=cost.flops, bytes_read=read, bytes_written=written
+            )
+        return self._entries.setdefault(
+            (entry.op, entry.dtype, entry.cost, entry.shares, entry.error), entry
+        )

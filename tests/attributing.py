@@ -1,0 +1,47 @@
+"""Own MACs by module and phase, and the smallest models that need them told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from support import profile_of
+from torch import Tensor, nn
+
+from dispatch_flops import Profile
+from dispatch_flops.cost import PHASES
+
+Work = dict[str, dict[str, int]]
+
+
+def work_of(profile: Profile) -> Work:
+    """``{fqn: {phase: MACs of its own operators}}``, zeros left out."""
+    table: Work = {}
+    for node in profile.nodes():
+        for phase in PHASES:
+            macs = node.own(phase).macs
+            if macs:
+                table.setdefault(node.fqn, {})[phase] = macs
+    return table
+
+
+def work(fn: Callable[..., Any], *args: Any, model: nn.Module | None = None) -> Work:
+    """Own MACs by module and phase of ``fn(*args)``."""
+    return work_of(profile_of(fn, *args, model=model))
+
+
+def plain(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes, no biases: nothing but matrix products."""
+    return nn.Sequential(
+        *(nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False))
+    )
+
+
+def rows(n: int, width: int, *, grad: bool = False) -> Tensor:
+    return torch.randn(n, width, requires_grad=grad)
+
+
+def train(model: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
+    """One forward and one backward pass."""
+    model(*args, **kwargs).sum().backward()
