@@ -1,15 +1,41 @@
-"""Exact FLOP, MAC, byte and parameter counts for PyTorch programs, per module and operator."""
+"""Exact FLOP, MAC, byte and parameter counts for PyTorch programs, per module and operator.
+
+Names are imported when they are first asked for: a saved ``Profile`` can be read, compared
+and rendered where torch is not installed.
+"""
 
 from __future__ import annotations
 
-from dispatch_flops.cost import OpCost, Share, Split
-from dispatch_flops.counter import FlopCounterMode
-from dispatch_flops.profiler import FlopsProfiler, get_model_profile, profile_model
-from dispatch_flops.registry import overridden, register_flops, unregister_flops
-from dispatch_flops.training import StepProfiler
-from dispatch_flops.tree import Profile
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dispatch_flops.analysis import diff
+    from dispatch_flops.cost import OpCost, Share, Split
+    from dispatch_flops.counter import FlopCounterMode, UncountedWarning
+    from dispatch_flops.profiler import FlopsProfiler, get_model_profile, profile_model
+    from dispatch_flops.registry import overridden, register_flops, unregister_flops
+    from dispatch_flops.training import StepProfiler
+    from dispatch_flops.tree import Profile
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "FlopCounterMode": "counter",
+    "FlopsProfiler": "profiler",
+    "OpCost": "cost",
+    "Profile": "tree",
+    "Share": "cost",
+    "Split": "cost",
+    "StepProfiler": "training",
+    "UncountedWarning": "counter",
+    "diff": "analysis",
+    "get_model_profile": "profiler",
+    "overridden": "registry",
+    "profile_model": "profiler",
+    "register_flops": "registry",
+    "unregister_flops": "registry",
+}
 
 __all__ = [
     "FlopCounterMode",
@@ -19,9 +45,23 @@ __all__ = [
     "Share",
     "Split",
     "StepProfiler",
+    "UncountedWarning",
+    "diff",
     "get_model_profile",
     "overridden",
     "profile_model",
     "register_flops",
     "unregister_flops",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _HOME[name] == "registry":  # ours come first, so that a user's duplicate is refused
+        importlib.import_module(f"{__name__}.formulas")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

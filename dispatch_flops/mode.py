@@ -310,7 +310,10 @@ def _all_strided(args: Any, kwargs: Any) -> bool:
 
 def _is_composite(func: OpOverload) -> bool:
     """True if ``func`` is made of other operators, and has no kernel of its own."""
-    if func.namespace == "prim" or not func._can_decompose():
+    try:
+        if not func._can_decompose():
+            return False
+    except RuntimeError:  # torch has no such operator by that name: prim.device, aten.sym_size
         return False
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return not any(has_kernel(func.name(), key) for key in ("CPU", "CUDA"))

@@ -98,7 +98,8 @@ def register_flops(
 
     targets: ``torch.ops.lib.op`` (all overloads), ``torch.ops.lib.op.overload``, what
         ``torch.library.custom_op`` returns, a higher-order operator, a Triton kernel, an
-        ``nn.Module`` class (its call is then one opaque op), or a list of these.
+        ``nn.Module`` class (its call is then one opaque op), the name ``"lib::op"`` of an
+        operator whose library may not be loaded yet, or a list of these.
     override: replace an existing formula instead of refusing.
     cacheable: pass False if the cost depends on more than shapes, dtypes and plain arguments.
 
@@ -190,8 +191,8 @@ def lookup(op: Any, extra: Mapping[Any, Rule] | None = None) -> Rule | None:
     """The rule for an operator that reached the mode, or None.
 
     Searched in this order: the overload, its packet, the functional op that it is the
-    in-place variant of; in ``extra`` (one counter's own rules) before the registry; last,
-    formulas that the user registered with torch's own flop counter.
+    in-place variant of, its name; in ``extra`` (one counter's own rules) before the registry;
+    last, formulas that the user registered with torch's own flop counter.
     """
     keys = [op]
     if isinstance(op, OpOverload):
@@ -200,6 +201,7 @@ def lookup(op: Any, extra: Mapping[Any, Rule] | None = None) -> Rule | None:
         functional = _functional_packet(packet)
         if functional is not None:
             keys.append(functional)
+        keys.append(packet._qualified_op_name)
     for rules in (extra or {}, _RULES):
         for key in keys:
             rule = rules.get(key)
@@ -229,6 +231,8 @@ def name_of(key: Any) -> str:
         return f"higher_order.{key.name()}"
     if isinstance(key, type):
         return f"module.{key.__name__}"
+    if isinstance(key, str):
+        return key.replace("::", ".")
     return str(getattr(key, "__name__", key))
 
 
@@ -244,14 +248,16 @@ def _key(target: Any) -> Any:
         return target
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
         return target
+    if isinstance(target, str) and target.count("::") == 1:
+        return target
     if isinstance(target, torch.library.CustomOpDef):
         return target._opoverload.overloadpacket
     if callable(getattr(target, "run", None)) and hasattr(target, "fn"):  # a Triton kernel
         return target
     raise UnknownOperatorError(
-        f"{target!r} is no operator: pass torch.ops.<library>.<op>, one of its overloads, what "
-        "torch.library.custom_op returned, a higher-order operator, a Triton kernel, an nn.Module "
-        "class, or a list of these"
+        f"{target!r} is no operator: pass torch.ops.<library>.<op>, one of its overloads, its name "
+        "as 'library::op', what torch.library.custom_op returned, a higher-order operator, a "
+        "Triton kernel, an nn.Module class, or a list of these"
     )
 
 

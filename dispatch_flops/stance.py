@@ -8,6 +8,7 @@ other threads run their eager code meanwhile, too.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.abc import MetaPathFinder
@@ -26,6 +27,7 @@ def eager_stance() -> Iterator[None]:
     stance is taken then.
     """
     with ExitStack() as undo:
+        _silence(undo)
         if _DYNAMO in sys.modules:
             _take_stance(undo)
         else:
@@ -40,6 +42,20 @@ def _take_stance(undo: ExitStack) -> None:
 
     prior = eval_frame._set_stance(_Stance(eval_frame._stance))  # type: ignore[arg-type]
     undo.callback(eval_frame._set_stance, prior)
+
+
+def _silence(undo: ExitStack) -> None:
+    """torch warns of global hooks on compiled modules: it is the counter that has them."""
+    before = list(warnings.filters)
+    warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global")
+    added = [entry for entry in warnings.filters if entry not in before]
+
+    def restore() -> None:
+        for entry in added:
+            if entry in warnings.filters:  # the program may have set filters of its own
+                warnings.filters.remove(entry)  # type: ignore[attr-defined]
+
+    undo.callback(restore)
 
 
 class _Stance:

@@ -74,10 +74,11 @@ class Frame:
     """One entry of the module stack: a module, or (named is None, step is not 0) an optimizer.
 
     task: the graph task (backward pass) in which it was entered; -1 for none.
-    step: the id of the Python frame that runs the optimizer's step.
+    step: the id of the Python frame that runs the optimizer's step. closure: the step was given
+    a function that computes the loss.
     """
 
-    __slots__ = ("named", "owner", "place", "step", "task")
+    __slots__ = ("closure", "named", "owner", "place", "step", "task")
 
     def __init__(
         self, named: Named | None, owner: Any, place: Place | None, task: int, step: int = 0
@@ -87,6 +88,7 @@ class Frame:
         self.place = place
         self.task = task
         self.step = step
+        self.closure = False
 
 
 class Thread:
@@ -228,7 +230,7 @@ class Tracker:
         if _grad_enabled():
             # With create_graph, and in a function that is run again, new nodes come into being:
             # they belong where the node at work belongs.
-            if (function := self._recomputed_by(node, fqn)) is not None:
+            if (function := self._recomputed_by(node, fqn, task)) is not None:
                 fqn, phase = function, "recompute"
             else:
                 thread.made_graph_in_backward = True
@@ -269,6 +271,9 @@ class Tracker:
         while (frame := thread.stack[-1]).step and _step_is_over(frame):
             thread.stack.pop()
         self._resume(thread, thread.last_seq)
+        if frame.closure and _grad_enabled():  # steps run without gradients, their closures with
+            thread.mark(thread.last_seq, OUTSIDE)
+            return thread.place(OUTSIDE, "forward")
         if frame.place is not None:
             return frame.place
         if thread.after_backward:
@@ -289,13 +294,23 @@ class Tracker:
         quiet = frame.step or (frame.place is None and thread.after_backward)
         thread.noting = set() if quiet else thread.used_params
 
-    def _recomputed_by(self, node: Any, maker: str) -> str | None:
-        """Who called the function that ``torch.utils.checkpoint`` runs again now; None if none."""
+    def _recomputed_by(self, node: Any, maker: str, task: int) -> str | None:
+        """Who called the function that ``torch.utils.checkpoint`` runs again now; None if none.
+
+        maker: who made the node at work; it is the answer for a backward pass that is part of
+        that function.
+        """
         if node.name() == "CheckpointFunctionBackward":
             return maker
         hooks = _saved_tensors_hooks(True)
-        frame = _checkpoint_of(hooks, "_recomputation_hook") if hooks is not None else None
-        return None if frame is None else self._checkpoints.get(frame, maker)
+        held = _held_by_checkpoint(hooks, "_recomputation_hook") if hooks is not None else None
+        if held is None:
+            return None
+        group, target = held.get("gid"), held.get("target_frame_ref")
+        function = target() if target is not None else None
+        if function is None or (isinstance(group, int) and group != task):
+            return maker
+        return self._checkpoints.get(function, maker)
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -349,10 +364,10 @@ class Tracker:
                 other.recompute_task = _NO_TASK
 
     def _note_checkpoint(self, hooks: Any, caller: Frame) -> None:
-        frame = _checkpoint_of(hooks, "_checkpoint_hook")
-        if frame is not None:
+        held = _held_by_checkpoint(hooks, "_checkpoint_hook")
+        if held is not None and "frame" in held:
             fqn = caller.place.fqn if caller.place is not None else OUTSIDE
-            self._checkpoints.setdefault(frame, fqn)
+            self._checkpoints.setdefault(held["frame"], fqn)
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         thread = self.thread()
@@ -373,7 +388,9 @@ class Tracker:
         if thread is not None:
             place = thread.place(f"{OUTSIDE}.{type(optimizer).__name__}", "optimizer")
             step = id(_caller_of("_enter_optimizer"))
-            thread.stack.append(Frame(None, optimizer, place, _graph_task(), step))
+            frame = Frame(None, optimizer, place, _graph_task(), step)
+            frame.closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
+            thread.stack.append(frame)
             self._resume(thread, _sequence_nr())
 
     def _leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -384,17 +401,13 @@ class Tracker:
             self._resume(thread, _sequence_nr())
 
 
-def _checkpoint_of(hooks: Any, made_by: str) -> Any:
-    """The checkpointed function that saved-tensor hooks belong to, if ``made_by`` made them."""
+def _held_by_checkpoint(hooks: Any, made_by: str) -> dict[str, Any] | None:
+    """What saved-tensor hooks hold, if ``made_by``, of torch.utils.checkpoint, made them."""
     pack = inspect.unwrap(hooks[0])
     if not getattr(pack, "__qualname__", "").startswith(f"{made_by}."):
         return None
-    for cell in pack.__closure__ or ():
-        held = cell.cell_contents
-        held = held() if isinstance(held, weakref.ref) else held
-        if type(held).__name__ == "_CheckpointFrame":
-            return held
-    return None
+    cells = zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=False)
+    return {name: cell.cell_contents for name, cell in cells}
 
 
 def _part_of_torch() -> str | None:

@@ -78,10 +78,11 @@ def test_gradients_per_sample(model: nn.Module) -> None:
 
 
 def test_jvp_runs_tangents_in_the_forward_of_each_module(model: nn.Module) -> None:
+    """Three products: the value, the input's tangent, and the weight's, which torch fills with 0."""
     x = rows(2, 3)
     assert work(lambda: jvp(model, (x,), (torch.ones_like(x),)), model=model) == {
-        "0": {"forward": 2 * 2 * FIRST},
-        "1": {"forward": 2 * 2 * SECOND},
+        "0": {"forward": 3 * 2 * FIRST},
+        "1": {"forward": 3 * 2 * SECOND},
     }
 
 
@@ -93,8 +94,8 @@ def test_dual_numbers(model: nn.Module) -> None:
             model(forward_ad.make_dual(x, torch.ones_like(x)))
 
     assert work(call, model=model) == {
-        "0": {"forward": 2 * 2 * FIRST},
-        "1": {"forward": 2 * 2 * SECOND},
+        "0": {"forward": 3 * 2 * FIRST},
+        "1": {"forward": 3 * 2 * SECOND},
     }
 
 
@@ -119,10 +120,10 @@ def test_jacrev(model: nn.Module) -> None:
 
 
 def test_jacfwd(model: nn.Module) -> None:
-    """One tangent per input element (2·3 of them)."""
+    """One tangent per input element (2·3 of them), beside the value and the weight's tangent."""
     assert work(jacfwd(model), rows(2, 3), model=model) == {
-        "0": {"forward": (1 + 2 * 3) * 2 * FIRST},
-        "1": {"forward": (1 + 2 * 3) * 2 * SECOND},
+        "0": {"forward": (2 + 2 * 3) * 2 * FIRST},
+        "1": {"forward": (2 + 2 * 3) * 2 * SECOND},
     }
 
 

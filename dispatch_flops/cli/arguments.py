@@ -63,12 +63,7 @@ def add_model_options(parser: ArgumentParser) -> None:
         help="float32, bfloat16, ...: of the model and its inputs; int64 and other integers: of "
         "inputs given by --input-shape (default: as the model is)",
     )
-    group.add_argument(
-        "--device",
-        default="cpu",
-        help="cpu, cuda, cuda:1, ... or meta: shapes alone, without memory or latency "
-        "(default: cpu)",
-    )
+    add_device_option(group)
     group.add_argument(
         "--mode", default="forward", metavar="NAME", help="the method to call (default: forward)"
     )
@@ -82,6 +77,16 @@ def add_model_options(parser: ArgumentParser) -> None:
         "eager code",
     )
     add_run_options(parser)
+
+
+def add_device_option(parser: Any) -> None:
+    """parser: or a group of one."""
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cpu, cuda, cuda:1, ... or meta: shapes alone, without memory or latency "
+        "(default: cpu)",
+    )
 
 
 def add_run_options(parser: ArgumentParser) -> None:

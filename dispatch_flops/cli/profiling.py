@@ -12,6 +12,7 @@ from dispatch_flops.cli.arguments import (
     TARGETS,
     Commands,
     add_command,
+    add_device_option,
     add_model_options,
     add_run_options,
     add_set_option,
@@ -53,6 +54,7 @@ def add_commands(commands: Commands) -> None:
     profile.set_defaults(run=run_profile)
 
     demo = add_command(commands, "demo", "profile an embedded BERT-base with random weights")
+    add_device_option(demo)
     add_run_options(demo)
     add_view_options(demo, fold=True)
     demo.set_defaults(
@@ -62,7 +64,6 @@ def add_commands(commands: Commands) -> None:
         input_shape=[],
         inputs=None,
         dtype=None,
-        device="cpu",
         mode="forward",
         backward=False,
         compile=False,

@@ -402,6 +402,6 @@ VARLEN: dict[str, Formula] = {
     "_varlen_attn_out": varlen_forward_out,
     "_varlen_attn_backward": varlen_backward,
 }
-# Empty until torch.nn.attention.varlen is imported, which takes most of a second.
+# By name: the library comes with torch.nn.attention.varlen, which takes most of a second.
 for _name, _formula in VARLEN.items():
-    register_flops(packets(_name, library="torch_attn"))(_formula)
+    register_flops(f"torch_attn::{_name}")(_formula)

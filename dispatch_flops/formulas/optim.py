@@ -73,6 +73,7 @@ def sgd(
     *,
     weight_decay: float = 0,
     momentum: float = 0,
+    dampening: float = 0,
     nesterov: bool = False,
     maximize: bool = False,
     is_first_step: bool = False,
@@ -80,15 +81,15 @@ def sgd(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """SGD, per element: 2, + 2 weight decay, + 3 momentum (mul, add with alpha; 0 in the first
-    step, which copies), + 2 nesterov, + 1 each for maximize and unscaling.
+    """SGD, per element: 2, + 2 weight decay, + 2 momentum (mul, add; 3 with dampening; 0 in the
+    first step, which copies), + 2 nesterov, + 1 each for maximize and unscaling.
 
     Source: torch.optim.sgd._single_tensor_sgd.
     """
     per_element = (
         ADD_ALPHA
         + ADD_ALPHA * (weight_decay != 0)
-        + (1 + ADD_ALPHA) * (momentum != 0 and not is_first_step)
+        + (3 if dampening else 2) * (momentum != 0 and not is_first_step)
         + ADD_ALPHA * (momentum != 0 and nesterov)
         + maximize
         + (grad_scale is not None)
@@ -110,13 +111,13 @@ def adagrad(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """Adagrad, per element: 7, + 2 weight decay, + 1 each for maximize and unscaling.
+    """Adagrad, per element: 8, + 2 weight decay, + 1 each for maximize and unscaling.
 
-    Sum: addcmul with value 1, counted as such (3 - 1). Root: sqrt, add (2). Parameter:
-    addcdiv (3). Source: torch.optim.adagrad._single_tensor_adagrad.
+    Sum: addcmul (3). Root: sqrt, add (2). Parameter: addcdiv (3). Source:
+    torch.optim.adagrad._single_tensor_adagrad.
     """
     per_element = (
-        (ADDCMUL - 1)
+        ADDCMUL
         + 2
         + ADDCDIV
         + ADD_ALPHA * (weight_decay != 0)

@@ -26,6 +26,11 @@ def rows(tensor: torch.Tensor, dim: int | Iterable[int] | None) -> int:
         return 1
     dims = range(tensor.dim()) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     reduced = {d % tensor.dim() for d in dims} or set(range(tensor.dim()))
+    if tensor.is_nested and tensor.layout is torch.strided:  # has a shape per item, none itself
+        sizes: list[list[int]] = tensor._nested_tensor_size().tolist()
+        return sum(
+            math.prod(n for d, n in enumerate(item, start=1) if d not in reduced) for item in sizes
+        )
     return math.prod(size for d, size in enumerate(tensor.shape) if d not in reduced)
 
 
@@ -168,6 +173,15 @@ def norm(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **kwargs:
         2 if order is None else order,
         complex_numbers=self.is_complex(),
     )
+
+
+@register_flops(packets("native_norm"), cacheable=False)
+def native_norm(self: torch.Tensor, p: Any = 2, *_: Any, out: torch.Tensor, **__: Any) -> int:
+    """The norm of a sparse tensor: of the numbers that it stores."""
+    values = self._values() if self.is_sparse else self
+    order = 2 if p is None else p
+    complex_numbers = values.is_complex()
+    return vector_norm(values.numel(), out.numel(), order, complex_numbers=complex_numbers)
 
 
 def _norm_of_list(self: torch.Tensor, ord: Any = 2, *_: Any, out: Any, **__: Any) -> int:

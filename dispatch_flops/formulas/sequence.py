@@ -16,19 +16,24 @@ from dispatch_flops.registry import register_flops
 Tensor = torch.Tensor
 
 
+def _evenly_spaced(out: Tensor) -> int:
+    """FLOPs of a ``linspace`` with this result."""
+    return 4 * out.numel() if is_inexact(out) and out.numel() > 1 else 0
+
+
 @register_flops(packets("linspace"))
 def linspace(*_: Any, out: Tensor, **__: Any) -> int:
     """start + i·step in the lower half, end - (N-1-i)·step in the upper, both computed: 4·N.
 
-    Source: torch._refs.
+    One point is the start itself. Source: torch._refs.
     """
-    return 4 * out.numel() if is_inexact(out) else 0
+    return _evenly_spaced(out)
 
 
 @register_flops(packets("logspace"))
 def logspace(*_: Any, out: Tensor, **__: Any) -> int:
-    """base to the power of each of ``linspace``: 5·N. Source: torch._refs."""
-    return 5 * out.numel() if is_inexact(out) else 0
+    """base to the power of each of ``linspace``: N more. Source: torch._refs."""
+    return _evenly_spaced(out) + (out.numel() if is_inexact(out) else 0)
 
 
 def _points(window_length: int, periodic: bool) -> int:

@@ -66,8 +66,8 @@ def find(target: str) -> Factory:
     found = locate(target)
     if not callable(found):
         raise TargetError(
-            f"{target} is of type {type(found).__name__}; it must be a function that returns the model, "
-            "an nn.Module class or a model"
+            f"{target} is of type {type(found).__name__}; it must be a function that returns the "
+            "model, an nn.Module class or a model"
         )
     return Factory(target, found)
 

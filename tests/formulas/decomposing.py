@@ -88,13 +88,21 @@ def _cost(node: torch.fx.Node) -> int:
     if name == "reciprocal" and all(_by_a_number(user) for user in node.users):
         return 0  # number / tensor: one division, which Python makes a reciprocal and a product
     if name in _ELEMENTWISE.split():
-        return int(result.numel()) * (2 if node.kwargs.get("alpha", 1) != 1 else 1)
+        return int(result.numel()) * _steps(name, node)
     if name in _REDUCTIONS.split():
         return int(n - result.numel())
     if name in ("scatter_add", "index_put"):
         values = inputs[-1]
         return int(values.numel()) if name == "scatter_add" or node.args[3] else 0
     return {"mean": n, "var": 4 * n, "var_mean": 4 * n}[name]
+
+
+def _steps(name: str, node: torch.fx.Node) -> int:
+    """Operations per element: one, and a scaling, a rounding or a second bound."""
+    if name == "clamp":
+        return sum(bound is not None for bound in node.args[1:])
+    scaled = node.kwargs.get("alpha", 1) != 1
+    return 1 + scaled + ("rounding_mode" in node.kwargs)
 
 
 def _by_a_number(node: torch.fx.Node) -> bool:

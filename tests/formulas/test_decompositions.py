@@ -52,6 +52,7 @@ POINTWISE = [
         case(op, X, Y)
         for op in (
             aten.heaviside.default,
+            aten.floor_divide.default,
             aten.ldexp.Tensor,
             aten.logaddexp.default,
             aten.logaddexp2.default,
@@ -87,6 +88,7 @@ ACTIVATIONS = [
             aten.hardshrink.default,
             aten.softshrink.default,
             aten.leaky_relu.default,
+            aten.hardtanh.default,
             aten.softplus.default,
             aten.log_sigmoid_forward.default,
         )
@@ -287,6 +289,7 @@ OTHERS = [
     case(aten.embedding_dense_backward.default, X, TOKENS, 11, -1, False),
     case(aten.embedding_dense_backward.default, X, TOKENS, 11, -1, True),
     case(aten.linspace.default, 0.0, 1.0, 7),
+    case(aten.linspace.default, 0.0, 1.0, 1),
     case(aten.logspace.default, 0.0, 1.0, 7),
     case(aten.hann_window.default, 7),
     case(aten.hann_window.periodic, 7, False),
@@ -300,3 +303,43 @@ OTHERS = [
 def test_formula_equals_decomposition(op: Any, args: Any, kwargs: Any) -> None:
     profile = profile_of(lambda: op(*args, **kwargs), strict=True)
     assert profile.total().flops == reference_flops(op, *args, **kwargs)
+
+
+DIFFERENCES = [
+    # A weight that is a number: |w|, w >= 1/2, w - 1 on a tensor of one element.
+    pytest.param(aten.lerp.Scalar, (X, Y, 0.3), 3, id="lerp by a number"),
+    # value·t1 is done on t1's 15 elements, before t2 broadcasts it to 105; we count 105.
+    pytest.param(aten.addcmul.default, (X, X[..., :1], Y), 15 - 105, id="addcmul broadcast"),
+    # log b and isnan b are done on the one element of b; we count 105.
+    pytest.param(aten.xlogy.Tensor, (X, Y[0, 0, 0]), 2 * (1 - 105), id="xlogy broadcast"),
+    # Powers of 1, before and after the sum, are the identity.
+    pytest.param(aten.linalg_vector_norm.default, (X, 1.0, [1]), 105 + 21, id="1-norm"),
+    # 3 x 4 windows of 3 x 3 at stride 2 in 5 x 7 padded by 1: of the 12·9 taps that the
+    # reference compares, rows see 2+3+2 and columns 2+3+3+2 elements: 7·10.
+    pytest.param(
+        aten.max_pool2d_with_indices.default,
+        (torch.rand(2, 3, 5, 7), [3, 3], [2, 2], [1, 1]),
+        6 * (12 * 9 - 7 * 10),
+        id="maximum of the padding",
+    ),
+    # 8 in windows of 2, 3, 2, 3, 2, each padded to 3, and the padding summed too.
+    pytest.param(
+        aten._adaptive_avg_pool2d.default,
+        (torch.rand(2, 3, 1, 8), [1, 5]),
+        6 * (5 * 3 - (2 + 3 + 2 + 3 + 2)),
+        id="average of the padding",
+    ),
+    # On the CPU x·(r·w) + (b - mean·r·w): per element 2 steps, not 4; per channel 3; per group 1.
+    pytest.param(
+        aten.native_group_norm.default,
+        (torch.rand(2, 15, 7), torch.rand(15), torch.rand(15), 2, 15, 7, 3, 1e-5),
+        -2 * 210 + 3 * 30 + 6,
+        id="group norm on the CPU",
+    ),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "difference"), DIFFERENCES)
+def test_the_reference_costs_so_much_more(op: Any, args: Any, difference: int) -> None:
+    profile = profile_of(lambda: op(*args), strict=True)
+    assert reference_flops(op, *args) - profile.total().flops == difference

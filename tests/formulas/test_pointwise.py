@@ -250,3 +250,11 @@ def test_glu_counts_its_half() -> None:
     profile = profile_of(lambda: F.glu(x).backward(torch.ones(3, 5, 7)), strict=True)
     assert profile.total("forward").flops == 2 * N
     assert profile.total("backward").flops == 6 * N
+
+
+def test_tangents_of_glu() -> None:
+    """glu's tangent: s, da·s, s·db, db - that, glu·that, sum: 6·n. Its backward's: 4 + 3 + 10."""
+    half, whole = real(), real(3, 5, 14)
+    aten = torch.ops.aten
+    assert flops(aten.glu_jvp, half, whole, whole, -1) == 6 * N
+    assert flops(aten.glu_backward_jvp, whole, half, whole, half, whole, -1) == 17 * N

@@ -90,6 +90,12 @@ def test_complex_closed_form(fn: Any, expected: int) -> None:
     assert flops(fn, torch.complex(real(), real())) == expected
 
 
+def test_a_sparse_norm_sees_what_is_stored() -> None:
+    """3 of 100 numbers: 2·3."""
+    sparse = torch.eye(10)[:3].to_sparse()
+    assert flops(lambda: torch.norm(sparse)) == 2 * 3
+
+
 @pytest.mark.parametrize("empty", [torch.empty(0), torch.empty(3, 0)])
 def test_empty_reductions_cost_nothing(empty: torch.Tensor) -> None:
     assert flops(lambda x: x.sum(), empty) == 0

@@ -111,6 +111,13 @@ def test_index_put_skips_dimensions() -> None:
     assert add([two], 2, 5, 7) == 2 * 5 * 7
 
 
+def test_a_mask_may_address_all_of_it() -> None:
+    """How many elements a mask picks is data: x[3,5,7] under a mask[3,5] is 15·7 at most."""
+    x, mask = torch.rand(3, 5, 7), torch.zeros(3, 5, dtype=torch.bool)
+    added = cost(lambda: aten.index_put_(x, [mask], torch.tensor(1.0), True))
+    assert added.flops == 15 * 7
+
+
 def test_backward_of_picking_adds() -> None:
     """The loss is a sum: 11·7 - 1. Its gradient is added into the rows: 11·7."""
     for pick in (
@@ -163,6 +170,15 @@ def test_histograms() -> None:
     assert cost(lambda: torch.histogram(x, torch.linspace(0, 1, 5))).flops == 105 * 6 + 4 * 5
     assert cost(lambda: torch.bincount(x.long())).flops == 0
     assert cost(lambda: torch.bincount(x.long(), x)).flops == 105
+
+
+def test_histogram_in_two_dimensions() -> None:
+    """x[11,2] in 4 x 6 bins: 2·2·10 for the ranges, edges 4·5 and 4·7; a point finds 7 and 7,
+    and adds 1.
+    """
+    x = torch.rand(11, 2)
+    expected = 2 * 2 * 10 + 4 * 5 + 4 * 7 + 11 * (7 + 7 + 1)
+    assert cost(lambda: torch.histogramdd(x, [4, 6])).flops == expected
 
 
 def test_segments() -> None:

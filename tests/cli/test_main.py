@@ -1,0 +1,97 @@
+"""The command line as a whole: help, exit codes, and as a process of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from cli.helpers import Run, macs, refused
+from dispatch_flops import Profile, __version__
+from dispatch_flops.cli import output
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class TestMain:
+    COMMANDS = ("profile", "demo", "sweep", "show", "diff", "check", "ops")
+
+    def test_help(self, run: Run) -> None:
+        result = run("--help")
+        assert (result.code, result.err) == (0, "")
+        for words in ("exit codes:", "examples:", *self.COMMANDS):
+            assert words in result.out
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_help_of_a_command(self, run: Run, command: str) -> None:
+        result = run(command, "--help")
+        assert result.code == 0
+        assert "--debug" in result.out
+
+    def test_version(self, run: Run) -> None:
+        assert run("--version").out == f"dispatch-flops {__version__}\n"
+
+    def test_no_command(self, run: Run) -> None:
+        result = run()
+        assert (result.code, result.out) == (2, "")
+        assert "examples:" in result.err
+        refused(run("--debug"))
+        refused(run("profil"), "invalid choice: 'profil'")
+
+    def test_a_defect_of_our_own_is_one_line_too(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def defect(options: Namespace) -> int:
+            raise KeyError("gone")
+
+        monkeypatch.setattr("dispatch_flops.cli.operators.run_ops", defect)
+        refused(run("ops"), "a defect of dispatch-flops: KeyError")
+
+    def test_interrupted(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(options: Namespace) -> int:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("dispatch_flops.cli.operators.run_ops", interrupt)
+        result = run("ops")
+        assert (result.code, result.err) == (130, "dispatch-flops: interrupted\n")
+
+    def test_what_the_terminal_cannot_write(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", stream)
+        output.emit("M·N\n")
+        assert stream.buffer.getvalue() == b"M?N\n"  # type: ignore[attr-defined]
+
+
+class TestProcess:
+    """``python -m dispatch_flops``, as a process of its own."""
+
+    @staticmethod
+    def _start(*arguments: str) -> subprocess.Popen[str]:
+        path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+        return subprocess.Popen(
+            [sys.executable, "-m", "dispatch_flops", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def test_a_module_of_the_working_directory(self) -> None:
+        process = self._start("profile", "net:make", "--format", "json", "--device", "meta")
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert Profile.from_json(out).total().macs == macs()
+
+    def test_a_reader_who_has_had_enough(self) -> None:
+        process = self._start("ops", "--format", "csv")
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        err = process.stderr.read()
+        process.stderr.close()
+        assert (process.wait(timeout=120), err) == (0, "")

@@ -1,0 +1,145 @@
+"""Quantised layers: integer products are MACs, rescaling is arithmetic on reals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import profile_of
+from torch import nn
+
+from dispatch_flops import Profile
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ops = torch.ops.quantized
+T, K, OUT = 7, 5, 3
+
+
+def known(fn: Callable[..., Any], *args: Any) -> Profile:
+    profile = profile_of(fn, *args)
+    assert profile.uncounted_ops() == {}
+    return profile
+
+
+def cost(fn: Callable[..., Any], *args: Any) -> tuple[int, int]:
+    total = known(fn, *args).total()
+    return total.macs, total.flops
+
+
+def small(*shape: int, dtype: torch.dtype = torch.quint8) -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.rand(shape), 0.1, 0, dtype)
+
+
+def test_quantise_and_back() -> None:
+    x = torch.rand(T, K)
+    assert cost(lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)) == (0, 5 * T * K)
+    scales, zeros = torch.ones(K), torch.zeros(K)
+    assert cost(lambda: torch.quantize_per_channel(x, scales, zeros, 1, torch.qint8)) == (
+        0,
+        5 * T * K,
+    )
+    assert cost(small(T, K).dequantize) == (0, 2 * T * K)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear(bias: bool) -> None:
+    packed = ops.linear_prepack(small(OUT, K, dtype=torch.qint8), torch.ones(OUT) if bias else None)
+    macs = T * OUT * K
+    assert cost(ops.linear, small(T, K), packed, 0.1, 0) == (macs, 2 * macs + 5 * T * OUT)
+    assert cost(ops.linear_relu, small(T, K), packed, 0.1, 0) == (macs, 2 * macs + 5 * T * OUT)
+    quantise = 2 * (T * K - 1) + 10 + 5 * T * K
+    rescale = T * OUT * (2 if bias else 1)
+    assert cost(ops.linear_dynamic, torch.rand(T, K), packed) == (
+        macs,
+        2 * macs + quantise + rescale,
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolution(groups: int) -> None:
+    weight = small(4, 6 // groups, 3, 2, dtype=torch.qint8)
+    packed = ops.conv2d_prepack(weight, torch.ones(4), [1, 1], [0, 0], [1, 1], groups)
+    out = 2 * 4 * (7 - 2) * (5 - 1)
+    macs = out * (6 // groups) * 3 * 2
+    assert cost(ops.conv2d, small(2, 6, 7, 5), packed, 0.1, 0) == (macs, 2 * macs + 5 * out)
+    assert cost(ops.conv2d_relu, small(2, 6, 7, 5), packed, 0.1, 0) == (macs, 2 * macs + 5 * out)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_convolution_mirrors(groups: int) -> None:
+    if "qnnpack" not in torch.backends.quantized.supported_engines:
+        pytest.skip("no backend transposes quantised convolutions")
+    weight = small(6, 4 // groups, 3, 2, dtype=torch.qint8)
+    packed = ops.conv_transpose2d_prepack(
+        weight, torch.ones(4), [1, 1], [0, 0], [0, 0], [1, 1], groups
+    )
+    macs = 2 * 6 * 7 * 5 * (4 // groups) * 3 * 2
+    counted, _ = cost(ops.conv_transpose2d, small(2, 6, 7, 5), packed, 0.1, 0)
+    assert counted == macs
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("both", [True, False])
+def test_recurrent_layers_multiply_as_much_as_their_originals(kind: Any, both: bool) -> None:
+    original = kind(5, 3, num_layers=2, bidirectional=both).eval()
+    x = torch.rand(7, 2, 5)
+    dynamic = torch.ao.quantization.quantize_dynamic(original, {kind}, dtype=torch.qint8)
+    assert cost(dynamic, x)[0] == cost(original, x)[0]
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 4]))
+    assert cost(dynamic, packed)[0] == cost(original, packed)[0]
+
+
+def test_dynamic_linear_in_a_model() -> None:
+    model = nn.Sequential(nn.Linear(K, OUT)).eval()
+    dynamic = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    assert cost(dynamic, torch.rand(T, K))[0] == T * K * OUT
+
+
+def test_pointwise_dequantises_and_quantises() -> None:
+    a, b, n = small(T, K), small(T, K), T * K
+    assert cost(ops.add, a, b, 0.1, 0) == (0, (2 + 2 + 1 + 5) * n)
+    assert cost(ops.add_relu, a, b, 0.1, 0) == (0, (2 + 2 + 2 + 5) * n)
+    assert cost(ops.mul, a, b, 0.1, 0) == (0, (2 + 2 + 1 + 5) * n)
+    assert cost(ops.sigmoid, a, 0.1, 0) == (0, (2 + 1 + 5) * n)
+    assert cost(ops.relu6, a) == (0, 0)
+
+
+def test_fake_quantise() -> None:
+    x = torch.rand(T, K, requires_grad=True)
+    fake = torch.fake_quantize_per_tensor_affine
+    assert cost(lambda: fake(x, 0.1, 0, 0, 255)) == (0, 9 * T * K)
+    out = fake(x, 0.1, 0, 0, 255)
+    assert cost(out.backward, torch.ones(T, K)) == (0, T * K)  # gradient times mask
+
+
+def test_quantisation_aware_training_knows_all() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 9, 2))
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("x86")
+    prepared = torch.ao.quantization.prepare_qat(model.train())
+    known(lambda: prepared(torch.rand(1, 2, 5, 5)).sum().backward())
+
+
+def test_embedding_bag() -> None:
+    rows, width, picked, bags = 11, 8, 6, 2
+    packed = ops.embedding_bag_byte_prepack(torch.rand(rows, width))
+    indices, offsets = torch.arange(picked), torch.tensor([0, 4])
+    counted = cost(ops.embedding_bag_byte_rowwise_offsets, packed, indices, offsets)
+    assert counted == (0, (2 * picked + picked - bags) * width)
+
+
+def test_exported_quantised_programs() -> None:
+    decomposed = torch.ops.quantized_decomposed
+    x = torch.rand(T, K)
+    quantised = decomposed.quantize_per_tensor(x, 0.1, 0, 0, 255, torch.uint8)
+    assert cost(decomposed.quantize_per_tensor, x, 0.1, 0, 0, 255, torch.uint8) == (0, 5 * T * K)
+    assert cost(decomposed.dequantize_per_tensor, quantised, 0.1, 0, 0, 255, torch.uint8) == (
+        0,
+        2 * T * K,
+    )
+    assert cost(decomposed.choose_qparams, x, 0, 255, 1e-5, torch.uint8) == (
+        0,
+        2 * (T * K - 1) + 10,
+    )

@@ -1,0 +1,43 @@
+"""Random numbers are free, and what dropout does with them is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import profile_of
+
+X = torch.rand(3, 5)
+FREE = {
+    "rand": lambda: torch.rand(3, 5),
+    "randn_like": lambda: torch.randn_like(X),
+    "randint": lambda: torch.randint(7, (3,)),
+    "randperm": lambda: torch.randperm(7),
+    "bernoulli": lambda: torch.bernoulli(X),
+    "normal": lambda: torch.normal(X, 1.0),
+    "uniform_": lambda: torch.empty(3).uniform_(),
+    "multinomial": lambda: torch.multinomial(X, 2),
+    "poisson": lambda: torch.poisson(X),
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_random_numbers_are_free(name: str) -> None:
+    profile = profile_of(FREE[name])
+    assert profile.total().flops == 0
+    assert profile.uncounted_ops() == {}
+
+
+@pytest.mark.parametrize(("p", "train", "each"), [(0.3, True, 3), (0.3, False, 0), (1.0, True, 0)])
+def test_native_dropout(p: float, train: bool, each: int) -> None:
+    x = X.to("meta")
+    assert profile_of(torch.native_dropout, x, p, train).total().flops == each * 3 * 5
+
+
+def test_derivatives_by_the_parameter() -> None:
+    def program(op: Any, *args: Any) -> int:
+        return profile_of(op, *args).total().flops
+
+    assert program(torch._standard_gamma_grad, X, X) == 3 * 5
+    assert program(torch._dirichlet_grad, X, X, X.sum(-1, keepdim=True)) == 3 * 5
