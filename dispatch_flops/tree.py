@@ -138,18 +138,16 @@ class ModuleNode:
 
     def _prepare(self) -> None:
         for node in reversed(list(self.walk())):
-            if "_totals" in node.__dict__:
+            known = node.__dict__
+            if "_totals" in known:
                 continue
-            node.__dict__["_totals"] = {
-                phase: add_costs(
-                    (
-                        node.own(phase),
-                        *(child.__dict__["_totals"][phase] for child in node.children),
-                    )
-                )
-                for phase in PHASES
-            }
-            node.__dict__["_unknown"] = any(op.uncounted for op in node.ops) or any(
+            parts = [_costs_by_phase(node.ops), *(c.__dict__["_totals"] for c in node.children)]
+            known["_totals"] = (
+                parts[0]
+                if len(parts) == 1
+                else {phase: add_costs(part[phase] for part in parts) for phase in PHASES}
+            )
+            known["_unknown"] = any(op.uncounted for op in node.ops) or any(
                 child.__dict__["_unknown"] for child in node.children
             )
 
@@ -372,6 +370,14 @@ def add_costs(costs: Iterable[OpCost | None]) -> OpCost:
     return OpCost(macs=macs, flops=flops, bytes_read=bytes_read, bytes_written=bytes_written)
 
 
+def _costs_by_phase(ops: tuple[OpTotal, ...]) -> dict[Phase, OpCost]:
+    """What some operators cost together, phase by phase."""
+    costs: dict[Phase, list[OpCost | None]] = {}
+    for op in ops:
+        costs.setdefault(op.phase, []).append(op.cost)
+    return {phase: add_costs(costs.get(phase, ())) for phase in PHASES}
+
+
 def flops_of(op: OpTotal) -> int:
     """FLOPs of all its calls, 0 where unknown (for sorting)."""
     return op.cost.flops if op.cost else 0
@@ -403,10 +409,11 @@ def _map_tree(root: ModuleNode, change: Callable[[ModuleNode], ModuleNode]) -> M
 
 def _flaws(node: ModuleNode) -> Iterator[str]:
     """What is wrong with the node by itself and against its children."""
+    own = _costs_by_phase(node.ops)
     for phase in PHASES:
-        parts = add_costs((node.own(phase), *(c.total(phase) for c in node.children)))
-        if node.total(phase) != parts:
-            yield f"{phase}: total {node.total(phase)} is not {parts}"
+        parts = [own[phase], *(child.total(phase) for child in node.children)]
+        if node.total(phase) != (parts[0] if len(parts) == 1 else add_costs(parts)):
+            yield f"{phase}: total {node.total(phase)} is not the sum of {parts}"
     for name in ("calls", "own_params", "total_params", "active_params", "trainable_params"):
         if not _is_count(getattr(node, name)):
             yield f"{name} = {getattr(node, name)!r} is no count"
@@ -419,7 +426,10 @@ def _flaws(node: ModuleNode) -> Iterator[str]:
         if seconds is not None and not 0 <= seconds < math.inf:
             yield f"a latency of {seconds} s"
     for op in node.ops:
-        numbers = [op.calls, op.uncounted, *(dataclasses.astuple(op.cost) if op.cost else ())]
+        cost = op.cost or ZERO
+        numbers = (
+            op.calls, op.uncounted, cost.macs, cost.flops, cost.bytes_read, cost.bytes_written
+        )  # fmt: skip
         if not all(map(_is_count, numbers)) or op.uncounted > op.calls:
             yield f"{op} has a count that is no count"
         if (op.cost is None) != (op.uncounted == op.calls > 0):

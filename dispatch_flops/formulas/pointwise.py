@@ -20,6 +20,7 @@ import torch
 from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas._shapes import is_inexact, tensors_in
+from dispatch_flops.formulas.sparse import elements
 from dispatch_flops.registry import Rule, add_rule, name_of
 
 #: 1 FLOP per output element on floating-point data.
@@ -131,15 +132,16 @@ def recipe_cost(recipe: str, *, complex_numbers: bool = False) -> int:
 def elementwise(recipe: str, args: Any, out: Any) -> int:
     """FLOPs of a recipe done on every element of the (first) result.
 
-    Comparisons have boolean results of floating-point work, quotients of integers the
-    reverse: arguments and results both decide whether the work is counted.
+    Of a sparse result every element that it stores. Comparisons have boolean results of
+    floating-point work, quotients of integers the reverse: arguments and results both decide
+    whether the work is counted.
     """
     result = next(tensors_in(out))
     tensors = (*tensors_in(args), *tensors_in(out))
     if not is_inexact(*tensors):
         return 0
     complex_numbers = any(tensor.is_complex() for tensor in tensors)
-    return result.numel() * recipe_cost(recipe, complex_numbers=complex_numbers)
+    return elements(result) * recipe_cost(recipe, complex_numbers=complex_numbers)
 
 
 def broadcast_elements(*shapes: Iterable[int]) -> int:

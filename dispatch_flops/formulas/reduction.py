@@ -17,6 +17,7 @@ from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import overloads, packets
 from dispatch_flops.formulas._shapes import is_inexact, tensors_in
 from dispatch_flops.formulas.pointwise import broadcast_elements, per_element
+from dispatch_flops.formulas.sparse import elements
 from dispatch_flops.registry import Formula, Kind, Rule, add_rule, name_of, register_flops
 
 
@@ -39,8 +40,8 @@ def fold(self: torch.Tensor, out: Any, *, per_input: int = 0, per_output: int = 
     result = next(tensors_in(out))
     if not is_inexact(self, result):
         return 0
-    n, m = self.numel(), result.numel()
-    real = (n - m if n else 0) + per_input * n + per_output * m
+    n, m = elements(self), elements(result)
+    real = max(n - m, 0) + per_input * n + per_output * m
     return real * (2 if self.is_complex() else 1)
 
 
@@ -163,25 +164,19 @@ def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) 
     return 2 * n if order % 2 == 0 and not complex_numbers else magnitude + 2 * n
 
 
-@register_flops(packets("linalg_vector_norm", "norm"))
+@register_flops(packets("linalg_vector_norm", "norm", "native_norm"))
 def norm(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **kwargs: Any) -> int:
-    """``vector_norm`` over the given dimensions; an order of None is 2."""
+    """``vector_norm`` over the given dimensions; an order of None is 2.
+
+    Of a sparse tensor the numbers that it stores.
+    """
     order = kwargs.get("p", ord)
     return vector_norm(
-        self.numel(),
+        elements(self),
         out.numel(),
         2 if order is None else order,
         complex_numbers=self.is_complex(),
     )
-
-
-@register_flops(packets("native_norm"), cacheable=False)
-def native_norm(self: torch.Tensor, p: Any = 2, *_: Any, out: torch.Tensor, **__: Any) -> int:
-    """The norm of a sparse tensor: of the numbers that it stores."""
-    values = self._values() if self.is_sparse else self
-    order = 2 if p is None else p
-    complex_numbers = values.is_complex()
-    return vector_norm(values.numel(), out.numel(), order, complex_numbers=complex_numbers)
 
 
 def _norm_of_list(self: torch.Tensor, ord: Any = 2, *_: Any, out: Any, **__: Any) -> int:

@@ -139,6 +139,13 @@ def test_conj_physical_of_reals_is_free() -> None:
     assert flops(torch.ops.aten.conj_physical, real()) == 0
 
 
+def test_sparse_tensors_count_what_they_store() -> None:
+    """3 of 30 numbers."""
+    sparse = torch.eye(10)[:3].to_sparse()
+    assert flops(lambda: sparse * 2) == 3
+    assert flops(lambda: torch.relu(sparse)) == 3
+
+
 LISTS = [torch.rand(3), torch.rand(5, 7)]
 TOTAL = 3 + 5 * 7
 

@@ -215,6 +215,36 @@ def _note(report: Report, profile: Profile) -> None:
     report.errors.update(profile.formula_errors())
 
 
+def compare_places(case: Case, *, at_most: int | None = None) -> Report:
+    """The same operators on the meta device, and in inference mode: the same MACs and FLOPs.
+
+    Forward and backward on meta, forward alone in inference mode. A sample that meta tensors
+    cannot run, because it looks at data, is counted as raised.
+    """
+    report = Report()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seed_all()
+        for index, sample in enumerate(_chosen(list(_samples(case)), at_most)):
+            report.samples += 1
+            with contextlib.suppress(Exception):
+                here = _counted(lambda sample=sample: _call(case, sample, sample.grad))
+                forward = _counted(lambda sample=sample: _call(case, sample, False))
+                with torch.inference_mode():
+                    inferred = _counted(lambda sample=sample: _call(case, sample, False))
+                if inferred != forward:
+                    found = f"{forward} but {inferred} in inference mode"
+                    report.changed.append(f"{case.id} sample {index}: {found}")
+                try:
+                    there = _counted(lambda sample=sample: _call(case, _on_meta(sample), sample.grad))
+                except Exception:
+                    report.raised += 1
+                    continue
+                if there != here:
+                    report.changed.append(f"{case.id} sample {index}: {here} but {there} on meta")
+    return report
+
+
 # -- running and comparing -----------------------------------------------------------------
 
 

@@ -1,0 +1,184 @@
+"""What the report shows, as plain data: every number comes from the analysis of the profile.
+
+Modules are columns, one entry per module, parents first; a column of costs there is for each
+*view*: all phases together (``"all"``) and, where several ran, each of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from dispatch_flops.analysis import (
+    Figures,
+    OperatorRow,
+    by_type,
+    inclusive,
+    operator_rows,
+    phases_of,
+    sum_known,
+    walk_with_depth,
+)
+from dispatch_flops.cost import Phase
+from dispatch_flops.hardware import Machine
+from dispatch_flops.renderers.fold import fold
+from dispatch_flops.renderers.headline import headline, phase_seconds
+from dispatch_flops.renderers.html.points import roofline_data
+from dispatch_flops.tree import ModuleNode, Profile
+
+ALL = "all"
+_COLOURED = 8  # classes that get a colour of their own
+_ATTENTION = {
+    "full": "the full Sq × Sk rectangle, causal or not",
+    "half": "of causal attention only the part that the mask keeps",
+}
+
+Data = dict[str, Any]
+
+
+def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
+    """The page's data; ``json`` writes and reads it without loss."""
+    phases = phases_of(profile)
+    roots = [profile.root, *([profile.outside] if _worked(profile.outside) else [])]
+    folded = fold(profile.root)
+    return {
+        "title": title,
+        "headline": dataclasses.asdict(headline(profile, machine)),
+        "views": [ALL, *phases] if len(phases) > 1 else [ALL],
+        "phases": list(phases),
+        "split": [_phase(profile, phase) for phase in phases],
+        "uncounted": _uncounted(profile),
+        "facts": [list(fact) for fact in _facts(profile, machine)],
+        "notes": list(profile.notes),
+        "classes": [name for name, f in by_type(profile).items() if f.cost.flops][:_COLOURED],
+        "modules": _columns(roots, phases),
+        "folded": None if _same_size(folded, profile.root) else _columns([folded, *roots[1:]], phases),
+        "operators": [_operator(row) for row in operator_rows(profile)],
+        "roofline": roofline_data(profile, machine),
+    }
+
+
+def _worked(node: ModuleNode) -> bool:
+    return bool(node.ops or node.children)
+
+
+def _same_size(a: ModuleNode, b: ModuleNode) -> bool:
+    return sum(1 for _ in a.walk()) == sum(1 for _ in b.walk())
+
+
+# -- modules ------------------------------------------------------------------------------------
+
+
+def _columns(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
+    """parent: the index of each module's parent, -1 of a root."""
+    nodes: list[ModuleNode] = []
+    parents: list[int] = []
+    above: list[int] = []
+    for root in roots:
+        for node, depth in walk_with_depth(root):
+            del above[depth:]
+            parents.append(above[-1] if above else -1)
+            above.append(len(nodes))
+            nodes.append(node)
+    return {
+        "fqn": [node.fqn for node in nodes],
+        "name": [node.name for node in nodes],
+        "class_name": [node.class_name for node in nodes],
+        "extra_repr": [node.extra_repr for node in nodes],
+        "parent": parents,
+        "calls": [node.calls for node in nodes],
+        "own_params": [node.own_params for node in nodes],
+        "params": [node.total_params for node in nodes],
+        **_costs(roots, phases),
+    }
+
+
+def _costs(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
+    """``{figure: {view: column}}``; where one phase ran, it is what ``"all"`` has."""
+    figures: dict[str, list[Figures]] = {ALL: _figures(roots, None)}
+    timed = {phase: _latencies(_figures(roots, phase)) for phase in ("forward", "backward")}
+    latency = {
+        ALL: [sum_known(pair) for pair in zip(timed["forward"], timed["backward"], strict=True)]
+    }
+    if len(phases) > 1:
+        figures |= {phase: _figures(roots, phase) for phase in phases}
+        latency |= {phase: timed.get(phase, [None] * len(latency[ALL])) for phase in phases}
+    return {
+        "macs": {view: [f.cost.macs for f in column] for view, column in figures.items()},
+        "flops": {view: [f.cost.flops for f in column] for view, column in figures.items()},
+        "bytes": {view: [f.cost.bytes_total for f in column] for view, column in figures.items()},
+        "latency": latency,
+        "lower_bound": {
+            view: [index for index, f in enumerate(column) if f.lower_bound]
+            for view, column in figures.items()
+        },
+    }
+
+
+def _figures(roots: Iterable[ModuleNode], phase: Phase | None) -> list[Figures]:
+    return [figures for root in roots for figures in inclusive(root, phase).values()]
+
+
+def _latencies(column: Iterable[Figures]) -> list[float | None]:
+    return [figures.latency_s for figures in column]
+
+
+# -- the rest -----------------------------------------------------------------------------------
+
+
+def _phase(profile: Profile, phase: Phase) -> Data:
+    cost = profile.total(phase)
+    return {
+        "phase": phase,
+        "macs": cost.macs,
+        "flops": cost.flops,
+        "bytes": cost.bytes_total,
+        "seconds": phase_seconds(profile)[phase],
+        "lower_bound": any(op.uncounted for op in profile.op_totals() if op.phase == phase),
+    }
+
+
+def _operator(row: OperatorRow) -> Data:
+    cost = row.cost
+    return {
+        "op": row.op,
+        "kind": row.kind,
+        "phases": " + ".join(row.phases),
+        "dtype": row.dtype,
+        "calls": row.calls,
+        "uncounted": row.uncounted,
+        "macs": cost.macs if cost else None,
+        "flops": cost.flops if cost else None,
+        "share": row.share,
+        "bytes": cost.bytes_total if cost else None,
+        "intensity": row.arithmetic_intensity,
+        "latency": row.latency_s,
+    }
+
+
+def _uncounted(profile: Profile) -> list[Data]:
+    errors = profile.formula_errors()
+    return [
+        {"op": op, "calls": calls, "why": errors.get(op, "no formula")}
+        for op, calls in profile.uncounted_ops().items()
+    ]
+
+
+def _facts(profile: Profile, machine: Machine | None) -> Iterator[tuple[str, str]]:
+    """Where and how the run took place, as labels and values."""
+    scope, timing = profile.scope, profile.timing
+    yield "Device", f"{scope.device_name} ({scope.device})" if scope.device_name else scope.device
+    if scope.torch_version:
+        yield "torch", scope.torch_version
+    if scope.world_size:
+        yield "Rank", f"{scope.rank} of {scope.world_size}: all numbers are of this rank"
+    if scope.batch_size is not None:
+        yield "Batch size", str(scope.batch_size)
+    yield "Attention counted as", _ATTENTION.get(scope.causal, scope.causal)
+    if timing.method:
+        yield "Latency taken by", timing.method
+    if timing.repeats > 1:
+        yield "Runs", str(timing.repeats)
+    if machine is not None:
+        yield "Peaks from", f"{machine.name}: {machine.source}" if machine.source else machine.name

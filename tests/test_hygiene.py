@@ -1,0 +1,272 @@
+"""The program and the process are the same with a counter as without, however its block is left."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from attributing import plain, rows, train
+from torch import Tensor, nn
+from untouched import (
+    MODELS,
+    Boom,
+    EmptyMode,
+    Tail,
+    model_state,
+    process_state,
+    same_values,
+    values,
+)
+
+from dispatch_flops import FlopCounterMode
+from dispatch_flops.counter import UncountedWarning
+from dispatch_flops.errors import AlreadyActiveError, UncountedOpsError
+
+aten = torch.ops.aten
+Exit = tuple[Callable[[], Tail], dict[str, Any], type[BaseException] | None]
+
+
+def broken(*args: Any, **kwargs: Any) -> int:
+    raise ZeroDivisionError("a formula")
+
+
+EVERYTHING = {op: broken for op in (aten.addmm, aten.mm, aten.add, aten.mul, aten.sum, aten.bmm)}
+# The last layer, options of the counter, and what reaches the user.
+EXITS: dict[str, Exit] = {
+    "success": (Tail, {}, None),
+    "layer raises": (lambda: Tail(Boom), {}, Boom),
+    "interrupt": (lambda: Tail(KeyboardInterrupt), {}, KeyboardInterrupt),
+    "backward raises": (lambda: Tail(backward=True), {}, Boom),
+    "formula raises": (Tail, {"custom_mapping": EVERYTHING}, None),
+    "strict": (Tail, {"custom_mapping": EVERYTHING, "strict": True}, UncountedOpsError),
+}
+# A training step, and ways to run forward alone.
+RUNS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "training": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+def run(model: nn.Module, x: Tensor, how: str) -> Tensor:
+    with RUNS[how]():
+        out = model(x)
+        if out.requires_grad:
+            out.float().square().sum().backward()
+    return out.detach()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """What torch imports and registers by itself at first use is not the counter's doing."""
+    for build in MODELS.values():
+        run(build(), torch.randn(4, 6), "training")
+
+
+@pytest.mark.filterwarnings("ignore::dispatch_flops.counter.UncountedWarning")
+@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("leave", EXITS)
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_is_left_behind(name: str, leave: str, how: str) -> None:
+    tail, options, error = EXITS[leave]
+    if leave == "backward raises" and how != "training":
+        pytest.skip("no backward pass")
+    torch.manual_seed(0)
+    model = nn.Sequential(MODELS[name](), tail())
+    twin = copy.deepcopy(model)
+    x = torch.randn(4, 6)
+    before, random = process_state(), torch.get_rng_state()
+    written = model_state(model)
+
+    found = expected = torch.empty(0)
+    raised: BaseException | None = None
+    try:
+        with FlopCounterMode(model, display=False, **options):
+            found = run(model, x, how)
+    except (Boom, KeyboardInterrupt, UncountedOpsError) as caught:
+        raised = caught
+    assert type(raised) is (error or type(None))
+
+    assert model_state(model) == written
+    after = process_state()
+    assert {key: value for key, value in after.items() if before.get(key) != value} == {}
+    assert before.keys() <= after.keys()
+
+    drawn = torch.get_rng_state()
+    torch.set_rng_state(random)
+    try:
+        with EmptyMode():
+            expected = run(twin, x, how)
+    except (Boom, KeyboardInterrupt):
+        assert error in (Boom, KeyboardInterrupt)
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert torch.equal(found, expected) or error is UncountedOpsError
+    assert same_values(values(model), values(twin))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_identical_runs_give_identical_profiles(name: str) -> None:
+    model = MODELS[name]()
+    x = torch.randn(4, 6)
+    texts = set()
+    for _ in range(3):
+        torch.manual_seed(0)
+        model.zero_grad(set_to_none=True)
+        with FlopCounterMode(model, display=False) as counter:
+            run(model, x, "training")
+        texts.add(counter.profile.to_json())
+    assert len(texts) == 1
+
+
+def test_one_counter_many_blocks() -> None:
+    model = plain(3, 5)
+    counter = FlopCounterMode(model, display=False)
+    totals = []
+    for n in (1, 3, 2):
+        with counter:
+            for _ in range(n):
+                model(rows(2, 3))
+        totals.append(counter.get_total_macs())
+    assert totals == [2 * 3 * 5 * n for n in (1, 3, 2)]
+
+
+def test_entering_twice_is_refused_and_leaves_nothing() -> None:
+    model = plain(3, 5)
+    before = process_state()
+    counter = FlopCounterMode(model, display=False)
+    with counter:
+        inside = process_state()
+        with pytest.raises(AlreadyActiveError), counter:
+            pass
+        assert process_state() == inside
+        model(rows(2, 3))
+    assert process_state() == before
+    assert counter.get_total_macs() == 2 * 3 * 5
+
+
+def test_what_cannot_be_entered_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks are in place already when the mode fails to be pushed."""
+    before = process_state()
+    with monkeypatch.context() as patch:
+        patch.setattr("dispatch_flops.mode.CountingMode.__enter__", broken)
+        counter = FlopCounterMode(plain(3, 5), display=False)
+        with pytest.raises(ZeroDivisionError), counter:
+            pass
+    assert process_state() == before
+    with counter:
+        pass
+
+
+def test_counters_nest() -> None:
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh())
+    outer = FlopCounterMode(model, display=False)
+    inner = FlopCounterMode(model, display=False)
+    with outer:
+        train(model, rows(2, 3))
+        with inner:
+            train(model, rows(2, 3))
+    assert inner.get_total_macs() == 2 * (2 * 3 * 5)
+    assert outer.get_total_macs() == 2 * inner.get_total_macs()
+    assert inner.profile.root.calls == 1
+    assert outer.profile.root.calls == 2
+    twice = {fqn: cost * 2 for fqn, cost in inner.profile.by_module().items()}
+    assert outer.profile.by_module() == twice
+
+
+def test_nested_counters_under_inference() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Softmax(-1))
+    with (
+        FlopCounterMode(model, display=False) as outer,
+        FlopCounterMode(model, display=False) as inner,
+        torch.inference_mode(),
+    ):
+        model(rows(2, 3))
+    assert outer.profile.by_module() == inner.profile.by_module()
+    assert inner.profile.node("0").total().macs == 2 * 3 * 5
+
+
+def test_nested_in_another_mode() -> None:
+    model = plain(3, 5)
+    for first, second in ((0, 1), (1, 0)):
+        managers = [FlopCounterMode(model, display=False), EmptyMode()]
+        with managers[first], managers[second]:
+            train(model, rows(2, 3))
+        assert managers[0].get_total_macs() == 2 * (2 * 3 * 5)
+
+
+def test_graphs_die_inside_the_block() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh())
+    gc.disable()  # no cycle may be needed to keep them apart
+    try:
+        with FlopCounterMode(model, display=False):
+            out = model(rows(2, 3, grad=True))
+            held = [weakref.ref(out), weakref.ref(out.grad_fn)]
+            del out
+            assert [ref() for ref in held] == [None, None]
+            loss = model(rows(2, 3)).sum()
+            loss.backward()
+            held = [weakref.ref(loss)]
+            del loss
+            assert held[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_profile_does_not_keep_the_model() -> None:
+    model = plain(3, 5)
+    with FlopCounterMode(model, display=False) as counter:
+        train(model, rows(2, 3))
+    profile = counter.profile
+    alive = weakref.ref(model)
+    del model, counter
+    gc.collect()
+    assert alive() is None
+    assert profile.total().macs == 2 * 2 * 3 * 5
+
+
+def test_modules_made_in_the_block_are_not_kept() -> None:
+    with FlopCounterMode(display=False):
+        model = plain(3, 5)
+        model(rows(2, 3))
+        alive = weakref.ref(model)
+        del model
+        gc.collect()
+        assert alive() is None
+
+
+def test_nothing_is_printed_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    model = plain(3, 5)
+    with FlopCounterMode(model, display=False):
+        model(rows(2, 3))
+    assert capsys.readouterr() == ("", "")
+    with pytest.raises(Boom), FlopCounterMode(model):
+        raise Boom
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_warning_leaves_the_filters_alone() -> None:
+    model = plain(3, 5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        filters = list(warnings.filters)
+        with FlopCounterMode(model, display=False, custom_mapping={aten.mm: broken}):
+            model(rows(2, 3))
+        assert warnings.filters == filters
+    assert [w.category for w in caught] == [UncountedWarning]
+    assert caught[0].filename == __file__
+
+
+def test_pickled_after_profiling() -> None:
+    """A profiled model is as good as new: it can be copied and saved."""
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh())
+    with FlopCounterMode(model, display=False):
+        train(model, rows(2, 3))
+        copied = copy.deepcopy(model)
+    assert same_values(values(model), values(copied))
