@@ -120,9 +120,7 @@ class Ledger:
 
     def _book(self, place: Place, entry: Entry, calls: int, seconds: float | None) -> None:
         balance = self._balances[
-            _Account(
-                place.fqn, "", place.phase, entry.op, entry.dtype, entry.kind, entry.error
-            )
+            _Account(place.fqn, "", place.phase, entry.op, entry.dtype, entry.kind, entry.error)
         ]
         balance.calls += calls
         if seconds is not None:
@@ -281,9 +279,7 @@ class _Forest:
             active_params=below.elements(seen.used_params),
             trainable_params=below.trainable(),
             ops=tuple(
-                sorted(
-                    self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))
-                )
+                sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype)))
             ),
             children=children,
             latency_s=seen.latency_s.get(fqn),

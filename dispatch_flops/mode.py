@@ -88,7 +88,7 @@ class CountingMode(TorchDispatchMode):
         self._own_rules = own_rules
         self._on_full = on_full
         self._plans: dict[Any, _Plan] = {}
-        self._generation = registry.generation()
+        registry.watch(self)
         self._signatures = 0
         self._plain_types: set[tuple[type, ...]] = set()
         self._desugaring: Any = None
@@ -153,6 +153,10 @@ class CountingMode(TorchDispatchMode):
         return out
 
     # -- deciding -------------------------------------------------------------------------------
+
+    def rules_changed(self) -> None:
+        """Rules were added or removed: plans have to be made anew."""
+        self._plans.clear()
 
     def _decide(self, func: Any) -> _Plan:
         """The plan of an overload met for the first time."""

@@ -82,6 +82,16 @@ class ModuleNames:
         """Names of the experts of mixtures."""
         return [fqn for fqn, named in list(self.nodes.items()) if named.expert]
 
+    def owners_of_parameters(self) -> dict[int, str]:
+        """``{id of a parameter: name of the first module that holds it}``."""
+        owners: dict[int, str] = {}
+        for fqn, named in list(self.nodes.items()):
+            module = named.module()
+            for parameter in module._parameters.values() if module is not None else ():
+                if parameter is not None:
+                    owners.setdefault(id(parameter), fqn)
+        return owners
+
     # -- known modules ----------------------------------------------------------------------
 
     def _add_tree(self, top: nn.Module, fqn: str, parent: Named | None) -> Named:
@@ -151,9 +161,7 @@ class ModuleNames:
             return at
         return self.nodes.get(named.fqn, named)
 
-    def _path_between(
-        self, above: Named, below: Named
-    ) -> list[tuple[str, nn.Module]] | None:
+    def _path_between(self, above: Named, below: Named) -> list[tuple[str, nn.Module]] | None:
         """Names and modules from ``above`` down to ``below``, along any edges; None if none."""
         top = above.module()
         start = below.module()
@@ -267,4 +275,3 @@ def _is_expert(module: nn.Module, parent: Named | None) -> bool:
 def join(parent: str, name: str) -> str:
     """``"a" + "b" -> "a.b"``; below the root just ``"b"``."""
     return f"{parent}.{name}" if parent else name
-

@@ -79,9 +79,7 @@ class OpaqueModules:
         # A place that is in no book: what is counted there is forgotten.
         thread.current = frame.place = Place(frame.place.fqn, frame.place.phase)
 
-    def _leave(
-        self, module: nn.Module, args: Any, kwargs: Any, output: Any = _FAILED
-    ) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _FAILED) -> None:
         # Where forward raised, torch calls this without kwargs.
         thread = self._tracker.thread()
         frame = self._open.get(thread) if thread is not None else None

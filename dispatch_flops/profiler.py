@@ -23,9 +23,15 @@ from dispatch_flops.counter import FlopCounterMode
 from dispatch_flops.errors import NotProfiledError, TargetError
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.renderers import aggregated, deepspeed
+from dispatch_flops.stance import eager_stance
 from dispatch_flops.tree import ModuleNode, Profile, StepTiming
 
 OWN_PASS = "a pass of its own, without the dispatch mode; the model's without any hook"
+
+OWN_PASS_COMPILED = (
+    f"{OWN_PASS}; the whole is the compiled code's, shared out among modules as their eager code "
+    "takes it"
+)
 
 
 def get_model_profile(
@@ -135,8 +141,9 @@ def profile_model(
         run = _caller(model, mode, inputs, named_inputs)
         where = _device_of(model)
         if backward:
-            undo.enter_context(_gradients_kept(model))
-            run = _with_backward(run)
+            leaves = [*model.parameters(), *_tensors([inputs, named_inputs])]
+            undo.enter_context(_gradients_kept(leaves))
+            run = _with_backward(run, leaves)
         for _ in range(warm_up if where != "meta" else 0):
             run()
         latency, timing = _measure(model, run, where, repeats, backward)
@@ -313,19 +320,27 @@ def _measure(
     if device == "meta":
         return {}, StepTiming(method="n/a: the meta device computes nothing")
     whole, spread = time_call(run, device=device, repeats=repeats)
+    method = OWN_PASS_COMPILED if _is_compiled(model) else OWN_PASS
     passes = []
     for _ in range(repeats):
         names = ModuleNames([model])
-        with LatencyPass(names, device=device) as clock:
+        with eager_stance(), LatencyPass(names, device=device) as clock:
             synchronize(device)
             run()
         passes.append(clock.seconds())
     median = statistics.median_low([seconds.get("", 0.0) for seconds in passes])
     seconds = next(p for p in passes if p.get("", 0.0) == median)
     if backward:
-        return seconds, StepTiming(method=OWN_PASS, iteration_s=whole, repeats=repeats)
+        return seconds, StepTiming(method=method, iteration_s=whole, repeats=repeats)
     return fit_to_whole(seconds, "", whole), StepTiming(
-        forward_s=whole, spread_s=spread, repeats=repeats, method=OWN_PASS
+        forward_s=whole, spread_s=spread, repeats=repeats, method=method
+    )
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(
+        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        for module in model.modules()
     )
 
 
@@ -368,8 +383,12 @@ def _moved(value: Any, device: str | None) -> Any:
     return value
 
 
-def _with_backward(run: Callable[[], Any]) -> Callable[[], Any]:
+def _with_backward(run: Callable[[], Any], leaves: Sequence[torch.Tensor]) -> Callable[[], Any]:
+    """Each run starts without gradients: otherwise a second one would accumulate."""
+
     def forward_and_backward() -> None:
+        for leaf in leaves:
+            leaf.grad = None
         outputs = [t for t in _tensors(run()) if t.requires_grad]
         if not outputs:
             raise TargetError("backward: no output of the model requires a gradient")
@@ -425,16 +444,14 @@ def _random_state_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _gradients_kept(model: nn.Module) -> Iterator[None]:
-    """Every parameter starts without a gradient and ends with the one that it had."""
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    for parameter, _ in gradients:
-        parameter.grad = None
+def _gradients_kept(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Afterwards every leaf has the gradient that it had, or none."""
+    gradients = [(leaf, leaf.grad) for leaf in leaves]
     try:
         yield
     finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -65,10 +66,16 @@ class Conventions:
     meta_value: float | None = None
 
 
+class RuleReader(Protocol):
+    """Whoever keeps rules that it has looked up."""
+
+    def rules_changed(self) -> None: ...
+
+
 _RULES: dict[Any, Rule] = {}
 _CONVENTIONS: ContextVar[Conventions] = ContextVar("dispatch_flops_conventions")
 _DEFAULT_CONVENTIONS = Conventions()
-_generation = 0
+_READERS: weakref.WeakSet[RuleReader] = weakref.WeakSet()
 
 
 def conventions() -> Conventions:
@@ -86,9 +93,14 @@ def using(chosen: Conventions) -> Iterator[None]:
         _CONVENTIONS.reset(token)
 
 
-def generation() -> int:
-    """Changes whenever a rule is added or removed: whoever keeps rules compares it."""
-    return _generation
+def watch(reader: RuleReader) -> None:
+    """Have ``reader.rules_changed()`` called whenever a rule is added or removed, while it lives."""
+    _READERS.add(reader)
+
+
+def _changed() -> None:
+    for reader in list(_READERS):
+        reader.rules_changed()
 
 
 def register_flops(
@@ -137,34 +149,31 @@ def register_flops(
 
 def add_rule(key: Any, rule: Rule, *, override: bool = False) -> None:
     """Put one rule under one key; the tables of ``formulas/`` come in this way."""
-    global _generation
     if key in _RULES and not override:
         raise DuplicateFormulaError(
             f"{name_of(key)} already has a {_RULES[key].kind} rule; "
             "pass override=True to replace it, or use overridden(...) for one scope"
         )
     _RULES[key] = rule
-    _generation += 1
+    _changed()
 
 
 def unregister_flops(targets: Any) -> None:
     """Remove the formulas of ``targets``; raises UnknownOperatorError where there is none."""
-    global _generation
     for key in _keys(targets):
         if key not in _RULES:
             raise UnknownOperatorError(f"{name_of(key)} has no formula to remove")
         del _RULES[key]
-        _generation += 1
+        _changed()
 
 
 @contextlib.contextmanager
 def overridden(mapping: Mapping[Any, Formula]) -> Iterator[None]:
     """For the length of a ``with`` block, ``mapping``'s formulas stand in for the registered ones."""
-    global _generation
     layer = rules_from(mapping)
     saved = {key: _RULES.get(key) for key in layer}
     _RULES.update(layer)
-    _generation += 1
+    _changed()
     try:
         yield
     finally:
@@ -173,7 +182,7 @@ def overridden(mapping: Mapping[Any, Formula]) -> Iterator[None]:
                 _RULES.pop(key, None)
             else:
                 _RULES[key] = rule
-        _generation += 1
+        _changed()
 
 
 def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
@@ -279,7 +288,9 @@ def accept_torch_style(formula: Formula) -> Formula:
     if getattr(formula, "_get_raw", False):
         return lambda *args, out=None, **kwargs: formula(*args, out_val=out, **kwargs)
     try:
-        names = set(inspect.signature(formula).parameters)
+        # torch's own decorator wraps a formula of shapes in one of tensors: the outer one counts.
+        outer = inspect.signature(formula, follow_wrapped=False).parameters
+        names = outer if "out_val" in outer else inspect.signature(formula).parameters
     except (TypeError, ValueError):
         return formula
     if "out_shape" in names and "out" not in names:

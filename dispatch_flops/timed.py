@@ -23,7 +23,7 @@ from dispatch_flops.clock import LatencyPass, synchronize
 from dispatch_flops.mode import CountingMode, _Plan
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.registry import Conventions
-from dispatch_flops.tracker import Tracker
+from dispatch_flops.tracker import Tracker, _is_tracing
 
 _now = time.perf_counter
 _graph_task = torch._C._current_graph_task_id
@@ -66,11 +66,15 @@ class TimedTracker(Tracker):
     _step_begun = 0.0
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
+        if _is_tracing():
+            return
         begun = _now()
         super()._enter_module(module, args)
         self.own.seconds += _now() - begun + self.own.per_module / 2
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        if _is_tracing():
+            return
         begun = _now()
         super()._leave_module(module, args, output)
         self.own.seconds += _now() - begun + self.own.per_module / 2

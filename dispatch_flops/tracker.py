@@ -9,13 +9,10 @@ nothing is written on the user's modules.
 
 from __future__ import annotations
 
-import inspect
 import math
-import sys
 import threading
 import weakref
-from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -31,8 +28,25 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from dispatch_flops.callers import (
+    caller_of,
+    held_by_checkpoint,
+    is_over,
+    maker_by_parameters,
+    part_of_torch,
+)
 from dispatch_flops.cost import Phase
-from dispatch_flops.names import ModuleNames, Named
+from dispatch_flops.names import ModuleNames
+from dispatch_flops.places import (
+    ACCUMULATION,
+    AFTER_BACKWARD,
+    AMBIGUOUS,
+    NO_TASK,
+    UNATTRIBUTED,
+    Frame,
+    Place,
+    Thread,
+)
 from dispatch_flops.tree import OUTSIDE
 
 _sequence_nr = torch._C._autograd._get_sequence_nr
@@ -40,103 +54,7 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _current_node = torch._C._current_autograd_node
 _graph_task = torch._C._current_graph_task_id
 _grad_enabled = torch.is_grad_enabled
-_NO_TASK = -1
-
-ACCUMULATION = f"{OUTSIDE}.gradient accumulation"
-AFTER_BACKWARD = f"{OUTSIDE}.after backward"
-UNATTRIBUTED = f"{OUTSIDE}.backward of a forward outside the block"
-AMBIGUOUS = f"{OUTSIDE}.backward that several threads may have made"
-# What torch itself does between backward and optimizer step, told by the calling module.
-_PARTS = {
-    "torch.nn.utils.clip_grad": f"{OUTSIDE}.gradient clipping",
-    "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
-}
-_PARTS_DEPTH = 16  # frames between an operator and the function that asked for it
-
-
-class Place:
-    """A module (or a named part of the outside) in a phase, and what ran there.
-
-    counts: calls by the collector's own keys; the tracker never looks inside.
-    seconds: time by the same keys, where it is measured.
-    """
-
-    __slots__ = ("counts", "fqn", "phase", "seconds")
-
-    def __init__(self, fqn: str, phase: Phase) -> None:
-        self.fqn = fqn
-        self.phase = phase
-        self.counts: defaultdict[Any, int] = defaultdict(int)
-        self.seconds: defaultdict[Any, float] = defaultdict(float)
-
-
-class Frame:
-    """One entry of the module stack: a module, or (named is None, step is not 0) an optimizer.
-
-    task: the graph task (backward pass) in which it was entered; -1 for none.
-    step: the id of the Python frame that runs the optimizer's step. closure: the step was given
-    a function that computes the loss.
-    """
-
-    __slots__ = ("closure", "named", "owner", "place", "step", "task")
-
-    def __init__(
-        self, named: Named | None, owner: Any, place: Place | None, task: int, step: int = 0
-    ) -> None:
-        self.named = named
-        self.owner = owner
-        self.place = place
-        self.task = task
-        self.step = step
-        self.closure = False
-
-
-class Thread:
-    """What is known of one thread: sequence numbers and stacks are per thread.
-
-    entered: the thread entered the counter; else it is one of autograd's own.
-    current: the place of the operator that comes next; None where ``locate`` has to say it.
-    used_params: ids of the parameters that took part; noting: where the mode writes them now.
-    """
-
-    def __init__(self, start: int, *, entered: bool) -> None:
-        self.entered = entered
-        self.stack: list[Frame] = [Frame(None, None, None, _NO_TASK)]
-        self.places: dict[tuple[str, Phase], Place] = {}
-        self.calls: defaultdict[str, int] = defaultdict(int)
-        self.tokens: defaultdict[str, int] = defaultdict(int)
-        self.used_params: set[int] = set()
-        self.noting = self.used_params
-        self.seqs: list[int] = [-1, start]
-        self.fqns: list[str] = [UNATTRIBUTED, OUTSIDE]
-        self.start = self.last_seq = start
-        self.after_backward = False
-        self.made_graph_in_backward = False
-        self.recompute_task = _NO_TASK
-        self.current: Place | None = self.place(OUTSIDE, "forward")
-
-    def place(self, fqn: str, phase: Phase) -> Place:
-        place = self.places.get((fqn, phase))
-        if place is None:
-            place = self.places[fqn, phase] = Place(fqn, phase)
-        return place
-
-    def mark(self, seq: int, fqn: str) -> None:
-        """From sequence number ``seq`` on, autograd nodes are of ``fqn``."""
-        if self.fqns[-1] == fqn:
-            return
-        if self.seqs[-1] >= seq:
-            self.fqns[-1] = fqn
-        else:
-            self.seqs.append(seq)
-            self.fqns.append(fqn)
-
-    def owner_of(self, seq: int) -> str:
-        return self.fqns[bisect_right(self.seqs, seq) - 1]
-
-    def made(self, seq: int) -> bool:
-        """True if this thread, while followed, gave this sequence number to some node."""
-        return self.start <= seq <= self.last_seq
+_is_tracing = torch.compiler.is_dynamo_compiling
 
 
 class Tracker:
@@ -156,6 +74,7 @@ class Tracker:
         self._home: Thread | None = None
         # For each checkpointed function that calls modules: who called it.
         self._checkpoints: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._owners: dict[int, str] | None = None
         self._hooks = ExitStack()
 
     def start(self) -> None:
@@ -201,9 +120,7 @@ class Tracker:
         """``{fqn: rows that entered}`` of a mixture's experts; 0 for those not called."""
         rows = sum((Counter(thread.tokens) for thread in self._threads), start=Counter[str]())
         calls = self.calls()
-        return {
-            fqn: rows[fqn] for fqn in self.names.experts() if fqn in rows or not calls[fqn]
-        }
+        return {fqn: rows[fqn] for fqn in self.names.experts() if fqn in rows or not calls[fqn]}
 
     def used_params(self) -> set[int]:
         """Ids of the parameters that took part in an operator, optimizers' work aside."""
@@ -213,7 +130,7 @@ class Tracker:
 
     def locate(self, thread: Thread, task: int) -> Place:
         """The place of the operator that runs now, in graph task ``task`` (-1: none)."""
-        if task == _NO_TASK:
+        if task == NO_TASK:
             return self._locate_outside_backward(thread)
         frame = thread.stack[-1]
         if frame.task == task and frame.place is not None:
@@ -221,12 +138,14 @@ class Tracker:
         self._note_backward(thread)
         # A backward pass that a module runs while it is itself run again is run again, too.
         phase: Phase = "backward"
-        if frame.named is not None and frame.task != _NO_TASK:
+        if frame.named is not None and frame.task != NO_TASK:
             phase = "recompute"
         node = _current_node()
         if node is None:
             return thread.place(frame.named.fqn if frame.named else OUTSIDE, phase)
         fqn = self._maker_of(node, thread, task)
+        if fqn is UNATTRIBUTED:
+            fqn = self._maker_by_parameters(node)
         if _grad_enabled():
             # With create_graph, and in a function that is run again, new nodes come into being:
             # they belong where the node at work belongs.
@@ -250,13 +169,19 @@ class Tracker:
             return ACCUMULATION
         if len(self._threads) == 1:
             return thread.owner_of(seq)
-        if thread.made(seq) and (thread.entered or _NO_TASK < thread.recompute_task < task):
+        if thread.made(seq) and (thread.entered or NO_TASK < thread.recompute_task < task):
             return thread.owner_of(seq)
         others = [other for other in self._threads if other is not thread and other.made(seq)]
         if not others or (thread.made(seq) and thread.made_graph_in_backward):
             return AMBIGUOUS if others else thread.owner_of(seq)
         home = self._home
         return (home if home in others else others[0]).owner_of(seq)
+
+    def _maker_by_parameters(self, node: Any) -> str:
+        if self._owners is None:
+            self._owners = self.names.owners_of_parameters()
+        fqn = maker_by_parameters(node, self._owners)
+        return fqn if fqn is not None and fqn in self.names.nodes else UNATTRIBUTED
 
     def _note_backward(self, thread: Thread) -> None:
         if not thread.entered and self._home is not None:
@@ -268,7 +193,7 @@ class Tracker:
 
     def _locate_outside_backward(self, thread: Thread) -> Place:
         """An operator in no backward pass: the first after one, or one of an optimizer."""
-        while (frame := thread.stack[-1]).step and _step_is_over(frame):
+        while (frame := thread.stack[-1]).step and is_over(frame.step):
             thread.stack.pop()
         self._resume(thread, thread.last_seq)
         if frame.closure and _grad_enabled():  # steps run without gradients, their closures with
@@ -277,7 +202,7 @@ class Tracker:
         if frame.place is not None:
             return frame.place
         if thread.after_backward:
-            part = _part_of_torch()
+            part = part_of_torch()
             if part is not None or not _grad_enabled():
                 return thread.place(part or AFTER_BACKWARD, "optimizer")
         return thread.place(OUTSIDE, "forward")
@@ -303,7 +228,7 @@ class Tracker:
         if node.name() == "CheckpointFunctionBackward":
             return maker
         hooks = _saved_tensors_hooks(True)
-        held = _held_by_checkpoint(hooks, "_recomputation_hook") if hooks is not None else None
+        held = held_by_checkpoint(hooks, "_recomputation_hook") if hooks is not None else None
         if held is None:
             return None
         group, target = held.get("gid"), held.get("target_frame_ref")
@@ -322,13 +247,15 @@ class Tracker:
         return thread
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
+        if _is_tracing():  # torch.cond traces modules, and the hooks with them
+            return
         thread = self.thread()
         if thread is None:
             return
         stack = thread.stack
         if stack[-1].step:
             thread.noting = thread.used_params
-            if _step_is_over(stack[-1]):
+            if is_over(stack[-1].step):
                 stack.pop()
         named = self.names.known(module)
         if named is None:
@@ -338,7 +265,7 @@ class Tracker:
                 return
             named = self.names.find(module, [frame.named for frame in stack if frame.named])
         task = _graph_task()
-        if task == _NO_TASK:
+        if task == NO_TASK:
             place = thread.place(named.fqn, "forward")
             if thread.after_backward:
                 self._note_forward(thread)
@@ -361,15 +288,17 @@ class Tracker:
         thread.noting = thread.used_params
         for other in self._threads:
             if not other.entered:
-                other.recompute_task = _NO_TASK
+                other.recompute_task = NO_TASK
 
     def _note_checkpoint(self, hooks: Any, caller: Frame) -> None:
-        held = _held_by_checkpoint(hooks, "_checkpoint_hook")
+        held = held_by_checkpoint(hooks, "_checkpoint_hook")
         if held is not None and "frame" in held:
             fqn = caller.place.fqn if caller.place is not None else OUTSIDE
             self._checkpoints.setdefault(held["frame"], fqn)
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        if _is_tracing():
+            return
         thread = self.thread()
         if thread is None:
             return
@@ -387,7 +316,7 @@ class Tracker:
         thread = self.thread()
         if thread is not None:
             place = thread.place(f"{OUTSIDE}.{type(optimizer).__name__}", "optimizer")
-            step = id(_caller_of("_enter_optimizer"))
+            step = id(caller_of("_enter_optimizer"))
             frame = Frame(None, optimizer, place, _graph_task(), step)
             frame.closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
             thread.stack.append(frame)
@@ -401,49 +330,9 @@ class Tracker:
             self._resume(thread, _sequence_nr())
 
 
-def _held_by_checkpoint(hooks: Any, made_by: str) -> dict[str, Any] | None:
-    """What saved-tensor hooks hold, if ``made_by``, of torch.utils.checkpoint, made them."""
-    pack = inspect.unwrap(hooks[0])
-    if not getattr(pack, "__qualname__", "").startswith(f"{made_by}."):
-        return None
-    cells = zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=False)
-    return {name: cell.cell_contents for name, cell in cells}
-
-
-def _part_of_torch() -> str | None:
-    """What part of torch asked for the operator that runs now, if it has a name here."""
-    caller = sys._getframe(1)
-    for _ in range(_PARTS_DEPTH):
-        part = _PARTS.get(caller.f_globals.get("__name__", ""))
-        if part is not None:
-            return part
-        if caller.f_back is None:
-            return None
-        caller = caller.f_back
-    return None
-
-
 def _rows(args: Any) -> int:
     """Rows of the first tensor among a module's arguments: all its dimensions but the last."""
     for arg in args:
         if isinstance(arg, torch.Tensor) and not arg.is_nested:
             return math.prod(arg.shape[:-1])
     return 0
-
-
-def _caller_of(hook: str) -> Any:
-    """The Python frame that called the hook of that name (or what overrides it)."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_name == hook:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame
-
-
-def _step_is_over(frame: Frame) -> bool:
-    """True if the optimizer's step was left by an exception: its post hook never came."""
-    caller = sys._getframe(1)
-    while caller is not None:
-        if id(caller) == frame.step:
-            return False
-        caller = caller.f_back  # type: ignore[assignment]
-    return True

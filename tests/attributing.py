@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,9 +34,7 @@ def work(fn: Callable[..., Any], *args: Any, model: nn.Module | None = None) -> 
 
 def plain(*sizes: int) -> nn.Sequential:
     """Linear layers of these sizes, no biases: nothing but matrix products."""
-    return nn.Sequential(
-        *(nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False))
-    )
+    return nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)))
 
 
 def rows(n: int, width: int, *, grad: bool = False) -> Tensor:

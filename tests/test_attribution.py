@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -397,20 +398,81 @@ def test_two_losses_of_one_graph() -> None:
     }
 
 
-def test_backward_of_a_forward_outside_the_block_is_labelled() -> None:
-    model = plain(3, 5, 7)
+class Products(nn.Module):
+    """Products with tensors that are no parameters."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.factors = [rows(a, b, grad=True) for a, b in pairwise(sizes)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for factor in self.factors:
+            x = x @ factor
+        return x
+
+
+def test_backward_of_a_forward_outside_the_block() -> None:
+    """Nobody saw who made those nodes; parameters tell where there are some, else it is said."""
+    model = nn.Sequential(nn.Linear(3, 5), Products(5, 7), nn.Linear(7, 11, bias=False))
     loss = model(rows(2, 3)).sum()
-    assert work(loss.backward, model=model) == {
-        FROM_BEFORE: {"backward": 2 * 3 * 5 + 2 * 2 * 5 * 7}
+    profile = profile_of(loss.backward, model=model)
+    assert work_of(profile) == {
+        "0": {"backward": 2 * 3 * 5},
+        FROM_BEFORE: {"backward": 2 * 2 * 5 * 7},
+        "2": {"backward": 2 * 2 * 7 * 11},
     }
+    assert profile.root.calls == 0
+
+
+def test_several_parameters_of_one_node_tell_the_module_that_holds_all() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Module()
+            self.a.w = nn.Parameter(torch.randn(2, 3))
+            self.b = nn.Module()
+            self.b.w = nn.Parameter(torch.randn(3, 5))
+
+        def forward(self) -> Tensor:
+            return self.a.w @ self.b.w
+
+    model = nn.Sequential(Pair(), Pair())
+    loss = model[1]().sum()
+    assert work(loss.backward, model=model) == {"1": {"backward": 2 * 2 * 3 * 5}}
+    # Of two models none holds both: said, not guessed.
+    one, other = nn.Linear(3, 2, bias=False), nn.Linear(5, 3, bias=False)
+    loss = (one.weight @ other.weight).sum()
+    with FlopCounterMode([one, other], display=False) as counter:
+        loss.backward()
+    assert work_of(counter.profile) == {FROM_BEFORE: {"backward": 2 * 2 * 3 * 5}}
 
 
 def test_forward_partly_outside_the_block() -> None:
-    model = plain(3, 5, 7)
+    model = nn.Sequential(Products(3, 5), plain(5, 7))
     h = model[0](rows(2, 3))
     assert work(train, model[1], h, model=model) == {
-        "1": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
+        "1.0": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
         FROM_BEFORE: {"backward": 2 * 3 * 5},
+    }
+
+
+def test_timeline_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many calls later a graph is too old to be attributed; a recent one is not."""
+    monkeypatch.setattr("dispatch_flops.places._TIMELINE", 64)
+    model = nn.Sequential(Products(3, 5))
+    x = rows(2, 3)
+
+    def call() -> None:
+        old = model(x).sum()
+        for _ in range(100):
+            recent = model(x).sum()
+        recent.backward()
+        old.backward()
+
+    product = 2 * 3 * 5
+    assert work(call, model=model) == {
+        "0": {"forward": 101 * product, "backward": product},
+        FROM_BEFORE: {"backward": product},
     }
 
 

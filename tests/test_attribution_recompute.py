@@ -177,9 +177,7 @@ def test_checkpoint_sequential() -> None:
 
 @REENTRANT
 def test_several_checkpointed_layers_and_two_steps(reentrant: bool) -> None:
-    layers = nn.ModuleList(
-        nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh()) for _ in range(3)
-    )
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh()) for _ in range(3))
 
     def step() -> None:
         x = rows(2, 5, grad=True)

@@ -78,7 +78,7 @@ def test_gradients_per_sample(model: nn.Module) -> None:
 
 
 def test_jvp_runs_tangents_in_the_forward_of_each_module(model: nn.Module) -> None:
-    """Three products: the value, the input's tangent, and the weight's, which torch fills with 0."""
+    """Three products: the value, the input's tangent, and the weight's, which torch makes 0."""
     x = rows(2, 3)
     assert work(lambda: jvp(model, (x,), (torch.ones_like(x),)), model=model) == {
         "0": {"forward": 3 * 2 * FIRST},

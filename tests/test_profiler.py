@@ -105,6 +105,21 @@ def test_backward_is_counted_and_gradients_are_put_back() -> None:
     assert model.b.weight.grad is None
 
 
+def test_backward_is_the_same_however_often_it_ran_before() -> None:
+    x = torch.ones(B, 5, requires_grad=True)
+    profiles = [profile_model(Net(), args=[x], backward=True, warm_up=n) for n in (0, 2)]
+    assert profiles[0].by_operator() == profiles[1].by_operator()
+    assert x.grad is None
+
+
+def test_a_compiled_model_has_its_own_latency_and_eager_counts() -> None:
+    model = torch.compile(Net(), backend="eager")
+    profile = profile_model(model, (B, 5))
+    assert profile.root.total("forward").macs == MACS
+    assert "compiled" in (profile.timing.method or "")
+    assert profile.node("a").latency_s is not None
+
+
 def test_nothing_is_left_changed(capsys: pytest.CaptureFixture[str]) -> None:
     model = Net().train()
     model.a.eval()

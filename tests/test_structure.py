@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -237,7 +238,7 @@ def test_compiled_wrappers_have_no_name_of_their_own() -> None:
         assert calls(profile) == {"": 1, "0": 1, "0.0": 1, "1": 1}
 
 
-# -- size ------------------------------------------------------------------------------------
+# -- size --------------------------------------------------------------------------------------
 
 
 class Shell(nn.Module):
@@ -321,7 +322,7 @@ def test_cost_of_entering_is_linear(
             pass
 
     nothing = events(lambda: enter(nn.Identity()))
-    small, large = (events(lambda m=build(n)[0]: enter(m)) - nothing for n in (400, 800))
+    small, large = (events(partial(enter, build(n)[0])) - nothing for n in (400, 800))
     assert 1.8 < large / small < 2.2
 
 

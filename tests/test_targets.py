@@ -49,6 +49,9 @@ def needs(width):
 def broken():
     raise ValueError("first line\\nsecond line")
 
+def mismatched():
+    return torch.ones(2, 3) @ torch.ones(2, 3)
+
 def number():
     return 3
 
@@ -281,10 +284,11 @@ class TestDevices:
         assert subject.model.get_parameter("weight").shape == (7, 5)
         assert len(said) == 1
 
-    def test_other_errors_are_not_tried_again(self) -> None:
+    @pytest.mark.parametrize("target", ["net.py:broken", "net.py:mismatched"])
+    def test_other_errors_are_not_tried_again(self, target: str) -> None:
         said: list[str] = []
         with pytest.raises(TargetError):
-            prepare("net.py:broken", device="meta", say=said.append)
+            prepare(target, device="meta", say=said.append)
         assert said == []
 
     def test_a_target_is_imported_with_data(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 import threading
 import warnings
@@ -17,16 +18,16 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-PATCHABLE = (torch, F, torch.Tensor, nn.Module, torch.optim.Optimizer, torch.autograd, torch.ops.aten,
-             torch.autograd.Function, torch.utils.checkpoint, builtins := sys.modules["builtins"])  # fmt: skip
+PATCHABLE = (
+    torch, F, torch.Tensor, nn.Module, torch.optim.Optimizer, torch.autograd, torch.ops.aten,
+    torch.autograd.Function, torch.utils.checkpoint, torch.nn.init, builtins,
+)  # fmt: skip
 
 
 class EmptyMode(TorchDispatchMode):
     """Sees every operator and does nothing: torch itself takes other paths under any mode."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
@@ -117,7 +118,7 @@ def mlp() -> nn.Module:
 
 
 def forces(net: nn.Module, x: Tensor) -> Tensor:
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(net(x).sum(), x, create_graph=True)[0]
 
@@ -150,7 +151,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         lambda net, x: net(x[:, None]),
     ),
     "attention": lambda: Apply(
-        nn.MultiheadAttention(6, 2, batch_first=True), lambda mha, x: mha(x[None], x[None], x[None])[0]
+        nn.MultiheadAttention(6, 2, batch_first=True), lambda mha, x: mha(*[x[None]] * 3)[0]
     ),
     "encoder": lambda: Apply(
         nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), lambda net, x: net(x[None])
@@ -187,7 +188,7 @@ def in_bfloat16(net: nn.Module, x: Tensor) -> Tensor:
         return net(x).float()
 
 
-class Boom(Exception):
+class ProgramError(Exception):
     """What a user's program raises."""
 
 
@@ -198,11 +199,11 @@ class Failing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        raise Boom("backward")
+        raise ProgramError("backward")
 
 
 class Tail(nn.Module):
-    """The last layer: raises in forward or in backward, or passes its input on."""
+    """The last layer: raises in forward or in backward, or doubles its input."""
 
     def __init__(self, error: type[BaseException] | None = None, *, backward: bool = False) -> None:
         super().__init__()
@@ -212,4 +213,4 @@ class Tail(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.error is not None:
             raise self.error("forward")
-        return Failing.apply(x) if self.backward else x
+        return Failing.apply(x) if self.backward else x * 2

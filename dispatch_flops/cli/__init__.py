@@ -49,6 +49,8 @@ def _run(options: Namespace, debug: bool) -> int:
     except DispatchFlopsError as wrong:
         hint = "" if wrong.__cause__ is None or debug else " (--debug shows where)"
         return _failed(f"{wrong}{hint}", debug)
+    except ModuleNotFoundError as missing:
+        return _failed(f"this needs {missing.name}: pip install {missing.name}", debug)
     except Exception as bug:
         text = f"a defect of dispatch-flops: {type(bug).__name__}: {bug} (--debug shows where)"
         return _failed(text, debug)

@@ -9,13 +9,16 @@ import re
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dispatch_flops.cli.arguments import Commands, add_command
 from dispatch_flops.cli.output import OK, emit
 from dispatch_flops.errors import TargetError
-from dispatch_flops.registry import Rule
 from dispatch_flops.renderers.text import Style, code, table
 from dispatch_flops.units import percent_text
+
+if TYPE_CHECKING:
+    from dispatch_flops.registry import Rule
 
 _EPILOG = """\
 Kinds: formula (a function of the call's shapes), pointwise and reduction (so much per element),
@@ -70,7 +73,7 @@ def run_ops(options: Namespace) -> int:
 
 def rows_of(pattern: str | None = None) -> Iterator[Row]:
     """Operator, kind, cost and source of every rule that fits the pattern."""
-    from dispatch_flops import registry
+    from dispatch_flops import formulas, registry  # noqa: F401  (fills the registry)
 
     for name, rule in registry.rules().items():
         if _fits(name, pattern):

@@ -77,6 +77,9 @@ def counting_backend(
     mode, options: as torch.compile has them for inductor (it takes them for no other backend).
     causal, custom_mapping: as in FlopCounterMode.
 
+    Modules of one class may share a compiled graph (compiled one by one, or after a graph break):
+    what it runs is then shown on the first of them; totals are exact.
+
     Raises TargetError for a backend that does not go through AOTAutograd's partitioned graphs.
     """
     return CountingBackend(
@@ -104,6 +107,8 @@ class CountingBackend:
     ) -> None:
         if backend not in ("inductor", "aot_eager"):
             raise TargetError(f'backend={backend!r}: choose "inductor" or "aot_eager"')
+        if backend == "aot_eager" and (mode or options):
+            raise TargetError("mode and options are inductor's: aot_eager has none")
         roots = (model,) if isinstance(model, nn.Module) else tuple(model or ())
         self.graphs: list[GraphCost] = []
         self._compile = _with_inductor if backend == "inductor" else _with_aot_eager

@@ -16,12 +16,13 @@ import torch
 
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._arithmetic import contract
-from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import free, register_flops
 
-if torch.distributed.is_available():
-    # Defines in Python the operators of symm_mem that are fused with products.
-    import torch.distributed._symmetric_memory
+
+def named(library: str, names: str) -> list[str]:
+    """Operators by name: their libraries may be loaded later, or never."""
+    return [f"{library}::{name}" for name in names.split()]
+
 
 _COLLECTIVES = {
     "c10d": """
@@ -42,7 +43,7 @@ _COLLECTIVES = {
     "_dtensor": "shard_dim_alltoall",
     "symm_mem": """
         _low_contention_all_gather _low_contention_reduce_scatter
-        _barrier _rendezvous all_to_all_vdev all_to_all_vdev_2d all_to_all_vdev_2d_offset memset32_
+        _barrier _rendezvous get_remote_tensors all_to_all_vdev all_to_all_vdev_2d all_to_all_vdev_2d_offset memset32_
         multi_root_tile_reduce multimem_all_gather_out multimem_all_reduce_
         multimem_one_shot_all_reduce multimem_one_shot_all_reduce_out multimem_one_shot_reduce_out
         nccl_get nccl_put nccl_put_signal nccl_put_with_signal nccl_reduce_scatter_offset
@@ -55,20 +56,18 @@ _COLLECTIVES = {
 }
 
 for _library, _names in _COLLECTIVES.items():
-    free(packets(*_names.split(), library=_library), "communication, not compute")
+    free(named(_library, _names), "communication, not compute")
 
-free(packets("wait_tensor", library="_c10d_functional"), "waits for communication")
+free(named("_c10d_functional", "wait_tensor"), "waits for communication")
 
 
-@register_flops(packets("_async_input_mm", library="symm_mem"))
+@register_flops(named("symm_mem", "_async_input_mm"))
 def async_input_mm(a: torch.Tensor, b: torch.Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """a[M, K] @ b[K, N], chunks of a being waited for. MACs: M·N·K."""
     return contract(a.numel() * b.shape[-1], a, b)
 
 
-@register_flops(
-    packets("fused_all_gather_matmul", "fused_all_gather_scaled_matmul", library="symm_mem")
-)
+@register_flops(named("symm_mem", "fused_all_gather_matmul fused_all_gather_scaled_matmul"))
 def all_gather_matmul(
     A_shard: torch.Tensor, Bs: Sequence[torch.Tensor], *_args: Any, out: Any, **_: Any
 ) -> OpCost:
@@ -79,9 +78,7 @@ def all_gather_matmul(
     return contract(sum(product.numel() for product in out[1]) * A_shard.shape[-1], A_shard)
 
 
-@register_flops(
-    packets("fused_matmul_reduce_scatter", "fused_scaled_matmul_reduce_scatter", library="symm_mem")
-)
+@register_flops(named("symm_mem", "fused_matmul_reduce_scatter fused_scaled_matmul_reduce_scatter"))
 def matmul_reduce_scatter(
     A: torch.Tensor, B: torch.Tensor, *_args: Any, out: Any, **_: Any
 ) -> OpCost:

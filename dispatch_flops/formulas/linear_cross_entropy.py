@@ -6,22 +6,17 @@ loop over chunks is the reference; only the sums over chunks depend on how many 
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 
 from dispatch_flops.cost import OpCost, contraction
-from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import register_flops
-
-with contextlib.suppress(ImportError):
-    import torch.nn.modules.linear_cross_entropy  # defines the operators
 
 Tensor = torch.Tensor
 
 
-@register_flops(packets("_linear_cross_entropy_batch_chunked", library="torch_nn"))
+@register_flops("torch_nn::_linear_cross_entropy_batch_chunked")
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -61,7 +56,7 @@ def linear_cross_entropy(
     return contraction(n * classes * features * (1 + grads), extra_flops=extra)
 
 
-@register_flops(packets("_linear_cross_entropy_batch_chunked_no_reduction", library="torch_nn"))
+@register_flops("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
 def linear_cross_entropy_per_row(
     input: Tensor,
     linear_weight: Tensor,

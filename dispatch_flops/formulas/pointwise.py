@@ -3,8 +3,10 @@
 An operator that core ATen keeps whole costs 1 per element on floating-point data: sums,
 products, comparisons, minimum and maximum, rounding, elementary and special functions.
 An operator that ``torch._decomp.core_aten_decompositions`` takes apart costs the primitives
-that it is taken apart into: its recipe. Integer and boolean data cost nothing. Complex data
-cost the real operations of the textbook formula, after every operand became complex.
+that it is taken apart into: its recipe. Every step counts once per element of the result,
+also a step on an operand that is still to be broadcast. Integer and boolean data cost nothing.
+Complex data cost the real operations of the textbook formula, after every operand became
+complex.
 
 Activations are in activation.py, losses in loss.py.
 """
@@ -121,7 +123,9 @@ def per_element(name: str, *, complex_numbers: bool = False) -> int:
         return COMPLEX[name]
     if name in RECIPES:
         return recipe_cost(RECIPES[name], complex_numbers=complex_numbers)
-    return 0 if name in COMPLEX and name not in ELEMENTARY else 1
+    if name not in ELEMENTARY:
+        return 0  # conj_physical of reals: the identity
+    return 1
 
 
 def recipe_cost(recipe: str, *, complex_numbers: bool = False) -> int:

@@ -10,7 +10,6 @@ A pointwise operator on quantised tensors dequantises them, computes, and quanti
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,10 +20,6 @@ from dispatch_flops.formulas._arithmetic import cost_of, same_shaped
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas._shapes import flops, is_inexact, tensors_in
 from dispatch_flops.registry import free, register_flops
-
-with contextlib.suppress(ImportError):
-    # Defines the library quantized_decomposed, which exported quantised programs call.
-    import torch.ao.quantization.fx._decomposed
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -39,8 +34,8 @@ MOVING_AVERAGE = 3  # average + constant * (new - average)
 
 
 def in_decomposed(*names: str) -> list[Any]:
-    """Packets of the library of exported quantised programs."""
-    return packets(*names, library="quantized_decomposed")
+    """Operators of exported quantised programs, by name: their library is loaded late."""
+    return [f"quantized_decomposed::{name}" for name in names]
 
 
 free(

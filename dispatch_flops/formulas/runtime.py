@@ -26,8 +26,7 @@ free(
     )
     + packets("access_subclass_inner_tensor", library="export")
     + packets("_reinterpret_tensor", "resize_storage_bytes_", library="inductor")
-    + packets("_nbytes", "data_ptr", "_get_mkldnn_serialized_md", library="mkldnn")
-    + packets("get_remote_tensors", library="symm_mem"),
+    + packets("_nbytes", "data_ptr", "_get_mkldnn_serialized_md", library="mkldnn"),
     "bookkeeping",
     moves=False,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.helpers import Run, macs, refused
+from cli.helpers import NET, Run, macs, refused
 from dispatch_flops import Profile, __version__
 from dispatch_flops.cli import output
 
@@ -52,6 +52,15 @@ class TestMain:
         monkeypatch.setattr("dispatch_flops.cli.operators.run_ops", defect)
         refused(run("ops"), "a defect of dispatch-flops: KeyError")
 
+    def test_a_library_that_is_not_installed(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def without(options: Namespace) -> int:
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+        monkeypatch.setattr("dispatch_flops.cli.operators.run_ops", without)
+        refused(run("ops"), "this needs torch: pip install torch")
+
     def test_interrupted(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(options: Namespace) -> int:
             raise KeyboardInterrupt
@@ -59,6 +68,15 @@ class TestMain:
         monkeypatch.setattr("dispatch_flops.cli.operators.run_ops", interrupt)
         result = run("ops")
         assert (result.code, result.err) == (130, "dispatch-flops: interrupted\n")
+
+    def test_a_module_of_the_working_directory(self, run: Run) -> None:
+        Path("found_here.py").write_text(NET)
+        assert run("profile", "found_here:make", "--device", "meta").code == 0
+        del sys.modules["found_here"]
+
+    def test_an_error_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        output.error("first\n  second")
+        assert capsys.readouterr().err == "dispatch-flops: first second\n"
 
     def test_what_the_terminal_cannot_write(self, monkeypatch: pytest.MonkeyPatch) -> None:
         stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")

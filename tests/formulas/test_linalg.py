@@ -250,6 +250,30 @@ def test_complex_takes_six_and_two() -> None:
     assert flops_of(lambda: torch.linalg.lu_factor_ex(a)) == 6 * mults + 2 * adds
 
 
+def test_products_with_reflectors() -> None:
+    """k reflectors of length L = m, m-1, ...; each is a product w = C^H v, a scaling by tau (of w
+    from the left, of v from the right) and an update C - v w: L products each, and L sums.
+    """
+    m, n, k = 7, 3, 5
+    lengths = sum(range(m - k + 1, m + 1))
+    left = (2 * n * lengths + n * k) + 2 * n * lengths
+    right = (2 * n * lengths + lengths) + 2 * n * lengths
+    reflectors, tau = torch.rand(m, k), torch.rand(k)
+    assert flops_of(lambda: torch.ormqr(reflectors, tau, torch.rand(m, n))) == left
+    assert flops_of(lambda: torch.ormqr(reflectors, tau, torch.rand(n, m), left=False)) == right
+    batch = flops_of(
+        lambda: torch.ormqr(reflectors.repeat(2, 1, 1), tau.repeat(2, 1), torch.rand(2, m, n))
+    )
+    assert batch == 2 * left
+
+
+def test_householder_product() -> None:
+    reflectors, tau = torch.rand(2, 7, 5), torch.rand(2, 3)
+    assert flops_of(lambda: torch.linalg.householder_product(reflectors, tau)) == (
+        2 * sum(_lapack.orgqr(7, 5, 3))
+    )
+
+
 def test_matrix_exp_is_five_products() -> None:
     total = profile_of(torch.linalg.matrix_exp, A).total()
     assert (total.macs, total.flops) == (5 * BATCH * N**3, 2 * 5 * BATCH * N**3)
@@ -257,8 +281,13 @@ def test_matrix_exp_is_five_products() -> None:
 
 
 def test_pinv_ends_in_a_product() -> None:
-    total = profile_of(torch.linalg.pinv, torch.rand(7, 3)).total()
-    assert total.macs == 7 * 3 * 3
+    """Of 3 singular values: the largest, 3 comparisons, 3 reciprocals; 3 * 3 to scale V."""
+    total = profile_of(torch.linalg.pinv, torch.rand(2, 7, 3)).by_operator()
+    cost = total["aten.linalg_pinv.atol_rtol_tensor"].cost
+    assert cost is not None
+    assert cost.macs == 2 * 7 * 3 * 3
+    svd = sum(_lapack.gesvd(7, 3, vectors=True, full=False))
+    assert cost.flops == 2 * cost.macs + 2 * (svd + 3 * 3 + 3 * 3)
 
 
 def test_empty_matrices_cost_nothing() -> None:

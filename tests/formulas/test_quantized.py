@@ -131,6 +131,8 @@ def test_embedding_bag() -> None:
 
 
 def test_exported_quantised_programs() -> None:
+    import torch.ao.quantization.fx._decomposed  # defines the library, late
+
     decomposed = torch.ops.quantized_decomposed
     x = torch.rand(T, K)
     quantised = decomposed.quantize_per_tensor(x, 0.1, 0, 0, 255, torch.uint8)

@@ -43,9 +43,6 @@ DECOMPOSED = [
         for padding in (0, 1, 2)
         if (mode, padding) != (2, 1)
     ),
-    (aten.native_dropout.default, (LINE, 0.3, True)),
-    (aten.native_dropout.default, (LINE, 0.0, True)),
-    (aten.native_dropout.default, (LINE, 0.3, False)),
 ]
 
 

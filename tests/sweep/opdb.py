@@ -160,13 +160,16 @@ def _programs(case: Case) -> Iterator[Callable[[], Any]]:
 
 
 def _operator_programs(case: Case) -> Iterator[Callable[[], Any]]:
-    info, dtype = case.info, case.dtype
-    grad = case.variant == "function" and dtype in info.supported_backward_dtypes("cpu")
-    grad = grad and info.supports_autograd
-    for sample in info.sample_inputs("cpu", dtype, requires_grad=grad):
+    grad = _differentiable(case)
+    for sample in case.info.sample_inputs("cpu", case.dtype, requires_grad=grad):
         if case.variant == "inplace" and sample.broadcasts_input:
             continue
         yield lambda sample=sample: _call(case, sample, grad)
+
+
+def _differentiable(case: Case) -> bool:
+    supported = case.dtype in case.info.supported_backward_dtypes("cpu")
+    return case.variant == "function" and supported and case.info.supports_autograd
 
 
 def _call(case: Case, sample: Any, grad: bool) -> Any:
@@ -216,33 +219,58 @@ def _note(report: Report, profile: Profile) -> None:
 
 
 def compare_places(case: Case, *, at_most: int | None = None) -> Report:
-    """The same operators on the meta device, and in inference mode: the same MACs and FLOPs.
+    """The operators of one case on the meta device and in inference mode: the same counts.
 
-    Forward and backward on meta, forward alone in inference mode. A sample that meta tensors
-    cannot run, because it looks at data, is counted as raised.
+    Forward and backward on meta, forward alone in inference mode. ``raised`` are the samples
+    that meta tensors cannot run, because the operator looks at data.
     """
     report = Report()
+    grad = _differentiable(case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seed_all()
-        for index, sample in enumerate(_chosen(list(_samples(case)), at_most)):
+        samples = list(case.info.sample_inputs("cpu", case.dtype, requires_grad=grad))
+        for index, sample in enumerate(_chosen(samples, at_most)):
             report.samples += 1
-            with contextlib.suppress(Exception):
-                here = _counted(lambda sample=sample: _call(case, sample, sample.grad))
-                forward = _counted(lambda sample=sample: _call(case, sample, False))
-                with torch.inference_mode():
-                    inferred = _counted(lambda sample=sample: _call(case, sample, False))
-                if inferred != forward:
-                    found = f"{forward} but {inferred} in inference mode"
-                    report.changed.append(f"{case.id} sample {index}: {found}")
-                try:
-                    there = _counted(lambda sample=sample: _call(case, _on_meta(sample), sample.grad))
-                except Exception:
-                    report.raised += 1
-                    continue
-                if there != here:
-                    report.changed.append(f"{case.id} sample {index}: {here} but {there} on meta")
+            differences = _differences(case, sample, grad)
+            report.raised += "raised" in differences
+            report.changed += [f"{case.id} sample {index}: {d}" for d in differences - {"raised"}]
     return report
+
+
+def _differences(case: Case, sample: Any, grad: bool) -> set[str]:
+    with torch.no_grad():
+        forward = _counts(case, sample, False)
+    with torch.inference_mode():
+        inferred = _counts(case, sample, False)
+    found = set() if inferred == forward else {f"{forward}, in inference mode {inferred}"}
+    here, there = _counts(case, sample, grad), _counts(case, _on_meta(sample), grad)
+    if there is None:
+        return found | {"raised"}
+    return found if there == here else found | {f"{here}, on meta {there}"}
+
+
+def _counts(case: Case, sample: Any, grad: bool) -> tuple[int, int, tuple[str, ...]] | None:
+    """MACs, FLOPs and the names of what is unknown; None if the program raises."""
+    outcome, counter = observe(
+        lambda: (_call(case, sample, grad), None)[1], lambda: FlopCounterMode(display=False)
+    )
+    if outcome.error:
+        return None
+    total = counter.profile.model_total()  # a fused backward also recomputes
+    return total.macs, total.flops, tuple(counter.profile.uncounted_ops())
+
+
+def _on_meta(sample: Any) -> Any:
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.detach().to("meta").requires_grad_(leaf.requires_grad)
+
+    moved = sample.transform(move)
+    if "device" in moved.kwargs:
+        moved.kwargs["device"] = "meta"
+    return moved
 
 
 # -- running and comparing -----------------------------------------------------------------

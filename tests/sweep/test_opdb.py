@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sweep.opdb import Case, EmptyMode, Outcome, all_cases, examine, observe
+from sweep.opdb import Case, EmptyMode, Outcome, all_cases, compare_places, examine, observe
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SAMPLES = 2
@@ -39,6 +39,18 @@ def test_operator(
         assert not report.changed
         assert not report.errors
         assert not report.unknown
+
+
+def test_counts_on_meta_and_in_inference_mode(
+    operator: tuple[str, str],
+    cases: dict[tuple[str, str], list[Case]],
+    request: pytest.FixtureRequest,
+) -> None:
+    """Shapes decide: neither memory nor the kind of grad mode does."""
+    at_most = None if request.config.getoption("--whole-sweep") else 1
+    for case in cases[operator]:
+        if case.kind == "op" and case.variant == "function" and case.dtype == torch.float32:
+            assert not compare_places(case, at_most=at_most).changed
 
 
 def test_there_are_cases(cases: dict[tuple[str, str], list[Case]]) -> None:

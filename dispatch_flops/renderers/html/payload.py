@@ -24,11 +24,12 @@ from dispatch_flops.cost import Phase
 from dispatch_flops.hardware import Machine
 from dispatch_flops.renderers.fold import fold
 from dispatch_flops.renderers.headline import headline, phase_seconds
-from dispatch_flops.renderers.html.points import roofline_data
+from dispatch_flops.renderers.points import roofline_data
 from dispatch_flops.tree import ModuleNode, Profile
 
 ALL = "all"
-_COLOURED = 8  # classes that get a colour of their own
+_COLOURED = 8  # classes that get a colour of their own, if at least this share is their own
+_WORTH_COLOUR = 0.005
 _ATTENTION = {
     "full": "the full Sq × Sk rectangle, causal or not",
     "half": "of causal attention only the part that the mask keeps",
@@ -51,9 +52,9 @@ def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
         "uncounted": _uncounted(profile),
         "facts": [list(fact) for fact in _facts(profile, machine)],
         "notes": list(profile.notes),
-        "classes": [name for name, f in by_type(profile).items() if f.cost.flops][:_COLOURED],
+        "classes": _classes(profile),
         "modules": _columns(roots, phases),
-        "folded": None if _same_size(folded, profile.root) else _columns([folded, *roots[1:]], phases),
+        "folded": _columns([folded, *roots[1:]], phases) if folded != profile.root else None,
         "operators": [_operator(row) for row in operator_rows(profile)],
         "roofline": roofline_data(profile, machine),
     }
@@ -63,8 +64,17 @@ def _worked(node: ModuleNode) -> bool:
     return bool(node.ops or node.children)
 
 
-def _same_size(a: ModuleNode, b: ModuleNode) -> bool:
-    return sum(1 for _ in a.walk()) == sum(1 for _ in b.walk())
+def _classes(profile: Profile) -> list[str]:
+    """The classes that do the work, or hold the parameters, themselves: most FLOPs first."""
+    types = by_type(profile)
+    flops = sum(figures.cost.flops for figures in types.values())
+    params = sum(figures.params for figures in types.values())
+    own = [
+        name
+        for name, figures in types.items()
+        if figures.cost.flops > _WORTH_COLOUR * flops or figures.params > _WORTH_COLOUR * params
+    ]
+    return own[:_COLOURED]
 
 
 # -- modules ------------------------------------------------------------------------------------

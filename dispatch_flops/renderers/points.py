@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dispatch_flops.analysis import exclusive, ratio
+from dispatch_flops.analysis import exclusive
 from dispatch_flops.efficiency import roofline
 from dispatch_flops.hardware import Machine
 from dispatch_flops.tree import ModuleNode, OpTotal, Profile
+from dispatch_flops.units import ratio
 
 MOST_POINTS = 300  # of each kind: what a plot can show and a browser draw at once
 

@@ -1,0 +1,77 @@
+"""Who asked for the operator that runs now: read off Python's frames and autograd's graph."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Any
+
+from dispatch_flops.tree import OUTSIDE
+
+# What torch itself does between backward and optimizer step, told by the calling module.
+_PARTS = {
+    "torch.nn.utils.clip_grad": f"{OUTSIDE}.gradient clipping",
+    "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
+}
+_PARTS_DEPTH = 16  # frames between an operator and the function that asked for it
+# Nodes between a parameter and the operator that it was meant for.
+_PASSING = ("TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0")
+
+
+def held_by_checkpoint(hooks: Any, made_by: str) -> dict[str, Any] | None:
+    """What saved-tensor hooks hold, if ``made_by``, of torch.utils.checkpoint, made them."""
+    pack = inspect.unwrap(hooks[0])
+    if not getattr(pack, "__qualname__", "").startswith(f"{made_by}."):
+        return None
+    cells = zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=False)
+    return {name: cell.cell_contents for name, cell in cells}
+
+
+def part_of_torch() -> str | None:
+    """What part of torch asked for the operator that runs now, if it has a name here."""
+    caller = sys._getframe(1)
+    for _ in range(_PARTS_DEPTH):
+        part = _PARTS.get(caller.f_globals.get("__name__", ""))
+        if part is not None:
+            return part
+        if caller.f_back is None:
+            return None
+        caller = caller.f_back
+    return None
+
+
+def caller_of(hook: str) -> Any:
+    """The Python frame that called the hook of that name (or what overrides it)."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name == hook:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame
+
+
+def is_over(step: int) -> bool:
+    """True if the Python frame of that id has returned: none of those that are running is it."""
+    caller = sys._getframe(1)
+    while caller is not None:
+        if id(caller) == step:
+            return False
+        caller = caller.f_back  # type: ignore[assignment]
+    return True
+
+
+def maker_by_parameters(node: Any, owners: Mapping[int, str]) -> str | None:
+    """The module whose parameters a backward node works on, or the one that holds all of those.
+
+    owners: ``{id of a parameter: fqn of its module}``.
+    """
+    common: list[str] | None = None
+    for source, _ in node.next_functions:
+        while source is not None and source.name() in _PASSING:
+            source = source.next_functions[0][0]
+        fqn = owners.get(id(getattr(source, "variable", None)))
+        if fqn is not None:
+            parts = fqn.split(".")
+            pairs = zip(parts if common is None else common, parts, strict=False)
+            common = [part for part, other in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return None if common is None else ".".join(common)

@@ -1,0 +1,208 @@
+"""``generate`` of Hugging Face models, split into prefill and decode."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dispatch_flops.clock import LatencyPass, synchronize
+from dispatch_flops.cost import ZERO, OpCost
+from dispatch_flops.counter import FlopCounterMode
+from dispatch_flops.errors import TargetError
+from dispatch_flops.names import ModuleNames
+from dispatch_flops.profiler import (
+    OWN_PASS,
+    _device_of,
+    _evaluating,
+    _random_state_kept,
+    with_latency,
+)
+from dispatch_flops.tree import Profile, StepTiming
+from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text
+
+_CACHE = "past_key_values"  # filled by generate: every pass needs one of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateProfile:
+    """What generating cost.
+
+    prefill: from the call to the first new token, the choice of that token included.
+    decode: everything after it. steps: of that, each decode step's cost, in order: a step is one
+        pass of the model and the choice of what comes next.
+    new_tokens: tokens generated per sequence, the first included.
+    """
+
+    prefill: Profile
+    decode: Profile
+    steps: tuple[OpCost, ...]
+    new_tokens: int
+
+    def total(self) -> OpCost:
+        """Prefill and decode together."""
+        return self.prefill.total() + self.decode.total()
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds to the first new token."""
+        return self.prefill.timing.forward_s
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per token after the first, on average; None if there is but one."""
+        seconds, tokens = self.decode.timing.forward_s, self.new_tokens - 1
+        return seconds / tokens if seconds is not None and tokens else None
+
+    def __str__(self) -> str:
+        rows = [
+            _row("prefill", self.prefill.total(), self.first_token_s),
+            _row("decode", self.decode.total(), self.decode.timing.forward_s),
+        ]
+        if self.steps:
+            rows.append(_row("  first step", self.steps[0], None))
+            rows.append(_row("  last step", self.steps[-1], None))
+        table = tabulate(rows, headers=["", "MACs", "FLOPs", "bytes", "latency"])
+        per_token = f"; {seconds_text(self.token_s)} per token" if self.token_s is not None else ""
+        return (
+            f"{table}\n{self.new_tokens} new tokens per sequence in "
+            f"{1 + len(self.steps)} passes of the model{per_token}"
+        )
+
+
+def profile_generate(
+    model: nn.Module, inputs: Any = None, *, warm_up: int = 1, **options: Any
+) -> GenerateProfile:
+    """Profiles ``model.generate(inputs, **options)`` of a Hugging Face model.
+
+    warm_up: runs before anything is measured.
+
+    Generates several times, each from the same random state and with a copy of a cache that is
+    passed in: once for each phase's seconds, once for the modules', once to count. The model
+    runs in evaluation mode; train flags and random state are as before afterwards.
+    Raises TargetError for what cannot generate.
+    """
+    if not isinstance(model, nn.Module) or not callable(getattr(model, "generate", None)):
+        raise TargetError(f"{type(model).__name__} has no method generate")
+
+    def run(relay: _Relay) -> _Relay:
+        own = {**options, _CACHE: copy.deepcopy(options[_CACHE])} if _CACHE in options else options
+        with _random_state_kept(model):
+            relay.run(lambda criteria: _generate(model, inputs, own, criteria))
+        return relay
+
+    device = _device_of(model)
+    with _evaluating(model):
+        for _ in range(warm_up):
+            run(_Relay(nullcontext(), nullcontext(), device))
+        timed = run(_Relay(nullcontext(), nullcontext(), device))
+        clocks = [LatencyPass(ModuleNames([model]), device=device) for _ in range(2)]
+        run(_Relay(clocks[0], clocks[1], device))
+        counters = [FlopCounterMode(model, display=False) for _ in range(2)]
+        counted = run(_Relay(counters[0], counters[1], device, lambda: counters[1].profile.total()))
+    prefill, decode = (
+        with_latency(
+            counter.profile, clock.seconds(), StepTiming(forward_s=seconds, method=OWN_PASS)
+        )
+        for counter, clock, seconds in zip(counters, clocks, timed.seconds(), strict=True)
+    )
+    return GenerateProfile(
+        prefill=prefill,
+        decode=decode,
+        steps=counted.steps(decode.total()),
+        new_tokens=counted.new_tokens,
+    )
+
+
+def _generate(model: Any, inputs: Any, options: dict[str, Any], criterion: _Relay) -> None:
+    from transformers import StoppingCriteriaList
+
+    named = dict(options)
+    criteria = StoppingCriteriaList([*(named.pop("stopping_criteria", None) or ()), criterion])
+    model.generate(inputs, stopping_criteria=criteria, **named)
+
+
+class _Relay:
+    """A stopping criterion that never stops: it tells where a token is done.
+
+    ``prefill`` is entered until the first token, ``decode`` after it. snapshot: what the decode
+    phase has cost so far, asked for after each of its steps.
+    """
+
+    def __init__(
+        self,
+        prefill: AbstractContextManager[Any],
+        decode: AbstractContextManager[Any],
+        device: str,
+        snapshot: Callable[[], OpCost] = lambda: ZERO,
+    ) -> None:
+        self._prefill, self._decode = prefill, decode
+        self._device = device
+        self._snapshot = snapshot
+        self._open = ExitStack()
+        self._costs: list[OpCost] = []
+        self._stamps: list[float] = []
+        self._lengths: list[int] = []
+
+    def run(self, generate: Callable[[_Relay], None]) -> None:
+        with self._open:
+            self._stamp()
+            self._open.enter_context(self._prefill)
+            generate(self)
+            self._stamp()
+        if not self._lengths:
+            raise TargetError("generate made no token: give it room for one (max_new_tokens)")
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self._lengths.append(input_ids.shape[1])
+        if len(self._lengths) == 1:
+            self._open.close()
+            self._stamp()
+            self._open.enter_context(self._decode)
+        else:
+            self._costs.append(self._snapshot())
+        with _disable_current_modes():
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens from the first one on; a pass of assisted generation may add several."""
+        return 1 + self._lengths[-1] - self._lengths[0]
+
+    def seconds(self) -> tuple[float, float]:
+        """Seconds of prefill and decode."""
+        start, between, end = self._stamps
+        return between - start, end - between
+
+    def steps(self, whole: OpCost) -> tuple[OpCost, ...]:
+        """What each decode step cost; the last one lasts to the end of ``whole``."""
+        until = [*self._costs[:-1], whole] if self._costs else []
+        return tuple(map(_difference, until, [ZERO, *until]))
+
+    def _stamp(self) -> None:
+        synchronize(self._device)
+        self._stamps.append(time.perf_counter())
+
+
+def _difference(after: OpCost, before: OpCost) -> OpCost:
+    names = [field.name for field in dataclasses.fields(OpCost)]
+    return OpCost(**{name: getattr(after, name) - getattr(before, name) for name in names})
+
+
+def _row(name: str, cost: OpCost, seconds: float | None) -> list[str]:
+    return [
+        name,
+        macs_text(cost.macs),
+        flops_text(cost.flops),
+        bytes_text(cost.bytes_total),
+        seconds_text(seconds) if seconds is not None else "",
+    ]

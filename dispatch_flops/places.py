@@ -1,0 +1,105 @@
+"""What the tracker knows of each thread: where work belongs now, and who made which node."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from typing import Any
+
+from dispatch_flops.cost import Phase
+from dispatch_flops.names import Named
+from dispatch_flops.tree import OUTSIDE
+
+ACCUMULATION = f"{OUTSIDE}.gradient accumulation"
+AFTER_BACKWARD = f"{OUTSIDE}.after backward"
+UNATTRIBUTED = f"{OUTSIDE}.backward of a forward outside the block"
+AMBIGUOUS = f"{OUTSIDE}.backward that several threads may have made"
+NO_TASK = -1
+_TIMELINE = 2**18  # changes of module remembered; a graph older than that counts as outside
+
+
+class Place:
+    """A module (or a named part of the outside) in a phase, and what ran there.
+
+    counts: calls by the collector's own keys; the tracker never looks inside.
+    seconds: time by the same keys, where it is measured.
+    """
+
+    __slots__ = ("counts", "fqn", "phase", "seconds")
+
+    def __init__(self, fqn: str, phase: Phase) -> None:
+        self.fqn = fqn
+        self.phase = phase
+        self.counts: defaultdict[Any, int] = defaultdict(int)
+        self.seconds: defaultdict[Any, float] = defaultdict(float)
+
+
+class Frame:
+    """One entry of the module stack: a module, or (named is None, step is not 0) an optimizer.
+
+    task: the graph task (backward pass) in which it was entered; -1 for none.
+    step: the id of the Python frame that runs the optimizer's step. closure: the step was given
+    a function that computes the loss.
+    """
+
+    __slots__ = ("closure", "named", "owner", "place", "step", "task")
+
+    def __init__(
+        self, named: Named | None, owner: Any, place: Place | None, task: int, step: int = 0
+    ) -> None:
+        self.named = named
+        self.owner = owner
+        self.place = place
+        self.task = task
+        self.step = step
+        self.closure = False
+
+
+class Thread:
+    """What is known of one thread: sequence numbers and stacks are per thread.
+
+    entered: the thread entered the counter; else it is one of autograd's own.
+    current: the place of the operator that comes next; None where ``locate`` has to say it.
+    used_params: ids of the parameters that took part; noting: where the mode writes them now.
+    """
+
+    def __init__(self, start: int, *, entered: bool) -> None:
+        self.entered = entered
+        self.stack: list[Frame] = [Frame(None, None, None, NO_TASK)]
+        self.places: dict[tuple[str, Phase], Place] = {}
+        self.calls: defaultdict[str, int] = defaultdict(int)
+        self.tokens: defaultdict[str, int] = defaultdict(int)
+        self.used_params: set[int] = set()
+        self.noting = self.used_params
+        self.seqs: list[int] = [-1, start]
+        self.fqns: list[str] = [UNATTRIBUTED, OUTSIDE]
+        self.start = self.last_seq = start
+        self.after_backward = False
+        self.made_graph_in_backward = False
+        self.recompute_task = NO_TASK
+        self.current: Place | None = self.place(OUTSIDE, "forward")
+
+    def place(self, fqn: str, phase: Phase) -> Place:
+        place = self.places.get((fqn, phase))
+        if place is None:
+            place = self.places[fqn, phase] = Place(fqn, phase)
+        return place
+
+    def mark(self, seq: int, fqn: str) -> None:
+        """From sequence number ``seq`` on, autograd nodes are of ``fqn``."""
+        if self.fqns[-1] == fqn:
+            return
+        if self.seqs[-1] >= seq:
+            self.fqns[-1] = fqn
+        else:
+            self.seqs.append(seq)
+            self.fqns.append(fqn)
+            if len(self.seqs) > _TIMELINE:
+                del self.seqs[1 : _TIMELINE // 2], self.fqns[1 : _TIMELINE // 2]
+
+    def owner_of(self, seq: int) -> str:
+        return self.fqns[bisect_right(self.seqs, seq) - 1]
+
+    def made(self, seq: int) -> bool:
+        """True if this thread, while followed, gave this sequence number to some node."""
+        return self.start <= seq <= self.last_seq

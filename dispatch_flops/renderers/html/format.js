@@ -1,0 +1,58 @@
+// Numbers to text, as the package's units module writes them; a test holds the two together.
+
+const LARGE = ["", "K", "M", "G", "T", "P", "E"];
+const SMALL = ["", "m", "u", "n"];
+const UNKNOWN = "n/a";
+
+function rounded(value) {
+  let text = value.toFixed(2);
+  // Halfway between two texts (only odd eighths are): to the even one, as Python rounds.
+  if (Number.isInteger(value * 8) && value * 8 % 2 !== 0) {
+    const below = Math.floor(value * 100);
+    text = ((below + Math.abs(below % 2)) / 100).toFixed(2);
+  }
+  text = text.replace(/0+$/, "").replace(/\.$/, "");
+  return text === "-0" ? "0" : text;
+}
+
+function scaled(value) {
+  let size = Math.abs(value), step = 0;
+  while (Number(rounded(size)) >= 1000 && step < LARGE.length - 1) { size /= 1000; step += 1; }
+  while (size > 0 && Number(rounded(size)) < 1 && step > 1 - SMALL.length) { size *= 1000; step -= 1; }
+  return `${value < 0 ? "-" : ""}${rounded(size)} ${step >= 0 ? LARGE[step] : SMALL[-step]}`;
+}
+
+const known = (write) => (value) => (value === null || value === undefined ? UNKNOWN : write(value));
+const countText = known((value) => scaled(value).trimEnd());
+const paramsText = known((value) => countText(value).replace("G", "B"));
+const bytesText = known((value) => `${scaled(value)}B`);
+const secondsText = known((value) => `${scaled(value)}s`);
+const rateText = known((value) => `${scaled(value)}FLOP/s`);
+const numberText = known(rounded);
+const fractionText = known((value) => {
+  const text = rounded(100 * value);
+  return text === "0" && value > 0 ? "<0.01%" : `${text}%`;
+});
+const ratio = (part, whole) => (part === null || part === undefined || !whole ? null : part / whole);
+const atLeast = (text, isLowerBound) => (isLowerBound && text !== UNKNOWN ? `≥ ${text}` : text);
+
+// All digits, where a number of the page can hold them.
+const exactText = (value) => (Number.isSafeInteger(value) ? value.toLocaleString("en") : scaled(value).trimEnd());
+
+// Plotly reads text as a kind of markup; names are none.
+function plotText(name, longest = 120) {
+  const cut = [...name].length > longest ? `${[...name].slice(0, longest - 1).join("")}…` : name;
+  return cut.replace(/\s+/g, " ").replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+// An element with text and children; a name gets in here as text alone.
+function element(tag, { text, className, ...attributes } = {}, ...children) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+const byId = (id) => document.getElementById(id);

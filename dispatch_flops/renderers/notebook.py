@@ -1,0 +1,106 @@
+"""What a notebook shows of a profile: its totals and its tree, a small table without scripts."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from itertools import islice
+
+from dispatch_flops.analysis import Figures, inclusive, phases_of, walk_with_depth
+from dispatch_flops.renderers.fold import fold
+from dispatch_flops.renderers.headline import headline, machine_of
+from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.tree import ModuleNode, Profile
+from dispatch_flops.units import (
+    NOT_AVAILABLE,
+    bytes_text,
+    count_text,
+    flops_text,
+    fraction_text,
+    macs_text,
+    params_text,
+    percent_text,
+    seconds_text,
+)
+
+_COLUMNS = ("Module", "Class", "Params", "MACs", "FLOPs", "%", "Bytes", "Latency")
+_TEXT_COLUMNS = 2
+_CELL = "padding:2px 10px;text-align:{align};white-space:nowrap"
+_TABLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
+
+
+def render(profile: Profile, *, depth: int = 4, most_rows: int = 100) -> str:
+    """Totals, and the tree with identical layers merged, all phases together.
+
+    depth: levels below the model; most_rows: the table ends there and says so. Colours and
+    fonts are left to the notebook.
+    """
+    root = fold(profile.root)
+    figures = inclusive(root) | inclusive(profile.outside)
+    trees = [root, *([profile.outside] if profile.outside.total().flops else [])]
+    levels = ((node, level) for tree in trees for node, level in walk_with_depth(tree))
+    nodes = [pair for pair in levels if pair[1] <= depth]
+    whole = profile.total().flops
+    rows = [_row(node, level, figures[node.fqn], whole) for node, level in nodes[:most_rows]]
+    if len(nodes) > most_rows:
+        rows.append([f"… {len(nodes) - most_rows} more", *[""] * (len(_COLUMNS) - 1)])
+    body = "".join(_cells("td", row) for row in rows)
+    return (
+        f"<div>{''.join(_summary(profile))}"
+        f'<table style="{_TABLE}"><thead>{_cells("th", _COLUMNS)}</thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _summary(profile: Profile) -> Iterator[str]:
+    top = headline(profile, machine_of(profile))
+    bound = top.lower_bound
+    numbers = [
+        f"{params_text(top.params)} params",
+        at_least(macs_text(top.macs), bound),
+        at_least(flops_text(top.hardware_flops), bound),
+        at_least(bytes_text(top.bytes_total), bound),
+    ]
+    if top.seconds is not None:
+        numbers.append(f"{seconds_text(top.seconds)} ({top.seconds_of})")
+    if top.mfu is not None:
+        numbers.append(f"MFU {at_least(fraction_text(top.mfu), bound)}")
+    name = _escaped(profile.root.class_name)
+    phases = ", ".join(
+        f"{phase} {count_text(profile.total(phase).flops)}" for phase in phases_of(profile)
+    )
+    yield f"<p><b>{name}</b>: {_escaped(' · '.join(numbers))}"
+    yield f"<br/>FLOPs: {_escaped(phases)}</p>" if phases else "</p>"
+    if bound:
+        calls = profile.uncounted_ops()
+        listed = ", ".join(f"{op} ({n} calls)" for op, n in islice(calls.items(), 10))
+        more = f" and {len(calls) - 10} more" if len(calls) > 10 else ""
+        yield f"<p><b>Lower bound</b>: no cost is known of {_escaped(listed + more)}</p>"
+
+
+def _row(node: ModuleNode, level: int, figures: Figures, whole: int) -> list[str]:
+    bound = figures.lower_bound
+    latency = seconds_text(figures.latency_s)
+    return [
+        "\u2003" * level + one_line(node.name or node.class_name),
+        one_line(node.class_name),
+        params_text(figures.params),
+        at_least(count_text(figures.cost.macs), bound),
+        at_least(count_text(figures.cost.flops), bound),
+        percent_text(figures.cost.flops, whole),
+        at_least(bytes_text(figures.cost.bytes_total), bound),
+        "" if latency == NOT_AVAILABLE else latency,
+    ]
+
+
+def _cells(tag: str, texts: tuple[str, ...] | list[str]) -> str:
+    aligns = ["left" if i < _TEXT_COLUMNS else "right" for i in range(len(texts))]
+    cells = (
+        f'<{tag} style="{_CELL.format(align=align)}">{html.escape(text)}</{tag}>'
+        for text, align in zip(texts, aligns, strict=True)
+    )
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _escaped(text: str) -> str:
+    return html.escape(one_line(text))

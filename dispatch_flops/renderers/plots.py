@@ -1,0 +1,213 @@
+"""Figures for papers, as the bytes of a PNG, SVG or PDF file.
+
+Nothing is shown and no global state of matplotlib is used. Names are text: neither TeX nor
+mathematics is read into them.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from dispatch_flops.analysis import Key
+from dispatch_flops.analysis import top_modules as heaviest
+from dispatch_flops.cost import Phase
+from dispatch_flops.errors import ConfigError
+from dispatch_flops.hardware import Machine
+from dispatch_flops.renderers.headline import machine_of
+from dispatch_flops.renderers.points import roofline_data
+from dispatch_flops.renderers.text import one_line
+from dispatch_flops.tree import Profile
+from dispatch_flops.units import (
+    bytes_text,
+    count_text,
+    flops_per_s_text,
+    params_text,
+    percent_text,
+    seconds_text,
+)
+
+Format = Literal["png", "svg", "pdf"]
+
+_WIDTH = 6.4  # inches: two columns of most papers
+_DPI = 200
+_BLUE, _ORANGE, _GREY = "#3b76af", "#d0812f", "#5b6570"
+_LONGEST_NAME = 48
+_AXES: dict[Key, str] = {
+    "flops": "FLOPs",
+    "macs": "MACs",
+    "params": "Parameters",
+    "bytes": "Bytes",
+    "latency": "Seconds",
+}
+
+
+def top_modules(
+    profile: Profile,
+    *,
+    k: int = 15,
+    by: Key = "flops",
+    phase: Phase | None = None,
+    format: Format = "svg",
+) -> bytes:
+    """Bars of the ``k`` modules that themselves, without their children, have the most."""
+    ranked = heaviest(profile, by, k, phase)
+    values = [figures.value(by) or 0 for _, figures in ranked]
+    total = {
+        "flops": profile.root.total(phase).flops,
+        "macs": profile.root.total(phase).macs,
+        "bytes": profile.root.total(phase).bytes_total,
+        "params": profile.total_params,
+    }.get(by)
+    figure, axes = _figure(height=0.9 + 0.26 * max(len(ranked), 1))
+    bars = axes.barh(range(len(ranked)), [float(value) for value in values], color=_BLUE)
+    names = [_short(node.fqn or node.class_name) for node, _ in ranked]
+    axes.set_yticks(range(len(ranked)), names, fontsize=8, parse_math=False)
+    axes.bar_label(bars, [_bar_text(v, by, total) for v in values], padding=3, fontsize=7.5)
+    axes.invert_yaxis()
+    axes.margins(x=0.22)
+    mark = "≥ " if any(figures.lower_bound for _, figures in ranked) else ""
+    axes.set_xlabel(f"{mark}{_AXES[by]}{f', {phase}' if phase else ''}", fontsize=9)
+    axes.xaxis.set_major_formatter(lambda value, _: count_text(value))
+    return _saved(figure, format)
+
+
+def roofline(profile: Profile, machine: Machine | None = None, *, format: Format = "svg") -> bytes:
+    """Modules and operators against the machine's limits; hollow where no time was measured.
+
+    Raises ConfigError if neither ``machine`` nor the profile's device gives a bandwidth.
+    """
+    data = roofline_data(profile, machine_of(profile, machine))
+    if data is None:
+        raise ConfigError(
+            "no peak and bandwidth are known for this profile's device: pass machine=Machine(...)"
+        )
+    figure, axes = _figure(height=4.2)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    _roofs(axes, data)
+    for key, marker, colour in (("modules", "o", _BLUE), ("operators", "D", _ORANGE)):
+        _scatter(axes, data[key], key.capitalize(), marker, colour)
+    axes.set_xlabel("Arithmetic intensity (FLOPs per byte)", fontsize=9)
+    axes.set_ylabel("FLOP/s", fontsize=9)
+    axes.grid(visible=True, which="major", color="#e3e6ea", linewidth=0.6)
+    axes.set_axisbelow(True)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7.5, frameon=False, loc="lower right")
+    axes.set_title(one_line(data["machine"]), fontsize=10, parse_math=False)
+    return _saved(figure, format)
+
+
+def scaling(
+    sizes: Sequence[float],
+    counts: Mapping[str, Sequence[float]],
+    *,
+    size_name: str = "size",
+    count_name: str = "FLOPs",
+    format: Format = "svg",
+) -> bytes:
+    """How counts grow with a size, on logarithmic axes, each with the k of count ~ size^k.
+
+    sizes: positive, at least two distinct ones. counts: per curve, positive counts, one a size.
+    Raises ConfigError where a curve does not fit that.
+    """
+    figure, axes = _figure(height=3.8)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for name, values in counts.items():
+        k = _exponent(sizes, values)
+        (line,) = axes.plot(sizes, [float(v) for v in values], marker="o", markersize=4)
+        line.set_label(f"{one_line(name)}: {size_name}^{k:.2f}")
+    axes.set_xlabel(one_line(size_name), fontsize=9, parse_math=False)
+    axes.set_ylabel(one_line(count_name), fontsize=9, parse_math=False)
+    axes.set_xticks(sorted(set(sizes)), [f"{size:g}" for size in sorted(set(sizes))])
+    axes.minorticks_off()
+    axes.grid(visible=True, color="#e3e6ea", linewidth=0.6)
+    for text in axes.legend(fontsize=8, frameon=False).get_texts():
+        text.set_parse_math(False)
+    return _saved(figure, format)
+
+
+# -- parts --------------------------------------------------------------------------------------
+
+
+def _roofs(axes: Any, data: Mapping[str, Any]) -> None:
+    bandwidth, peaks = data["bytes_per_s"], data["peaks"]
+    spots = [point["intensity"] for point in (*data["modules"], *data["operators"])]
+    spots += [peak / bandwidth for peak in peaks.values()]
+    low, high = min(spots, default=0.1) / 3, max(spots, default=10.0) * 3
+    styles = ("-", "--", ":", "-.")
+    for index, (dtype, peak) in enumerate(peaks.items()):
+        xs, ys = (low, peak / bandwidth, high), (low * bandwidth, peak, peak)
+        label = f"{dtype}, {flops_per_s_text(peak)}"
+        axes.plot(xs, ys, styles[index % 4], color=_GREY, linewidth=1.4, label=label)
+
+
+def _scatter(
+    axes: Any, points: Sequence[Mapping[str, Any]], label: str, marker: str, colour: str
+) -> None:
+    timed = [p for p in points if p["achieved"] is not None]
+    untimed = [p for p in points if p["achieved"] is None and p["attainable"] is not None]
+    style = {"marker": marker, "s": 22, "edgecolors": colour, "linewidths": 0.9}
+    if timed:
+        xs, ys = [p["intensity"] for p in timed], [p["achieved"] for p in timed]
+        axes.scatter(xs, ys, facecolors=colour, alpha=0.8, label=label, **style)
+    if untimed:
+        xs, ys = [p["intensity"] for p in untimed], [p["attainable"] for p in untimed]
+        axes.scatter(xs, ys, facecolors="none", label=f"{label}, not measured", **style)
+
+
+def _bar_text(value: float, by: Key, total: int | None) -> str:
+    texts = {"params": params_text, "bytes": bytes_text, "latency": seconds_text}
+    text: str = texts.get(by, count_text)(value)  # type: ignore[arg-type]
+    return text if total is None else f"{text} ({percent_text(value, total)})"
+
+
+def _exponent(sizes: Sequence[float], counts: Sequence[float]) -> float:
+    """Least-squares slope of log count over log size."""
+    if len(sizes) != len(counts) or len(set(sizes)) < 2 or min(*sizes, *counts) <= 0:
+        raise ConfigError(
+            "a scaling plot needs a positive count for each size, and two sizes that differ"
+        )
+    xs, ys = [math.log(size) for size in sizes], [math.log(count) for count in counts]
+    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - x_mean) ** 2 for x in xs)
+    return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread
+
+
+def _short(name: str) -> str:
+    text = one_line(name)
+    return text if len(text) <= _LONGEST_NAME else f"…{text[1 - _LONGEST_NAME :]}"
+
+
+# -- matplotlib ---------------------------------------------------------------------------------
+
+
+def _figure(height: float) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "plots need matplotlib: pip install 'dispatch-flops[plots]'", name="matplotlib"
+        ) from error
+    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    return figure, axes
+
+
+def _saved(figure: Any, format: Format) -> bytes:
+    """The file's bytes, the same for the same profile: no dates and no random names in it."""
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    dateless = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    with rc_context({"svg.hashsalt": "dispatch_flops"}), warnings.catch_warnings():
+        # A name may have characters that the font lacks: they are drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format=format, metadata=dateless[format])
+    return buffer.getvalue()

@@ -1,0 +1,81 @@
+"""A profile as named numbers, for loggers: W&B and MLflow take the dict, TensorBoard a call."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dispatch_flops.analysis import by_depth, phases_of
+from dispatch_flops.hardware import Machine
+from dispatch_flops.renderers.headline import headline, machine_of, phase_seconds
+from dispatch_flops.renderers.text import one_line
+from dispatch_flops.tree import Profile
+from dispatch_flops.units import ratio
+
+DEEPEST = 3
+
+
+class Writer(Protocol):
+    """What is asked of a ``torch.utils.tensorboard.SummaryWriter`` or anything like it."""
+
+    def add_scalar(
+        self, tag: str, scalar_value: float, global_step: int | None = None, /
+    ) -> object: ...
+
+
+def scalars(
+    profile: Profile, machine: Machine | None = None, *, depth: int = DEEPEST
+) -> dict[str, float]:
+    """``{"flops/total": ..., "mfu": ..., "depth/1/BertEncoder/flops": ...}``.
+
+    Totals and phases, rates and utilisation, and per depth (the model's is 0) the classes there
+    with all below them. What is not known has no entry; counts are exact ints.
+
+    machine: whose peaks MFU is held against; by default the device of the profile.
+    """
+    top = headline(profile, machine_of(profile, machine))
+    found: dict[str, float | None] = {
+        "params/total": top.params,
+        "params/trainable": top.trainable_params,
+        "params/active": top.active_params,
+        "macs/total": top.macs,
+        "flops/total": top.hardware_flops,
+        "flops/model": top.model_flops,
+        "bytes/total": top.bytes_total,
+        "latency_s/total": top.seconds,
+        "flops_per_s": ratio(top.hardware_flops, top.seconds),
+        "mfu": top.mfu,
+        "hfu": top.hfu,
+        "uncounted_calls": sum(profile.uncounted_ops().values()),
+    }
+    seconds = phase_seconds(profile)
+    for phase in phases_of(profile):
+        cost = profile.total(phase)
+        found[f"macs/{phase}"], found[f"flops/{phase}"] = cost.macs, cost.flops
+        found[f"latency_s/{phase}"] = seconds[phase]
+    found |= _per_depth(profile, depth)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def log_tensorboard(
+    profile: Profile,
+    writer: Writer,
+    step: int,
+    *,
+    machine: Machine | None = None,
+    prefix: str = "dispatch_flops/",
+) -> None:
+    """Writes every scalar of the profile with ``writer.add_scalar(tag, value, step)``."""
+    for name, value in scalars(profile, machine).items():
+        writer.add_scalar(prefix + name, value, step)
+
+
+def _per_depth(profile: Profile, deepest: int) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for depth, classes in enumerate(by_depth(profile.root)[: deepest + 1]):
+        for name, figures in classes.items():
+            stem = f"depth/{depth}/{one_line(name).replace('/', '_')}"
+            found[f"{stem}/params"] = figures.params
+            found[f"{stem}/macs"] = figures.cost.macs
+            found[f"{stem}/flops"] = figures.cost.flops
+            found[f"{stem}/latency_s"] = figures.latency_s
+    return found

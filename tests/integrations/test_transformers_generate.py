@@ -1,0 +1,201 @@
+"""Hugging Face's generate, split into prefill and decode, against closed forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import get_model_profile
+from dispatch_flops.errors import TargetError
+
+pytest.importorskip("transformers")
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from dispatch_flops.integrations.transformers import GenerateProfile, profile_generate
+
+B, PROMPT, NEW = 2, 16, 8
+LAYERS, D, VOCAB = 2, 24, 53
+OPTIONS = {
+    "max_new_tokens": NEW,
+    "min_new_tokens": NEW,
+    "do_sample": False,
+    "pad_token_id": 0,
+}
+
+
+def gpt2_pass(queries: int, keys: int) -> int:
+    """MACs of GPT-2 on ``queries`` new tokens that see ``keys``; logits of the last one alone.
+
+    Per token and layer: queries, keys and values D·3D, their projection D·D, the MLP D·4D twice.
+    """
+    layer = queries * (3 * D * D + D * D + 2 * 4 * D * D) + 2 * queries * keys * D
+    return B * (LAYERS * layer + D * VOCAB)
+
+
+HEADS, KEY_HEADS, HEAD, INNER = 6, 2, 4, 40
+
+
+def llama_pass(queries: int, keys: int) -> int:
+    """As above. Keys and values have fewer heads, attention counts the queries'; gated MLP.
+
+    Rotary angles are an outer product of positions and HEAD/2 frequencies, for the whole batch.
+    """
+    projections = 2 * D * HEADS * HEAD + 2 * D * KEY_HEADS * HEAD
+    layer = queries * (projections + 3 * D * INNER) + 2 * queries * keys * HEADS * HEAD
+    return B * (LAYERS * layer + D * VOCAB) + B * queries * HEAD // 2
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            n_layer=LAYERS, n_embd=D, n_head=3, vocab_size=VOCAB, n_positions=64,
+            bos_token_id=None, eos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=LAYERS, hidden_size=D, num_attention_heads=HEADS,
+            num_key_value_heads=KEY_HEADS, head_dim=HEAD, intermediate_size=INNER,
+            vocab_size=VOCAB, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+IDS = torch.arange(B * PROMPT).reshape(B, PROMPT)
+MODELS = pytest.mark.parametrize(("make", "macs"), [(gpt2, gpt2_pass), (llama, llama_pass)])
+
+
+@MODELS
+def test_prefill_and_each_decode_step(make: Any, macs: Any) -> None:
+    result = profile_generate(make(), IDS, warm_up=0, **OPTIONS)
+    steps = [macs(1, PROMPT + t) for t in range(1, NEW)]
+    assert result.prefill.check().total().macs == macs(PROMPT, PROMPT)
+    assert [step.macs for step in result.steps] == steps
+    assert result.decode.check().total().macs == sum(steps)
+    assert result.total().macs == macs(PROMPT, PROMPT) + sum(steps)
+    assert result.new_tokens == NEW
+    assert result.prefill.root.calls == 1
+    assert result.decode.root.calls == NEW - 1
+    assert not result.prefill.is_lower_bound
+    assert not result.decode.is_lower_bound
+
+
+@MODELS
+def test_steps_are_all_of_decode(make: Any, macs: Any) -> None:
+    result = profile_generate(make(), IDS, warm_up=0, **OPTIONS)
+    parts = [(step.flops, step.bytes_read, step.bytes_written) for step in result.steps]
+    whole = result.decode.total()
+    assert tuple(map(sum, zip(*parts, strict=True))) == (
+        whole.flops,
+        whole.bytes_read,
+        whole.bytes_written,
+    )
+
+
+@MODELS
+def test_generate_by_get_model_profile(make: Any, macs: Any) -> None:
+    flops, counted, params = get_model_profile(
+        make(),
+        kwargs={"inputs": IDS, **OPTIONS},
+        mode="generate",
+        print_profile=False,
+        as_string=False,
+        warm_up=0,
+    )
+    assert counted == macs(PROMPT, PROMPT) + sum(macs(1, PROMPT + t) for t in range(1, NEW))
+    assert flops > 2 * counted
+    assert params == sum(p.numel() for p in make().parameters())
+
+
+def test_without_a_cache_everything_is_computed_again() -> None:
+    result = profile_generate(gpt2(), IDS, warm_up=0, use_cache=False, **OPTIONS)
+    lengths = [PROMPT + t for t in range(1, NEW)]
+    assert [step.macs for step in result.steps] == [gpt2_pass(n, n) for n in lengths]
+
+
+def test_a_cache_that_is_passed_in_is_not_filled() -> None:
+    model = gpt2().eval()
+    with torch.no_grad():
+        cache = model(IDS[:, :10], use_cache=True, past_key_values=DynamicCache()).past_key_values
+    result = profile_generate(model, IDS, past_key_values=cache, **OPTIONS)
+    assert cache.get_seq_length() == 10
+    assert result.prefill.total().macs == gpt2_pass(PROMPT - 10, PROMPT)
+
+
+def test_one_token_is_prefill_alone() -> None:
+    options = {**OPTIONS, "max_new_tokens": 1, "min_new_tokens": 1}
+    result = profile_generate(gpt2(), IDS, **options)
+    assert result.prefill.total().macs == gpt2_pass(PROMPT, PROMPT)
+    assert result.decode.total().macs == 0
+    assert result.steps == ()
+    assert result.token_s is None
+    assert "1 new tokens" in str(result)
+
+
+def test_sampling_and_flags_are_as_before() -> None:
+    model = gpt2().train()
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    result = profile_generate(model, IDS, **{**OPTIONS, "do_sample": True})
+    assert torch.equal(torch.rand(3), expected)
+    assert model.training and all(module.training for module in model.modules())
+    assert result.decode.total().macs == sum(gpt2_pass(1, PROMPT + t) for t in range(1, NEW))
+
+
+def test_criteria_of_the_users_still_stop() -> None:
+    class AfterThree(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            return torch.full((B,), input_ids.shape[1] >= PROMPT + 3)
+
+    criteria = StoppingCriteriaList([AfterThree()])
+    result = profile_generate(gpt2(), IDS, stopping_criteria=criteria, **OPTIONS)
+    assert result.new_tokens == 3
+    assert len(result.steps) == 2
+    assert len(criteria) == 1
+
+
+def test_beams_are_a_batch() -> None:
+    result = profile_generate(gpt2(), IDS, num_beams=3, warm_up=0, **OPTIONS)
+    assert result.decode.root.calls == NEW - 1
+    assert result.decode.total().macs == 3 * sum(gpt2_pass(1, PROMPT + t) for t in range(1, NEW))
+
+
+def test_seconds_and_what_is_shown() -> None:
+    result = profile_generate(gpt2(), IDS, **OPTIONS)
+    assert isinstance(result, GenerateProfile)
+    assert result.first_token_s is not None and result.first_token_s > 0
+    assert result.token_s is not None and result.token_s > 0
+    for profile in (result.prefill, result.decode):
+        assert profile.root.latency_s is not None and profile.root.latency_s > 0
+    text = str(result)
+    for words in ("prefill", "decode", "first step", "last step", f"{NEW} new tokens", "per token"):
+        assert words in text
+
+
+def test_what_cannot_generate_is_named() -> None:
+    with pytest.raises(TargetError, match="Linear has no method generate"):
+        profile_generate(nn.Linear(1, 1))
+
+    class Lazy(nn.Linear):
+        def generate(self, inputs: Any, **_: Any) -> None:
+            pass
+
+    with pytest.raises(TargetError, match="made no token"):
+        profile_generate(Lazy(1, 1))

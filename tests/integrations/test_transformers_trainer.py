@@ -1,0 +1,135 @@
+"""A Trainer's callback that profiles one optimizer step."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from dispatch_flops.hardware import Machine
+
+pytest.importorskip("transformers")
+from dispatch_flops.integrations.transformers import FlopsCallback
+
+B, IN, OUT, MICRO = 3, 5, 7, 4
+FORWARD = B * IN * OUT
+TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
+
+
+class Net(nn.Module):
+    """One layer, with the loss that a Trainer asks a model for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(IN, OUT)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layer(x).square().mean()}
+
+
+def check(callback: FlopsCallback, out: str, step: int) -> None:
+    profile = callback.profile.check()
+    assert profile.root.calls == MICRO
+    assert profile.root.total("forward").macs == MICRO * FORWARD
+    assert profile.root.total("backward").macs == MICRO * FORWARD  # the input needs no gradient
+    assert profile.total("optimizer").flops > 0
+    assert profile.scope.batch_size == MICRO * B
+    assert profile.scope.world_size == 1
+    assert profile.timing.iteration_s is not None and profile.timing.iteration_s > 0
+    least_s = profile.model_total().flops / 1e9
+    assert callback.mfu == pytest.approx(least_s / profile.timing.iteration_s)
+    assert out.count(f"Profile Summary at step {step}:") == out.count("Profile Summary") == 1
+    assert "of toy's dense peak" in out
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert not _get_current_dispatch_mode_stack()
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+def loop(callback: FlopsCallback, steps: int, fail_in: int = 0) -> None:
+    """What a Trainer runs and calls, in its order."""
+    args = SimpleNamespace(
+        process_index=0, world_size=1, train_batch_size=B, gradient_accumulation_steps=MICRO
+    )
+    state = SimpleNamespace(is_world_process_zero=True)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    known: dict[str, Any] = {"model": model, "optimizer": optimizer}
+
+    def call(event: str) -> None:
+        getattr(callback, event)(args, state, None, **known)
+
+    call("on_init_end")
+    call("on_train_begin")
+    call("on_epoch_begin")
+    for step in range(1, steps + 1):
+        for micro_batch in range(MICRO):
+            if micro_batch == 0:
+                call("on_step_begin")
+            if step == fail_in:
+                raise KeyboardInterrupt
+            (model(torch.ones(B, IN))["loss"] / MICRO).backward()
+            if micro_batch < MICRO - 1:
+                call("on_substep_end")
+        call("on_pre_optimizer_step")
+        optimizer.step()
+        call("on_optimizer_step")
+        optimizer.zero_grad()
+        call("on_step_end")
+    call("on_epoch_end")
+    call("on_train_end")
+
+
+def test_micro_batches_are_one_step(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(profile_step=2, machine=TOY)
+    loop(callback, 4)
+    check(callback, capsys.readouterr().out, 2)
+
+
+def test_an_exception_in_the_step() -> None:
+    with FlopsCallback(profile_step=2) as callback, pytest.raises(KeyboardInterrupt):
+        loop(callback, 4, fail_in=2)
+
+
+def test_a_new_run_drops_what_was_left(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(profile_step=3, machine=TOY)
+    with pytest.raises(KeyboardInterrupt):
+        loop(callback, 4, fail_in=3)
+    assert _get_current_dispatch_mode_stack()
+    loop(callback, 4)  # steps 3 to 6 of this callback
+    check(callback, capsys.readouterr().out, 3)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="a Trainer needs accelerate"
+)
+def test_a_real_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    callback = FlopsCallback(config={"enabled": True, "profile_step": 2}, machine=TOY)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=B,
+        gradient_accumulation_steps=MICRO,
+        max_steps=4,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    data = [{"x": torch.ones(IN)} for _ in range(4 * MICRO * B)]
+    Trainer(Net(), arguments, train_dataset=data, callbacks=[callback]).train()
+    check(callback, capsys.readouterr().out, 2)
+    clipped = callback.profile.node("<outside>.gradient clipping")
+    assert clipped.total("optimizer").flops > 0

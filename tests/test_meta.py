@@ -1,0 +1,142 @@
+"""Shapes without data: the meta device and fake tensors count as real runs do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import profile_of
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from zoo import CASES
+
+from dispatch_flops import FlopCounterMode, Profile
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+
+import llama  # noqa: E402
+import models_table  # noqa: E402
+
+B, D, F = 3, 5, 7
+
+
+def train(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    out = model(*inputs)
+    out = out if isinstance(out, torch.Tensor) else torch.utils._pytree.tree_leaves(out)[0]
+    out.sum().backward()
+
+
+def counts(profile: Profile, phase: Any) -> dict[str, int]:
+    return {fqn: cost.macs for fqn, cost in profile.by_module(phase).items()}
+
+
+SMALL = [case for case in CASES if case.runs_for_real]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_meta_and_fake_equal_real(case: Any) -> None:
+    profiles = {}
+    for name in ("cpu", "meta", "fake"):
+        with FakeTensorMode() if name == "fake" else torch.device("cpu"):
+            model, inputs = case.build("cpu" if name == "fake" else name)
+            try:
+                profiles[name] = profile_of(train, model, inputs, model=model)
+            except (NotImplementedError, DataDependentOutputException) as error:
+                assert "dispatch_flops" in error.__notes__[0]  # routing by data: said so
+    for profile in profiles.values():
+        assert counts(profile, "forward") == counts(profiles["cpu"], "forward")
+        # oneDNN's LSTM also makes the gradients of its input and first state, asked for or not
+        if case.name != "LSTM":
+            assert counts(profile, "backward") == counts(profiles["cpu"], "backward")
+    assert profiles["cpu"].root.total("forward").macs == case.macs
+
+
+@pytest.mark.parametrize("device", ["meta", "fake"])
+class TestData:
+    def run(self, device: str, function: Callable[[torch.Tensor], Any], **options: Any) -> Profile:
+        with FakeTensorMode() if device == "fake" else torch.device("meta"):
+            return profile_of(function, torch.ones(B, D), **options)
+
+    @pytest.mark.parametrize("reads", [lambda x: x.sum().item(), torch.nonzero])
+    def test_the_error_says_what_to_do(self, device: str, reads: Any) -> None:
+        with pytest.raises((RuntimeError, NotImplementedError)) as caught:
+            self.run(device, reads)
+        assert any("meta_value=1" in note for note in caught.value.__notes__)
+
+    @pytest.mark.parametrize(("answer", "taken"), [(1, D), (0, F)])
+    def test_the_answer_can_be_given(self, device: str, answer: int, taken: int) -> None:
+        seen = []
+
+        def branch(x: torch.Tensor) -> torch.Tensor:
+            seen.append((x.sum().item(), (x > 0).all().item()))
+            return x @ x.new_ones(D, D if (x > 0).all() else F)
+
+        profile = self.run(device, branch, meta_value=answer)
+        assert profile.total().macs == B * D * taken
+        assert seen == [(float(answer), bool(answer))]
+
+
+def test_real_data_is_read_as_ever() -> None:
+    found = []
+    profile_of(lambda: found.append(torch.ones(3).sum().item()), meta_value=7)
+    assert found == [3.0]
+
+
+def test_transformers_mask_code_runs_on_meta() -> None:
+    transformers = pytest.importorskip("transformers")
+    layers, hidden, s = 2, 32, 11
+    config = transformers.BertConfig(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=64
+    )
+    with torch.device("meta"):
+        model = transformers.BertModel(config).eval()
+        ids, mask = torch.ones(1, s, dtype=torch.long), torch.ones(1, s)
+        counter = FlopCounterMode(model, display=False, meta_value=1)
+        with counter, torch.no_grad():
+            model(ids, attention_mask=mask)
+    layer = s * (4 * hidden**2 + 2 * hidden * 64) + 2 * s * s * hidden
+    assert counter.profile.total().macs == layers * layer + hidden**2
+
+
+@pytest.mark.parametrize("size", ["8B", "405B"])
+def test_llama(size: str) -> None:
+    config, s = llama.CONFIGS[size], 8192
+    model = llama.on_meta(config)
+    profile = llama.count(model, s, backward=size == "8B")
+    assert profile.total("forward").macs == config.forward_macs(1, s)
+    assert profile.total_params == profile.root.active_params == config.params
+    if size == "8B":
+        assert profile.total("backward").macs == config.backward_macs(1, s)
+
+
+CHEAP = ["gpt2", "bert", "vit", "llama-8b", "mixtral", "mamba-fused", "mamba-fused-unknown"]
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_well_known_models(name: str) -> None:
+    pytest.importorskip("transformers")
+    model = models_table.MODELS[name]()
+    profile = models_table.count(model)
+    assert profile.total().macs == model.macs
+    assert profile.total_params == model.params
+    assert profile.is_lower_bound is not model.complete
+
+
+def test_a_fused_scan_costs_what_its_operators_cost() -> None:
+    from mamba import Mamba, MambaShape, selective_scan, selective_scan_cost
+
+    shape, s = MambaShape(layers=2, hidden=8, inner=16, state=3, rank=2, vocab=17), 5
+    fused, plain = (
+        profile_of(
+            Mamba(shape, fused=fused).requires_grad_(False),
+            torch.ones(1, s, dtype=torch.long),
+            custom_mapping={selective_scan: selective_scan_cost},
+        ).total()
+        for fused in (True, False)
+    )
+    assert fused.macs == plain.macs == shape.product_macs(1, s) + shape.scan_macs(1, s)
+    assert fused.flops == plain.flops

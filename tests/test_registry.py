@@ -1,0 +1,157 @@
+"""Which formula an operator gets: keys, precedence, duplicates, scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support import profile_of
+from torch import Tensor, nn
+
+from dispatch_flops import FlopCounterMode, registry
+from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
+from dispatch_flops.registry import lookup, overridden, register_flops, unregister_flops
+
+aten = torch.ops.aten
+
+
+@torch.library.custom_op("dispatch_flops_test::one", mutates_args=())
+def one(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@torch.library.custom_op("dispatch_flops_test::two", mutates_args=())
+def two(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+ONE, TWO = torch.ops.dispatch_flops_test.one, torch.ops.dispatch_flops_test.two
+
+
+def costs(flops: int) -> Any:
+    return lambda *args, **kwargs: flops
+
+
+@pytest.fixture(autouse=True)
+def registry_unchanged() -> Iterator[None]:
+    before = registry.rules()
+    yield
+    assert registry.rules() == before
+
+
+def flops_of(op: Any) -> int:
+    return profile_of(op, torch.ones(2)).total().flops
+
+
+@pytest.mark.parametrize("target", [one, ONE, ONE.default], ids=["def", "packet", "overload"])
+def test_register_and_unregister(target: Any) -> None:
+    formula = costs(3)
+    assert register_flops(target)(formula) is formula
+    assert flops_of(one) == 3
+    unregister_flops(target)
+    assert lookup(ONE.default) is None
+
+
+def test_list_of_targets() -> None:
+    register_flops([one, [TWO.default]])(costs(3))
+    assert (flops_of(one), flops_of(two)) == (3, 3)
+    unregister_flops([one, TWO.default])
+
+
+def test_duplicates_are_refused_by_name() -> None:
+    register_flops(one)(costs(3))
+    with pytest.raises(DuplicateFormulaError, match=r"dispatch_flops_test\.one .*override=True"):
+        register_flops(ONE)(costs(5))
+    assert flops_of(one) == 3
+    register_flops(ONE, override=True)(costs(5))
+    assert flops_of(one) == 5
+    unregister_flops(one)
+
+
+def test_built_in_formulas_are_not_replaced_by_accident() -> None:
+    with pytest.raises(DuplicateFormulaError, match=r"aten\.mm"):
+        register_flops(aten.mm)(costs(5))
+
+
+def test_unregister_what_is_not_there() -> None:
+    with pytest.raises(UnknownOperatorError, match=r"dispatch_flops_test\.one has no formula"):
+        unregister_flops(one)
+
+
+@pytest.mark.parametrize("target", [len, "mm", 3, torch.mm, nn.Linear(2, 2), int, [one, len]])
+def test_what_is_no_operator(target: Any) -> None:
+    with pytest.raises(UnknownOperatorError, match="is no operator"):
+        register_flops(target)(costs(1))
+    unregister_if_there(one)
+
+
+def unregister_if_there(target: Any) -> None:
+    if lookup(ONE.default) is not None:
+        unregister_flops(target)
+
+
+def test_nearest_key_wins() -> None:
+    """Overload before packet before functional form; a counter's own before the registry's."""
+    with overridden({aten.add: costs(1), aten.add.Tensor: costs(10), aten.add_: costs(100)}):
+        x = torch.ones(2)
+
+        def call() -> None:
+            torch.add(x, x)  # the overload's
+            aten.add.Scalar(x, 1)  # the packet's
+            x.add_(x)  # the in-place packet's
+
+        assert profile_of(call).total().flops == 111
+        own = profile_of(call, custom_mapping={aten.add: costs(1000)})
+        assert own.total().flops == 3000
+
+
+def test_overridden_ends_with_its_scope_and_nests() -> None:
+    formula = flops_of(lambda x: x * x)
+    with overridden({aten.mul: costs(7), one: costs(3)}):
+        assert (flops_of(lambda x: x * x), flops_of(one)) == (7, 3)
+        with overridden({aten.mul: costs(70)}):
+            assert flops_of(lambda x: x * x) == 70
+        assert flops_of(lambda x: x * x) == 7
+    assert flops_of(lambda x: x * x) == formula == 2
+    with pytest.raises(ValueError, match="no"), overridden({aten.mul: costs(7)}):
+        raise ValueError("no")
+    assert flops_of(lambda x: x * x) == 2
+
+
+def test_scope_and_registration_inside_a_block() -> None:
+    """A counter that is running takes a changed rule from the next call on."""
+    x = torch.ones(2)
+    with FlopCounterMode(display=False) as counter:
+        seen = [0]
+
+        def flops() -> int:
+            _ = x * x
+            seen.append(counter.get_total_flops())
+            return seen[-1] - seen[-2]
+
+        assert flops() == 2
+        with overridden({aten.mul: costs(7)}):
+            assert flops() == 7
+        assert flops() == 2
+
+
+def test_rules_are_named_and_sorted() -> None:
+    names = list(registry.rules())
+    assert names == sorted(names)
+    assert "aten.mm" in names
+    assert not any("::" in name for name in names if name.startswith("aten"))
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (aten.mm, "aten.mm"),
+        (aten.mm.default, "aten.mm.default"),
+        (torch.ops.higher_order.cond, "higher_order.cond"),
+        (nn.Linear, "module.Linear"),
+    ],
+)
+def test_names(key: Any, name: str) -> None:
+    assert registry.name_of(key) == name
