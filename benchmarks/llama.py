@@ -136,9 +136,7 @@ class Llama(nn.Module):
         out: torch.Tensor = self.head(self.norm(x))
         return out
 
-    def positions(
-        self, sequence: int, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def positions(self, sequence: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         size = self.config.head_size
         rates = 500000.0 ** -(torch.arange(0, size, 2, device=device) / size)
         angles = torch.outer(torch.arange(sequence, device=device).float(), rates).repeat(1, 2)

@@ -121,9 +121,7 @@ class Mamba(nn.Module):
     def __init__(self, shape: MambaShape, *, fused: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.Sequential(
-            *(MambaLayer(shape, fused=fused) for _ in range(shape.layers))
-        )
+        self.layers = nn.Sequential(*(MambaLayer(shape, fused=fused) for _ in range(shape.layers)))
         self.norm = nn.RMSNorm(shape.hidden, eps=1e-5)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:

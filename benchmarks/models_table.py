@@ -189,7 +189,9 @@ def deepseek_v3() -> Model:
     )
     attention = s * s * heads * (nope + rope + v)
     routed = layers - dense
-    used = layers * projections + dense * 3 * d * ffn + routed * ((chosen + 1) * expert + d * experts)
+    used = (
+        layers * projections + dense * 3 * d * ffn + routed * ((chosen + 1) * expert + d * experts)
+    )
     norms = layers * (2 * d + q_rank + kv_rank) + d
     beside = norms + 2 * vocab * d
     return Model(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dispatch_flops.tree import Profile
+
 if TYPE_CHECKING:
     from dispatch_flops.analysis import diff
     from dispatch_flops.cost import OpCost, Share, Split
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from dispatch_flops.profiler import FlopsProfiler, get_model_profile, profile_model
     from dispatch_flops.registry import overridden, register_flops, unregister_flops
     from dispatch_flops.training import StepProfiler
-    from dispatch_flops.tree import Profile
 
 __version__ = "0.1.0"
 
@@ -24,7 +25,6 @@ _HOME = {
     "FlopCounterMode": "counter",
     "FlopsProfiler": "profiler",
     "OpCost": "cost",
-    "Profile": "tree",
     "Share": "cost",
     "Split": "cost",
     "StepProfiler": "training",
@@ -65,3 +65,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _notebook_html(profile: Profile) -> str:
+    from dispatch_flops.renderers import notebook
+
+    return notebook.render(profile)
+
+
+# A profile is plain data and knows no renderer; a notebook asks the object itself for its HTML.
+Profile._repr_html_ = _notebook_html  # type: ignore[attr-defined]

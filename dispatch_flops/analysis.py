@@ -85,6 +85,7 @@ def inclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
     A module whose own latency was not measured, as a container that is never called, shows
     the sum of its children's.
     """
+    root.total()  # from here on every node below knows its own
     nodes = list(root.walk())
     found: dict[str, Figures] = {}
     for node in reversed(nodes):

@@ -26,6 +26,8 @@ from dispatch_flops.names import ModuleNames
 
 Now = Callable[[], float]
 
+_is_tracing = torch.compiler.is_dynamo_compiling
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -76,6 +78,8 @@ class LatencyPass:
         return net_seconds(Interval(*call) for call in self._calls)
 
     def _before(self, module: nn.Module, args: Any) -> None:
+        if _is_tracing():  # torch.cond traces modules, and the hooks with them
+            return
         begun = self._now()
         named = self._names.known(module)
         if named is None:
@@ -83,6 +87,8 @@ class LatencyPass:
         self._open.append((module, named, begun, self._stamp()))
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if _is_tracing():
+            return
         end = self._stamp()
         while self._open:
             entered, named, begun, start = self._open.pop()

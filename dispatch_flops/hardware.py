@@ -19,10 +19,12 @@ class Machine:
     """One device's limits.
 
     flops_per_s: ``{dtype: dense peak}``; bytes_per_s: memory bandwidth, None if unknown.
+    name: exactly what the driver calls the device; aliases: its other names.
     source: the document (or measurement) that the figures are from.
     """
 
     name: str
+    aliases: tuple[str, ...] = ()
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
     bytes_per_s: float | None = None
     source: str = ""
@@ -45,6 +47,7 @@ def _gpu(
     source: str,
     *,
     bandwidth: float,
+    aliases: tuple[str, ...] = (),
     fp16: float | None = None,
     bf16: float | None = None,
     **others: float,
@@ -52,13 +55,13 @@ def _gpu(
     peaks = {"float16": fp16, "bfloat16": bf16, **others}
     return Machine(
         name=name,
+        aliases=aliases,
         flops_per_s={dtype: peak for dtype, peak in peaks.items() if peak is not None},
         bytes_per_s=bandwidth,
         source=source,
     )
 
 
-# Keyed by what the driver calls the device, longest match first.
 MACHINES: dict[str, Machine] = {
     machine.name: machine
     for machine in (
@@ -95,6 +98,7 @@ MACHINES: dict[str, Machine] = {
         _gpu(
             "NVIDIA A100-SXM4-40GB",
             "NVIDIA A100 Tensor Core GPU architecture whitepaper, table 1, dense",
+            aliases=("NVIDIA A100-PCIE-40GB",),
             bandwidth=1555 * G, fp16=312 * T, bf16=312 * T, int8=624 * T,
             tf32=156 * T, float32=19.5 * T, float64=9.7 * T,
         ),
@@ -117,6 +121,12 @@ MACHINES: dict[str, Machine] = {
             tf32=183 * T, float32=91.6 * T,
         ),
         _gpu(
+            "NVIDIA L40",
+            "NVIDIA L40 datasheet, dense",
+            bandwidth=864 * G, fp16=181.05 * T, bf16=181.05 * T, float8=362 * T, int8=362 * T,
+            tf32=90.5 * T, float32=90.5 * T,
+        ),
+        _gpu(
             "NVIDIA L4",
             "NVIDIA L4 datasheet; half of the figures with sparsity",
             bandwidth=300 * G, fp16=121 * T, bf16=121 * T, float8=242.5 * T, int8=242.5 * T,
@@ -137,6 +147,7 @@ MACHINES: dict[str, Machine] = {
         _gpu(
             "Tesla V100-SXM2",
             "NVIDIA Tesla V100 GPU architecture whitepaper, table 1",
+            aliases=("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
             bandwidth=900 * G, fp16=125 * T, float32=15.7 * T, float64=7.8 * T,
         ),
         _gpu(
@@ -161,8 +172,11 @@ MACHINES: dict[str, Machine] = {
 
 
 def find(device_name: str | None) -> Machine | None:
-    """The machine that a driver calls ``device_name``; None if it is not known."""
-    if not device_name:
-        return None
-    names = sorted(MACHINES, key=len, reverse=True)
-    return next((MACHINES[name] for name in names if device_name.startswith(name)), None)
+    """The machine that a driver calls ``device_name``; None if it is not known.
+
+    Exact names alone: an A10G is no A10, and a laptop's chip is not the desktop's.
+    """
+    for machine in MACHINES.values():
+        if device_name == machine.name or device_name in machine.aliases:
+            return machine
+    return None

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-
-from dispatch_flops.pricing import tensors_in
+from torch.utils._pytree import tree_leaves
 
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -42,7 +41,7 @@ def run(
 
     meta_value: answers ``.item()`` and its like on tensors without data; None: nothing does.
     """
-    if not any(has_no_data(tensor) for tensor in tensors_in((args, kwargs))):
+    if not any(has_no_data(value) for value in tree_leaves((args, kwargs))):
         return call(*args, **kwargs)
     if func is _ITEM and meta_value is not None:
         return _as_scalar(meta_value, args[0].dtype)

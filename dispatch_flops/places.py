@@ -35,24 +35,35 @@ class Place:
 
 
 class Frame:
-    """One entry of the module stack: a module, or (named is None, step is not 0) an optimizer.
+    """One entry of the module stack: a module; at its bottom, the outside.
 
     task: the graph task (backward pass) in which it was entered; -1 for none.
-    step: the id of the Python frame that runs the optimizer's step. closure: the step was given
-    a function that computes the loss.
     """
 
-    __slots__ = ("closure", "named", "owner", "place", "step", "task")
+    __slots__ = ("named", "owner", "place", "task")
+    step = 0
+    closure = False
 
-    def __init__(
-        self, named: Named | None, owner: Any, place: Place | None, task: int, step: int = 0
-    ) -> None:
+    def __init__(self, named: Named | None, owner: Any, place: Place | None, task: int) -> None:
         self.named = named
         self.owner = owner
         self.place = place
         self.task = task
+
+
+class Step(Frame):
+    """An optimizer's step on the module stack.
+
+    step: the id of the Python frame that runs it.
+    closure: it was given a function that computes the loss.
+    """
+
+    __slots__ = ("closure", "step")
+
+    def __init__(self, owner: Any, place: Place, task: int, step: int, *, closure: bool) -> None:
+        super().__init__(None, owner, place, task)
         self.step = step
-        self.closure = False
+        self.closure = closure
 
 
 class Thread:
@@ -60,7 +71,8 @@ class Thread:
 
     entered: the thread entered the counter; else it is one of autograd's own.
     current: the place of the operator that comes next; None where ``locate`` has to say it.
-    used_params: ids of the parameters that took part; noting: where the mode writes them now.
+    used_params: ids of the parameters that took part. noting: where the mode writes ids now;
+    unnoted where parameters that take part do not count, as in an optimizer's step.
     """
 
     def __init__(self, start: int, *, entered: bool) -> None:
@@ -70,6 +82,7 @@ class Thread:
         self.calls: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, int] = defaultdict(int)
         self.used_params: set[int] = set()
+        self.unnoted: set[int] = set()
         self.noting = self.used_params
         self.seqs: list[int] = [-1, start]
         self.fqns: list[str] = [UNATTRIBUTED, OUTSIDE]
@@ -102,4 +115,4 @@ class Thread:
 
     def made(self, seq: int) -> bool:
         """True if this thread, while followed, gave this sequence number to some node."""
-        return self.start <= seq <= self.last_seq
+        return self.start <= seq <= self.last_seq != self.start

@@ -138,15 +138,16 @@ def profile_model(
             undo.enter_context(on_meta(model))
         inputs = _inputs(model, input_shape, args, device)
         named_inputs = _moved(dict(kwargs or {}), device)
-        run = _caller(model, mode, inputs, named_inputs)
+        forward = run = _caller(model, mode, inputs, named_inputs)
         where = _device_of(model)
         if backward:
-            leaves = [*model.parameters(), *_tensors([inputs, named_inputs])]
+            given = (tensor for tensor in _tensors([inputs, named_inputs]) if tensor.is_leaf)
+            leaves = [*model.parameters(), *given]
             undo.enter_context(_gradients_kept(leaves))
-            run = _with_backward(run, leaves)
+            run = _with_backward(forward, leaves)
         for _ in range(warm_up if where != "meta" else 0):
             run()
-        latency, timing = _measure(model, run, where, repeats, backward)
+        latency, timing = _measure(model, forward, run if backward else None, where, repeats)
         with FlopCounterMode(model, display=False, causal=causal) as counter:  # type: ignore[arg-type]
             run()
         profile = with_latency(counter.profile, latency, timing)
@@ -314,26 +315,34 @@ def without(profile: Profile, fqns: Iterable[str]) -> Profile:
 
 
 def _measure(
-    model: nn.Module, run: Callable[[], Any], device: str, repeats: int, backward: bool
+    model: nn.Module,
+    forward: Callable[[], Any],
+    both: Callable[[], Any] | None,
+    device: str,
+    repeats: int,
 ) -> tuple[dict[str, float], StepTiming]:
-    """Latency per module and of the whole, without the dispatch mode."""
+    """Forward latency per module, and of the whole (``both``: with backward), without the mode."""
     if device == "meta":
         return {}, StepTiming(method="n/a: the meta device computes nothing")
-    whole, spread = time_call(run, device=device, repeats=repeats)
-    method = OWN_PASS_COMPILED if _is_compiled(model) else OWN_PASS
+    whole, spread = time_call(forward, device=device, repeats=repeats)
+    backward_s = None
+    if both is not None:
+        backward_s = max(time_call(both, device=device, repeats=repeats)[0] - whole, 0.0)
     passes = []
     for _ in range(repeats):
         names = ModuleNames([model])
         with eager_stance(), LatencyPass(names, device=device) as clock:
             synchronize(device)
-            run()
+            forward()
         passes.append(clock.seconds())
     median = statistics.median_low([seconds.get("", 0.0) for seconds in passes])
     seconds = next(p for p in passes if p.get("", 0.0) == median)
-    if backward:
-        return seconds, StepTiming(method=method, iteration_s=whole, repeats=repeats)
     return fit_to_whole(seconds, "", whole), StepTiming(
-        forward_s=whole, spread_s=spread, repeats=repeats, method=method
+        forward_s=whole,
+        backward_s=backward_s,
+        spread_s=spread,
+        repeats=repeats,
+        method=OWN_PASS_COMPILED if _is_compiled(model) else OWN_PASS,
     )
 
 

@@ -45,6 +45,7 @@ from dispatch_flops.places import (
     UNATTRIBUTED,
     Frame,
     Place,
+    Step,
     Thread,
 )
 from dispatch_flops.tree import OUTSIDE
@@ -186,10 +187,11 @@ class Tracker:
     def _note_backward(self, thread: Thread) -> None:
         if not thread.entered and self._home is not None:
             thread = self._home
-        thread.current = None
-        if len(thread.stack) == 1:
-            thread.after_backward = True
-            thread.noting = set()
+        if thread.current is not None:
+            thread.current = None
+            if len(thread.stack) == 1:
+                thread.after_backward = True
+                thread.noting = thread.unnoted
 
     def _locate_outside_backward(self, thread: Thread) -> Place:
         """An operator in no backward pass: the first after one, or one of an optimizer."""
@@ -217,7 +219,7 @@ class Tracker:
             thread.mark(seq, frame.place.fqn)
             thread.current = None if frame.step else frame.place
         quiet = frame.step or (frame.place is None and thread.after_backward)
-        thread.noting = set() if quiet else thread.used_params
+        thread.noting = thread.unnoted if quiet else thread.used_params
 
     def _recomputed_by(self, node: Any, maker: str, task: int) -> str | None:
         """Who called the function that ``torch.utils.checkpoint`` runs again now; None if none.
@@ -255,8 +257,6 @@ class Tracker:
         stack = thread.stack
         if stack[-1].step:
             thread.noting = thread.used_params
-            if is_over(stack[-1].step):
-                stack.pop()
         named = self.names.known(module)
         if named is None:
             if isinstance(module, torch.fx.GraphModule) and (
@@ -305,6 +305,11 @@ class Tracker:
         stack = thread.stack
         if stack[-1].owner is module:
             stack.pop()
+            frame = stack[-1]
+            if frame.named is not None and frame.place is not None:  # most calls, so at once
+                thread.current = frame.place
+                thread.mark(_sequence_nr(), frame.place.fqn)
+                return
         elif any(frame.owner is module for frame in stack):
             while stack.pop().owner is not module:
                 pass
@@ -317,9 +322,8 @@ class Tracker:
         if thread is not None:
             place = thread.place(f"{OUTSIDE}.{type(optimizer).__name__}", "optimizer")
             step = id(caller_of("_enter_optimizer"))
-            frame = Frame(None, optimizer, place, _graph_task(), step)
-            frame.closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
-            thread.stack.append(frame)
+            closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
+            thread.stack.append(Step(optimizer, place, _graph_task(), step, closure=closure))
             self._resume(thread, _sequence_nr())
 
     def _leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:

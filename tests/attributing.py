@@ -44,3 +44,16 @@ def rows(n: int, width: int, *, grad: bool = False) -> Tensor:
 def train(model: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
     """One forward and one backward pass."""
     model(*args, **kwargs).sum().backward()
+
+
+class Products(nn.Module):
+    """Products with tensors that are no parameters."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.factors = [rows(a, b, grad=True) for a, b in pairwise(sizes)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for factor in self.factors:
+            x = x @ factor
+        return x

@@ -9,17 +9,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from attributing import plain, rows, train, work, work_of
+from attributing import Products, plain, rows, train, work, work_of
 from support import profile_of
 from torch import Tensor, nn
 
 from dispatch_flops import FlopCounterMode
-from dispatch_flops.tracker import UNATTRIBUTED as FROM_BEFORE
+from dispatch_flops.places import UNATTRIBUTED as FROM_BEFORE
 
 
 def test_first_layer_needs_no_input_gradient() -> None:
@@ -396,19 +395,6 @@ def test_two_losses_of_one_graph() -> None:
         "a.0": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
         "b.0": {"forward": 2 * 5 * 11, "backward": 2 * 2 * 5 * 11},
     }
-
-
-class Products(nn.Module):
-    """Products with tensors that are no parameters."""
-
-    def __init__(self, *sizes: int) -> None:
-        super().__init__()
-        self.factors = [rows(a, b, grad=True) for a, b in pairwise(sizes)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        for factor in self.factors:
-            x = x @ factor
-        return x
 
 
 def test_backward_of_a_forward_outside_the_block() -> None:

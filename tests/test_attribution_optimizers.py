@@ -12,7 +12,7 @@ from support import profile_of
 from torch import Tensor, nn
 
 from dispatch_flops import Profile
-from dispatch_flops.tracker import ACCUMULATION, AFTER_BACKWARD
+from dispatch_flops.places import ACCUMULATION, AFTER_BACKWARD
 
 CLIPPING = "<outside>.gradient clipping"
 SCALING = "<outside>.gradient scaling"

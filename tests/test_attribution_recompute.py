@@ -72,11 +72,11 @@ def test_products_of_a_checkpointed_function_belong_to_its_caller(reentrant: boo
         def __init__(self) -> None:
             super().__init__()
             self.a = nn.Linear(5, 5, bias=False)
-            self.b = nn.Linear(5, 7, bias=False)
+            self.b = nn.Sequential(nn.Linear(5, 7, bias=False), nn.Tanh())
             self.w = nn.Parameter(torch.randn(5, 5))
 
         def run(self, x: Tensor) -> Tensor:
-            return self.b((self.a(x @ self.w) @ self.w).tanh()).tanh()
+            return self.b((self.a(x @ self.w) @ self.w).tanh())
 
         def forward(self, x: Tensor) -> Tensor:
             return checkpoint(self.run, x, use_reentrant=reentrant)
@@ -87,7 +87,7 @@ def test_products_of_a_checkpointed_function_belong_to_its_caller(reentrant: boo
         "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
         "1": {"forward": 2 * 2 * ROW, "recompute": 2 * 2 * ROW, "backward": 2 * 2 * 2 * ROW},
         "1.a": {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW},
-        "1.b": {"forward": wide, "recompute": wide, "backward": 2 * wide},
+        "1.b.0": {"forward": wide, "recompute": wide, "backward": 2 * wide},
     }
 
 
@@ -211,6 +211,33 @@ def test_forces_in_a_checkpointed_module() -> None:
     found = work(lambda: checkpoint(model, x, use_reentrant=False).sum().backward(), model=model)
     assert found == {
         "net": {"forward": 2 * 5, "recompute": (1 + 2) * 2 * 5, "backward": (1 + 4) * 2 * 5}
+    }
+
+
+@REENTRANT
+def test_gradient_without_a_graph_in_a_checkpointed_module(reentrant: bool) -> None:
+    """A guidance step: the gradient taken inside forward is a number, and is taken again, too."""
+
+    class Guided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(5, 1, bias=False)
+            self.out = nn.Linear(5, 7, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                y = x.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(self.score(y).sum(), y)
+            return self.out(x + gradient).tanh()
+
+    model = Guided()
+    x = rows(2, 5, grad=True)
+    found = work(lambda: checkpoint(model, x, use_reentrant=reentrant).sum().backward(), model=model)
+    wide = 2 * 5 * 7
+    assert found == {
+        "out": {"forward": wide, "recompute": wide, "backward": 2 * wide},
+        # The backward is the one in forward; all that came later was recomputation.
+        "score": {"forward": 2 * 5, "backward": 2 * 5, "recompute": 2 * 2 * 5},
     }
 
 

@@ -87,6 +87,10 @@ def test_rates() -> None:
         ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"),
         ("NVIDIA L40S", "NVIDIA L40S"),
         ("NVIDIA L4", "NVIDIA L4"),
+        ("NVIDIA A100-PCIE-40GB", "NVIDIA A100-SXM4-40GB"),
+        ("NVIDIA L40", "NVIDIA L40"),
+        ("NVIDIA A10G", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA GeForce GTX 970", None),
         ("", None),
         (None, None),
@@ -101,6 +105,7 @@ def test_every_machine_has_a_source_and_sane_figures() -> None:
     for machine in MACHINES.values():
         assert machine.source
         assert machine.bytes_per_s and machine.bytes_per_s > 1e11
+        assert all(find(name) is machine for name in (machine.name, *machine.aliases))
         half = machine.flops_per_s["float16"]
         assert half >= machine.flops_per_s["float32"] > 1e12
         assert machine.peak("float8_e4m3fn") == machine.flops_per_s.get("float8")

@@ -79,7 +79,8 @@ class TestCond:
                 assert profile.total().macs == 3 * ONE
                 assert profile.notes == ("cond without data: the costlier branch is counted",)
 
-    def test_modules_in_a_branch_keep_their_caller(self) -> None:
+    @pytest.mark.parametrize("latency", [False, True])
+    def test_modules_in_a_branch_keep_their_caller(self, latency: bool) -> None:
         class Choice(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -89,7 +90,7 @@ class TestCond:
                 return torch.cond(x.sum() > 0, self.layer, lambda y: y.clone(), (x,))
 
         model = Choice()
-        profile = profile_of(model, torch.ones(M, K), model=model)
+        profile = profile_of(model, torch.ones(M, K), model=model, latency=latency)
         assert profile.root.total("forward").macs == ONE
         assert [node.fqn for node in profile.root.walk()] == ["", "layer"]
 
@@ -120,9 +121,7 @@ class TestLoops:
         w = torch.ones(K, K, device="meta")
         start = (torch.zeros((), device="meta"), torch.ones(M, K, device="meta"))
         with pytest.warns(UncountedWarning, match="turns"):
-            profile = profile_of(
-                while_loop, lambda i, x: i < 4, lambda i, x: (i + 1, x @ w), start
-            )
+            profile = profile_of(while_loop, lambda i, x: i < 4, lambda i, x: (i + 1, x @ w), start)
         assert profile.total().macs == ONE
         assert profile.is_lower_bound
         assert profile.uncounted_ops() == {"higher_order.while_loop": 1}
@@ -189,9 +188,12 @@ class TestOthers:
         mask = create_block_mask(
             lambda b, h, i, j: i >= j, None, None, 256, 256, device="cpu", BLOCK_SIZE=64
         )
+        run = lambda: flex_attention(q, q, q, block_mask=mask)  # noqa: E731
         with torch.no_grad():
-            full = macs(lambda: flex_attention(q, q, q, block_mask=mask))
-        assert full == 256 * 256 * (16 + 16)
+            assert macs(run) == 256 * 256 * (16 + 16)
+            sparse = profile_of(run, causal="half").total().macs
+        blocks = 1 + 2 + 3 + 4  # of 64 x 64, on and below the diagonal
+        assert sparse == blocks * 64 * 64 * (16 + 16)
 
     def test_compiled_checkpoint(self) -> None:
         layer, x = nn.Linear(K, K), torch.ones(M, K)
@@ -244,9 +246,7 @@ class TestOthers:
                 return super().__call__(body, x)
 
         twice = Twice()
-        twice.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)(
-            lambda body, x: body(body(x))
-        )
+        twice.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)(lambda body, x: body(body(x)))
         twice.py_autograd_impl(twice)
         out = []
         with torch.no_grad(), pytest.warns(UncountedWarning, match="test_twice"):
@@ -283,7 +283,7 @@ class TestTriton:
         kernel = Kernel()
 
         @register_flops(kernel)
-        def add_kernel(*, x_ptr: Any, n: int, BLOCK: int, grid: Any, **_: Any) -> OpCost:  # noqa: N803
+        def add_kernel(*, x_ptr: Any, n: int, BLOCK: int, grid: Any, **_: Any) -> OpCost:
             assert x_ptr.numel() == n and BLOCK == 4 and grid == [(4, 1, 1)]
             return OpCost(flops=n)
 

@@ -13,7 +13,7 @@ from zoo import CASES
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
-import matrix  # noqa: E402
+import matrix
 
 NAMES = ("U-Net", "shared linear", "LoRA")
 

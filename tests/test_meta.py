@@ -18,8 +18,8 @@ from dispatch_flops import FlopCounterMode, Profile
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
-import llama  # noqa: E402
-import models_table  # noqa: E402
+import llama
+import models_table
 
 B, D, F = 3, 5, 7
 

@@ -103,6 +103,7 @@ def test_backward_is_counted_and_gradients_are_put_back() -> None:
     assert profile.total("backward").macs == B * 5 * 7 + 2 * B * 7 * 3
     assert torch.equal(model.a.weight.grad, torch.full((7, 5), 3.0))
     assert model.b.weight.grad is None
+    assert profile.timing.forward_s is not None and profile.timing.backward_s is not None
 
 
 def test_backward_is_the_same_however_often_it_ran_before() -> None:
@@ -248,6 +249,11 @@ def test_printing_before_any_forward_divides_by_nothing(
     profiler.stop_profile()
     profiler.print_model_profile()
     assert "n/a" in capsys.readouterr().out
+
+
+def test_a_notebook_asks_the_profile_for_its_html() -> None:
+    html = profile_model(Net(), (B, 5))._repr_html_()  # type: ignore[attr-defined]
+    assert "<table" in html and "Net" in html
 
 
 def test_parameters_are_deepspeeds() -> None:

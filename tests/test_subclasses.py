@@ -87,9 +87,7 @@ class Quantized(torch.Tensor):
         return self.data_.to(self.scale.dtype) * self.scale
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
             return Quantized(args[0].data_, args[0].scale)
         if func is torch.ops.aten.t.default:
@@ -137,7 +135,7 @@ def test_an_unknown_choice_is_refused() -> None:
         FlopCounterMode(subclass="global")  # type: ignore[arg-type]
 
 
-WORLD, B, I, H = 8, 8, 64, 128
+WORLD, B, I, H = 8, 8, 64, 128  # noqa: E741
 
 
 class MLP(nn.Module):

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dispatch_flops import formulas  # noqa: F401  (fills the registry)
 from dispatch_flops import registry
 from dispatch_flops.compile.graph import GraphCost
 from dispatch_flops.compile.places import Places
@@ -161,9 +160,7 @@ class CountingBackend:
             return ledger.freeze(
                 self._names,
                 Observed(calls=self._module_calls(), used_params=self._used_params),
-                scope=Scope(
-                    torch_version=str(torch.__version__), causal=self._conventions.causal
-                ),
+                scope=Scope(torch_version=str(torch.__version__), causal=self._conventions.causal),
                 timing=StepTiming(),
                 notes=("compiled graphs only: what ran outside of them is not counted",),
             )
@@ -240,21 +237,21 @@ def _with_inductor(
 
     # A hit in this cache would hand back code that does not count. Inductor's own stays on.
     with config.patch(enable_autograd_cache=False):
-        compiled: Callable[..., Any] = compile_fx(
+        compiled: Any = compile_fx(
             graph,
             example_inputs,
             inner_compile=compile_counted,  # type: ignore[arg-type]
             config_patches=dict(patches) or None,
         )
-    return compiled
+    return cast("Callable[..., Any]", compiled)
 
 
 def _with_aot_eager(
     graph: fx.GraphModule, example_inputs: Any, count: Count, patches: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     def interpret(part: fx.GraphModule, _inputs: Any, *, is_backward: bool) -> Callable[..., Any]:
         return count(part, is_backward)(fx.Interpreter(part).boxed_run)

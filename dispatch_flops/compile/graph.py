@@ -139,12 +139,7 @@ class GraphCost:
             self._fixed[fqn, phase, self._price(call, call.args, call.kwargs, call.out)] += 1
 
     def _price_all(self, sizes: Sizes) -> Costs:
-        import sympy
-
-        values = {
-            symbol: sympy.Integer(int(size))
-            for symbol, size in zip(self._symbols, sizes, strict=True)
-        }
+        values = {symbol: int(size) for symbol, size in zip(self._symbols, sizes, strict=True)}
         costs = self._fixed.copy()
         for call in self._templates:
             try:
@@ -253,7 +248,7 @@ def _concrete(value: Any, values: Mapping[Any, Any]) -> Any:
     def fill(part: Any) -> Any:
         if isinstance(part, _SizeTemplate):
             expression = part.expression
-            number = expression.xreplace(values) if hasattr(expression, "xreplace") else expression
+            number = expression.subs(values) if hasattr(expression, "subs") else expression
             return int(number) if getattr(number, "is_integer", True) else float(number)
         if isinstance(part, _TensorTemplate):
             sizes = [fill(size) for size in part.shape]

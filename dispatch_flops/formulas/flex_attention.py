@@ -13,36 +13,43 @@ import torch
 from dispatch_flops.cost import OpCost, Share, Split, contraction
 from dispatch_flops.formulas._attention import Scores, rectangle, softmax
 from dispatch_flops.formulas._ops import higher_order
+from dispatch_flops.no_data import has_no_data
 from dispatch_flops.registry import conventions, register_flops
 
 Tensor = torch.Tensor
 
-# Where the block mask's flat tuple holds the indices of partial and of full key blocks of each
-# block of queries, and, from its end, the number of keys in a block.
-_PARTIAL, _WHOLE, _KEYS_PER_BLOCK = 3, 5, -2
+# Where the block mask's flat tuple has, for each block of queries, the numbers of its partial and
+# of its full blocks of keys, and their indices; and, from its end, queries and keys in a block.
+_COUNTS, _INDICES = (2, 4), (3, 5)
+_QUERIES_PER_BLOCK, _KEYS_PER_BLOCK = -3, -2
 
 
 def _flex_scores(q: Tensor, k: Tensor, v: Tensor, block_mask: tuple[Any, ...]) -> Scores:
-    """The whole rectangle; ``causal="half"``: as many key blocks as the mask has room to name.
+    """The whole rectangle; ``causal="half"``: the blocks that the mask names, each as a whole.
 
-    How many it really names is data.
+    Where the mask has no data (meta, fake), as many blocks as it has room to name.
     """
     batch, heads, sq, d = q.shape
     sk = k.shape[-2]
     scores = rectangle(batch, heads, k.shape[1], sq, sk, d, v.shape[-1])
     scores = dataclasses.replace(scores, repeats=(batch * heads - k.shape[0] * k.shape[1]) * sk)
-    if conventions().causal == "full":
+    counts = [t for t in (block_mask[i] for i in _COUNTS) if isinstance(t, Tensor)]
+    if conventions().causal == "full" or not counts:
         return scores
-    blocks = sum(
-        block_mask[index].shape[-1]
-        for index in (_PARTIAL, _WHOLE)
-        if isinstance(block_mask[index], Tensor)
-    )
-    keys = min(sk, blocks * int(block_mask[_KEYS_PER_BLOCK]))
-    return dataclasses.replace(scores, pairs=batch * heads * sq * keys)
+    keys = min(sk, int(block_mask[_KEYS_PER_BLOCK]))
+    if any(has_no_data(count) for count in counts):
+        room = sum(t.shape[-1] for t in (block_mask[i] for i in _INDICES) if isinstance(t, Tensor))
+        pairs = batch * heads * sq * min(sk, room * keys)
+    else:
+        block = min(sq, int(block_mask[_QUERIES_PER_BLOCK])) * keys
+        # a mask of one batch or head serves all
+        pairs = sum(
+            int(t.sum()) * (batch // t.shape[0]) * (heads // t.shape[1]) * block for t in counts
+        )
+    return dataclasses.replace(scores, pairs=min(scores.pairs, pairs))
 
 
-@register_flops(higher_order("flex_attention"))
+@register_flops(higher_order("flex_attention"), cacheable=False)
 def flex_attention(
     q: Tensor,
     k: Tensor,
@@ -64,7 +71,7 @@ def flex_attention(
     return contraction(scores.pairs * (scores.d + scores.dv), extra_flops=extra)
 
 
-@register_flops(higher_order("flex_attention_backward"))
+@register_flops(higher_order("flex_attention_backward"), cacheable=False)
 def flex_attention_backward(
     q: Tensor,
     k: Tensor,

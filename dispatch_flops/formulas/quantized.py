@@ -133,6 +133,12 @@ def qlinear_pointwise(x: Tensor, *args: Any, out: Tensor, **_: Any) -> OpCost:
     return matmul_cost(x, out) + rescaled(out, args)
 
 
+@register_flops(packets("int4mm_packed_weight_cpu", library="quantized"))
+def int4_linear(x: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Reals times packed 4-bit weights, dequantised as they are read. MACs: T·O·K."""
+    return matmul_cost(x, out)
+
+
 def has_bias(packed: Any) -> bool:
     """True if a packed linear weight comes with a bias."""
     return packed.bias() is not None

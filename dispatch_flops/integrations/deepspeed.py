@@ -59,7 +59,8 @@ class EngineProfiler(FlopsProfiler):
 
     The engine starts a profile in a hook of the root's forward, so that forward is running
     already; it stops after each forward, and prints after each micro-batch. Here a profile
-    runs from the first forward of an optimizer step to its end; evaluation starts none.
+    runs from the first forward of an optimizer step to its end. Evaluation starts none, but
+    between two micro-batches it is counted with them.
 
     Its autotuner wants one micro-batch's forward and multiplies: it gets the last one's.
     """

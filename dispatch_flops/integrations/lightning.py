@@ -36,7 +36,8 @@ class FlopsCallback(Callback):  # type: ignore[misc]
     machine: whose peaks MFU and HFU are of; None for the device's own, where they are known.
 
     A batch after which ``trainer.global_step`` has risen ends a step. MFU and HFU are of the
-    time of the next step, which runs without the profiler.
+    time of the next step, which runs without the profiler. Validation between the batches of the
+    profiled step is counted with it.
     """
 
     def __init__(
@@ -74,13 +75,14 @@ class FlopsCallback(Callback):  # type: ignore[misc]
         rows = _rows(batch)
         self._samples = None if rows is None or self._samples is None else self._samples + rows
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """A step is over if the optimizer has stepped."""
         if trainer.global_step == self._global_step:
             return
         self._global_step = None
         self._watch.end(
             silent=not trainer.is_global_zero,
+            closure=pl_module.automatic_optimization,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             batch_size=self._samples,

@@ -90,12 +90,17 @@ class StepWatch:
             synchronize(self._profile.scope.device)
             self._begun = self._now()
 
-    def end(self, *, silent: bool = False, **scope: Any) -> None:
-        """It is over. silent: print nothing. scope: what is known of the run, for its ``Scope``."""
+    def end(self, *, silent: bool = False, closure: bool = False, **scope: Any) -> None:
+        """It is over.
+
+        silent: print nothing. closure: the optimizer itself ran forward and backward, so that
+        the time of its step says nothing of the update. scope: what is known of the run, for
+        its ``Scope``.
+        """
         self.steps_done += 1
         if self._profiler is not None:
             self._silent = silent
-            self._take(self._profiler, scope)
+            self._take(self._profiler, scope, closure)
         elif self._profile is not None and self._begun is not None:
             synchronize(self._profile.scope.device)
             self._add_iteration(self._profile, self._now() - self._begun)
@@ -117,13 +122,17 @@ class StepWatch:
         if profiler is not None:
             profiler.end_profile()
 
-    def _take(self, profiler: FlopsProfiler, scope: Mapping[str, Any]) -> None:
+    def _take(self, profiler: FlopsProfiler, scope: Mapping[str, Any], closure: bool) -> None:
         profiler.stop_profile()
         device = profiler.profile.scope.device
         profiler.amend_scope(
             **scope, step=self.config.profile_step, device_name=device_name(device)
         )
-        self._profile = profiler.profile
+        profile = profiler.profile
+        if closure:
+            timing = dataclasses.replace(profile.timing, step_s=None)
+            profile = dataclasses.replace(profile, timing=timing)
+        self._profile = profile
         self._profiler = None
 
     def _add_iteration(self, profile: Profile, seconds: float) -> None:

@@ -6,6 +6,7 @@ mathematics is read into them.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import warnings
@@ -17,10 +18,11 @@ from dispatch_flops.analysis import top_modules as heaviest
 from dispatch_flops.cost import Phase
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.hardware import Machine
+from dispatch_flops.renderers.fold import fold
 from dispatch_flops.renderers.headline import machine_of
 from dispatch_flops.renderers.points import roofline_data
 from dispatch_flops.renderers.text import one_line
-from dispatch_flops.tree import Profile
+from dispatch_flops.tree import ModuleNode, Profile
 from dispatch_flops.units import (
     bytes_text,
     count_text,
@@ -51,9 +53,16 @@ def top_modules(
     k: int = 15,
     by: Key = "flops",
     phase: Phase | None = None,
+    folded: bool = True,
     format: Format = "svg",
 ) -> bytes:
-    """Bars of the ``k`` modules that themselves, without their children, have the most."""
+    """Bars of the ``k`` modules that themselves, without their children, have the most.
+
+    folded: whether runs of identical layers are one bar with their sum.
+    """
+    if folded:
+        profile = dataclasses.replace(profile, root=fold(profile.root))
+    paths = _paths(profile.root)
     ranked = heaviest(profile, by, k, phase)
     values = [figures.value(by) or 0 for _, figures in ranked]
     total = {
@@ -64,11 +73,11 @@ def top_modules(
     }.get(by)
     figure, axes = _figure(height=0.9 + 0.26 * max(len(ranked), 1))
     bars = axes.barh(range(len(ranked)), [float(value) for value in values], color=_BLUE)
-    names = [_short(node.fqn or node.class_name) for node, _ in ranked]
+    names = [_short(paths[node.fqn] or node.class_name) for node, _ in ranked]
     axes.set_yticks(range(len(ranked)), names, fontsize=8, parse_math=False)
     axes.bar_label(bars, [_bar_text(v, by, total) for v in values], padding=3, fontsize=7.5)
     axes.invert_yaxis()
-    axes.margins(x=0.22)
+    axes.margins(x=0.3)
     mark = "≥ " if any(figures.lower_bound for _, figures in ranked) else ""
     axes.set_xlabel(f"{mark}{_AXES[by]}{f', {phase}' if phase else ''}", fontsize=9)
     axes.xaxis.set_major_formatter(lambda value, _: count_text(value))
@@ -176,6 +185,15 @@ def _exponent(sizes: Sequence[float], counts: Sequence[float]) -> float:
     x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - x_mean) ** 2 for x in xs)
     return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread
+
+
+def _paths(root: ModuleNode) -> dict[str, str]:
+    """``{fqn: names from the root on}``: of merged layers the fqn is only the first one's."""
+    paths: dict[str, str] = {root.fqn: ""}
+    for node in root.walk():
+        above = paths[node.fqn]
+        paths |= {c.fqn: f"{above}.{c.name}" if above else c.name for c in node.children}
+    return paths
 
 
 def _short(name: str) -> str:

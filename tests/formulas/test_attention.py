@@ -382,7 +382,8 @@ def test_flex_block_mask_bounds_the_half_convention() -> None:
     """Each query block names at most 2 partial and 1 full blocks of 128 keys."""
     q, k = meta(1, 1, 512, D), meta(1, 1, 1024, D)
     blocks = [None] * 17
-    blocks[3], blocks[5] = meta(1, 1, 4, 2), meta(1, 1, 4, 1)
+    blocks[2], blocks[3] = meta(1, 1, 4), meta(1, 1, 4, 2)
+    blocks[4], blocks[5] = meta(1, 1, 4), meta(1, 1, 4, 1)
     blocks[-3:] = [128, 128, None]
     flex = torch.ops.higher_order.flex_attention
     full = formula(flex, q, k, k, None, tuple(blocks), 1.0, {})

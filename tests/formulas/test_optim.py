@@ -73,3 +73,19 @@ def test_unscaling_tests_and_multiplies() -> None:
     args = (grads, torch.zeros(1), torch.ones(1))
     total = profile_of(torch._amp_foreach_non_finite_check_and_unscale_, *args).total()
     assert total.flops == 2 * (5 * 7 + 3)
+
+
+def test_unscaling_in_the_step_writes_gradients_back() -> None:
+    elements = 5 * 7
+    lists = [[torch.ones(5, 7)] for _ in range(5)]
+    lists[4] = []  # no amsgrad
+    rates = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+    options = {**rates, "amsgrad": False, "maximize": False}
+    steps = [torch.ones(())]
+    scaled = {"grad_scale": torch.ones(1), "found_inf": torch.zeros(1)}
+    for extra, flops, written in (({}, 13, 3), (scaled, 14, 4)):
+        total = profile_of(
+            lambda extra=extra: torch._fused_adam_(*lists, steps, **options, **extra)
+        ).total()
+        assert total.flops == flops * elements
+        assert total.bytes_written == written * 4 * elements

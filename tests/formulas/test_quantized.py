@@ -145,3 +145,51 @@ def test_exported_quantised_programs() -> None:
         0,
         2 * (T * K - 1) + 10,
     )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_dynamic_convolution(bias: bool) -> None:
+    weight = small(4, 6, 3, dtype=torch.qint8)
+    packed = ops.conv1d_prepack(weight, torch.ones(4) if bias else None, [1], [0], [1], 1)
+    x = torch.rand(2, 6, 7)
+    out = 2 * 4 * (7 - 2)
+    quantise = 2 * (x.numel() - 1) + 10 + 5 * x.numel()
+    macs = out * 6 * 3
+    counted = cost(ops.conv1d_dynamic, x, packed)
+    assert counted == (macs, 2 * macs + quantise + out * (2 if bias else 1))
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTMCell, 4), (nn.GRUCell, 3), (nn.RNNCell, 1)])
+def test_dynamic_cells(kind: Any, gates: int) -> None:
+    cell = nn.Sequential(kind(5, 3)).eval()
+    dynamic = torch.ao.quantization.quantize_dynamic(cell, {kind}, dtype=torch.qint8)
+    assert cost(dynamic, torch.rand(7, 5))[0] == 7 * gates * 3 * (5 + 3)
+
+
+def test_observer_with_fake_quantisation() -> None:
+    """Minimum and maximum of all; two moving averages (3 each) and 10; 9 per element."""
+    x, one = torch.rand(T, K), torch.ones(1, dtype=torch.long)
+    state = [torch.zeros(()), torch.ones(()), torch.ones(1), torch.zeros(1, dtype=torch.int32)]
+    counted = cost(torch._fused_moving_avg_obs_fq_helper, x, one, one, *state, 0.01, 0, 255, -1)
+    assert counted == (0, 2 * (T * K - 1) + 6 + 10 + 9 * T * K)
+
+
+def test_learnable_fake_quantisation() -> None:
+    x, scale, zero = torch.rand(T, K), torch.ones(1), torch.zeros(1)
+    op = torch._fake_quantize_learnable_per_tensor_affine
+    assert cost(op, x, scale, zero, 0, 255) == (0, 7 * T * K)
+    backward = torch.ops.aten._fake_quantize_learnable_per_tensor_affine_backward
+    counted = cost(backward, x, x, scale, zero, 0, 255)
+    assert counted == (0, (7 + 2 + 1 + 4 + 2) * T * K + 2 * (T * K - 1))
+
+
+def test_batch_norm_is_two_per_element() -> None:
+    x, c = small(2, 3, 5, 7), torch.ones(3)
+    counted = cost(ops.batch_norm2d, x, c, c, c, c, 1e-5, 0.1, 0)
+    assert counted == (0, (2 + 2 + 5) * 2 * 3 * 5 * 7 + 5 * 3)
+
+
+def test_layer_norm_as_on_reals() -> None:
+    x, w = small(T, K), torch.ones(K)
+    real = cost(lambda: torch.nn.functional.layer_norm(torch.rand(T, K), (K,), w, w))[1]
+    assert cost(ops.layer_norm, x, [K], w, w, 1e-5, 0.1, 0) == (0, real + (2 + 5) * T * K)

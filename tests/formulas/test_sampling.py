@@ -49,3 +49,18 @@ def test_dropout_costs_the_same_fused_or_not() -> None:
     with torch.inference_mode():
         fused = profile_of(lambda: torch.nn.functional.dropout(X, 0.3)).total().flops
     assert plain == fused == 2 * 3 * 5
+
+
+def test_older_fused_dropout_and_its_backward() -> None:
+    """Formulas alone: the operators need a GPU."""
+    from dispatch_flops.registry import lookup
+
+    aten, x = torch.ops.aten, X.to("meta")
+    for op, args in (
+        (aten._fused_dropout.default, (x, 0.7)),
+        (aten._masked_scale.default, (x, x, 2.0)),
+    ):
+        rule = lookup(op)
+        assert rule is not None
+        found: Any = rule.formula(*args, out=x)
+        assert found.flops == 2 * 3 * 5

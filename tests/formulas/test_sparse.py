@@ -90,6 +90,24 @@ def test_softmax_per_stored_element() -> None:
     assert cost(torch.sparse.log_softmax, with_stored(S), 1) == (0, 5 * S)
 
 
+def test_softmax_backward_per_stored_element() -> None:
+    a = with_stored(S)
+    grad = a.clone()
+    assert cost(aten._sparse_softmax_backward_data, grad, a, 1, a) == (0, 4 * S)
+    assert cost(aten._sparse_log_softmax_backward_data, grad, a, 1, a) == (0, 4 * S)
+
+
+def test_sparse_bias() -> None:
+    """Each of the 5 stored bias elements is added; alpha scales each of S·N products."""
+    bias = torch.zeros(M, N)
+    bias.view(-1)[:5] = 1
+    bias = bias.to_sparse()
+    a = with_stored(S)
+    assert cost(lambda: torch.sspaddmm(bias, a, B)) == (S * N, 2 * S * N + 5)
+    scaled = cost(lambda: torch.sspaddmm(bias, a, B, beta=3, alpha=2))
+    assert scaled == (S * N, 2 * S * N + 5 + 5 + S * N)
+
+
 def test_conversions_are_free() -> None:
     dense = torch.eye(5)
     for layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):

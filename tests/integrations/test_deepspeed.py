@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from integrations.engine import Engine
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.integrations.deepspeed import EngineProfiler, attach
-
-from integrations.engine import Engine
 
 B, S, D, H, V = 4, 5, 6, 7, 11
 BODY = B * S * (D * H + H * D)
@@ -139,16 +138,19 @@ def test_partitioned_parameters_are_counted_whole(capsys: pytest.CaptureFixture[
             super().__init__()
             self.weight = nn.Parameter(torch.empty(0))
             self.weight.ds_numel = H * D  # type: ignore[attr-defined]
+            self.weight.group_name = "ep_size_3"  # type: ignore[attr-defined]
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x @ torch.ones(D, H, requires_grad=True)
 
-    engine = Engine(Partitioned())
+    engine = Engine(Partitioned(), has_moe_layers=True)
     profiler = attach(engine)
     for _ in range(2):
         engine.train_step(torch.ones(B, D))
     assert profiler.profile.total_params == H * D
     assert profiler.profile.root.total("forward").macs == B * D * H
+    assert profiler.profile.scope.expert_params == H * D
+    assert profiler.profile.scope.model_expert_params == 3 * H * D
     assert field(capsys.readouterr().out, "params per GPU") == str(H * D)
 
 

@@ -14,7 +14,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from dispatch_flops.errors import NotProfiledError
 from dispatch_flops.hardware import Machine
 
-lightning = pytest.importorskip("lightning")
+pytest.importorskip("lightning")
+import lightning
+
 from dispatch_flops.integrations.lightning import FlopsCallback, _rows
 
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning warns of its own dependencies
@@ -24,7 +26,7 @@ FORWARD = B * IN * OUT
 TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
 
 
-class Net(lightning.LightningModule):  # type: ignore[name-defined,misc]
+class Net(lightning.LightningModule):
     def __init__(self, *, manual: bool = False, fail_in: int = -1) -> None:
         super().__init__()
         self.layer = nn.Linear(IN, OUT)
@@ -85,6 +87,7 @@ def test_batches_of_a_step_are_one(
     assert profile.scope.batch_size == MICRO * B
     assert profile.scope.world_size == 1
     assert profile.timing.iteration_s is not None
+    assert (profile.timing.step_s is not None) == manual  # else forward and backward are in it
     least_s = profile.model_total().flops / 1e9
     assert callback.mfu == pytest.approx(least_s / profile.timing.iteration_s)
     out = capsys.readouterr().out

@@ -49,11 +49,11 @@ HEADS, KEY_HEADS, HEAD, INNER = 6, 2, 4, 40
 def llama_pass(queries: int, keys: int) -> int:
     """As above. Keys and values have fewer heads, attention counts the queries'; gated MLP.
 
-    Rotary angles are an outer product of positions and HEAD/2 frequencies, for the whole batch.
+    Rotary angles, position times frequency, are pointwise: FLOPs, no MACs.
     """
     projections = 2 * D * HEADS * HEAD + 2 * D * KEY_HEADS * HEAD
     layer = queries * (projections + 3 * D * INNER) + 2 * queries * keys * HEADS * HEAD
-    return B * (LAYERS * layer + D * VOCAB) + B * queries * HEAD // 2
+    return B * (LAYERS * layer + D * VOCAB)
 
 
 def gpt2() -> GPT2LMHeadModel:

@@ -7,7 +7,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from trees import HOSTILE_NAMES, SMALL, empty, linear, module, place, training_step
+from trees import HOSTILE_NAMES, SMALL, empty, encoder, linear, module, place, training_step
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.hardware import MACHINES
@@ -53,8 +53,16 @@ def test_heaviest_come_first_with_their_shares() -> None:
     assert 2 * forward == 131_072
 
 
+def test_identical_layers_are_one_bar() -> None:
+    text = _comments(plots.top_modules(encoder(12), by="macs"))
+    layer = 2 * 3 * 5 * 7 + 2 * 3 * 7 * 5
+    assert "layer.0-11.query" in text
+    assert f"{12 * layer // 4 / 1000:.2f} K (25%)" in text
+    assert "layer.11.query" in _comments(plots.top_modules(encoder(12), k=99, folded=False))
+
+
 def test_names_are_no_mathematics() -> None:
-    names = ("$x^2$", "$unclosed", "a_b\\c", *filter(None, HOSTILE_NAMES))
+    names = ("$x^2$", "$\\frac$", "$unclosed", "a_b\\c", *filter(None, HOSTILE_NAMES))
     children = (linear(name, 2, 3, batch=5) for name in names)
     text = _comments(plots.top_modules(Profile(root=place(module("Net", *children)))))
     assert "$x^2$" in text

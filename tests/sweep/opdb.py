@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import itertools
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -34,6 +35,7 @@ UNREPRODUCIBLE = frozenset(
     """.split()
 )
 SEED = 2013
+MADE_PER_CHOSEN = 8
 
 
 class EmptyMode(TorchDispatchMode):
@@ -138,7 +140,7 @@ def examine(case: Case, *, at_most: int | None = None) -> Report:
     report = Report()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        programs = _chosen(list(_programs(case)), at_most)
+        programs = _chosen(_programs(case), at_most)
         for index, program in enumerate(programs):
             report.samples += 1
             plain, _ = observe(program, EmptyMode)
@@ -229,7 +231,7 @@ def compare_places(case: Case, *, at_most: int | None = None) -> Report:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seed_all()
-        samples = list(case.info.sample_inputs("cpu", case.dtype, requires_grad=grad))
+        samples = case.info.sample_inputs("cpu", case.dtype, requires_grad=grad)
         for index, sample in enumerate(_chosen(samples, at_most)):
             report.samples += 1
             differences = _differences(case, sample, grad)
@@ -356,9 +358,12 @@ def _parts(sparse: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(sparse.unbind()) if sparse.is_nested else (sparse.to_dense(),)
 
 
-def _chosen(items: list[Any], at_most: int | None) -> list[Any]:
-    """``at_most`` of the items, evenly spread."""
-    if at_most is None or len(items) <= at_most:
+def _chosen(iterable: Iterable[Any], at_most: int | None) -> list[Any]:
+    """``at_most`` of the items, evenly spread over the first ones: making all takes long."""
+    if at_most is None:
+        return list(iterable)
+    items = list(itertools.islice(iterable, MADE_PER_CHOSEN * at_most))
+    if len(items) <= at_most:
         return items
     return [items[index * len(items) // at_most] for index in range(at_most)]
 

@@ -97,16 +97,19 @@ function areaColour(tree, area, classes) {
   return rank >= 0 ? FILLS[theme()][rank % FILLS.light.length] : PLAIN[theme()][area.level % 2];
 }
 
-// As much as there is room for: name, class and number on two lines, on one, or nothing.
+// As much as there is room for: name, class and number on up to three lines, or nothing.
 // room: {characters, pixels} of the area; plotly itself hides what does not fit after all.
 function areaText(tree, area, whole, write, room) {
   if (room.pixels < LINE_HEIGHT) return "";
   if (area.rest) return `… ${exactText(area.rest)} more`;
   const { columns } = tree, i = area.index;
-  const label = tree.label(i), aClass = i === TOP || !columns.name[i] || !columns.class_name[i] ? "" : ` · ${columns.class_name[i]}`;
+  const label = tree.label(i), aClass = i === TOP || !columns.name[i] ? "" : columns.class_name[i];
   const fits = (text) => text.length <= room.characters;
-  const name = plotText(fits(label + aClass) ? label + aClass : label, room.characters);
+  const clipped = (text) => plotText(text, room.characters);
+  const together = aClass && fits(`${label} · ${aClass}`);
+  const name = together ? clipped(`${label} · ${aClass}`) : clipped(label);
   const number = [write(i), fractionText(ratio(area.size, whole))].filter(Boolean).join(" · ");
+  if (aClass && !together && room.pixels >= 3 * LINE_HEIGHT + 4) return `${name}<br>${clipped(aClass)}<br>${number}`;
   if (room.pixels >= 2 * LINE_HEIGHT + 2) return `${name}<br>${number}`;
   return fits(`${label}  ${number}`) ? `${plotText(label)}  ${number}` : name;
 }

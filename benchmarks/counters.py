@@ -1,0 +1,294 @@
+"""Every counter of multiply-accumulates behind one face, each run where it can do no harm.
+
+A counter is imported in a process of its own, forked, and every workload is counted in a further
+fork of that: what one leaves patched, hooked or crashed is gone with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from one_op.probe import total_of
+
+SECONDS = 300  # for one workload under one counter
+
+Reading = int | str  # MACs, or why there are none
+
+
+class Workload(Protocol):
+    """A model and its inputs with their truth in MACs.
+
+    backward: run the backward pass, too. own_macs: ``{custom operator: MACs of its arguments}``.
+    """
+
+    name: str
+    macs: int
+    backward: bool
+    own_macs: Callable[[], Mapping[Any, Callable[..., int]]]
+
+    def build(self) -> tuple[nn.Module, tuple[Any, ...]]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counter:
+    """package: whose version is printed, and without which the counter is left out.
+
+    ready: imports it. count: MACs of a workload. backward: whether it measures that.
+    """
+
+    package: str
+    ready: Callable[[], Any]
+    count: Callable[[Workload], Reading]
+    backward: bool = False
+
+
+def _run(workload: Workload, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    out = model(*inputs)
+    if workload.backward:
+        total_of(out).backward()
+
+
+def ours(workload: Workload) -> Reading:
+    """Model MACs: forward and backward. A total that something is missing from is no number."""
+    from dispatch_flops import FlopCounterMode
+    from dispatch_flops.cost import contraction
+
+    def formula(macs: Callable[..., int]) -> Callable[..., Any]:
+        return lambda *args, out: contraction(macs(*args))
+
+    model, inputs = workload.build()
+    formulas = {op: formula(macs) for op, macs in workload.own_macs().items()}
+    with FlopCounterMode(model, display=False, custom_mapping=formulas) as counter:
+        _run(workload, model, inputs)
+    missing = counter.profile.uncounted_ops()
+    return counter.profile.model_total().macs if not missing else f"lists {', '.join(missing)}"
+
+
+def torch_counter(workload: Workload) -> Reading:
+    """torch.utils.flop_counter's FLOPs, halved."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def formula(macs: Callable[..., int]) -> Callable[..., int]:
+        return lambda *shapes, out_shape=None: 2 * macs(
+            *(torch.empty(s, device="meta") for s in shapes)
+        )
+
+    model, inputs = workload.build()
+    formulas = {op: formula(macs) for op, macs in workload.own_macs().items()}
+    with FlopCounterMode(model, display=False, custom_mapping=formulas) as counter:
+        _run(workload, model, inputs)
+    return int(counter.get_total_flops()) // 2
+
+
+def deepspeed(workload: Workload) -> Reading:
+    """get_model_profile's MACs, and half its FLOPs where only those are counted."""
+    from deepspeed.profiling.flops_profiler import get_model_profile
+
+    model, inputs = workload.build()
+    flops, macs, _ = get_model_profile(
+        model, args=list(inputs), print_profile=False, as_string=False, warm_up=0
+    )
+    if macs == 0 and flops > 0 and workload.macs:
+        return f"0 (FLOPs/2: {flops / 2 / workload.macs:.2f})"
+    return int(macs)
+
+
+def fvcore(workload: Workload) -> Reading:
+    """FlopCountAnalysis, whose flop is a MAC."""
+    from fvcore.nn import FlopCountAnalysis
+
+    model, inputs = workload.build()
+    analysis = FlopCountAnalysis(model, inputs)
+    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    return int(analysis.tracer_warnings("none").total())
+
+
+class _Unpacking(nn.Module):
+    """Takes all inputs as one: ptflops passes one argument."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, packed: tuple[Any, ...]) -> Any:
+        return self.inner(*packed)
+
+
+def ptflops(workload: Workload) -> Reading:
+    """get_model_complexity_info on its aten backend, whose flop is a MAC. It prints what it
+    raises."""
+    from ptflops import get_model_complexity_info
+
+    model, inputs = workload.build()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        macs, _ = get_model_complexity_info(
+            _Unpacking(model),
+            (1,),
+            print_per_layer_stat=False,
+            as_strings=False,
+            input_constructor=lambda _: inputs,
+            backend="aten",
+        )
+    if macs is None:
+        raised = re.search(r"<class '(?:.*\.)?(\w+)'>", printed.getvalue())
+        return f"crash: {raised[1] if raised else 'unknown'}"
+    return int(macs)
+
+
+def calflops(workload: Workload) -> Reading:
+    """calculate_flops' MACs; of a backward pass its estimate, twice the forward."""
+    from calflops import calculate_flops
+
+    model, inputs = workload.build()
+    _, macs, _ = calculate_flops(
+        model,
+        args=list(inputs),
+        print_results=False,
+        output_as_string=False,
+        include_backPropagation=workload.backward,
+    )
+    return int(macs)
+
+
+def _importing(name: str) -> Callable[[], Any]:
+    return lambda: __import__(name)
+
+
+COUNTERS = {
+    "dispatch_flops": Counter(
+        package="dispatch-flops",
+        ready=_importing("dispatch_flops.formulas"),
+        count=ours,
+        backward=True,
+    ),
+    "torch": Counter(
+        package="torch",
+        ready=_importing("torch.utils.flop_counter"),
+        count=torch_counter,
+        backward=True,
+    ),
+    "DeepSpeed": Counter(
+        package="deepspeed",
+        ready=_importing("deepspeed.profiling.flops_profiler"),
+        count=deepspeed,
+    ),
+    "fvcore": Counter(package="fvcore", ready=_importing("fvcore.nn"), count=fvcore),
+    "ptflops (aten)": Counter(package="ptflops", ready=_importing("ptflops"), count=ptflops),
+    "calflops": Counter(
+        package="calflops", ready=_importing("calflops"), count=calflops, backward=True
+    ),
+}
+
+
+def versions() -> dict[str, str]:
+    """Of the counters that are installed, and of what they ran on."""
+    found = {}
+    for package in [counter.package for counter in COUNTERS.values()]:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def installed() -> list[str]:
+    """The counters that can run here. Ours needs no installation."""
+    present = versions()
+    return [n for n, c in COUNTERS.items() if c.count is ours or c.package in present]
+
+
+def readings(name: str, workloads: Sequence[Workload]) -> list[Reading]:
+    """What counter ``name`` says of each workload."""
+    found = _in_fork(_read_all, name, workloads, seconds=SECONDS * len(workloads))
+    return [found] * len(workloads) if isinstance(found, str) else found
+
+
+def _read_all(name: str, workloads: Sequence[Workload]) -> list[Reading]:
+    _quietly()
+    counter = COUNTERS[name]
+    counter.ready()
+    found: list[Reading] = []
+    for workload in workloads:
+        if workload.backward and not counter.backward:
+            found.append("n/a")
+            continue
+        found.append(_in_fork(counter.count, workload, seconds=SECONDS))
+    return found
+
+
+def _quietly() -> None:
+    """Only in a fork: peers print, log and warn."""
+    import logging
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    sys.stdout = sys.stderr = io.StringIO()
+    torch.set_num_threads(1)
+
+
+def _in_fork(call: Callable[..., Any], *args: Any, seconds: float) -> Any:
+    """``call(*args)`` in a fork; the name of what it raised if it did not return."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, call, args))
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(seconds):
+            process.kill()
+            return "crash: no end"
+        return receiver.recv()
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        return f"crash: {signal.Signals(-code).name if code < 0 else f'exit {code}'}"
+    finally:
+        process.join()
+
+
+def _send(sender: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        result = call(*args)
+    except Exception as raised:
+        result = f"crash: {type(raised).__name__}"
+    sender.send(result)
+
+
+# -- the table -------------------------------------------------------------------------------
+
+
+def ratio(reading: Reading, macs: int) -> str:
+    """``1`` where exact; where the truth is 0, the number itself."""
+    if isinstance(reading, str):
+        return reading
+    if reading == macs:
+        return "1"
+    return f"{reading / macs:.4f}" if macs and reading else f"{reading:,}"
+
+
+def needs_words(cell: str) -> bool:
+    """Whether a cell says more than: right, not seen, not offered, broken."""
+    return cell not in ("0", "1", "n/a") and not cell.startswith(("crash", "0 ("))
+
+
+def exact(names: Sequence[str], rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """``exact/tried`` of each counter: how many of its rows are 1."""
+    return {
+        name: f"{sum(row[name] == '1' for row in rows)}/{sum(row[name] != 'n/a' for row in rows)}"
+        for name in names
+    }

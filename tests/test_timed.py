@@ -1,0 +1,109 @@
+"""Counting and timing in one pass, on a clock that only the test's own operators advance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import FlopCounterMode, OpCost, register_flops, timed, unregister_flops
+
+WORK, PRICING, GRADIENT = 2.0, 100.0, 3.0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+CLOCK = Clock()
+
+
+@torch.library.custom_op("dispatch_flops_timed::work", mutates_args=())
+def work(x: torch.Tensor) -> torch.Tensor:
+    CLOCK.now += WORK
+    return x.clone()
+
+
+@torch.library.custom_op("dispatch_flops_timed::work_backward", mutates_args=())
+def work_backward(x: torch.Tensor) -> torch.Tensor:
+    CLOCK.now += GRADIENT
+    return x.clone()
+
+
+work.register_autograd(lambda ctx, grad: work_backward(grad))
+
+
+class Worker(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return work(x)
+
+
+@pytest.fixture(autouse=True)
+def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def slow_formula(x: torch.Tensor, *, out: torch.Tensor, **_: object) -> OpCost:
+        CLOCK.now += PRICING  # the profiler's own time, and a lot of it
+        return OpCost(flops=x.numel())
+
+    CLOCK.now = 0.0
+    monkeypatch.setattr(timed, "_now", CLOCK)
+    monkeypatch.setattr(timed.OwnTime, "_calibrated", (0.0, 0.0))
+    register_flops([work, work_backward])(slow_formula)
+    yield
+    unregister_flops([work, work_backward])
+
+
+def test_the_profilers_own_time_is_nobodys() -> None:
+    model = nn.Sequential(Worker(), nn.Sequential(Worker(), Worker()))
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(torch.ones(3))
+    profile = counter.profile
+    assert profile.node("0").latency_s == WORK
+    assert profile.node("1").latency_s == 2 * WORK
+    assert profile.root.latency_s == 3 * WORK
+    assert CLOCK.now == 3 * WORK + PRICING  # one signature, priced once
+
+
+def test_operators_have_their_time() -> None:
+    model = nn.Sequential(Worker(), Worker())
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(torch.ones(3))
+    assert counter.profile.by_operator()["dispatch_flops_timed.work.default"].latency_s == 2 * WORK
+
+
+def test_backward_lasts_from_its_first_to_its_last_operator() -> None:
+    model = nn.Sequential(Worker(), Worker())
+    x = torch.ones(3, requires_grad=True)
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        for _ in range(2):
+            CLOCK.now += 50.0  # between the passes: neither forward nor backward
+            model(x).sum().backward()
+    profile = counter.profile
+    assert profile.timing.backward_s == 2 * 2 * GRADIENT
+    assert profile.root.latency_s == 2 * 2 * WORK
+
+
+def test_optimizer_steps_are_timed() -> None:
+    class Slow(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            CLOCK.now += 7.0
+
+    model = nn.Linear(2, 3)
+    optimizer = Slow(model.parameters(), lr=0.1)
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        optimizer.step()
+        optimizer.step()
+    assert counter.profile.timing.step_s == 2 * 7.0
+
+
+def test_without_latency_nothing_is_measured() -> None:
+    model = Worker()
+    with FlopCounterMode(model, display=False) as counter:
+        model(torch.ones(3))
+    assert counter.profile.root.latency_s is None
+    assert counter.profile.timing.backward_s is None
+    assert all(op.latency_s is None for op in counter.profile.op_totals())
