@@ -267,28 +267,3 @@ def _send(sender: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
     except Exception as raised:
         result = f"crash: {type(raised).__name__}"
     sender.send(result)
-
-
-# -- the table -------------------------------------------------------------------------------
-
-
-def ratio(reading: Reading, macs: int) -> str:
-    """``1`` where exact; where the truth is 0, the number itself."""
-    if isinstance(reading, str):
-        return reading
-    if reading == macs:
-        return "1"
-    return f"{reading / macs:.4f}" if macs and reading else f"{reading:,}"
-
-
-def needs_words(cell: str) -> bool:
-    """Whether a cell says more than: right, not seen, not offered, broken."""
-    return cell not in ("0", "1", "n/a") and not cell.startswith(("crash", "0 ("))
-
-
-def exact(names: Sequence[str], rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """``exact/tried`` of each counter: how many of its rows are 1."""
-    return {
-        name: f"{sum(row[name] == '1' for row in rows)}/{sum(row[name] != 'n/a' for row in rows)}"
-        for name in names
-    }

@@ -80,7 +80,7 @@ class CountingMode(TorchDispatchMode):
         own_rules: Mapping[Any, Rule],
         on_full: Callable[[], None],
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.last_call_s: float | None = None  # seconds of the call just run, where they are taken
         self._tracker = tracker
         self._local = tracker._local

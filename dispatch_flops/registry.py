@@ -94,7 +94,7 @@ def using(chosen: Conventions) -> Iterator[None]:
 
 
 def watch(reader: RuleReader) -> None:
-    """Have ``reader.rules_changed()`` called whenever a rule is added or removed, while it lives."""
+    """While it lives, ``reader.rules_changed()`` is called when a rule is added or removed."""
     _READERS.add(reader)
 
 

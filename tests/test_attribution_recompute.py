@@ -232,7 +232,9 @@ def test_gradient_without_a_graph_in_a_checkpointed_module(reentrant: bool) -> N
 
     model = Guided()
     x = rows(2, 5, grad=True)
-    found = work(lambda: checkpoint(model, x, use_reentrant=reentrant).sum().backward(), model=model)
+    found = work(
+        lambda: checkpoint(model, x, use_reentrant=reentrant).sum().backward(), model=model
+    )
     wide = 2 * 5 * 7
     assert found == {
         "out": {"forward": wide, "recompute": wide, "backward": 2 * wide},

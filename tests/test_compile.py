@@ -147,6 +147,13 @@ def test_what_is_first_called_inside_compiles_later() -> None:
     assert compiled_graphs() == 1
 
 
+def test_a_wrapper_around_the_model_leaves_it_the_model() -> None:
+    model = MLP()
+    for wrapper in (nn.Sequential(model), torch.compile(nn.Sequential(model), backend="eager")):
+        profile = profile_of(train, wrapper, model=model)
+        assert macs(profile, "forward") == FORWARD
+
+
 def test_new_shapes_inside_cost_no_recompilation() -> None:
     model = MLP()
     compiled = torch.compile(model, backend="eager", dynamic=True)

@@ -17,14 +17,14 @@ PACKAGE = Path(dispatch_flops.__file__).parent
 # Within a folder files may import each other.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("units", "errors"),
-    ("cost", "config", "stance", "subclasses"),
+    ("cost", "config", "stance", "subclasses", "no_data"),
     ("tree", "hardware", "registry", "targets"),
     ("analysis", "efficiency", "names", "formulas", "callers"),
     ("places", "clock", "renderers"),
     ("tracker",),
     ("ledger", "measure"),
     ("pricing",),
-    ("no_data", "opaque"),
+    ("opaque",),
     ("higher_order",),
     ("mode",),
     ("timed", "compile"),

@@ -96,7 +96,8 @@ def test_micro_batches_are_one_step(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_is_left_running() -> None:
     before = torch.nn.modules.module._global_forward_hooks.copy()
-    trained(output_file=os.devnull)
+    _, profiler = trained(output_file=os.devnull)
+    assert not profiler.started
     assert torch.nn.modules.module._global_forward_hooks == before
     assert not _get_current_dispatch_mode_stack()
 

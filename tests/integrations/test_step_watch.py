@@ -16,7 +16,8 @@ from dispatch_flops.integrations.step_watch import StepWatch
 
 B, IN, OUT = 3, 5, 7
 MACS = B * IN * OUT  # of the forward, and of the weight's gradient; the input needs none
-SECONDS = 0.25  # what each reading of the clock adds
+TICK = 0.25
+SECONDS = 3 * TICK  # between the clock's first two readings
 
 # forward: MACs and bias; sum over B*OUT; backward: MACs, and the bias's gradient over B rows
 MODEL_FLOPS = (2 * MACS + B * OUT) + (B * OUT - 1) + 2 * MACS + (B - 1) * OUT
@@ -24,12 +25,13 @@ OPTIMIZER_FLOPS = 2 * (IN * OUT + OUT)  # p += -lr * grad
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    """1, 4, 9, ... ticks: any two readings but the first are further apart."""
+
+    readings = 0
 
     def __call__(self) -> float:
-        self.seconds += SECONDS
-        return self.seconds
+        self.readings += 1
+        return TICK * self.readings**2
 
 
 def watched(steps: int, *args: Any, **options: Any) -> StepWatch:
@@ -60,7 +62,8 @@ def test_the_step_asked_for_is_profiled_and_the_next_is_timed(
     out = capsys.readouterr().out
     assert out.count("Profile Summary at step 3:") == 1
     assert "iter latency is that of step 4, which ran without the profiler" in out
-    assert f"{B / SECONDS:g}" in next(line for line in out.splitlines() if "samples/second" in line)
+    rate = next(line for line in out.splitlines() if line.startswith("samples/second"))
+    assert rate.split()[-1] == str(B / SECONDS)
 
 
 def test_utilisation_is_of_the_next_steps_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from dispatch_flops import get_model_profile
+from dispatch_flops import FlopCounterMode, get_model_profile
 from dispatch_flops.errors import TargetError
 
 pytest.importorskip("transformers")
@@ -157,6 +158,21 @@ def test_sampling_and_flags_are_as_before() -> None:
     assert torch.equal(torch.rand(3), expected)
     assert model.training and all(module.training for module in model.modules())
     assert result.decode.total().macs == sum(gpt2_pass(1, PROMPT + t) for t in range(1, NEW))
+    assert not {"aten.bernoulli_.float", "aten.native_dropout.default"} & set(
+        result.prefill.by_operator()
+    )  # evaluation mode: no dropout
+
+
+def test_finding_the_tokens_adds_one_free_operator_each() -> None:
+    model = gpt2().eval()
+    with FlopCounterMode(model, display=False) as counter:
+        model.generate(IDS, **OPTIONS)
+    result = profile_generate(model, IDS, warm_up=0, **OPTIONS)
+    calls = Counter({op: total.calls for op, total in result.prefill.by_operator().items()})
+    calls.update({op: total.calls for op, total in result.decode.by_operator().items()})
+    calls.subtract({op: total.calls for op, total in counter.profile.by_operator().items()})
+    assert {op: n for op, n in calls.items() if n} == {"aten.bitwise_or.Tensor": NEW}
+    assert result.total().flops == counter.get_total_flops()
 
 
 def test_criteria_of_the_users_still_stop() -> None:
