@@ -85,8 +85,8 @@ def torch_counter(workload: Workload) -> Reading:
     from torch.utils.flop_counter import FlopCounterMode
 
     def formula(macs: Callable[..., int]) -> Callable[..., int]:
-        return lambda *shapes, out_shape=None: 2 * macs(
-            *(torch.empty(s, device="meta") for s in shapes)
+        return lambda *shapes, out_shape=None: (
+            2 * macs(*(torch.empty(s, device="meta") for s in shapes))
         )
 
     model, inputs = workload.build()

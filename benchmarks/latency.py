@@ -42,7 +42,10 @@ def models() -> dict[str, tuple[nn.Module, list[torch.Tensor]]]:
     tiny = nn.Sequential(*(nn.Linear(8, 8) for _ in range(1000)))
     conv = nn.Sequential(
         nn.Conv2d(3, 64, 7, 2, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-        *(nn.Sequential(nn.Conv2d(64, 64, 3, 1, 1), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(8)),
+        *(
+            nn.Sequential(nn.Conv2d(64, 64, 3, 1, 1), nn.BatchNorm2d(64), nn.ReLU())
+            for _ in range(8)
+        ),
     )  # fmt: skip
     return {
         "BERT-base 1 x 128": (bert, [torch.ones(1, 128, dtype=torch.long)]),
@@ -85,7 +88,7 @@ def module_errors(model: nn.Module, args: list[torch.Tensor]) -> list[float]:
     for hook in hooks:
         hook.remove()
     profile = profile_model(model, args=args, repeats=REPEATS)
-    names = {fqn: module for fqn, module in model.named_modules()}
+    names = dict(model.named_modules())
     errors = []
     for node in profile.root.walk():
         module = names[node.fqn]

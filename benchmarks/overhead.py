@@ -141,8 +141,8 @@ def main() -> int:
     for name, (model, run, repeats) in workloads().items():
         contexts = variants(model)
         seconds = steady(run, contexts, repeats)
-        rows.append([name, f"{seconds['plain'] * 1e3:.2f} ms"] + _ratios(seconds))
-        rows[-1].append(f"{seconds['dispatch_flops'] / seconds['floor']:.2f}")
+        over_floor = f"{seconds['dispatch_flops'] / seconds['floor']:.2f}"
+        rows.append([name, f"{seconds['plain'] * 1e3:.2f} ms", *_ratios(seconds), over_floor])
         if model is not None:
             if peers:
                 contexts["deepspeed"] = lambda model=model: deepspeed_profiler(model)

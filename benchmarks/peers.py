@@ -26,9 +26,7 @@ without caches, which tracers cannot return.
 
 def main() -> int:
     preload()
-    return side_by_side.main(
-        "Whole programs", "python benchmarks/peers.py", LEGEND, GROUPS
-    )
+    return side_by_side.main("Whole programs", "python benchmarks/peers.py", LEGEND, GROUPS)
 
 
 if __name__ == "__main__":

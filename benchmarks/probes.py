@@ -15,7 +15,8 @@ from one_op import GROUPS
 
 LEGEND = """\
 Reading / truth, in MACs; **1** is exact to the integer. Where the truth is 0 the reading itself
-stands. torch's FLOPs are halved; a backward row is forward and backward together.
+stands. torch's FLOPs are halved; a backward row is forward and backward together. `sdpa` is
+`scaled_dot_product_attention`.
 
 - `0`: the peer knows no such operator or call, and says nothing of it (fvcore warns). The
   products run all the same: whoever counts them is right.
@@ -23,6 +24,9 @@ stands. torch's FLOPs are halved; a backward row is forward and backward togethe
 - `crash: E`: a valid program raises E when profiled, and runs without.
 - `n/a`: the counter does not measure a backward pass. calflops does not either: it takes three
   times the forward.
+- The custom operator's formula is given to those who take one, torch and us. DeepSpeed sees the
+  `torch.mm` inside. Without a formula we count nothing either, but list the operator and mark
+  every total above it as a lower bound.
 - Anything else is explained in its row."""
 
 

@@ -3,6 +3,7 @@ configurations, and programs that ask something in particular of a counter."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
@@ -68,12 +69,14 @@ def _zoo(case: Case) -> list[Program]:
 
 def preload() -> None:
     """Imports what takes long, before anything forks."""
-    import torch._dynamo
-    import transformers
-
-    for name in ("Bert", "GPT2LMHead", "T5ForConditionalGeneration", "LlamaForCausalLM"):
-        getattr(transformers, name if "For" in name else f"{name}Model")
-    _ = transformers.MixtralForCausalLM, transformers.SwinForImageClassification
+    importlib.import_module("torch._dynamo")
+    transformers = importlib.import_module("transformers")
+    for name in ("Bert", "GPT2LMHead"):
+        getattr(transformers, f"{name}Model")
+    for name in ("Llama", "Mixtral"):
+        getattr(transformers, f"{name}ForCausalLM")
+    for name in ("T5ForConditionalGeneration", "SwinForImageClassification"):
+        getattr(transformers, name)
 
 
 def _transformers(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
@@ -195,7 +198,7 @@ def _from_transformers() -> list[Program]:
             name=f"BERT-base ({a}), forward and backward",
             make=_bert(a),
             inputs=tokens(1, 128),
-            macs=3 * _BERT - 2 * 768**2,  # the loss is of the tokens: nothing goes back to the pooler
+            macs=3 * _BERT - 2 * 768**2,  # nothing goes back to the pooler
             backward=True,
         )
         for a in ("eager", "sdpa")

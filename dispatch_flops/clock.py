@@ -83,11 +83,13 @@ class LatencyPass:
         begun = self._now()
         named = self._names.known(module)
         if named is None:
+            if self._open and isinstance(module, torch.fx.GraphModule):
+                return  # a branch of torch.cond, not a module of the model
             named = self._names.find(module, [frame[1] for frame in self._open])
         self._open.append((module, named, begun, self._stamp()))
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if _is_tracing():
+        if _is_tracing() or not any(entered is module for entered, *_ in self._open):
             return
         end = self._stamp()
         while self._open:
@@ -139,7 +141,7 @@ def synchronize(device: str) -> None:
 def time_call(
     run: Callable[[], Any], *, device: str, repeats: int, now: Now | None = None
 ) -> tuple[float, float | None]:
-    """Median seconds of ``repeats`` calls, device synchronised, and half their range (of one: None)."""
+    """Median seconds of some calls, device synchronised, and half their range (of one: None)."""
     clock = now or time.perf_counter
     taken = []
     for _ in range(repeats):

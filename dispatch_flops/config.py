@@ -33,7 +33,9 @@ class FlopsProfilerConfig:
     recompute_fwd_factor: float = 0.0
 
     @classmethod
-    def load(cls, source: FlopsProfilerConfig | Mapping[str, Any] | str | Path) -> FlopsProfilerConfig:
+    def load(
+        cls, source: FlopsProfilerConfig | Mapping[str, Any] | str | Path
+    ) -> FlopsProfilerConfig:
         """From a config, a dict or the path of a JSON file: the section alone, or a whole
         DeepSpeed configuration that holds it.
 

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from dispatch_flops import formulas  # noqa: F401  (fills the registry)
-from dispatch_flops import registry
+from dispatch_flops import (
+    formulas,  # noqa: F401  (fills the registry)
+    registry,
+)
 from dispatch_flops.clock import LatencyPass
 from dispatch_flops.errors import (
     AlreadyActiveError,
@@ -81,9 +83,7 @@ class FlopCounterMode:
         self.display = display
         self._strict = strict
         self._own_rules = registry.rules_from(custom_mapping or {})
-        self._conventions = Conventions(
-            causal=causal, subclass=subclass, meta_value=meta_value
-        )
+        self._conventions = Conventions(causal=causal, subclass=subclass, meta_value=meta_value)
         self._latency = latency
         self._session: _Session | None = None
         self._profile: Profile | None = None
@@ -149,7 +149,7 @@ class FlopCounterMode:
         if self._session is not None:
             return self._session.profile()
         if self._profile is None:
-            raise NotProfiledError("nothing is counted yet: run the model inside the counter's block")
+            raise NotProfiledError("nothing is counted yet: run the model inside the block")
         return self._profile
 
     def get_total_flops(self) -> int:
@@ -348,4 +348,3 @@ def _describe(profile: Profile, uncounted: Mapping[str, int]) -> str:
         f"no cost is known for {listed}: totals are lower bounds. "
         "Give each a formula with dispatch_flops.register_flops"
     )
-

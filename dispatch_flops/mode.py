@@ -106,9 +106,7 @@ class CountingMode(TorchDispatchMode):
         # Else torch.compile, where the stance lets it work at all, gives its code up for good.
         return True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plan = self._plans.get(func)
         if plan is None:
             plan = self._decide(func)

@@ -53,7 +53,7 @@ def _as_cost(answer: Any) -> tuple[OpCost, tuple[Any, ...]]:
         answer = OpCost(flops=answer)
     if not isinstance(answer, OpCost):
         raise FormulaError(
-            f"the formula returned {answer!r}; it must return an OpCost, a Split, or an int of FLOPs"
+            f"the formula returned {answer!r}; return an OpCost, a Split, or an int of FLOPs"
         )
     for cost in (answer, *(share.cost for share in shares)):
         for number in (cost.macs, cost.flops, cost.bytes_read, cost.bytes_written):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from dispatch_flops import units
@@ -23,6 +22,20 @@ from dispatch_flops.counter import FlopCounterMode
 from dispatch_flops.errors import NotProfiledError, TargetError
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.renderers import aggregated, deepspeed
+from dispatch_flops.running import (
+    caller,
+    device_of,
+    evaluating,
+    fqns_of,
+    gradients_kept,
+    is_compiled,
+    make_inputs,
+    moved,
+    on_meta,
+    random_state_kept,
+    tensors_in,
+    with_backward,
+)
 from dispatch_flops.stance import eager_stance
 from dispatch_flops.tree import ModuleNode, Profile, StepTiming
 
@@ -93,7 +106,7 @@ def get_model_profile(
             detailed=detailed,
             fold=fold,
         )
-        _show(text, output_file)
+        show(text, output_file)
     total = profile.root.total("forward")
     params = profile.total_params
     if not as_string:
@@ -132,19 +145,19 @@ def profile_model(
             "and its inputs there first"
         )
     with ExitStack() as undo:
-        undo.enter_context(_evaluating(model))
-        undo.enter_context(_random_state_kept(model))
+        undo.enter_context(evaluating(model))
+        undo.enter_context(random_state_kept(model))
         if device == "meta":
             undo.enter_context(on_meta(model))
-        inputs = _inputs(model, input_shape, args, device)
-        named_inputs = _moved(dict(kwargs or {}), device)
-        forward = run = _caller(model, mode, inputs, named_inputs)
-        where = _device_of(model)
+        inputs = make_inputs(model, input_shape, args, device)
+        named_inputs = moved(dict(kwargs or {}), device)
+        forward = run = caller(model, mode, inputs, named_inputs)
+        where = device_of(model)
         if backward:
-            given = (tensor for tensor in _tensors([inputs, named_inputs]) if tensor.is_leaf)
+            given = (tensor for tensor in tensors_in([inputs, named_inputs]) if tensor.is_leaf)
             leaves = [*model.parameters(), *given]
-            undo.enter_context(_gradients_kept(leaves))
-            run = _with_backward(forward, leaves)
+            undo.enter_context(gradients_kept(leaves))
+            run = with_backward(forward, leaves)
         for _ in range(warm_up if where != "meta" else 0):
             run()
         latency, timing = _measure(model, forward, run if backward else None, where, repeats)
@@ -154,7 +167,7 @@ def profile_model(
         profile = dataclasses.replace(
             profile, scope=dataclasses.replace(profile.scope, device=where)
         )
-    return without(profile, _fqns_of(model, ignore_modules or ()))
+    return without(profile, fqns_of(model, ignore_modules or ()))
 
 
 class FlopsProfiler:
@@ -204,7 +217,7 @@ class FlopsProfiler:
         if counter is None:
             return
         counter.__exit__(None, None, None)
-        profile = without(counter.profile, _fqns_of(self.model, self._ignored))
+        profile = without(counter.profile, fqns_of(self.model, self._ignored))
         self._profile = profile
 
     def reset_profile(self) -> None:
@@ -224,7 +237,7 @@ class FlopsProfiler:
     def profile(self) -> Profile:
         """The frozen profile; raises NotProfiledError before anything was profiled."""
         if self._counter is not None:
-            return without(self._counter.profile, _fqns_of(self.model, self._ignored))
+            return without(self._counter.profile, fqns_of(self.model, self._ignored))
         if self._profile is None:
             raise NotProfiledError(
                 "nothing is profiled yet: call start_profile(), run the model, then ask"
@@ -276,7 +289,7 @@ class FlopsProfiler:
             detailed=detailed,
             fold=fold,
         )
-        _show(text, output_file)
+        show(text, output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the part that aggregates modules by class at each depth."""
@@ -311,9 +324,6 @@ def without(profile: Profile, fqns: Iterable[str]) -> Profile:
     return dataclasses.replace(changed, notes=(*profile.notes, note))
 
 
-# -- running the model ----------------------------------------------------------------------------
-
-
 def _measure(
     model: nn.Module,
     forward: Callable[[], Any],
@@ -342,159 +352,12 @@ def _measure(
         backward_s=backward_s,
         spread_s=spread,
         repeats=repeats,
-        method=OWN_PASS_COMPILED if _is_compiled(model) else OWN_PASS,
+        method=OWN_PASS_COMPILED if is_compiled(model) else OWN_PASS,
     )
 
 
-def _is_compiled(model: nn.Module) -> bool:
-    return any(
-        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-        for module in model.modules()
-    )
-
-
-def _caller(
-    model: nn.Module, mode: str, inputs: Sequence[Any], named: Mapping[str, Any]
-) -> Callable[[], Any]:
-    if mode == "forward":
-        return lambda: model(*inputs, **named)
-    method = getattr(model, mode, None)
-    if not callable(method):
-        raise TargetError(f"mode={mode!r}: {type(model).__name__} has no method of that name")
-    return lambda: method(*inputs, **named)
-
-
-def _inputs(
-    model: nn.Module, shape: Sequence[int] | None, args: Sequence[Any], device: str | None
-) -> list[Any]:
-    if shape is None:
-        return list(_moved(list(args or ()), device))
-    if args:
-        raise TargetError("input_shape and args exclude each other: args are the inputs themselves")
-    if isinstance(shape, (str, int)) or not all(isinstance(n, int) and n >= 0 for n in shape):
-        raise TargetError(f"input_shape={shape!r}: pass a tuple of ints of at least 0")
-    first = next((p for p in model.parameters() if p.is_floating_point()), None)
-    where = device or (first.device if first is not None else None)
-    dtype = first.dtype if first is not None else None
-    return [torch.ones(tuple(shape), dtype=dtype, device=where)]
-
-
-def _moved(value: Any, device: str | None) -> Any:
-    """Nested inputs on ``device``; as they are for None."""
-    if device is None:
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_moved(item, device) for item in value)
-    if isinstance(value, dict):
-        return {name: _moved(item, device) for name, item in value.items()}
-    return value
-
-
-def _with_backward(run: Callable[[], Any], leaves: Sequence[torch.Tensor]) -> Callable[[], Any]:
-    """Each run starts without gradients: otherwise a second one would accumulate."""
-
-    def forward_and_backward() -> None:
-        for leaf in leaves:
-            leaf.grad = None
-        outputs = [t for t in _tensors(run()) if t.requires_grad]
-        if not outputs:
-            raise TargetError("backward: no output of the model requires a gradient")
-        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
-
-    return forward_and_backward
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _tensors(getattr(value, field.name))
-
-
-def _fqns_of(model: nn.Module, classes: Sequence[type[nn.Module]]) -> list[str]:
-    return [fqn for fqn, module in model.named_modules() if type(module) in tuple(classes)]
-
-
-def _device_of(model: nn.Module) -> str:
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device.type
-    return "cpu"
-
-
-# -- leaving everything as it was -------------------------------------------------------------------
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, every module's own flag afterwards."""
-    flags = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in flags.items():
-            module.training = training
-
-
-@contextmanager
-def _random_state_kept(model: nn.Module) -> Iterator[None]:
-    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices)):
-        yield
-
-
-@contextmanager
-def _gradients_kept(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Afterwards every leaf has the gradient that it had, or none."""
-    gradients = [(leaf, leaf.grad) for leaf in leaves]
-    try:
-        yield
-    finally:
-        for leaf, gradient in gradients:
-            leaf.grad = gradient
-
-
-@contextmanager
-def on_meta(model: nn.Module) -> Iterator[None]:
-    """Parameters and buffers have shapes alone inside, and are the very same as before after.
-
-    Tied tensors stay tied. A tensor that a module keeps elsewhere than among its parameters
-    and buffers stays where it is.
-    """
-    swapped: dict[int, torch.Tensor] = {}
-    saved: list[tuple[dict[str, Any], str, torch.Tensor]] = [
-        (table, name, tensor)
-        for module in model.modules()
-        for table in (module._parameters, module._buffers)
-        for name, tensor in table.items()
-        if tensor is not None and tensor.device.type != "meta"
-    ]
-    try:
-        for table, name, tensor in saved:
-            if id(tensor) not in swapped:
-                empty = torch.empty_like(tensor, device="meta")
-                swapped[id(tensor)] = (
-                    nn.Parameter(empty, requires_grad=tensor.requires_grad)
-                    if isinstance(tensor, nn.Parameter)
-                    else empty
-                )
-            table[name] = swapped[id(tensor)]
-        yield
-    finally:
-        for table, name, tensor in saved:
-            table[name] = tensor
-
-
-def _show(text: str, output_file: str | Path | None) -> None:
+def show(text: str, output_file: str | Path | None) -> None:
+    """To the file, its folder made if need be, or to stdout; TargetError where it cannot be."""
     if output_file is None:
         print(text)
         return

@@ -169,7 +169,7 @@ def unregister_flops(targets: Any) -> None:
 
 @contextlib.contextmanager
 def overridden(mapping: Mapping[Any, Formula]) -> Iterator[None]:
-    """For the length of a ``with`` block, ``mapping``'s formulas stand in for the registered ones."""
+    """Inside the block, ``mapping``'s formulas stand in for the registered ones."""
     layer = rules_from(mapping)
     saved = {key: _RULES.get(key) for key in layer}
     _RULES.update(layer)

@@ -114,9 +114,7 @@ class TimedMode(CountingMode):
             until = max(until, end)
         return total
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._inside:  # below a composite operator: the outermost dispatch keeps the time
             return super().__torch_dispatch__(func, types, args, kwargs)
         begun = _now()

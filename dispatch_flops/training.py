@@ -47,9 +47,7 @@ class StepProfiler:
         self.config = FlopsProfilerConfig.load(config)
         self.steps_done = 0
         self._optimizer = optimizer
-        self._profiler = FlopsProfiler(
-            model, recompute_fwd_factor=self.config.recompute_fwd_factor
-        )
+        self._profiler = FlopsProfiler(model, recompute_fwd_factor=self.config.recompute_fwd_factor)
         self._samples = 0
         self._stepped = False
         self._profile: Profile | None = None
@@ -111,4 +109,3 @@ def _world_size() -> int:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
     return 1
-

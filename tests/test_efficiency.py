@@ -9,9 +9,7 @@ from dispatch_flops.efficiency import flops_per_s, hfu, mfu, node_roofline, roof
 from dispatch_flops.hardware import MACHINES, Machine, find
 from dispatch_flops.tree import ModuleNode, OpTotal, Profile
 
-MACHINE = Machine(
-    name="test", flops_per_s={"float32": 100.0, "bfloat16": 400.0}, bytes_per_s=10.0
-)
+MACHINE = Machine(name="test", flops_per_s={"float32": 100.0, "bfloat16": 400.0}, bytes_per_s=10.0)
 
 
 def op(phase: str = "forward", dtype: str | None = "float32", flops: int = 0, moved: int = 0):

@@ -43,7 +43,8 @@ _COLLECTIVES = {
     "_dtensor": "shard_dim_alltoall",
     "symm_mem": """
         _low_contention_all_gather _low_contention_reduce_scatter
-        _barrier _rendezvous get_remote_tensors all_to_all_vdev all_to_all_vdev_2d all_to_all_vdev_2d_offset memset32_
+        _barrier _rendezvous get_remote_tensors all_to_all_vdev all_to_all_vdev_2d
+        all_to_all_vdev_2d_offset memset32_
         multi_root_tile_reduce multimem_all_gather_out multimem_all_reduce_
         multimem_one_shot_all_reduce multimem_one_shot_all_reduce_out multimem_one_shot_reduce_out
         nccl_get nccl_put nccl_put_signal nccl_put_with_signal nccl_reduce_scatter_offset

@@ -20,13 +20,8 @@ from dispatch_flops.cost import ZERO, OpCost
 from dispatch_flops.counter import FlopCounterMode
 from dispatch_flops.errors import TargetError
 from dispatch_flops.names import ModuleNames
-from dispatch_flops.profiler import (
-    OWN_PASS,
-    _device_of,
-    _evaluating,
-    _random_state_kept,
-    with_latency,
-)
+from dispatch_flops.profiler import OWN_PASS, with_latency
+from dispatch_flops.running import device_of, evaluating, random_state_kept
 from dispatch_flops.tree import Profile, StepTiming
 from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text
 
@@ -96,12 +91,12 @@ def profile_generate(
 
     def run(relay: _Relay) -> _Relay:
         own = {**options, _CACHE: copy.deepcopy(options[_CACHE])} if _CACHE in options else options
-        with _random_state_kept(model):
+        with random_state_kept(model):
             relay.run(lambda criteria: _generate(model, inputs, own, criteria))
         return relay
 
-    device = _device_of(model)
-    with _evaluating(model):
+    device = device_of(model)
+    with evaluating(model):
         for _ in range(warm_up):
             run(_Relay(nullcontext(), nullcontext(), device))
         timed = run(_Relay(nullcontext(), nullcontext(), device))

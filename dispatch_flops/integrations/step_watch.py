@@ -16,7 +16,7 @@ from dispatch_flops.efficiency import hfu, mfu
 from dispatch_flops.errors import NotProfiledError
 from dispatch_flops.hardware import Machine, find
 from dispatch_flops.measure import device_name
-from dispatch_flops.profiler import FlopsProfiler, _show
+from dispatch_flops.profiler import FlopsProfiler, show
 from dispatch_flops.renderers import deepspeed
 from dispatch_flops.tree import Profile
 
@@ -113,7 +113,7 @@ class StepWatch:
             return
         self._reported = True
         if not self._silent:
-            _show(self._render(self._profile), self.config.output_file)
+            show(self._render(self._profile), self.config.output_file)
 
     def close(self) -> None:
         """Stop at once and drop the step at work, as when training ended in its midst."""

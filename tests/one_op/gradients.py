@@ -57,6 +57,7 @@ PROBES = (
         _grad((3, 7), (11, 3, 5), (11, 5, 7)),
         (3, 11, 3, 5, 7),
         backward=True,
+        note="the backward is by bmm, which torch counts; the forward it has no formula for",
     ),
     op(
         "torch.einsum",
@@ -71,7 +72,7 @@ PROBES = (
         _grad((3, 5)),
         (2, 3, 5, 7),
         backward=True,
-        note="one gradient is needed, x's: 2 products, not 3",
+        note="one gradient is needed, x's: 2 products; calflops assumes 3",
     ),
     layer(
         "nn.Linear, first layer",
@@ -79,7 +80,7 @@ PROBES = (
         of((3, 5)),
         (2, 3, 5, 7),
         backward=True,
-        note="one gradient is needed, the weight's: 2 products, not 3",
+        note="one gradient is needed, the weight's: 2 products; calflops assumes 3",
     ),
     op(
         "F.conv2d",
@@ -94,7 +95,7 @@ PROBES = (
         _grad(X, (6, 1, 3, 2)),
         (3, 2, 6, 6, 8, 3, 2),
         backward=True,
-        note="2 more for the gradients, any groups: the peer forgets groups in one of them",
+        note="each gradient is one more, with any groups: torch forgets the groups in one",
     ),
     op(
         "F.conv_transpose2d(stride=2, groups=2)",
@@ -102,7 +103,8 @@ PROBES = (
         _grad(X, (6, 5, 3, 2)),
         (3, 2, 6, 8, 9, 5, 3, 2),
         backward=True,
-        note="2 more for the gradients, any groups: the peer forgets groups in one of them",
+        note="each gradient is one more: torch forgets the groups in one, calflops misjudges the "
+        "forward",
     ),
     op(
         "F.sdpa",

@@ -16,10 +16,10 @@ Inputs = Callable[[], tuple[Any, ...]]
 class Called(nn.Module):
     """A function as a module; some counters want a parameter in it."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, call: Callable[..., Any], device: str = "cpu") -> None:
         super().__init__()
         self.call = call
-        self.unused = nn.Parameter(torch.zeros(1))
+        self.unused = nn.Parameter(torch.zeros(1, device=device))
 
     def forward(self, *args: Any) -> Any:
         return self.call(*args)
@@ -58,11 +58,20 @@ class Probe:
 
 
 def op(
-    name: str, call: Callable[..., Any], inputs: Inputs, *products: tuple[int, ...], **more: Any
+    name: str,
+    call: Callable[..., Any],
+    inputs: Inputs,
+    *products: tuple[int, ...],
+    device: str = "cpu",
+    **more: Any,
 ) -> Probe:
     """A probe of a function. Write ``lambda a: torch.f(a)``, so that it is looked up when called;
     ``torch.f`` alone is what ``from torch import f`` gives."""
-    return Probe(name=name, make=lambda: Called(call), inputs=inputs, products=products, **more)
+
+    def make() -> nn.Module:
+        return Called(call, device)
+
+    return Probe(name=name, make=make, inputs=inputs, products=products, **more)
 
 
 def layer(

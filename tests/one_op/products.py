@@ -11,9 +11,7 @@ from torch.nn.functional import linear as linear_bound_early
 
 from one_op.probe import layer, of, op
 
-ROWS_TAKEN_FOR_INNER = (
-    "A[3,5] x[5] is 3·5: the peer multiplies all of A's elements by the last size of its operand"
-)
+LAST_SIZE = "a vector's only size, 5, is contracted: the peer multiplies by it once more"
 BATCH_LOST = "4 items share the left matrix: 4 products, the peer's formula has the left's batch"
 
 PROBES = (
@@ -27,13 +25,19 @@ PROBES = (
     ),
     op("a @ b", lambda a, b: a @ b, of((3, 5), (5, 7)), (3, 5, 7)),
     op("Tensor.matmul", lambda a, b: a.matmul(b), of((3, 5), (5, 7)), (3, 5, 7)),
-    op("torch.matmul 1-d, 1-d", lambda a, b: torch.matmul(a, b), of((5,), (5,)), (5,)),
+    op(
+        "torch.matmul 1-d, 1-d",
+        lambda a, b: torch.matmul(a, b),
+        of((5,), (5,)),
+        (5,),
+        note=LAST_SIZE,
+    ),
     op(
         "torch.matmul 2-d, 1-d",
         lambda a, b: torch.matmul(a, b),
         of((3, 5), (5,)),
         (3, 5),
-        note=ROWS_TAKEN_FOR_INNER,
+        note=LAST_SIZE,
     ),
     op("torch.matmul 1-d, 2-d", lambda a, b: torch.matmul(a, b), of((5,), (5, 7)), (5, 7)),
     op(
@@ -41,7 +45,7 @@ PROBES = (
         lambda a, b: torch.matmul(a, b),
         of((11, 3, 5), (5,)),
         (11, 3, 5),
-        note=ROWS_TAKEN_FOR_INNER,
+        note=LAST_SIZE,
     ),
     op(
         "torch.matmul [3,5] @ [4,5,7]",
@@ -70,7 +74,6 @@ PROBES = (
         lambda a, b: torch.zeros(3, 7).addmm_(a, b),
         of((3, 5), (5, 7)),
         (3, 5, 7),
-        note="the sum with what is there is no MAC: 3·7 additions",
     ),
     op(
         "torch._addmm_activation",

@@ -11,7 +11,7 @@ from torch import nn
 
 from one_op.probe import Inputs, Probe, layer, of, op, without_gradients
 
-ONE_FLOP_EACH = "a complex MAC is 4 real ones, (a+bi)(c+di): the peer counts it as 1"
+ONE_EACH = "a complex MAC is 4 real ones, (a+bi)(c+di): the peer counts it as 1"
 
 
 def _sparse(layout: torch.layout) -> Inputs:
@@ -89,7 +89,7 @@ PROBES: tuple[Probe, ...] = (
         lambda a, b: a @ b,
         of((3, 5), (5, 7), dtype=torch.complex64),
         (4, 3, 5, 7),
-        note=ONE_FLOP_EACH,
+        note=ONE_EACH,
     ),
     op("int64 a @ b", lambda a, b: a @ b, of((3, 5), (5, 7), dtype=torch.int64), (3, 5, 7)),
     op(
@@ -130,7 +130,13 @@ PROBES: tuple[Probe, ...] = (
         _sparse(torch.sparse_coo),
         (7, 3),
     ),
-    op("sparse a @ b, CSR", lambda a, b: a @ b, _sparse(torch.sparse_csr), (7, 3)),
+    op(
+        "sparse a @ b, CSR",
+        lambda a, b: a @ b,
+        _sparse(torch.sparse_csr),
+        (7, 3),
+        note="7 elements are stored: 7·3; the peer takes all of [11,5] for stored",
+    ),
     op(
         "torch.sparse.sampled_addmm",
         lambda s, a, b: torch.sparse.sampled_addmm(s, a, b),
@@ -158,7 +164,6 @@ PROBES: tuple[Probe, ...] = (
         of((3, 5), (5, 7)),
         (3, 5, 7),
         own_macs=_own_macs,
-        note="without a formula we count 0 too, list the operator and mark the total",
     ),
     layer("torch.jit.trace", _traced, of((3, 5)), (3, 5, 7)),
     layer("torch.jit.script", _scripted, of((3, 5)), (3, 5, 7)),
@@ -167,7 +172,9 @@ PROBES: tuple[Probe, ...] = (
         lambda x, w, b: F.linear(x, w, b),
         lambda: tuple(torch.ones(s, device="meta") for s in ((3, 5), (7, 5), (7,))),
         (3, 5, 7),
-        note="the bias is no MAC; twice where the decomposition on meta is counted as well",
+        device="meta",
+        note="the bias is no MAC; DeepSpeed and calflops see F.linear, and torch.mm in what meta "
+        "decomposes it to",
     ),
     op(
         "adaptive_avg_pool2d(output_size=), F.linear",

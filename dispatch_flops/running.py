@@ -1,0 +1,161 @@
+"""Running a model to measure it: its inputs, its method, and everything as it was afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dispatch_flops.errors import TargetError
+
+
+def is_compiled(model: nn.Module) -> bool:
+    return any(
+        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
+def caller(
+    model: nn.Module, mode: str, inputs: Sequence[Any], named: Mapping[str, Any]
+) -> Callable[[], Any]:
+    if mode == "forward":
+        return lambda: model(*inputs, **named)
+    method = getattr(model, mode, None)
+    if not callable(method):
+        raise TargetError(f"mode={mode!r}: {type(model).__name__} has no method of that name")
+    return lambda: method(*inputs, **named)
+
+
+def make_inputs(
+    model: nn.Module, shape: Sequence[int] | None, args: Sequence[Any], device: str | None
+) -> list[Any]:
+    if shape is None:
+        return list(moved(list(args or ()), device))
+    if args:
+        raise TargetError("input_shape and args exclude each other: args are the inputs themselves")
+    if isinstance(shape, (str, int)) or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise TargetError(f"input_shape={shape!r}: pass a tuple of ints of at least 0")
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
+    where = device or (first.device if first is not None else None)
+    dtype = first.dtype if first is not None else None
+    return [torch.ones(tuple(shape), dtype=dtype, device=where)]
+
+
+def moved(value: Any, device: str | None) -> Any:
+    """Nested inputs on ``device``; as they are for None."""
+    if device is None:
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(item, device) for item in value)
+    if isinstance(value, dict):
+        return {name: moved(item, device) for name, item in value.items()}
+    return value
+
+
+def with_backward(run: Callable[[], Any], leaves: Sequence[torch.Tensor]) -> Callable[[], Any]:
+    """Each run starts without gradients: otherwise a second one would accumulate."""
+
+    def forward_and_backward() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        outputs = [t for t in tensors_in(run()) if t.requires_grad]
+        if not outputs:
+            raise TargetError("backward: no output of the model requires a gradient")
+        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+
+    return forward_and_backward
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))
+
+
+def fqns_of(model: nn.Module, classes: Sequence[type[nn.Module]]) -> list[str]:
+    return [fqn for fqn, module in model.named_modules() if type(module) in tuple(classes)]
+
+
+def device_of(model: nn.Module) -> str:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device.type
+    return "cpu"
+
+
+# -- leaving everything as it was ------------------------------------------------------------
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, every module's own flag afterwards."""
+    flags = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in flags.items():
+            module.training = training
+
+
+@contextmanager
+def random_state_kept(model: nn.Module) -> Iterator[None]:
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices)):
+        yield
+
+
+@contextmanager
+def gradients_kept(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Afterwards every leaf has the gradient that it had, or none."""
+    gradients = [(leaf, leaf.grad) for leaf in leaves]
+    try:
+        yield
+    finally:
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
+
+
+@contextmanager
+def on_meta(model: nn.Module) -> Iterator[None]:
+    """Parameters and buffers have shapes alone inside, and are the very same as before after.
+
+    Tied tensors stay tied. A tensor that a module keeps elsewhere than among its parameters
+    and buffers stays where it is.
+    """
+    swapped: dict[int, torch.Tensor] = {}
+    saved: list[tuple[dict[str, Any], str, torch.Tensor]] = [
+        (table, name, tensor)
+        for module in model.modules()
+        for table in (module._parameters, module._buffers)
+        for name, tensor in table.items()
+        if tensor is not None and tensor.device.type != "meta"
+    ]
+    try:
+        for table, name, tensor in saved:
+            if id(tensor) not in swapped:
+                empty = torch.empty_like(tensor, device="meta")
+                swapped[id(tensor)] = (
+                    nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                    if isinstance(tensor, nn.Parameter)
+                    else empty
+                )
+            table[name] = swapped[id(tensor)]
+        yield
+    finally:
+        for table, name, tensor in saved:
+            table[name] = tensor
