@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -270,7 +271,7 @@ class _Session:
             self._tracker.leave_thread()
 
     def profile(self) -> Profile:
-        with _disable_current_modes():
+        with _disable_current_modes(), _garbage_collection_later():
             seen = Observed(
                 calls=self._tracker.calls(),
                 used_params=self._tracker.used_params(),
@@ -301,6 +302,19 @@ class _Session:
 
     def _is_on(self) -> bool:
         return any(mode is self._mode for mode in _get_current_dispatch_mode_stack())
+
+
+@contextmanager
+def _garbage_collection_later() -> Iterator[None]:
+    """A profile is many new objects, none of them garbage: looking for it would take longest."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _as_modules(mods: Any) -> tuple[nn.Module, ...]:

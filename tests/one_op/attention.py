@@ -19,8 +19,8 @@ WHOLE = (SCORES, SCORES)
 # even number of heads
 ENCODER = ((4, 2, 7, 12, 12), (2, 2, 7, 7, 12), (2, 2, 7, 12, 20))
 PARTS = (
-    "the layer runs as one fused operator: all or most of it is lost on who has no formula for it, "
-    "or knows only the products written in Python beside it; biases and norms are no MACs"
+    "hooks switch the layer's fast path off, self_attn still runs fused: 0.3922 is left; "
+    "without hooks all is lost; biases and norms are no MACs"
 )
 
 

@@ -55,7 +55,7 @@ PROBES = (
         of(X),
         (3, 2, 4 * 7, 5 + 4),
         (3, 2, 7, 4),
-        note="the state that is fed back has 4 features, and 7·4 to make it so each step",
+        note="7·4 a step bring the state to 4 features, which are fed back; biases are no MACs",
     ),
     layer(
         "nn.LSTM, packed: 3 and 1 steps",
