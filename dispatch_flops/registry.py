@@ -129,7 +129,7 @@ def register_flops(
 
     def decorate(formula: F) -> F:
         adapted = accept_torch_style(formula)
-        builtin = formula.__module__.startswith("dispatch_flops.formulas")
+        builtin = str(formula.__module__).startswith("dispatch_flops.formulas")
         for key in _keys(targets):
             add_rule(
                 key,
