@@ -26,8 +26,8 @@ RESIDUAL = "the residual additions are written x + y, which no patched function 
 WHY = {
     "Linear": "the bias, which DeepSpeed leaves out: 1 per output element",
     "BertSelfAttention": "DeepSpeed counts the two products alone; scaling q and k is 1 per "
-    "element each, the safe softmax 6 per score less 2 per row (max, subtract, exp, sum, divide, and the "
-    "comparison that finds rows of -inf)",
+    "element each, the safe softmax 6 per score less 2 per row (max, subtract, exp, sum, divide, "
+    "and the comparison that finds rows of -inf)",
     "GELUActivation": "DeepSpeed counts no gelu here; exact gelu is x/2 (1 + erf(x/√2)), as its "
     "reference decomposition writes it",
     "LayerNorm": "DeepSpeed takes 5 per element; mean, variance, normalisation, weight and bias "

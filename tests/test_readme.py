@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dispatch_flops import FlopCounterMode
-from dispatch_flops.registry import overridden
+from dispatch_flops import FlopCounterMode, unregister_flops
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -59,18 +58,20 @@ def library() -> Iterator[None]:
 def test_worked_formulas(library: None) -> None:
     (code,) = blocks("Give an operator a formula")
     gelu = torch.nn.GELU()
-    names: dict[str, Any] = {"model": gelu, "x": torch.ones(2, 3)}
-    with overridden({}):
-        exec(compile(code, "formulas", "exec"), names)
+    names: dict[str, Any] = {
+        "model": gelu,
+        "x": torch.ones(2, 3),
+        "FlopCounterMode": FlopCounterMode,
+    }
+    exec(compile(code, "formulas", "exec"), names)
+    try:
         x, w1, w2 = torch.ones(2, 3), torch.ones(3, 5), torch.ones(5, 7)
         with FlopCounterMode(display=False) as counter:
             torch.ops.mylib.fused_mlp(x, w1, w2)
             torch.ops.mylib.fused_mlp_backward(torch.ones(2, 7), x, w1, w2)
-        found = counter.profile.by_operator()
-        torch_ops = torch.ops.mylib
-        from dispatch_flops import unregister_flops
-
-        unregister_flops([torch_ops.fused_mlp, torch_ops.fused_mlp_backward])
+    finally:
+        unregister_flops([torch.ops.mylib.fused_mlp, torch.ops.mylib.fused_mlp_backward])
+    found = counter.profile.by_operator()
     macs = 2 * (3 * 5 + 5 * 7)
     forward = found["mylib.fused_mlp.default"].cost
     assert forward is not None
