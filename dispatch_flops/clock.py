@@ -76,7 +76,7 @@ class LatencyPass:
             for fqn, _, start, end, _ in self._calls:
                 seconds[fqn] = seconds.get(fqn, 0.0) + start.elapsed_time(end) / 1e3
             return seconds
-        unseen = _unseen_s() if self._now is time.perf_counter else 0.0
+        unseen = _unseen() if self._now is time.perf_counter else None
         return net_seconds((Interval(*call) for call in self._calls), unseen)
 
     def _before(self, module: nn.Module, args: Any) -> None:
@@ -109,46 +109,62 @@ class LatencyPass:
         return self._now()
 
 
-def net_seconds(calls: Iterable[Interval], unseen_s: float = 0.0) -> dict[str, float]:
-    """Seconds per module, hooks of the modules inside taken off, recursion counted once.
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Seconds that a module call takes more with hooks than their stamps show.
 
-    unseen_s: what a call takes more with hooks than their stamps show.
+    inside: of these, what falls between its own start and end stamps.
+    """
+
+    per_call: float = 0.0
+    inside: float = 0.0
+
+
+def net_seconds(calls: Iterable[Interval], unseen: Unseen | None = None) -> dict[str, float]:
+    """Seconds per module: hooks taken off, recursion counted once, no parent below its children.
+
     Calls come in the order in which they ended: a call's inner calls lie just before it.
     """
+    unseen = unseen or Unseen()
     seconds: dict[str, float] = {}
-    done: list[tuple[float, float]] = []  # begin and hooks of calls whose parent has not ended
+    done: list[
+        tuple[float, float, float]
+    ] = []  # begin, hooks and net of calls without a parent yet
     nets: dict[str, list[tuple[float, float]]] = {}  # begin and net seconds of a module's calls
     for call in calls:
-        hooks = 0.0
+        hooks = within = 0.0
         while done and done[-1][0] >= call.start:
-            hooks += done.pop()[1]
-        net = max(call.end - call.start - hooks, 0.0)
+            _, inner_hooks, inner_net = done.pop()
+            hooks += inner_hooks
+            within += inner_net
+        net = max(call.end - call.start - hooks - unseen.inside, within, 0.0)
         own_calls = nets.setdefault(call.fqn, [])
         while own_calls and own_calls[-1][0] >= call.start:  # it called itself: counted once
             seconds[call.fqn] -= own_calls.pop()[1]
         seconds[call.fqn] = seconds.get(call.fqn, 0.0) + net
         own_calls.append((call.hook_start, net))
-        own_hooks = (call.start - call.hook_start) + (call.hook_end - call.end) + unseen_s
-        done.append((call.hook_start, hooks + own_hooks))
+        own_hooks = (call.start - call.hook_start) + (call.hook_end - call.end) + unseen.per_call
+        done.append((call.hook_start, hooks + own_hooks, net))
     return seconds
 
 
 @functools.cache
-def _unseen_s() -> float:
-    """Seconds that a module call takes more with hooks than without, beyond what they stamp.
-
-    Measured on modules that do nothing, once per process.
-    """
+def _unseen() -> Unseen:
+    """Measured on modules that do nothing, once per process."""
     modules = nn.Sequential(*(nn.Identity() for _ in range(100)))
     x = torch.ones(1, device="cpu")
     plain, _ = time_call(lambda: modules(x), device="cpu", repeats=9)
-    taken = []
+    wholes, leaves = [], []
     for _ in range(9):
-        latency = LatencyPass(ModuleNames([modules]))
-        with latency:
+        with LatencyPass(ModuleNames([modules])) as latency:
             modules(x)
-        taken.append(net_seconds(Interval(*call) for call in latency._calls)[""])
-    return max(statistics.median(taken) - plain, 0.0) / len(modules)
+        seconds = net_seconds(Interval(*call) for call in latency._calls)
+        wholes.append(seconds.pop(""))
+        leaves += seconds.values()
+    each = plain / len(modules)
+    per_call = max(statistics.median(wholes) / len(modules) - each, 0.0)
+    inside = max(statistics.median(leaves) - each, 0.0)
+    return Unseen(per_call=per_call, inside=min(inside, per_call))
 
 
 def synchronize(device: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops.clock import Interval, LatencyPass, fit_to_whole, net_seconds, time_call
+from dispatch_flops.clock import Interval, LatencyPass, Unseen, fit_to_whole, net_seconds, time_call
 from dispatch_flops.names import ModuleNames
 
 
@@ -85,6 +85,23 @@ def test_recursion_counts_the_outermost_call() -> None:
         Interval("a", 6.0, 6.0, 8.0, 8.0),
     ]
     assert net_seconds(calls) == {"a": 5.0 + 2.0}
+
+
+def test_what_the_stamps_do_not_show_is_taken_off() -> None:
+    calls = [
+        Interval("a.x", 1.0, 1.5, 4.5, 5.0),
+        Interval("a.y", 6.0, 6.5, 8.5, 9.0),
+        Interval("a", 0.0, 0.5, 11.5, 12.0),
+    ]
+    plain = net_seconds(calls)
+    assert plain == {"a.x": 3.0, "a.y": 2.0, "a": 11.0 - 2 * 1.0}
+    net = net_seconds(calls, Unseen(per_call=0.75, inside=0.25))
+    assert net == {"a.x": 3.0 - 0.25, "a.y": 2.0 - 0.25, "a": 9.0 - 2 * 0.75 - 0.25}
+
+
+def test_no_parent_is_below_its_children() -> None:
+    calls = [Interval("a.x", 1.0, 1.0, 4.0, 4.0), Interval("a", 0.0, 0.0, 5.0, 5.0)]
+    assert net_seconds(calls, Unseen(per_call=3.0)) == {"a.x": 3.0, "a": 3.0}
 
 
 def test_a_module_that_raises_is_closed() -> None:
