@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,6 +102,16 @@ def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
         _first_tensor(bert(ids)).sum().backward()
         bert.zero_grad()
 
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+    from zoo.vision import ResNet
+
+    resnet = ResNet((3, 4, 6, 3), 4).eval()
+    image = torch.randn(1, 3, 224, 224)
+
+    def resnet_forward() -> None:
+        with torch.no_grad():
+            resnet(image)
+
     def linears_forward() -> None:
         with torch.no_grad():
             linears(a)
@@ -110,6 +121,7 @@ def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
         "10,000 matmuls 8x8": (None, products, 7),
         "BERT-base b1 s16 forward": (bert, bert_forward, 15),
         "BERT-base b1 s16 forward+backward": (bert, bert_step, 11),
+        "ResNet-50 1 x 3 x 224^2 forward": (resnet, resnet_forward, 11),
         "1,000 linears forward": (linears, linears_forward, 11),
     }
 
