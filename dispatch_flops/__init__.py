@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dispatch_flops.tree import Profile
 
 if TYPE_CHECKING:
-    from dispatch_flops.analysis import diff
-    from dispatch_flops.cost import OpCost, Share, Split
+    from dispatch_flops.analysis import Diff, diff
+    from dispatch_flops.cost import OpCost, Phase, Share, Split
     from dispatch_flops.counter import FlopCounterMode, UncountedWarning
     from dispatch_flops.profiler import FlopsProfiler, get_model_profile, profile_model
     from dispatch_flops.registry import overridden, register_flops, unregister_flops
@@ -73,5 +73,18 @@ def _notebook_html(profile: Profile) -> str:
     return notebook.render(profile)
 
 
-# A profile is plain data and knows no renderer; a notebook asks the object itself for its HTML.
+def _diff(self: Profile, other: Profile, phase: Phase | None = None) -> Diff:
+    """What changed from this profile to ``other``, by module and by operator.
+
+    Costs are those of one phase, or of all together. Modules are matched by name, operators by
+    overload. The same as ``dispatch_flops.diff(self, other, phase)``.
+    """
+    from dispatch_flops import analysis
+
+    return analysis.diff(self, other, phase)
+
+
+# A profile is plain data: it knows no renderer and no question but those of its own tree. A
+# notebook asks the object itself for its HTML, and a reader looks for ``diff`` there.
 Profile._repr_html_ = _notebook_html  # type: ignore[attr-defined]
+Profile.diff = _diff  # type: ignore[attr-defined]

@@ -119,6 +119,13 @@ def exclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
     }
 
 
+def below_resolution(node: ModuleNode, resolution_s: float | None) -> bool:
+    """True if the module's calls are too short for their latency to be exact to 10 %."""
+    if resolution_s is None or not node.latency_s or not node.calls:
+        return False
+    return node.latency_s / node.calls < resolution_s
+
+
 def latency_of(node: ModuleNode, phase: Phase = "forward") -> float | None:
     """Seconds of the module, or of its children together where it was not measured itself."""
     return inclusive(node, phase)[node.fqn].latency_s

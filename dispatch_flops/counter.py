@@ -26,6 +26,7 @@ from dispatch_flops.errors import (
     UncountedOpsError,
 )
 from dispatch_flops.ledger import Ledger, Observed
+from dispatch_flops.measure import device_name
 from dispatch_flops.mode import CountingMode
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.opaque import OpaqueModules
@@ -283,6 +284,7 @@ class _Session:
                 seen,
                 scope=Scope(
                     device=self._device,
+                    device_name=device_name(self._device),
                     torch_version=str(torch.__version__),
                     causal=self._conventions.causal,
                 ),
@@ -294,7 +296,10 @@ class _Session:
         if not isinstance(self._mode, TimedMode) or not isinstance(self._tracker, TimedTracker):
             return StepTiming()
         return StepTiming(
-            backward_s=self._mode.backward_s(), step_s=self._tracker.step_s, method=ONE_PASS
+            backward_s=self._mode.backward_s(),
+            step_s=self._tracker.step_s,
+            method=ONE_PASS,
+            resolution_s=10 * self._mode.own.per_module,
         )
 
     def _fold(self) -> None:

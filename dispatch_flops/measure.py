@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +14,11 @@ from dispatch_flops.cost import FLOPS_PER_MAC
 from dispatch_flops.hardware import Machine
 
 
-def device_name(device: str = "cpu") -> str:
-    """What the driver (on CPU the operating system) calls the device."""
+@functools.cache
+def device_name(device: str = "cpu") -> str | None:
+    """What the driver (on CPU the operating system) calls the device; None if nothing does."""
+    if device not in ("cpu", "cuda"):
+        return None
     if device == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     cpuinfo = Path("/proc/cpuinfo")
@@ -44,7 +48,7 @@ def measure(
         for dtype in dtypes
     }
     return Machine(
-        name=device_name(device),
+        name=device_name(device) or device,
         flops_per_s=peaks,
         bytes_per_s=_copy_bytes_per_s(64 * 2**20, device, repeats),
         source=f"measured: {edge} x {edge} matmul and 64 MiB copy, best of {repeats}",

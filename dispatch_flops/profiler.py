@@ -17,7 +17,7 @@ from torch import nn
 
 from dispatch_flops import units
 from dispatch_flops.analysis import latency_of
-from dispatch_flops.clock import LatencyPass, fit_to_whole, synchronize, time_call
+from dispatch_flops.clock import LatencyPass, fit_to_whole, resolution_s, synchronize, time_call
 from dispatch_flops.counter import FlopCounterMode
 from dispatch_flops.errors import NotProfiledError, TargetError
 from dispatch_flops.names import ModuleNames
@@ -353,6 +353,7 @@ def _measure(
         spread_s=spread,
         repeats=repeats,
         method=OWN_PASS_COMPILED if is_compiled(model) else OWN_PASS,
+        resolution_s=resolution_s(device),
     )
 
 

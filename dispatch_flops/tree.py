@@ -157,6 +157,7 @@ class StepTiming:
     """Seconds of one step's parts; None where not measured.
 
     method: how the latencies of this profile were taken, in words for the reader.
+    resolution_s: calls of a module shorter than this are not exact to 10 %.
     """
 
     forward_s: float | None = None
@@ -166,6 +167,7 @@ class StepTiming:
     spread_s: float | None = None
     repeats: int = 1
     method: str | None = None
+    resolution_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import dispatch_flops
+from dispatch_flops import OpCost, Profile
+from dispatch_flops.tree import ModuleNode, OpTotal
 
 
 def python(code: str) -> str:
@@ -37,6 +39,24 @@ profile = Profile.from_json(Profile(root=ModuleNode(fqn="", class_name="Net")).t
 print(deepspeed.render(profile).splitlines()[1])
 """
     assert python(code) == "Profile Summary at step 1:"
+
+
+def _matmuls(macs: int) -> Profile:
+    """A model that is one matmul."""
+    cost = OpCost(macs=macs, flops=2 * macs)
+    op = OpTotal(op="aten.mm.default", phase="forward", calls=1, cost=cost)
+    return Profile(root=ModuleNode(fqn="", class_name="Net", calls=1, ops=(op,)))
+
+
+def test_a_profile_is_asked_what_changed() -> None:
+    before, after = _matmuls(3 * 5 * 7), _matmuls(3 * 5 * 11)
+    compared = before.diff(after)  # type: ignore[attr-defined]
+    assert compared == dispatch_flops.diff(before, after)
+    change = compared.total
+    assert (change.before.cost.macs, change.after.cost.macs) == (3 * 5 * 7, 3 * 5 * 11)
+    backward = before.diff(after, "backward")  # type: ignore[attr-defined]
+    assert (backward.total.after.cost.macs, backward.changed_modules()) == (0, [])
+    assert dispatch_flops.tree.Profile.diff.__doc__.startswith("What changed")
 
 
 def test_registering_first_of_all_meets_the_formulas_that_ship() -> None:

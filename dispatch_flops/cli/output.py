@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dispatch_flops.errors import TargetError
 
@@ -14,7 +18,7 @@ OK, FAILED, CANNOT, INTERRUPTED = 0, 1, 2, 130
 def emit(text: str, output: str | None = None) -> None:
     """Print a result, or write it to a file. A reader who has had enough is no error."""
     if output is not None:
-        _write(Path(output), text)
+        write(Path(output), (text.removesuffix("\n") + "\n").encode())
         return
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     printable = text.encode(encoding, "replace").decode(encoding)
@@ -38,6 +42,50 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@contextmanager
+def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
+    """Gives ``advance(text)``, to be called before each of ``total`` steps.
+
+    A terminal shows tqdm's bar where tqdm is installed, else one line that changes; a file or a
+    pipe gets a line a step.
+    """
+    terminal = sys.stderr.isatty()
+    bar = _tqdm(total) if terminal else None
+    started = 0
+
+    def advance(text: str) -> None:
+        nonlocal started
+        started += 1
+        if bar is not None:
+            bar.update(int(started > 1))
+            bar.set_postfix_str(text)
+        elif terminal:
+            line = f"[{started}/{total}] {text}"
+            print(f"\r\x1b[K{line[:78]}", end="", file=sys.stderr, flush=True)
+        else:
+            progress(f"[{started}/{total}] {text}")
+
+    done = 0
+    try:
+        yield advance
+        done = 1
+    finally:
+        if bar is not None:
+            bar.update(done)
+            bar.close()
+        elif terminal and started:
+            progress("")
+
+
+def _tqdm(total: int) -> Any:
+    """A bar on stderr; None where tqdm is not installed."""
+    try:
+        tqdm = importlib.import_module("tqdm").tqdm
+    except ImportError:
+        return None
+    return tqdm(total=total, file=sys.stderr, dynamic_ncols=True, unit="run")
+
+
 def error(text: str) -> None:
     """One line on stderr, whatever the text."""
     print(f"dispatch-flops: {' '.join(text.split())}", file=sys.stderr, flush=True)
@@ -51,10 +99,11 @@ def read(path: str) -> str:
         raise TargetError(f"cannot read {path!r}: {_reason(wrong)}") from None
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, content: bytes) -> None:
+    """Write a file, and say so; raises TargetError where that cannot be done."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.removesuffix("\n") + "\n", encoding="utf-8")
+        path.write_bytes(content)
     except OSError as wrong:
         raise TargetError(f"cannot write {str(path)!r}: {_reason(wrong)}") from None
     progress(f"written to {path}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from dispatch_flops.cli.arguments import (
     assignment,
     plain_value,
 )
-from dispatch_flops.cli.output import OK, emit, progress
+from dispatch_flops.cli.growth import Figure, add_plot_option, numeric, sizes_text
+from dispatch_flops.cli.output import OK, emit, progress_bar
 from dispatch_flops.cli.profiling import measure
 from dispatch_flops.cli.scaling import Exponent, exponents
 from dispatch_flops.errors import TargetError
@@ -37,7 +37,7 @@ targets take batch and seq. On --device meta a sweep needs no memory and little 
 
 examples:
   dispatch-flops sweep model.py:make --input-shape batch,seq:int64 --set batch=1,8 seq=128..4096
-  dispatch-flops sweep hf:config.json --set seq=128..8192 --device meta
+  dispatch-flops sweep hf:config.json --set seq=128..8192 --device meta --plot scaling.svg
   dispatch-flops sweep model.py:make --input-shape 8,3,32,32 --set width=64,128,256 --format csv
 """
 _MOST_POINTS = 10_000
@@ -58,15 +58,18 @@ def add_commands(commands: Commands) -> None:
     add_model_options(parser)
     parser.add_argument("--format", choices=("table", "markdown", "csv"), default="table")
     parser.add_argument("--output", metavar="FILE", help="write to a file instead of stdout")
+    add_plot_option(parser)
     parser.set_defaults(run=run_sweep)
 
 
 def run_sweep(options: Namespace) -> int:
     grid = points(dict(map(assignment, options.set)))
+    figure = None if options.plot is None else Figure.of(grid, options.plot)
     rows = []
-    for number, sizes in enumerate(grid, start=1):
-        _show_progress(number, len(grid), sizes)
-        rows.append(Row(sizes=sizes, profile=measure(options, sizes)))
+    with progress_bar(len(grid)) as advance:
+        for sizes in grid:
+            advance(sizes_text(sizes))
+            rows.append(Row(sizes=sizes, profile=measure(options, sizes)))
     if options.format == "csv":
         text = _csv(rows)
     else:
@@ -74,6 +77,8 @@ def run_sweep(options: Namespace) -> int:
         parts = [_table(rows, style), _scaling(rows, style)]
         text = "\n\n".join(part for part in parts if part)
     emit(text, options.output)
+    if figure is not None:
+        figure.write([row.profile.total().flops for row in rows])
     return OK
 
 
@@ -109,19 +114,6 @@ def values(name: str, text: str) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def _show_progress(number: int, total: int, sizes: Mapping[str, Any]) -> None:
-    text = f"[{number}/{total}] {_sizes_text(sizes)}"
-    if not sys.stderr.isatty():
-        progress(text)
-        return
-    end = "\n" if number == total else ""
-    print(f"\r\x1b[K{text[:78]}", end=end, file=sys.stderr, flush=True)
-
-
-def _sizes_text(sizes: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in sizes.items())
-
-
 def _table(rows: Sequence[Row], style: Style) -> str:
     timed = any(latency_of(row.profile.root) is not None for row in rows)
     header = [*rows[0].sizes, "Params", "MACs", "FLOPs", "Bytes", *(["Latency"] if timed else [])]
@@ -141,7 +133,7 @@ def _table(rows: Sequence[Row], style: Style) -> str:
 
 def _scaling(rows: Sequence[Row], style: Style) -> str:
     """How FLOPs, MACs and bytes grow with each size that is a number; "" where nothing does."""
-    sizes = [name for name in rows[0].sizes if all(_is_number(row.sizes[name]) for row in rows)]
+    sizes = numeric([row.sizes for row in rows])
     grid = [{name: row.sizes[name] for name in sizes} for row in rows]
     totals = [row.profile.total() for row in rows]
     counts = {
@@ -165,10 +157,6 @@ def _scaling_row(label: str, found: Exponent) -> list[str]:
         number_text(found.largest),
         f"{found.name}^{number_text(found.last)}",
     ]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _csv(rows: Sequence[Row]) -> str:

@@ -92,6 +92,9 @@ def _latency(profile: Profile) -> Iterator[str]:
         yield f"{timing.repeats} runs"
     if timing.spread_s is not None:
         yield f"spread {seconds_text(timing.spread_s)}"
+    if timing.resolution_s is not None:
+        limit = seconds_text(timing.resolution_s)
+        yield f"~ marks modules whose calls are shorter than {limit}: not exact to 10 %"
 
 
 def _scope(profile: Profile) -> Iterator[str]:

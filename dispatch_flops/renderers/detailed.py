@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_flops.analysis import Figures, inclusive
+from dispatch_flops.analysis import Figures, below_resolution, inclusive
 from dispatch_flops.renderers.fold import fold
 from dispatch_flops.renderers.text import at_least, one_line
 from dispatch_flops.tree import ModuleNode, Profile
@@ -42,10 +42,10 @@ def render(profile: Profile, *, module_depth: int = -1, folded: bool = False) ->
     folded: runs of identical numbered siblings are one entry with their sums.
     """
     root = fold(profile.root) if folded else profile.root
-    return "\n".join((_LEGEND, *_tree(root, module_depth)))
+    return "\n".join((_LEGEND, *_tree(root, module_depth, profile.timing.resolution_s)))
 
 
-def _tree(root: ModuleNode, max_depth: int) -> Iterator[str]:
+def _tree(root: ModuleNode, max_depth: int, resolution_s: float | None) -> Iterator[str]:
     figures = inclusive(root, "forward")
     whole = figures[root.fqn]
     stack: list[tuple[ModuleNode | None, int]] = [(root, 0)]
@@ -55,7 +55,7 @@ def _tree(root: ModuleNode, max_depth: int) -> Iterator[str]:
         if node is None:
             yield f"{indent})"
             continue
-        numbers = ", ".join(_numbers(node, figures[node.fqn], whole))
+        numbers = ", ".join(_numbers(node, figures[node.fqn], whole, resolution_s))
         name = f"({one_line(node.name)}): " if depth else ""
         opening = f"{indent}{name}{one_line(node.class_name)}("
         if not node.children:
@@ -69,12 +69,16 @@ def _tree(root: ModuleNode, max_depth: int) -> Iterator[str]:
             stack.extend((child, depth + 1) for child in reversed(node.children))
 
 
-def _numbers(node: ModuleNode, own: Figures, whole: Figures) -> Iterator[str]:
+def _numbers(
+    node: ModuleNode, own: Figures, whole: Figures, resolution_s: float | None
+) -> Iterator[str]:
     params = params_to_string(own.params)
     macs = at_least(macs_to_string(own.cost.macs), own.lower_bound)
     yield f"{params} = {_percent(own.params, whole.params)} Params"
     yield f"{macs} = {_percent(own.cost.macs, whole.cost.macs)} MACs"
     latency = duration_to_string(own.latency_s)
+    if below_resolution(node, resolution_s):
+        latency = f"~{latency}"
     yield f"{latency} = {_percent(own.latency_s, whole.latency_s)} latency"
     yield at_least(flops_to_string(own.flops_per_s), own.lower_bound)
     extra = one_line(node.extra_repr)

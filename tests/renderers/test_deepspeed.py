@@ -24,7 +24,7 @@ from trees import (
 )
 
 from dispatch_flops.renderers import aggregated, deepspeed, detailed, summary
-from dispatch_flops.tree import Profile, Scope, StepTiming
+from dispatch_flops.tree import ModuleNode, Profile, Scope, StepTiming
 
 Golden = Callable[[str, str], None]
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -220,6 +220,18 @@ def test_any_profile_prints(profile: Profile) -> None:
     containers = [node for node in modules if node.children]
     legend = detailed.render(SMALL["empty"]()).splitlines()[:-1]
     assert len(tree) == len(legend) + len(modules) + 2 * len(containers)
+
+
+def test_short_calls_are_marked() -> None:
+    """Two calls of 3 µs each are below a resolution of 5 µs; one of 6 µs is not."""
+    short = ModuleNode(fqn="a", name="a", class_name="Short", calls=2, latency_s=6e-6)
+    long = ModuleNode(fqn="b", name="b", class_name="Long", calls=1, latency_s=6e-6)
+    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=2e-5, children=(short, long))
+    text = deepspeed.render(Profile(root=root, timing=StepTiming(resolution_s=5e-6)))
+    assert "(a): Short(0 = n/a Params, 0 MACs = n/a MACs, ~6 us" in text
+    assert "(b): Long(0 = n/a Params, 0 MACs = n/a MACs, 6 us" in text
+    assert "~ marks modules whose calls are shorter than 5 us" in text
+    assert "~" not in deepspeed.render(Profile(root=root))
 
 
 def test_deep_and_wide_trees() -> None:
