@@ -54,7 +54,7 @@ class Figure:
         xs = tuple(sizes[axis] for sizes in grid)
         return cls(path=Path(path), axis=axis, xs=xs, curves=tuple(curves))
 
-    def write(self, flops: Sequence[int]) -> None:
+    def write(self, flops: Sequence[int], *, lower_bound: bool) -> None:
         """Draw and write the file; flops: of each point of the grid."""
         points = sorted(zip(self.curves, self.xs, flops, strict=True), key=lambda point: point[1])
         counts = {
@@ -62,9 +62,11 @@ class Figure:
             for curve in dict.fromkeys(self.curves)
         }
         format = cast(plots.Format, self.path.suffix.lower()[1:])
+        label = "≥ FLOPs" if lower_bound else "FLOPs"
+        xs = sorted(set(self.xs))
         try:
             content = plots.scaling(
-                sorted(set(self.xs)), counts, size_name=self.axis, format=format
+                xs, counts, size_name=self.axis, count_name=label, format=format
             )
         except ConfigError as error:
             raise TargetError(f"--plot: {error}") from None

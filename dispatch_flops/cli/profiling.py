@@ -21,9 +21,14 @@ from dispatch_flops.cli.arguments import (
     plain_value,
 )
 from dispatch_flops.cli.formats import View, choose
+from dispatch_flops.cli.growth import add_plot_option
 from dispatch_flops.cli.output import OK, emit, progress
+from dispatch_flops.efficiency import roofline
 from dispatch_flops.errors import DispatchFlopsError, TargetError
+from dispatch_flops.hardware import MACHINES, Machine, find
+from dispatch_flops.renderers.headline import headline
 from dispatch_flops.tree import Profile
+from dispatch_flops.units import fraction_text, seconds_text
 
 if TYPE_CHECKING:
     from dispatch_flops.targets import Inputs
@@ -50,6 +55,21 @@ def add_commands(commands: Commands) -> None:
     add_set_option(
         profile, "sizes for names in --input-shape, and arguments of the factories of that name"
     )
+    profile.add_argument(
+        "--sweep",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUES",
+        help="profile at many sizes, batch=1,2,4,8 seq=128..4096, as the command sweep does",
+    )
+    add_plot_option(profile)
+    profile.add_argument(
+        "--machine",
+        metavar="NAME",
+        help="also say, on stderr, how near the run was to a machine's peaks: a device's name, "
+        "such as 'NVIDIA H200', or measure for what this machine reaches",
+    )
     add_view_options(profile)
     profile.set_defaults(run=run_profile)
 
@@ -67,14 +87,50 @@ def add_commands(commands: Commands) -> None:
         mode="forward",
         backward=False,
         compile=False,
+        sweep=[],
+        plot=None,
+        machine=None,
     )
 
 
 def run_profile(options: Namespace) -> int:
+    if options.sweep:
+        from dispatch_flops.cli.sweep import run_for_profile
+
+        if options.machine is not None:
+            raise TargetError("--machine is for one run: leave out --sweep")
+        return run_for_profile(options)
+    if options.plot is not None:
+        raise TargetError("--plot draws a sweep: give --sweep batch=1,2,4,8 or seq=128..4096")
+    machine = None if options.machine is None else _machine(options.machine, options.device)
     variables = {name: plain_value(text) for name, text in map(assignment, options.set)}
     progress(f"profiling {options.target} on {options.device}")
-    show(measure(options, variables), options)
+    profile = measure(options, variables)
+    show(profile, options)
+    if machine is not None:
+        progress(_utilisation_text(profile, machine))
     return OK
+
+
+def _machine(name: str, device: str) -> Machine:
+    if name == "measure":
+        from dispatch_flops.measure import measure as measured
+
+        progress("measuring what a matmul and a copy reach here")
+        return measured("cpu" if device == "meta" else device.partition(":")[0])
+    machine = find(name)
+    if machine is None:
+        raise TargetError(f"--machine {name!r} is none of measure, {', '.join(sorted(MACHINES))}")
+    return machine
+
+
+def _utilisation_text(profile: Profile, machine: Machine) -> str:
+    top, roof = headline(profile, machine), roofline(profile.op_totals(), machine)
+    return (
+        f"{machine.name}: MFU {fraction_text(top.mfu)}, HFU {fraction_text(top.hfu)}; "
+        f"at best {seconds_text(roof.attainable_s)}, bound by {roof.bound or 'n/a'}; "
+        f"measured {seconds_text(top.seconds)} ({top.seconds_of})"
+    )
 
 
 def show(profile: Profile, options: Namespace) -> None:

@@ -40,6 +40,7 @@ examples:
   dispatch-flops sweep hf:config.json --set seq=128..8192 --device meta --plot scaling.svg
   dispatch-flops sweep model.py:make --input-shape 8,3,32,32 --set width=64,128,256 --format csv
 """
+_FORMATS = ("table", "markdown", "csv")
 _MOST_POINTS = 10_000
 
 
@@ -56,7 +57,7 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument("target", metavar="TARGET", help="the model: see below")
     add_set_option(parser, "the values of a name: batch=1,2,4,8 or seq=128..4096", "--sweep")
     add_model_options(parser)
-    parser.add_argument("--format", choices=("table", "markdown", "csv"), default="table")
+    parser.add_argument("--format", choices=_FORMATS, default=_FORMATS[0])
     parser.add_argument("--output", metavar="FILE", help="write to a file instead of stdout")
     add_plot_option(parser)
     parser.set_defaults(run=run_sweep)
@@ -78,8 +79,17 @@ def run_sweep(options: Namespace) -> int:
         text = "\n\n".join(part for part in parts if part)
     emit(text, options.output)
     if figure is not None:
-        figure.write([row.profile.total().flops for row in rows])
+        bound = any(row.profile.is_lower_bound for row in rows)
+        figure.write([row.profile.total().flops for row in rows], lower_bound=bound)
     return OK
+
+
+def run_for_profile(options: Namespace) -> int:
+    """``profile --sweep``: what --set gives holds at every point."""
+    if options.format not in (None, *_FORMATS):
+        raise TargetError(f"--sweep gives --format {', '.join(_FORMATS)}: not {options.format}")
+    changed = {"set": [*options.set, *options.sweep], "format": options.format or _FORMATS[0]}
+    return run_sweep(Namespace(**{**vars(options), **changed}))
 
 
 def points(swept: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -155,12 +155,13 @@ def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) 
     the identity.
     """
     magnitude = n * per_element("abs", complex_numbers=complex_numbers)
+    folded = max(n - m, 0)  # of no numbers there is nothing to sum
     if order == 0:
-        return n * per_element("ne", complex_numbers=complex_numbers) + n - m
+        return n * per_element("ne", complex_numbers=complex_numbers) + folded
     if n == m:
         return magnitude
     if math.isinf(order) or order == 1:
-        return magnitude + n - m
+        return magnitude + folded
     return 2 * n if order % 2 == 0 and not complex_numbers else magnitude + 2 * n
 
 

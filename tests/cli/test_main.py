@@ -106,6 +106,31 @@ class TestProcess:
         assert process.returncode == 0, err
         assert Profile.from_json(out).total().macs == macs()
 
+    def test_a_script_of_continuous_integration_stops_at_a_limit(self) -> None:
+        """``set -e``: what is after a kept limit runs, what is after an exceeded one does not."""
+        path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+        Path("ci.sh").write_text(
+            f"""set -e
+flops() {{ "{sys.executable}" -m dispatch_flops "$@"; }}
+flops profile net:make --device meta --output p.json
+flops check p.json --max-macs {macs()}
+echo kept
+flops check p.json --max-macs {macs() - 1}
+echo never
+"""
+        )
+        done = subprocess.run(
+            ["sh", "ci.sh"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        lines = done.stdout.splitlines()
+        assert (done.returncode, lines[:2]) == (1, ["within the limit: macs", "kept"]), done.stderr
+        assert [line.split(":")[0] for line in lines[2:]] == ["MACs"]
+
     def test_a_reader_who_has_had_enough(self) -> None:
         process = self._start("ops", "--format", "csv")
         assert process.stdout is not None and process.stderr is not None

@@ -15,6 +15,8 @@ import torch
 
 from cli.helpers import B, Run, Save, W, macs, params, refused
 from dispatch_flops import OpCost, Profile, register_flops, unregister_flops
+from dispatch_flops.hardware import MACHINES, Machine
+from dispatch_flops.units import fraction_text, seconds_text
 
 
 class TestProfile:
@@ -38,6 +40,43 @@ class TestProfile:
         assert "what the factory prints" in result.err
         assert "what the model prints" in result.err
         assert "profiling net.py:make on cpu" in result.err
+
+    def test_how_near_it_was_to_a_machines_peaks(self, run: Run) -> None:
+        options = ("--machine", "NVIDIA H200", "--device", "meta", "--format", "json")
+        result = run("profile", "net.py:make", *options)
+        ops = Profile.from_json(result.out).op_totals()
+        machine = MACHINES["NVIDIA H200"]
+        assert machine.bytes_per_s is not None
+        best = sum(  # so small a model waits for memory throughout
+            op.cost.bytes_total / machine.bytes_per_s for op in ops if op.cost is not None
+        )
+        last = result.err.splitlines()[-1]
+        assert last == (
+            f"NVIDIA H200: MFU n/a, HFU n/a; at best {seconds_text(best)}, bound by memory; "
+            "measured n/a (not measured)"
+        )
+
+    def test_a_machine_that_is_measured(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        peaks = Machine(
+            name="bench", flops_per_s={"float32": 1e9}, bytes_per_s=1e30, source="a test"
+        )
+        asked: list[str] = []
+        monkeypatch.setattr(
+            "dispatch_flops.measure.measure", lambda device: asked.append(device) or peaks
+        )
+        result = run("profile", "net.py:make", "--machine", "measure", "--format", "json")
+        assert asked == ["cpu"]
+        profile = Profile.from_json(result.out)
+        assert profile.root.latency_s is not None
+        least_s = profile.total().flops / 1e9
+        mfu = fraction_text(least_s / profile.root.latency_s)
+        assert result.err.splitlines()[-1] == (
+            f"bench: MFU {mfu}, HFU {mfu}; at best {seconds_text(least_s)}, bound by compute; "
+            f"measured {seconds_text(profile.root.latency_s)} (forward)"
+        )
+        result = run("profile", "net.py:make", "--machine", "NVIDIA H2000")
+        refused(result, "'NVIDIA H2000' is none of measure, ", "NVIDIA H200")
+        assert len(result.err.splitlines()) == 1
 
     def test_view_options(self, run: Run) -> None:
         def lines(*options: str) -> str:

@@ -188,3 +188,12 @@ def test_isin_of_many_sorts_them(count: int) -> None:
     """2 numbers: each with each below 10·2^0.145 = 11.06 candidates, else sort and search."""
     assert flops(torch.isin, real(2), real(count)) == 2 * count
     assert flops(torch.isin, real(2), real(13)) == (13 * 4 - 16 + 1) + 2 * 4 + 2
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3, float("inf")])
+def test_the_norm_of_nothing_costs_nothing(order: float) -> None:
+    if order == float("inf"):
+        x, dim = torch.ones(0, 5), 1  # there is no maximum of nothing: no rows instead
+    else:
+        x, dim = torch.ones(0, 5), 0  # five norms of no numbers each
+    assert profile_of(lambda: torch.linalg.vector_norm(x, order, dim)).total().flops == 0

@@ -23,7 +23,8 @@ from trees import (
     wide,
 )
 
-from dispatch_flops import units
+from dispatch_flops import profile_model, units
+from dispatch_flops.demo import bert_base
 from dispatch_flops.hardware import MACHINES
 from dispatch_flops.renderers import html
 from dispatch_flops.tree import Profile
@@ -40,6 +41,8 @@ pytestmark = [
 ]
 
 A100 = MACHINES["NVIDIA A100-SXM4-80GB"]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+MOST_BYTES = 150_000  # of a picture in the repository
 SECONDS = 10  # until something must have happened: generous, since machines are shared
 
 _FLAGS = (
@@ -303,6 +306,45 @@ def test_light_and_dark(open_report: Callable[..., Report]) -> None:
     before = report.run(colour)
     report.driver.find_element("id", "theme").click()
     report.until(lambda: report.run(colour) != before)
+
+
+@pytest.fixture
+def photograph(driver: Any, request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """``photograph(name)``: the open page, seen from its top, is a picture of one page.
+
+    With ``--update-golden`` it becomes the picture of that name among the results.
+    """
+
+    def take(name: str) -> None:
+        driver.execute_script("window.scrollTo(0, 0)")
+        picture = driver.get_screenshot_as_png()
+        assert picture.startswith(b"\x89PNG\r\n")
+        assert 10_000 < len(picture) < MOST_BYTES, len(picture)
+        if request.config.getoption("--update-golden"):
+            (RESULTS / name).write_bytes(picture)
+
+    return take
+
+
+def test_bert_is_photographed(
+    open_report: Callable[..., Report], photograph: Callable[[str], None]
+) -> None:
+    """BERT-base, batch 4, 128 tokens: a forward and a backward pass that took place."""
+    model, ids = bert_base()
+    profile = profile_model(model, args=(ids,), backward=True)
+    report = open_report(profile)
+    cards = dict(zip(report.texts("#headline dt"), report.texts("#headline .value"), strict=True))
+    assert cards["Parameters"] == units.params_text(profile.total_params)
+    report.until(lambda: any("12 x BertLayer" in text for text in report.trace["text"]))
+    photograph("report_bert.png")
+
+
+def test_ten_thousand_modules_are_photographed(
+    open_report: Callable[..., Report], photograph: Callable[[str], None]
+) -> None:
+    report = open_report(_many())
+    report.until(lambda: report.trace["values"])
+    photograph("report_10000_modules.png")
 
 
 def _many() -> Profile:

@@ -1,0 +1,108 @@
+"""What only a CUDA device shows. Run with ``pytest -m gpu`` where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import profile_of
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from dispatch_flops import FlopCounterMode, efficiency, profile_model
+from dispatch_flops.measure import measure
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+B, H, S, D = 2, 8, 128, 64
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.MATH,
+    ],
+)
+def test_attention_counts_the_same_on_every_backend(backend: SDPBackend) -> None:
+    q, k, v = (
+        torch.randn(B, H, S, D, device="cuda", dtype=torch.float16, requires_grad=True)
+        for _ in range(3)
+    )
+    with sdpa_kernel(backend):
+        profile = profile_of(lambda: F.scaled_dot_product_attention(q, k, v).sum().backward())
+    assert profile.total("forward").macs == 2 * B * H * S * S * D
+    assert profile.total("backward").macs == 2 * 2 * B * H * S * S * D
+    assert not profile.uncounted_ops()
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_cudnn_rnn_counts_as_the_cpu(make: Callable[..., nn.Module]) -> None:
+    model = make(10, 20, num_layers=2, bidirectional=True)
+    x = torch.randn(5, 3, 10)
+    on_cpu = profile_of(lambda: model(x), model=model).total("forward").macs
+    model.cuda()
+    assert profile_of(lambda: model(x.cuda()), model=model).total("forward").macs == on_cpu
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_backward_threads_work_is_attributed(reentrant: bool) -> None:
+    inner = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+    model = nn.ModuleDict({"inner": inner, "head": nn.Linear(3, 2)}).cuda()
+    x = torch.randn(4, 5, device="cuda", requires_grad=True)
+
+    def step() -> None:
+        hidden = checkpoint(model["inner"], x, use_reentrant=reentrant)
+        model["head"](hidden).sum().backward()
+
+    profile = profile_of(step, model=model)
+    for fqn, macs in (("inner.0", 4 * 5 * 7), ("inner.2", 4 * 7 * 3)):
+        assert profile.node(fqn).total("forward").macs == macs
+        assert profile.node(fqn).total("backward").macs == 2 * macs
+    assert profile.node("inner.0").total("recompute").macs == 4 * 5 * 7
+    assert profile.node("head").total("backward").macs == 2 * 4 * 3 * 2
+
+
+def test_autocast_computes_in_bfloat16() -> None:
+    model = nn.Linear(64, 32).cuda()
+    with FlopCounterMode(model, display=False) as counter, torch.autocast("cuda", torch.bfloat16):
+        model(torch.randn(8, 64, device="cuda"))
+    ops = (op for node in counter.profile.nodes() for op in node.ops)
+    dtypes = {op.dtype for op in ops if op.cost is not None and op.cost.macs}
+    assert dtypes == {"bfloat16"}
+
+
+def test_latency_agrees_with_torchs_profiler() -> None:
+    """Kernel time bounds the latency from below; twice it, with launches, from above."""
+    model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(8))).cuda()
+    x = torch.randn(4096, 4096, device="cuda")
+    profile = profile_model(model, args=[x], warm_up=5, repeats=5)
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    with torch_profile(activities=[ProfilerActivity.CUDA]) as prof:
+        model(x)
+        torch.cuda.synchronize()
+    kernels = sum(event.self_device_time_total for event in prof.key_averages()) / 1e6
+    assert profile.root.latency_s is not None
+    assert 0.9 * kernels <= profile.root.latency_s <= 2 * kernels
+    assert sum(child.latency_s or 0.0 for child in profile.root.children) <= (
+        1.001 * profile.root.latency_s
+    )
+
+
+def test_a_large_matmul_is_near_the_measured_peak() -> None:
+    machine = measure("cuda", [torch.bfloat16])
+    model = nn.Linear(8192, 8192, bias=False, dtype=torch.bfloat16).cuda()
+    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    profile = profile_model(model, args=[x], warm_up=5, repeats=9)
+    reached = efficiency.mfu(profile, machine, profile.timing.forward_s)
+    assert reached is not None and 0.7 <= reached <= 1.1
