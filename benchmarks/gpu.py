@@ -1,0 +1,67 @@
+"""On a CUDA device: latency against torch.profiler's kernel times, and MFU of a large matmul.
+
+    python benchmarks/gpu.py
+
+A bfloat16 matmul of 8192 should come near 80 % of a datasheet's peak; a latency lies between the
+kernels' own time and a little more.
+"""
+
+from __future__ import annotations
+
+import torch
+from tabulate import tabulate
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from dispatch_flops import efficiency, hardware, profile_model
+from dispatch_flops.analysis import latency_of
+from dispatch_flops.measure import device_name, measure
+
+
+def kernel_s(model: nn.Module, x: torch.Tensor) -> float:
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        model(x)
+        torch.cuda.synchronize()
+    return float(sum(event.self_device_time_total for event in prof.key_averages()) / 1e6)
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("no CUDA device here")
+        return 2
+    measured = measure("cuda", [torch.float32, torch.bfloat16])
+    sheet = hardware.find(device_name("cuda"))
+    print(f"{device_name('cuda')}, torch {torch.__version__}")
+    print(f"measured: {measured.flops_per_s}, {measured.bytes_per_s:.3e} bytes/s")
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for edge, layers in ((1024, 16), (4096, 8), (8192, 2)):
+            model = nn.Sequential(
+                *(nn.Linear(edge, edge, bias=False, dtype=dtype) for _ in range(layers))
+            ).cuda()
+            x = torch.randn(edge, edge, device="cuda", dtype=dtype)
+            found = profile_model(model, args=[x], warm_up=5, repeats=9)
+            whole, kernels = latency_of(found.root) or 0.0, kernel_s(model, x)
+            parts = sum(child.latency_s or 0.0 for child in found.root.children)
+            rows.append(
+                [
+                    f"{layers} x {edge} {str(dtype).removeprefix('torch.')}",
+                    f"{whole * 1e3:.3f} ms",
+                    f"{whole / kernels:.3f}",
+                    f"{parts / whole:.3f}",
+                    efficiency.mfu(found, measured, whole),
+                    efficiency.mfu(found, sheet, whole),
+                ]
+            )
+    print(
+        tabulate(
+            rows,
+            ["linears", "latency", "/ kernels", "children / whole", "MFU measured", "MFU sheet"],
+            floatfmt=".2f",
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
