@@ -162,8 +162,9 @@ def nll_loss_forward(
     flops = t + (0 if weight is None else self.numel())
     if reduction not in (MEAN, SUM) and self.dim() > 1:
         return flops
-    total_weight = 0 if weight is None else t - 1
-    reduced = t - 1 + (reduction == MEAN) if reduction in (MEAN, SUM) else 0
+    summed = max(t - 1, 0)
+    total_weight = 0 if weight is None else summed
+    reduced = summed + (reduction == MEAN) if reduction in (MEAN, SUM) else 0
     return flops + total_weight + reduced
 
 
@@ -247,7 +248,7 @@ def multilabel_margin_loss_forward(
     n, labels = self.numel(), self.shape[-1] if self.dim() else 1
     total = n * labels
     samples = n // labels if labels else 0
-    sums = {MEAN: total - samples + samples, SUM: total - 1}.get(reduction, total - samples)
+    sums = {MEAN: total - samples + samples, SUM: max(total - 1, 0)}.get(reduction, total - samples)
     return n + 3 * total + sums
 
 

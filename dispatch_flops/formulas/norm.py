@@ -166,13 +166,14 @@ def native_group_norm_backward(
     Weight: Σ(ds - db·mean)·rstd 3·k + k-C. Bias: Σdb k-C.
     """
     n, k, m = input.numel(), N * C, N * group
-    folded = max(n - k, 0)  # of no numbers there is nothing to sum
+    # Of no numbers there is nothing to sum.
+    folded, summed = max(n - k, 0), max(k - C, 0)
     needs_input, needs_weight, needs_bias = output_mask
     flops = n + folded if needs_input or needs_weight else 0
     flops += folded if any(output_mask) else 0
     if needs_input:
         flops += 2 * (k - m) + 2 * k * given(weight) + k + 11 * m + 4 * n
-    return flops + (4 * k - C) * needs_weight + (k - C) * needs_bias
+    return flops + (3 * k + summed) * needs_weight + summed * needs_bias
 
 
 def _rows(input: Tensor, normalized_shape: list[int]) -> int:

@@ -16,19 +16,24 @@ from dispatch_flops.formulas.reduction import rows
 from dispatch_flops.registry import register_flops
 
 
+def filled_rows(tensor: torch.Tensor, dim: int) -> int:
+    """Rows with elements in them: of no numbers there is nothing to sum."""
+    return rows(tensor, dim) if tensor.numel() else 0
+
+
 @register_flops(packets("_softmax", "softmax"))
 def softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     """e = exp(x - max x); e / Σe.
 
     FLOPs: max n-m, subtract n, exp n, sum n-m, divide n: 5·n - 2·m.
     """
-    return 5 * self.numel() - 2 * rows(self, dim)
+    return 5 * self.numel() - 2 * filled_rows(self, dim)
 
 
 @register_flops(packets("_safe_softmax"))
 def safe_softmax(self: torch.Tensor, dim: int, dtype: Any = None, *, out: Any, **_: Any) -> int:
     """Softmax, and rows of -inf alone become 0: n comparisons more (6·n - 2·m)."""
-    return 6 * self.numel() - 2 * rows(self, dim)
+    return 6 * self.numel() - 2 * filled_rows(self, dim)
 
 
 @register_flops(packets("_log_softmax", "log_softmax"))
@@ -37,7 +42,7 @@ def log_softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> i
 
     FLOPs: max n-m, subtract n, exp n, sum n-m, log m, subtract n: 5·n - m.
     """
-    return 5 * self.numel() - rows(self, dim)
+    return 5 * self.numel() - filled_rows(self, dim)
 
 
 @register_flops(packets("_softmax_backward_data", "_log_softmax_backward_data"))
@@ -48,7 +53,7 @@ def softmax_backward_data(
 
     FLOPs, both: two pointwise steps around a sum n-m, and a subtraction: 4·n - m.
     """
-    return 4 * output.numel() - rows(output, dim)
+    return 4 * output.numel() - filled_rows(output, dim)
 
 
 @register_flops(packets("logsumexp"))
