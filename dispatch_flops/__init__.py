@@ -67,10 +67,10 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _notebook_html(profile: Profile) -> str:
+def _notebook_html(self: Profile) -> str:
     from dispatch_flops.renderers import notebook
 
-    return notebook.render(profile)
+    return notebook.render(self)
 
 
 def _diff(self: Profile, other: Profile, phase: Phase | None = None) -> Diff:
@@ -86,5 +86,5 @@ def _diff(self: Profile, other: Profile, phase: Phase | None = None) -> Diff:
 
 # A profile is plain data: it knows no renderer and no question but those of its own tree. A
 # notebook asks the object itself for its HTML, and a reader looks for ``diff`` there.
-Profile._repr_html_ = _notebook_html  # type: ignore[attr-defined]
-Profile.diff = _diff  # type: ignore[attr-defined]
+Profile._repr_html_ = _notebook_html  # type: ignore[method-assign]
+Profile.diff = _diff  # type: ignore[method-assign]

@@ -334,6 +334,8 @@ def _measure(
     """Forward latency per module, and of the whole (``both``: with backward), without the mode."""
     if device == "meta":
         return {}, StepTiming(method="n/a: the meta device computes nothing")
+    if both is not None:
+        forward()  # the warm-up ran backward too: memory that its graph held is found anew
     whole, spread = time_call(forward, device=device, repeats=repeats)
     backward_s = None
     if both is not None:

@@ -13,10 +13,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dispatch_flops.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase
 from dispatch_flops.errors import InconsistentProfileError, ProfileFormatError
+
+if TYPE_CHECKING:
+    from dispatch_flops.analysis import Diff
 
 SCHEMA = "dispatch_flops.profile"
 SCHEMA_VERSION = 1
@@ -302,6 +305,11 @@ class Profile:
                 raise InconsistentProfileError(f"{node.fqn!r}: {flaw}")
             seen.add(node.fqn)
         return self
+
+    if TYPE_CHECKING:  # attached by the package, which knows analysis and renderers
+
+        def diff(self, other: Profile, phase: Phase | None = None) -> Diff: ...
+        def _repr_html_(self) -> str: ...
 
     # -- saving ---------------------------------------------------------------------------
 

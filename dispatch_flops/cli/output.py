@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,7 +84,8 @@ def _tqdm(total: int) -> Any:
         tqdm = importlib.import_module("tqdm").tqdm
     except ImportError:
         return None
-    return tqdm(total=total, file=sys.stderr, dynamic_ncols=True, unit="run")
+    size = shutil.get_terminal_size()  # 80 x 24 where the terminal does not say
+    return tqdm(total=total, file=sys.stderr, ncols=size.columns, nrows=size.lines, unit="run")
 
 
 def error(text: str) -> None:
