@@ -1,11 +1,10 @@
 """The price of one operator call: its formula's cost, the bytes that it moves, its dtype.
 
-Floor 4, beside the ledger: pure functions of a rule and a call, without any state.
+Pure functions of a rule and a call, without any state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch._ops import OpOverload
 
 from dispatch_flops.cost import OpCost, Split
 from dispatch_flops.errors import FormulaError
+from dispatch_flops.formulas._shapes import tensors_in
 from dispatch_flops.ledger import Entry
 from dispatch_flops.registry import Conventions, Rule, using
 
@@ -94,18 +94,6 @@ def compute_dtype(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> st
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
