@@ -15,8 +15,7 @@ from operator import add
 import torch
 
 from dispatch_flops.cost import OpCost, Share, Split, contraction
-from dispatch_flops.formulas._shapes import product
-from dispatch_flops.formulas.matmul import is_strided_nested, nested_sizes
+from dispatch_flops.formulas._shapes import is_strided_nested, nested_sizes, product
 from dispatch_flops.registry import conventions
 
 # Primitives per pair and per row of one softmax: max (a reduction, 1 per pair less 1 per row),

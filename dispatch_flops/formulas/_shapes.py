@@ -10,6 +10,10 @@ import torch
 
 from dispatch_flops.cost import OpCost
 
+_SPARSE_LAYOUTS = frozenset(
+    (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+)
+
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in nested lists, tuples and dicts."""
@@ -36,3 +40,29 @@ def is_inexact(*tensors: torch.Tensor | None) -> bool:
 def flops(count: int) -> OpCost:
     """A cost of ``count`` FLOPs that are no MACs."""
     return OpCost(flops=count)
+
+
+def nested_sizes(tensor: torch.Tensor) -> list[list[int]]:
+    """The sizes of each item of a strided nested tensor, which are kept on the CPU."""
+    sizes: list[list[int]] = tensor._nested_tensor_size().tolist()
+    return sizes
+
+
+def is_strided_nested(tensor: torch.Tensor) -> bool:
+    """True for ``torch.nested`` tensors of strided layout, whose ``shape`` raises."""
+    return tensor.is_nested and tensor.layout == torch.strided
+
+
+def stored_elements(sparse: torch.Tensor) -> int:
+    """Elements that a sparse tensor stores: ``nnz``, times the size of its dense part or blocks.
+
+    A blocked layout stores whole blocks, explicit zeros inside included.
+    """
+    if sparse.layout == torch.sparse_coo:
+        return sparse._values().numel()
+    return sparse.values().numel()
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """True for COO, CSR, CSC, BSR and BSC; nested and oneDNN tensors are dense."""
+    return tensor.layout in _SPARSE_LAYOUTS

@@ -15,31 +15,17 @@ import torch
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._arithmetic import adds, contract, muls, same_shaped
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import product
+from dispatch_flops.formulas._shapes import (
+    is_sparse,
+    is_strided_nested,
+    nested_sizes,
+    product,
+    stored_elements,
+)
 from dispatch_flops.registry import register_flops
 
 aten = torch.ops.aten
 Number = int | float | complex
-
-
-def stored_elements(sparse: torch.Tensor) -> int:
-    """Elements that a sparse tensor stores: ``nnz``, times the size of its dense part or blocks.
-
-    A blocked layout stores whole blocks, explicit zeros inside included.
-    """
-    if sparse.layout == torch.sparse_coo:
-        return sparse._values().numel()
-    return sparse.values().numel()
-
-
-def is_sparse(tensor: torch.Tensor) -> bool:
-    """True for COO, CSR, CSC, BSR and BSC; nested and oneDNN tensors are dense."""
-    return tensor.layout in _SPARSE_LAYOUTS
-
-
-_SPARSE_LAYOUTS = frozenset(
-    (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-)
 
 
 def inner_products(a: torch.Tensor, b: torch.Tensor) -> int:
@@ -184,17 +170,6 @@ def mm_plus_mm(
 
 
 # -- matmul where it arrives whole -------------------------------------------------------------
-
-
-def nested_sizes(tensor: torch.Tensor) -> list[list[int]]:
-    """The sizes of each item of a strided nested tensor, which are kept on the CPU."""
-    sizes: list[list[int]] = tensor._nested_tensor_size().tolist()
-    return sizes
-
-
-def is_strided_nested(tensor: torch.Tensor) -> bool:
-    """True for ``torch.nested`` tensors of strided layout, whose ``shape`` raises."""
-    return tensor.is_nested and tensor.layout == torch.strided
 
 
 @register_flops(packets("matmul"))

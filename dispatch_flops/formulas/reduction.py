@@ -15,7 +15,7 @@ import torch
 
 from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import overloads, packets
-from dispatch_flops.formulas._shapes import is_inexact, tensors_in
+from dispatch_flops.formulas._shapes import is_inexact, is_strided_nested, nested_sizes, tensors_in
 from dispatch_flops.formulas.pointwise import broadcast_elements, per_element
 from dispatch_flops.formulas.sparse import elements
 from dispatch_flops.registry import Formula, Kind, Rule, add_rule, name_of, register_flops
@@ -27,10 +27,10 @@ def rows(tensor: torch.Tensor, dim: int | Iterable[int] | None) -> int:
         return 1
     dims = range(tensor.dim()) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     reduced = {d % tensor.dim() for d in dims} or set(range(tensor.dim()))
-    if tensor.is_nested and tensor.layout is torch.strided:  # has a shape per item, none itself
-        sizes: list[list[int]] = tensor._nested_tensor_size().tolist()
+    if is_strided_nested(tensor):  # has a shape per item, none itself
         return sum(
-            math.prod(n for d, n in enumerate(item, start=1) if d not in reduced) for item in sizes
+            math.prod(n for d, n in enumerate(item, start=1) if d not in reduced)
+            for item in nested_sizes(tensor)
         )
     return math.prod(size for d, size in enumerate(tensor.shape) if d not in reduced)
 

@@ -17,8 +17,8 @@ import torch
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._arithmetic import adds, contract, muls, same_shaped
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import flops
-from dispatch_flops.formulas.matmul import inner_products, is_sparse, stored_elements
+from dispatch_flops.formulas._shapes import flops, is_sparse, stored_elements
+from dispatch_flops.formulas.matmul import inner_products
 from dispatch_flops.registry import free, register_flops
 
 Tensor = torch.Tensor

@@ -22,7 +22,7 @@ from dispatch_flops.formulas._attention import (
     total,
 )
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas.matmul import is_strided_nested, nested_sizes
+from dispatch_flops.formulas._shapes import is_strided_nested, nested_sizes
 from dispatch_flops.registry import register_flops
 
 aten = torch.ops.aten
