@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -204,6 +204,7 @@ class _Forest:
         self._names = names
         self._ops = ops
         self._seen = seen
+        self._used = {*seen.used_params, *self._sharded_and_called()}
         self._children = names.children()
         for fqn in ops:  # named parts of the outside that are no modules
             if fqn not in self._children:
@@ -218,6 +219,18 @@ class _Forest:
         # A sole root that was found on the way is the model: its names lose their prefix.
         self._prefix = names.roots[0].fqn if len(names.roots) == 1 else ""
 
+    def _sharded_and_called(self) -> Iterator[int]:
+        """Ids of the parameters that stand for others in operators, of modules that ran.
+
+        A sharded parameter is a tensor subclass; what operators see is its gathered or its
+        local part.
+        """
+        for fqn, named in self._names.nodes.items():
+            module = named.module() if self._seen.calls.get(fqn) else None
+            for parameter in module._parameters.values() if module is not None else ():
+                if parameter is not None and type(parameter) is not nn.Parameter:
+                    yield id(parameter)
+
     def model(self) -> ModuleNode:
         roots = self._names.roots
         if len(roots) == 1:
@@ -231,7 +244,7 @@ class _Forest:
             class_name="models" if roots else "nothing",
             children=children,
             total_params=params.elements(),
-            active_params=params.elements(self._seen.used_params),
+            active_params=params.elements(self._used),
             trainable_params=params.trainable(),
         )
 
@@ -276,7 +289,7 @@ class _Forest:
             calls=seen.calls.get(fqn, 0),
             own_params=own.elements(),
             total_params=below.elements(),
-            active_params=below.elements(seen.used_params),
+            active_params=below.elements(self._used),
             trainable_params=below.trainable(),
             ops=tuple(
                 sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype)))

@@ -231,6 +231,17 @@ class TestDTensor:
         assert profile.total("forward").macs == FORWARD
         assert profile.total("backward").macs == BACKWARD
         assert profile.uncounted_ops() == {}
+        assert profile.root.active_params == profile.total_params > 0
+
+    def test_a_sharded_part_that_did_not_run_is_not_active(self, ranks: Any) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        model = MLP()
+        for part in (model.up, model.down, model):
+            fully_shard(part)
+        profile = profile_of(lambda: model.up(torch.ones(B, I)), model=model)
+        assert profile.root.active_params == profile.node("up").total_params
+        assert profile.node("down").active_params == 0
 
 
 TWO_RANKS = """
