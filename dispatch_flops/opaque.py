@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -50,11 +51,13 @@ class OpaqueModules:
 
     def __enter__(self) -> OpaqueModules:
         if self._rules:
-            for handle in (
-                register_module_forward_pre_hook(self._enter),
-                register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
-            ):
-                self._hooks.callback(handle.remove)
+            before = register_module_forward_pre_hook(self._enter)
+            self._hooks.callback(before.remove)
+            after = register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
+            # Removing the hook leaves its entry among those that take keyword arguments, and
+            # torch.compile takes that for a hook.
+            self._hooks.callback(module_hooks._global_forward_hooks_with_kwargs.pop, after.id, None)
+            self._hooks.callback(after.remove)
         return self
 
     def __exit__(

@@ -8,6 +8,7 @@ import pytest
 from attributing import rows, train
 from support import profile_of
 from torch import Tensor, nn
+from untouched import process_state
 
 import dispatch_flops
 from dispatch_flops import OpCost
@@ -69,6 +70,17 @@ def test_module_class_registered_for_all() -> None:
         dispatch_flops.unregister_flops(Block)
     assert profile.total().macs == 2 * 1000
     assert profile_of(model, rows(2, 3)).total().macs == 2 * 2 * (2 * 3 * 5)
+
+
+def test_no_hook_and_no_word_of_one_is_left() -> None:
+    """torch keeps an entry of a removed hook that took keyword arguments; compiled code sees it."""
+    model = nn.Sequential(Block())
+    before = process_state()
+    profile_of(model, rows(2, 3), custom_mapping={Block: block_formula})
+    assert process_state() == before
+    with pytest.raises(ValueError, match="negative"):
+        profile_of(lambda: model[0](rows(2, 3), -1), custom_mapping={Block: block_formula})
+    assert process_state() == before
 
 
 def test_module_class_inside_another() -> None:
