@@ -249,3 +249,22 @@ assert counters["stats"]["unique_graphs"] == 1
 def test_first_ever_compilation_inside_the_block() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST_EVER], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_compiled_flex_attention_counts_as_eager() -> None:
+    """The rectangle, or with causal="half" the blocks of 128 that the mask keeps: 3 of 4."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    heads, length, size = 2, 256, 16
+    q = torch.ones(1, heads, length, size)
+    mask = create_block_mask(
+        lambda b, h, i, j: i >= j, 1, heads, length, length, device="cpu", _compile=False
+    )
+    compiled = torch.compile(flex_attention, backend="eager")
+    for call in (flex_attention, compiled):
+        whole = profile_of(lambda call=call: call(q, q, q, block_mask=mask))
+        kept = profile_of(lambda call=call: call(q, q, q, block_mask=mask), causal="half")
+        assert whole.total().macs == 2 * heads * length * length * size
+        assert kept.total().macs == 2 * heads * (3 * 128 * 128) * size
+        assert whole.uncounted_ops() == {}
