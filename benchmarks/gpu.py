@@ -15,7 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from dispatch_flops import efficiency, hardware, profile_model
 from dispatch_flops.analysis import latency_of
-from dispatch_flops.measure import device_name, measure
+from dispatch_flops.devices import device_name
+from dispatch_flops.measure import measure
 
 
 def kernel_s(model: nn.Module, x: torch.Tensor) -> float:

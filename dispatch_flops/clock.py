@@ -1,8 +1,8 @@
 """Latency: how long modules take without a dispatch mode in the way.
 
 ``LatencyPass`` is a pass of its own with the lightest hooks there are. They only take time
-stamps (on CUDA: record events); sums are formed afterwards, one synchronisation in all, and
-what the hooks themselves took is taken off every module that was running meanwhile.
+stamps (on an accelerator: record events); sums are formed afterwards, one synchronisation in
+all, and what the hooks themselves took is taken off every module that was running meanwhile.
 """
 
 from __future__ import annotations
@@ -23,31 +23,40 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from dispatch_flops.devices import CPU, Devices, Now, seconds_between
 from dispatch_flops.names import ModuleNames
 
-Now = Callable[[], float]
+EVENT_RESOLUTION_S = 5e-7
 
 _is_tracing = torch.compiler.is_dynamo_compiling
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One call of a module: seconds at which the hook before it began and ended, and after it."""
+    """One call of a module: seconds at which the hook before it began and ended, and after it.
+
+    device_s: how long the accelerator was at it, where events tell.
+    """
 
     fqn: str
     hook_start: float
     start: float
     end: float
     hook_end: float
+    device_s: float | None = None
 
 
 class LatencyPass:
     """Records when modules start and end while it is entered; ``seconds()`` says how long."""
 
-    def __init__(self, names: ModuleNames, *, device: str = "cpu", now: Now | None = None) -> None:
+    def __init__(
+        self, names: ModuleNames, *, devices: Devices = CPU, now: Now | None = None
+    ) -> None:
         self._names = names
-        self._now = now or time.perf_counter
-        self._events = device == "cuda" and torch.cuda.is_available()
+        self._devices = devices
+        self._event = devices.events()
+        self._now = now or (time.perf_counter if self._event else devices.clock())
+        self._stamp = self._event or self._now
         self._open: list[tuple[nn.Module, Any, float, Any]] = []
         self._calls: list[tuple[str, float, Any, Any, float]] = []
         self._hooks = ExitStack()
@@ -70,12 +79,12 @@ class LatencyPass:
 
     def seconds(self) -> dict[str, float]:
         """``{fqn: seconds}`` in forward, over all calls."""
-        if self._events:
-            torch.cuda.synchronize()
-            seconds: dict[str, float] = {}
-            for fqn, _, start, end, _ in self._calls:
-                seconds[fqn] = seconds.get(fqn, 0.0) + start.elapsed_time(end) / 1e3
-            return seconds
+        if self._event is not None:
+            self._devices.synchronize()
+            return net_seconds(
+                Interval(fqn, begun, begun, done, done, seconds_between(start, end))
+                for fqn, begun, start, end, done in self._calls
+            )
         unseen = _unseen() if self._now is time.perf_counter else None
         return net_seconds((Interval(*call) for call in self._calls), unseen)
 
@@ -100,13 +109,6 @@ class LatencyPass:
                 if not named.wrapper:
                     self._calls.append((named.fqn, begun, start, end, self._now()))
                 return
-
-    def _stamp(self) -> Any:
-        if self._events:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            return event
-        return self._now()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,9 @@ def net_seconds(calls: Iterable[Interval], unseen: Unseen | None = None) -> dict
             _, inner_hooks, inner_net = done.pop()
             hooks += inner_hooks
             within += inner_net
-        net = max(call.end - call.start - hooks - unseen.inside, within, 0.0)
+        net = call.device_s
+        if net is None:
+            net = max(call.end - call.start - hooks - unseen.inside, within, 0.0)
         own_calls = nets.setdefault(call.fqn, [])
         while own_calls and own_calls[-1][0] >= call.start:  # it called itself: counted once
             seconds[call.fqn] -= own_calls.pop()[1]
@@ -153,7 +157,7 @@ def _unseen() -> Unseen:
     """Measured on modules that do nothing, once per process."""
     modules = nn.Sequential(*(nn.Identity() for _ in range(100)))
     x = torch.ones(1, device="cpu")
-    plain, _ = time_call(lambda: modules(x), device="cpu", repeats=9)
+    plain, _ = time_call(lambda: modules(x), repeats=9)
     wholes: list[float] = []
     leaves: list[float] = []
     for _ in range(9):
@@ -168,33 +172,23 @@ def _unseen() -> Unseen:
     return Unseen(per_call=per_call, inside=min(inside, per_call))
 
 
-def resolution_s(device: str) -> float:
+def resolution_s(devices: Devices) -> float:
     """Calls shorter than this are not exact to 10 %: ten times what is not seen of a call.
 
-    CUDA events have a resolution of half a microsecond.
+    Of events that is their resolution, half a microsecond on CUDA.
     """
-    return 10 * (5e-7 if device == "cuda" else _unseen().per_call)
-
-
-def synchronize(device: str) -> None:
-    """Wait until the device has done what it was given; nothing to do on CPU and meta."""
-    if device == "cuda" and torch.cuda.is_available():
-        torch.cuda.synchronize()
-    elif device not in ("cpu", "meta") and hasattr(torch, "accelerator"):
-        torch.accelerator.synchronize()
+    return 10 * (EVENT_RESOLUTION_S if devices.events() else _unseen().per_call)
 
 
 def time_call(
-    run: Callable[[], Any], *, device: str, repeats: int, now: Now | None = None
+    run: Callable[[], Any], *, devices: Devices = CPU, repeats: int, now: Now | None = None
 ) -> tuple[float, float | None]:
-    """Median seconds of some calls, device synchronised, and half their range (of one: None)."""
-    clock = now or time.perf_counter
+    """Median seconds of some calls, devices synchronised, and half their range (of one: None)."""
+    clock = now or devices.clock()
     taken = []
     for _ in range(repeats):
-        synchronize(device)
         start = clock()
         run()
-        synchronize(device)
         taken.append(clock() - start)
     spread = (max(taken) - min(taken)) / 2 if repeats > 1 else None
     return statistics.median(taken), spread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import warnings
@@ -18,7 +19,6 @@ from dispatch_flops import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
 )
-from dispatch_flops.clock import LatencyPass
 from dispatch_flops.errors import (
     AlreadyActiveError,
     NotProfiledError,
@@ -26,15 +26,14 @@ from dispatch_flops.errors import (
     UncountedOpsError,
 )
 from dispatch_flops.ledger import Ledger, Observed
-from dispatch_flops.measure import device_name
 from dispatch_flops.mode import CountingMode
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.opaque import OpaqueModules
 from dispatch_flops.registry import Causal, Conventions, Formula, Subclass
 from dispatch_flops.stance import eager_stance
-from dispatch_flops.timed import OwnTime, TimedMode, TimedTracker, timed_parts
+from dispatch_flops.timed import EventPass, HostPass, timed_pass
 from dispatch_flops.tracker import Tracker
-from dispatch_flops.tree import ModuleNode, Profile, Scope, StepTiming
+from dispatch_flops.tree import ModuleNode, Profile
 
 
 class FlopCounterMode:
@@ -201,9 +200,6 @@ class FlopCounterMode:
             raise UncountedOpsError(_describe(self.profile, uncounted))
 
 
-ONE_PASS = "counted and timed in one pass, the profiler's own time measured and taken off"
-
-
 class UncountedWarning(UserWarning):
     """Operators ran whose cost is not known: every total that holds them is a lower bound."""
 
@@ -223,16 +219,14 @@ class _Session:
         self._names = ModuleNames(roots)
         self._tracker: Tracker
         self._mode: CountingMode
-        self._device = _device_of(self._names)
         self._ledger = Ledger()
-        self._clock: LatencyPass | None = None
+        self._timed: HostPass | EventPass | None = None
         options: dict[str, Any] = {
             "conventions": conventions, "own_rules": own_rules, "on_full": self._fold
         }  # fmt: skip
         if timed:
-            self._tracker, self._mode, self._clock = timed_parts(
-                self._names, self._device, OwnTime.calibrated(), **options
-            )
+            self._timed = timed_pass(self._names, self._names.devices(), options)
+            self._tracker, self._mode = self._timed.tracker, self._timed.mode
         else:
             self._tracker = Tracker(self._names)
             self._mode = CountingMode(self._tracker, **options)
@@ -243,8 +237,8 @@ class _Session:
     def open(self) -> None:
         with ExitStack() as undo:
             undo.enter_context(eager_stance())
-            if self._clock is not None:
-                undo.enter_context(self._clock)
+            if self._timed is not None and self._timed.clock is not None:
+                undo.enter_context(self._timed.clock)
             self._tracker.start()
             undo.callback(self._tracker.stop)
             undo.enter_context(self._opaque)
@@ -256,8 +250,8 @@ class _Session:
 
     def note_running(self, module: nn.Module) -> None:
         self._tracker._enter_module(module, ())
-        if self._clock is not None:
-            self._clock._before(module, ())
+        if self._timed is not None and self._timed.clock is not None:
+            self._timed.clock._before(module, ())
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
@@ -273,36 +267,27 @@ class _Session:
 
     def profile(self) -> Profile:
         with _disable_current_modes(), _garbage_collection_later():
+            if self._timed is not None:
+                self._timed.read()
             seen = Observed(
                 calls=self._tracker.calls(),
                 used_params=self._tracker.used_params(),
                 tokens=self._tracker.tokens(),
-                latency_s=self._clock.seconds() if self._clock is not None else {},
+                latency_s=self._timed.module_seconds() if self._timed is not None else None,
             )
-            return self._ledger.with_open(self._tracker.places()).freeze(
+            profile = self._ledger.with_open(self._tracker.places()).freeze(
                 self._names,
                 seen,
-                scope=Scope(
-                    device=self._device,
-                    device_name=device_name(self._device),
-                    torch_version=str(torch.__version__),
-                    causal=self._conventions.causal,
-                ),
-                timing=self._timing(),
+                causal=self._conventions.causal,
                 notes=tuple(self._mode.higher_order.notes),
             )
-
-    def _timing(self) -> StepTiming:
-        if not isinstance(self._mode, TimedMode) or not isinstance(self._tracker, TimedTracker):
-            return StepTiming()
-        return StepTiming(
-            backward_s=self._mode.backward_s(),
-            step_s=self._tracker.step_s,
-            method=ONE_PASS,
-            resolution_s=10 * self._mode.own.per_module,
-        )
+            if self._timed is None:
+                return profile
+            return dataclasses.replace(profile, timing=self._timed.timing(profile))
 
     def _fold(self) -> None:
+        if self._timed is not None:
+            self._timed.read()
         self._ledger.fold(self._tracker.join_thread().places.values())
 
     def _is_on(self) -> bool:
@@ -332,15 +317,6 @@ def _as_modules(mods: Any) -> tuple[nn.Module, ...]:
                 f"mods holds a {type(module).__name__}; pass an nn.Module, a list of them, or None"
             )
     return modules
-
-
-def _device_of(names: ModuleNames) -> str:
-    for named in names.nodes.values():
-        module = named.module()
-        for parameter in module._parameters.values() if module is not None else ():
-            if parameter is not None:
-                return parameter.device.type
-    return "cpu"
 
 
 def _add_flops(counts: dict[Any, int], node: ModuleNode) -> None:

@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from dispatch_flops.analysis import sum_known
 from dispatch_flops.cost import OpCost, Phase, Share
+from dispatch_flops.devices import device_name
 from dispatch_flops.names import ModuleNames, Named, join
+from dispatch_flops.registry import Causal
 from dispatch_flops.tracker import Place
-from dispatch_flops.tree import OUTSIDE, ModuleNode, OpTotal, Profile, Scope, StepTiming
+from dispatch_flops.tree import OUTSIDE, ModuleNode, OpTotal, Profile, Scope
 
 
 class Entry:
@@ -78,12 +81,12 @@ class Observed:
     """What was seen beside the operators, for ``freeze``; keys are fqns.
 
     used_params: ids of the parameters that took part in an operator.
+    latency_s: seconds in forward; None where modules take as long as their operators.
     """
 
     calls: Mapping[str, int] = field(default_factory=dict)
     used_params: Collection[int] = ()
-    latency_s: Mapping[str, float] = field(default_factory=dict)
-    backward_latency_s: Mapping[str, float] = field(default_factory=dict)
+    latency_s: Mapping[str, float] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -140,18 +143,22 @@ class Ledger:
         names: ModuleNames,
         seen: Observed,
         *,
-        scope: Scope,
-        timing: StepTiming,
+        causal: Causal,
         notes: tuple[str, ...] = (),
     ) -> Profile:
         """The profile of everything booked so far, checked."""
+        device = names.devices().type
         ops = self._by_fqn(names.nodes)
         forest = _Forest(names, ops, seen)
         return Profile(
             root=forest.model(),
             outside=forest.node(OUTSIDE),
-            scope=scope,
-            timing=timing,
+            scope=Scope(
+                device=device,
+                device_name=device_name(device),
+                torch_version=str(torch.__version__),
+                causal=causal,
+            ),
             notes=notes,
         ).check()
 
@@ -276,6 +283,7 @@ class _Forest:
         children: tuple[ModuleNode, ...],
     ) -> ModuleNode:
         seen = self._seen
+        ops = tuple(sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))))
         shown = fqn
         if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
             shown = fqn[len(self._prefix) + 1 :]
@@ -291,14 +299,21 @@ class _Forest:
             total_params=below.elements(),
             active_params=below.elements(self._used),
             trainable_params=below.trainable(),
-            ops=tuple(
-                sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype)))
-            ),
+            ops=ops,
             children=children,
-            latency_s=seen.latency_s.get(fqn),
-            backward_latency_s=seen.backward_latency_s.get(fqn),
+            latency_s=_seconds(ops, children, "forward")
+            if seen.latency_s is None
+            else seen.latency_s.get(fqn),
+            backward_latency_s=_seconds(ops, children, "backward"),
             tokens=seen.tokens.get(fqn),
         )
+
+
+def _seconds(ops: Iterable[OpTotal], children: Iterable[ModuleNode], phase: Phase) -> float | None:
+    """Seconds of a module's operators in a phase, with those of all below it; None if not timed."""
+    own = [op.latency_s for op in ops if op.phase == phase]
+    below = (c.latency_s if phase == "forward" else c.backward_latency_s for c in children)
+    return sum_known((*own, *below))
 
 
 class _Params:

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import platform
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
 from dispatch_flops.clock import time_call
 from dispatch_flops.cost import FLOPS_PER_MAC
+from dispatch_flops.devices import Devices, device_name
 from dispatch_flops.hardware import Machine
-
-
-@functools.cache
-def device_name(device: str = "cpu") -> str | None:
-    """What the driver (on CPU the operating system) calls the device; None if nothing does."""
-    if device not in ("cpu", "cuda"):
-        return None
-    if device == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def measure(
@@ -68,5 +51,6 @@ def _copy_bytes_per_s(n_bytes: int, device: str, repeats: int) -> float:
 
 
 def _best_s(run: Callable[[], object], device: str, repeats: int) -> float:
+    devices = Devices.at(device)
     run()
-    return min(time_call(run, device=device, repeats=1)[0] for _ in range(repeats))
+    return min(time_call(run, devices=devices, repeats=1)[0] for _ in range(repeats))

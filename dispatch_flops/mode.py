@@ -18,6 +18,7 @@ from dispatch_flops.cost import ZERO
 from dispatch_flops.formulas._shapes import tensors_in
 from dispatch_flops.higher_order import HANDLERS, Handler, HigherOrder
 from dispatch_flops.ledger import Entry
+from dispatch_flops.places import Place
 from dispatch_flops.pricing import price
 from dispatch_flops.registry import Conventions, Rule
 from dispatch_flops.subclasses import in_sharding_propagation, is_wrapper
@@ -73,6 +74,7 @@ class CountingMode(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
+    times_operators = False
 
     def __init__(
         self,
@@ -82,7 +84,6 @@ class CountingMode(TorchDispatchMode):
         on_full: Callable[[], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.last_call_s: float | None = None  # seconds of the call just run, where they are taken
         self._tracker = tracker
         self._local = tracker._local
         self._conventions = conventions
@@ -146,10 +147,13 @@ class CountingMode(TorchDispatchMode):
         if task != -1 or place is None:
             place = self._tracker.locate(thread, task)
         place.counts[entry] += 1
-        if self.last_call_s is not None:
-            place.seconds[entry] += self.last_call_s
+        if self.times_operators:
+            self._book_time(place, entry)
         thread.last_seq = _sequence_nr()
         return out
+
+    def _book_time(self, place: Place, entry: Entry) -> None:
+        """Book the time of the operator that just ran, where it is taken."""
 
     # -- deciding -------------------------------------------------------------------------------
 
@@ -237,7 +241,7 @@ class CountingMode(TorchDispatchMode):
             id(t) for t in tensors_in((args, kwargs)) if isinstance(t, _Parameter)
         )
         if plan.rule is not None and not plan.rule.builtin:
-            return False, func(*args, **kwargs)
+            return False, plan.call(*args, **kwargs)
         if self._desugaring is func:
             self._desugaring = None
             return True, NotImplemented
@@ -247,7 +251,7 @@ class CountingMode(TorchDispatchMode):
             if out is not NotImplemented:
                 return True, out
         if logical:
-            return False, func(*args, **kwargs)
+            return False, plan.call(*args, **kwargs)
         self._inside_wrapper += 1
         self._desugaring = func
         try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from dispatch_flops.devices import Devices
 from dispatch_flops.tree import OUTSIDE
 
 WRAPPED = "_orig_mod"
@@ -69,6 +70,11 @@ class ModuleNames:
                 return named
             return self._as_called(named, callers)
         return self._meet(module, callers[-1] if callers else None)
+
+    def devices(self) -> Devices:
+        """Where the modules met so far keep their parameters and buffers."""
+        modules = (named.module() for named in self.nodes.values())
+        return Devices.of(module for module in modules if module is not None)
 
     def children(self) -> dict[str, list[str]]:
         """``{fqn: its children's fqns}`` in the order of the model."""

@@ -17,14 +17,14 @@ from torch import nn
 
 from dispatch_flops import units
 from dispatch_flops.analysis import latency_of
-from dispatch_flops.clock import LatencyPass, fit_to_whole, resolution_s, synchronize, time_call
+from dispatch_flops.clock import LatencyPass, fit_to_whole, resolution_s, time_call
 from dispatch_flops.counter import FlopCounterMode
+from dispatch_flops.devices import Devices
 from dispatch_flops.errors import NotProfiledError, TargetError
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.renderers import aggregated, deepspeed
 from dispatch_flops.running import (
     caller,
-    device_of,
     evaluating,
     fqns_of,
     gradients_kept,
@@ -152,21 +152,18 @@ def profile_model(
         inputs = make_inputs(model, input_shape, args, device)
         named_inputs = moved(dict(kwargs or {}), device)
         forward = run = caller(model, mode, inputs, named_inputs)
-        where = device_of(model)
+        where = Devices.of(model.modules())
         if backward:
             given = (tensor for tensor in tensors_in([inputs, named_inputs]) if tensor.is_leaf)
             leaves = [*model.parameters(), *given]
             undo.enter_context(gradients_kept(leaves))
             run = with_backward(forward, leaves)
-        for _ in range(warm_up if where != "meta" else 0):
+        for _ in range(warm_up if where.type != "meta" else 0):
             run()
         latency, timing = _measure(model, forward, run if backward else None, where, repeats)
         with FlopCounterMode(model, display=False, causal=causal) as counter:  # type: ignore[arg-type]
             run()
         profile = with_latency(counter.profile, latency, timing)
-        profile = dataclasses.replace(
-            profile, scope=dataclasses.replace(profile.scope, device=where)
-        )
     return without(profile, fqns_of(model, ignore_modules or ()))
 
 
@@ -328,23 +325,23 @@ def _measure(
     model: nn.Module,
     forward: Callable[[], Any],
     both: Callable[[], Any] | None,
-    device: str,
+    devices: Devices,
     repeats: int,
 ) -> tuple[dict[str, float], StepTiming]:
     """Forward latency per module, and of the whole (``both``: with backward), without the mode."""
-    if device == "meta":
+    if devices.type == "meta":
         return {}, StepTiming(method="n/a: the meta device computes nothing")
     if both is not None:
         forward()  # the warm-up ran backward too: memory that its graph held is found anew
-    whole, spread = time_call(forward, device=device, repeats=repeats)
+    whole, spread = time_call(forward, devices=devices, repeats=repeats)
     backward_s = None
     if both is not None:
-        backward_s = max(time_call(both, device=device, repeats=repeats)[0] - whole, 0.0)
+        backward_s = max(time_call(both, devices=devices, repeats=repeats)[0] - whole, 0.0)
     passes = []
     for _ in range(repeats):
         names = ModuleNames([model])
-        with eager_stance(), LatencyPass(names, device=device) as clock:
-            synchronize(device)
+        with eager_stance(), LatencyPass(names, devices=devices) as clock:
+            devices.synchronize()
             forward()
         passes.append(clock.seconds())
     median = statistics.median_low([seconds.get("", 0.0) for seconds in passes])
@@ -355,7 +352,7 @@ def _measure(
         spread_s=spread,
         repeats=repeats,
         method=OWN_PASS_COMPILED if is_compiled(model) else OWN_PASS,
-        resolution_s=resolution_s(device),
+        resolution_s=resolution_s(devices),
     )
 
 

@@ -91,12 +91,6 @@ def fqns_of(model: nn.Module, classes: Sequence[type[nn.Module]]) -> list[str]:
     return [fqn for fqn, module in model.named_modules() if type(module) in tuple(classes)]
 
 
-def device_of(model: nn.Module) -> str:
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device.type
-    return "cpu"
-
-
 # -- leaving everything as it was ------------------------------------------------------------
 
 

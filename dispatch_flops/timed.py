@@ -1,17 +1,22 @@
-"""Counting and timing in one pass: the profiler's own time is measured and taken off.
+"""Counting and timing in one pass, for training loops, where a step cannot be run a second time.
 
-For training loops, where a step cannot be run a second time. ``OwnTime.now`` is a clock that
-stands still while the profiler works; whoever reads time from it sees the program's alone.
-What the profiler cannot see of itself (the way from C++ to Python and back, torch's slower
-module call while hooks are there) is measured once per process on operators and modules
+On the CPU (``HostPass``) the profiler's own time is measured and taken off: ``OwnTime.now`` is a
+clock that stands still while the profiler works; whoever reads time from it sees the program's
+alone. What the profiler cannot see of itself (the way from C++ to Python and back, torch's
+slower module call while hooks are there) is measured once per process on operators and modules
 that do next to nothing, and taken off per call.
+
+On an accelerator (``EventPass``) an event lies on each side of every operator. They measure how
+long the device was at it, however late the profiler made the next one come; modules and phases
+take as long as their operators.
 """
 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -19,83 +24,125 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dispatch_flops.clock import LatencyPass, synchronize
+from dispatch_flops.analysis import sum_known
+from dispatch_flops.clock import EVENT_RESOLUTION_S, LatencyPass
+from dispatch_flops.cost import Phase
+from dispatch_flops.devices import Devices, Now, Stamp, seconds_between
 from dispatch_flops.mode import CountingMode, _Plan
 from dispatch_flops.names import ModuleNames
+from dispatch_flops.places import Place
 from dispatch_flops.registry import Conventions
 from dispatch_flops.tracker import Tracker, _is_tracing
+from dispatch_flops.tree import Profile, StepTiming
 
 _now = time.perf_counter
 _graph_task = torch._C._current_graph_task_id
+_UNREAD = 2**16  # pairs of events that are kept before they are read
 
 
 class OwnTime:
     """Seconds that the profiler itself has taken.
 
     per_op, per_module: what one operator, one module call takes that is not measured each time.
+    clock: of the time that passes.
     """
 
     _calibrated: tuple[float, float] | None = None
 
-    def __init__(self, per_op: float = 0.0, per_module: float = 0.0) -> None:
+    def __init__(
+        self, per_op: float = 0.0, per_module: float = 0.0, clock: Now | None = None
+    ) -> None:
         self.seconds = 0.0
         self.per_op = per_op
         self.per_module = per_module
+        self.clock = clock or _now
 
     def now(self) -> float:
         """Seconds on a clock that stands still while the profiler works."""
-        return _now() - self.seconds
+        return self.clock() - self.seconds
 
     @classmethod
-    def calibrated(cls) -> OwnTime:
+    def calibrated(cls, clock: Now | None = None) -> OwnTime:
         """With the unseen shares as measured on this machine, once per process."""
         if cls._calibrated is None:
             cls._calibrated = _calibrate()
-        return cls(*cls._calibrated)
+        return cls(*cls._calibrated, clock)
 
 
 class TimedTracker(Tracker):
     """A tracker whose hooks' time is the profiler's own.
 
     step_s: seconds in optimizer steps; None where there was none.
+    with_closure: a step ran forward and backward itself, so that ``step_s`` is not its own alone.
     """
 
     own: OwnTime
-    device = "cpu"
     step_s: float | None = None
+    with_closure = False
     _step_begun = 0.0
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         if _is_tracing():
             return
-        begun = _now()
+        begun = self.own.clock()
         super()._enter_module(module, args)
-        self.own.seconds += _now() - begun + self.own.per_module / 2
+        self.own.seconds += self.own.clock() - begun + self.own.per_module / 2
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         if _is_tracing():
             return
-        begun = _now()
+        begun = self.own.clock()
         super()._leave_module(module, args, output)
-        self.own.seconds += _now() - begun + self.own.per_module / 2
+        self.own.seconds += self.own.clock() - begun + self.own.per_module / 2
 
     def _enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         super()._enter_optimizer(optimizer, args, kwargs)
-        synchronize(self.device)
+        self.with_closure = self.with_closure or self.in_closure_step()
         self._step_begun = self.own.now()
 
     def _leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        synchronize(self.device)
         self.step_s = (self.step_s or 0.0) + self.own.now() - self._step_begun
         super()._leave_optimizer(optimizer, args, kwargs)
 
 
-class TimedMode(CountingMode):
+class _Call(threading.local):
+    """The operator that a thread is at.
+
+    inside: it was dispatched and is not done. seconds: how long the operators below it took.
+    """
+
+    inside = False
+    seconds = 0.0
+    last: Any = None
+
+    def take(self) -> Any:
+        """What was measured of the operator that just ran; None if it was answered without."""
+        last, self.last = self.last, None
+        return last
+
+
+class _TimedMode(CountingMode):
+    """A mode in which every operator that runs leaves in ``_call`` what was measured."""
+
+    times_operators = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._call = _Call()
+
+    def _decide(self, func: Any) -> _Plan:
+        plan = super()._decide(func)
+        plan.call = self._timed(plan.call)
+        return plan
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        raise NotImplementedError
+
+
+class HostTimedMode(_TimedMode):
     """Takes the time of every operator; all else that dispatching takes is the profiler's own."""
 
     own: OwnTime
-    _inside = False
-    _calls_s = 0.0
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -115,48 +162,156 @@ class TimedMode(CountingMode):
         return total
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._inside:  # below a composite operator: the outermost dispatch keeps the time
+        call = self._call
+        if call.inside:  # below a composite operator: the outermost dispatch keeps the time
             return super().__torch_dispatch__(func, types, args, kwargs)
-        begun = _now()
+        begun = self.own.clock()
         began_own = begun - self.own.seconds
-        self._inside = True
-        self._calls_s = 0.0
+        call.inside = True
+        call.seconds = 0.0
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
-            self._inside = False
-            self.own.seconds += _now() - begun - self._calls_s + self.own.per_op
+            call.inside = False
+            self.own.seconds += self.own.clock() - begun - call.seconds + self.own.per_op
             task = _graph_task()
             if task != -1:
                 first, _ = self._spans.get(task, (began_own, 0.0))
-                self._spans[task] = (first, began_own + self._calls_s)
-
-    def _decide(self, func: Any) -> _Plan:
-        plan = super()._decide(func)
-        plan.call = self._timed(plan.call)
-        return plan
+                self._spans[task] = (first, began_own + call.seconds)
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        clock, this = self.own.clock, self._call
+
         def timed(*args: Any, **kwargs: Any) -> Any:
-            begun = _now()
+            begun = clock()
             try:
                 return call(*args, **kwargs)
             finally:
-                self.last_call_s = _now() - begun
-                self._calls_s += self.last_call_s
+                this.last = clock() - begun
+                this.seconds += this.last
 
         return timed
 
+    def _book_time(self, place: Place, entry: Any) -> None:
+        if (seconds := self._call.take()) is not None:
+            place.seconds[entry] += seconds
 
-def timed_parts(
-    names: ModuleNames, device: str, own: OwnTime, **mode_options: Any
-) -> tuple[TimedTracker, TimedMode, LatencyPass]:
-    """Tracker, mode and clock of one pass that counts and times."""
-    tracker = TimedTracker(names)
-    mode = TimedMode(tracker, **mode_options)
-    tracker.own = mode.own = own
-    tracker.device = device
-    return tracker, mode, LatencyPass(names, device=device, now=own.now)
+
+class EventTimedMode(_TimedMode):
+    """Records an event before and after every operator; ``read`` books what lies between them."""
+
+    devices: Devices
+    record: Stamp
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._unread: list[tuple[Place, Any, Any, Any]] = []
+        self._reading = threading.Lock()
+
+    def read(self) -> None:
+        """Wait for the device, once, and book the time of the operators so far."""
+        with self._reading:
+            unread, self._unread = self._unread, []
+            self.devices.synchronize()
+            for place, entry, start, end in unread:
+                place.seconds[entry] += seconds_between(start, end)
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        record, this = self.record, self._call
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = record()
+            out = call(*args, **kwargs)
+            this.last = (start, record())
+            return out
+
+        return timed
+
+    def _book_time(self, place: Place, entry: Any) -> None:
+        if (pair := self._call.take()) is not None:
+            self._unread.append((place, entry, *pair))
+            if len(self._unread) >= _UNREAD:
+                self.read()
+
+
+class HostPass:
+    """Tracker, mode and clock of a pass that counts and times, the profiler's time taken off."""
+
+    method = "counted and timed in one pass, the profiler's own time measured and taken off"
+
+    def __init__(self, names: ModuleNames, own: OwnTime, mode_options: Mapping[str, Any]) -> None:
+        self.tracker = TimedTracker(names)
+        self.mode = HostTimedMode(self.tracker, **mode_options)
+        self.clock = LatencyPass(names, now=own.now)
+        self.tracker.own = self.mode.own = own
+
+    def read(self) -> None:
+        """Nothing is left to be read."""
+
+    def module_seconds(self) -> Mapping[str, float] | None:
+        """``{fqn: seconds}`` in forward."""
+        return self.clock.seconds()
+
+    def timing(self, profile: Profile) -> StepTiming:
+        """Of backward and step. A step that was given a closure takes as long as its operators."""
+        in_operators = operator_seconds(profile, "optimizer")
+        return StepTiming(
+            backward_s=self.mode.backward_s(),
+            step_s=in_operators if self.tracker.with_closure else self.tracker.step_s,
+            method=self.method,
+            resolution_s=10 * self.mode.own.per_module,
+        )
+
+
+class EventPass:
+    """Tracker and mode of a pass that counts, with events on the device around every operator."""
+
+    method = (
+        "counted and timed in one pass, by events on the device around every operator; "
+        "what the host does between operators is left out"
+    )
+    clock = None
+
+    def __init__(
+        self, names: ModuleNames, devices: Devices, record: Stamp, mode_options: Mapping[str, Any]
+    ) -> None:
+        self.tracker = Tracker(names)
+        self.mode = EventTimedMode(self.tracker, **mode_options)
+        self.mode.devices = devices
+        self.mode.record = record
+
+    def read(self) -> None:
+        """Book the times that the device has not told yet."""
+        self.mode.read()
+
+    def module_seconds(self) -> Mapping[str, float] | None:
+        """None: modules take as long as their operators."""
+        return None
+
+    def timing(self, profile: Profile) -> StepTiming:
+        """Of backward, with what it runs again, and step."""
+        return StepTiming(
+            backward_s=operator_seconds(profile, "backward", "recompute"),
+            step_s=operator_seconds(profile, "optimizer"),
+            method=self.method,
+            resolution_s=10 * EVENT_RESOLUTION_S,
+        )
+
+
+def timed_pass(
+    names: ModuleNames, devices: Devices, mode_options: Mapping[str, Any]
+) -> HostPass | EventPass:
+    """The pass that is right on these devices."""
+    record = devices.events()
+    if record is not None:
+        return EventPass(names, devices, record, mode_options)
+    clock = devices.clock() if devices.accelerators else None
+    return HostPass(names, OwnTime.calibrated(clock), mode_options)
+
+
+def operator_seconds(profile: Profile, *phases: Phase) -> float | None:
+    """Seconds of all operators in these phases, in the model and outside it; None if none ran."""
+    return sum_known(op.latency_s for op in profile.op_totals() if op.phase in phases)
 
 
 def _calibrate() -> tuple[float, float]:
@@ -176,14 +331,14 @@ def _calibrate() -> tuple[float, float]:
 
 def _unseen(run: Callable[[], Any], own: OwnTime, *roots: nn.Module) -> float:
     """Seconds that ``run`` takes more under the profiler, by the profiler's own clock."""
-    tracker, mode, clock = timed_parts(
-        ModuleNames(roots), "cpu", own, conventions=Conventions(), own_rules={}, on_full=int
+    both = HostPass(
+        ModuleNames(roots), own, {"conventions": Conventions(), "own_rules": {}, "on_full": int}
     )
     with ExitStack() as undo:
-        undo.enter_context(clock)
-        tracker.start()
-        undo.callback(tracker.stop)
-        profiled = _median_s(run, own.now, mode)
+        undo.enter_context(both.clock)
+        both.tracker.start()
+        undo.callback(both.tracker.stop)
+        profiled = _median_s(run, own.now, both.mode)
     return max(profiled - _median_s(run, _now, nullcontext()), 0.0)
 
 

@@ -326,6 +326,11 @@ class Tracker:
             thread.stack.append(Step(optimizer, place, _graph_task(), step, closure=closure))
             self._resume(thread, _sequence_nr())
 
+    def in_closure_step(self) -> bool:
+        """True if this thread is in a step whose optimizer was given a function to call."""
+        thread = self.thread()
+        return thread is not None and thread.stack[-1].closure
+
     def _leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         thread = self.thread()
         if thread is not None and any(frame.owner is optimizer for frame in thread.stack):

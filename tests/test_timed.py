@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dispatch_flops import FlopCounterMode, OpCost, register_flops, timed, unregister_flops
 
@@ -107,3 +108,48 @@ def test_without_latency_nothing_is_measured() -> None:
     assert counter.profile.root.latency_s is None
     assert counter.profile.timing.backward_s is None
     assert all(op.latency_s is None for op in counter.profile.op_totals())
+
+
+def test_a_step_with_a_closure_takes_as_long_as_its_operators() -> None:
+    class Closing(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            assert callable(closure)
+            with torch.enable_grad():
+                closure()
+            with torch.no_grad():
+                work_backward(torch.ones(3))
+
+    model = nn.Sequential(Worker(), Worker())
+    x = torch.ones(3, requires_grad=True)
+    optimizer = Closing([x], lr=0.1)
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        optimizer.step(lambda: model(x).sum().backward())
+    timing = counter.profile.timing
+    assert timing.step_s == GRADIENT
+    assert timing.backward_s == 2 * GRADIENT
+
+
+def test_a_module_takes_as_long_in_backward_as_its_operators() -> None:
+    model = nn.Sequential(Worker(), nn.Sequential(Worker(), Worker()))
+    x = torch.ones(3, requires_grad=True)
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(x).sum().backward()
+    assert counter.profile.node("0").backward_latency_s == GRADIENT
+    assert counter.profile.node("1").backward_latency_s == 2 * GRADIENT
+    assert counter.profile.root.backward_latency_s == 3 * GRADIENT
+
+
+def test_an_operator_on_a_wrapper_takes_as_long_as_what_runs_inside() -> None:
+    x = TwoTensor(torch.ones(3), torch.ones(3))
+    with FlopCounterMode(display=False, latency=True) as counter:
+        work(x)
+    seconds = {op.op: op.latency_s for op in counter.profile.op_totals()}
+    assert seconds["dispatch_flops_timed.work.default"] == 2 * WORK
+
+
+def test_what_is_answered_without_running_takes_no_time() -> None:
+    with FlopCounterMode(display=False, latency=True, meta_value=1.0) as counter:
+        work(torch.ones(3))
+        torch.ones((), device="meta").item()
+    seconds = {op.op: op.latency_s for op in counter.profile.op_totals()}
+    assert seconds["aten._local_scalar_dense.default"] is None

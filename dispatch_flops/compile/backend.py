@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
-import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -22,7 +21,7 @@ from dispatch_flops.ledger import Ledger, Observed
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.registry import Causal, Conventions, Formula
 from dispatch_flops.tracker import Place
-from dispatch_flops.tree import OUTSIDE, Profile, Scope, StepTiming, add_costs
+from dispatch_flops.tree import OUTSIDE, Profile, add_costs
 
 Backend = Literal["inductor", "aot_eager"]
 Count = Callable[[fx.GraphModule, bool], Callable[[Callable[..., Any]], Callable[..., Any]]]
@@ -160,8 +159,7 @@ class CountingBackend:
             return ledger.freeze(
                 self._names,
                 Observed(calls=self._module_calls(), used_params=self._used_params),
-                scope=Scope(torch_version=str(torch.__version__), causal=self._conventions.causal),
-                timing=StepTiming(),
+                causal=self._conventions.causal,
                 notes=("compiled graphs only: what ran outside of them is not counted",),
             )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ from tabulate import tabulate
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dispatch_flops.clock import LatencyPass, synchronize
+from dispatch_flops.clock import LatencyPass
 from dispatch_flops.cost import ZERO, OpCost
 from dispatch_flops.counter import FlopCounterMode
+from dispatch_flops.devices import Devices
 from dispatch_flops.errors import TargetError
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.profiler import OWN_PASS, with_latency
-from dispatch_flops.running import device_of, evaluating, random_state_kept
+from dispatch_flops.running import evaluating, random_state_kept
 from dispatch_flops.tree import Profile, StepTiming
 from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text
 
@@ -95,15 +95,17 @@ def profile_generate(
             relay.run(lambda criteria: _generate(model, inputs, own, criteria))
         return relay
 
-    device = device_of(model)
+    devices = Devices.of(model.modules())
     with evaluating(model):
         for _ in range(warm_up):
-            run(_Relay(nullcontext(), nullcontext(), device))
-        timed = run(_Relay(nullcontext(), nullcontext(), device))
-        clocks = [LatencyPass(ModuleNames([model]), device=device) for _ in range(2)]
-        run(_Relay(clocks[0], clocks[1], device))
+            run(_Relay(nullcontext(), nullcontext(), devices))
+        timed = run(_Relay(nullcontext(), nullcontext(), devices))
+        clocks = [LatencyPass(ModuleNames([model]), devices=devices) for _ in range(2)]
+        run(_Relay(clocks[0], clocks[1], devices))
         counters = [FlopCounterMode(model, display=False) for _ in range(2)]
-        counted = run(_Relay(counters[0], counters[1], device, lambda: counters[1].profile.total()))
+        counted = run(
+            _Relay(counters[0], counters[1], devices, lambda: counters[1].profile.total())
+        )
     prefill, decode = (
         with_latency(
             counter.profile, clock.seconds(), StepTiming(forward_s=seconds, method=OWN_PASS)
@@ -137,11 +139,11 @@ class _Relay:
         self,
         prefill: AbstractContextManager[Any],
         decode: AbstractContextManager[Any],
-        device: str,
+        devices: Devices,
         snapshot: Callable[[], OpCost] = lambda: ZERO,
     ) -> None:
         self._prefill, self._decode = prefill, decode
-        self._device = device
+        self._now = devices.clock()
         self._snapshot = snapshot
         self._open = ExitStack()
         self._costs: list[OpCost] = []
@@ -184,8 +186,7 @@ class _Relay:
         return tuple(map(_difference, until, [ZERO, *until]))
 
     def _stamp(self) -> None:
-        synchronize(self._device)
-        self._stamps.append(time.perf_counter())
+        self._stamps.append(self._now())
 
 
 def _difference(after: OpCost, before: OpCost) -> OpCost:

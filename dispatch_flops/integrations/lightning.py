@@ -82,7 +82,6 @@ class FlopsCallback(Callback):  # type: ignore[misc]
         self._global_step = None
         self._watch.end(
             silent=not trainer.is_global_zero,
-            closure=pl_module.automatic_optimization,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             batch_size=self._samples,

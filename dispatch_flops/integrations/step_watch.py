@@ -10,12 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops.clock import Now, synchronize
 from dispatch_flops.config import FlopsProfilerConfig
+from dispatch_flops.devices import CPU, Devices, Now, device_name
 from dispatch_flops.efficiency import hfu, mfu
 from dispatch_flops.errors import NotProfiledError
 from dispatch_flops.hardware import Machine, find
-from dispatch_flops.measure import device_name
 from dispatch_flops.profiler import FlopsProfiler, show
 from dispatch_flops.renderers import deepspeed
 from dispatch_flops.tree import Profile
@@ -51,6 +50,7 @@ class StepWatch:
         self.machine = machine
         self.steps_done = 0
         self._now = now
+        self._devices = CPU
         self._profiler: FlopsProfiler | None = None
         self._profile: Profile | None = None
         self._begun: float | None = None
@@ -86,23 +86,22 @@ class StepWatch:
                 model, recompute_fwd_factor=self.config.recompute_fwd_factor
             )
             self._profiler.start_profile()
+            self._devices = Devices.of(model.modules())
         elif self._profile is not None:
-            synchronize(self._profile.scope.device)
+            self._devices.synchronize()
             self._begun = self._now()
 
-    def end(self, *, silent: bool = False, closure: bool = False, **scope: Any) -> None:
+    def end(self, *, silent: bool = False, **scope: Any) -> None:
         """It is over.
 
-        silent: print nothing. closure: the optimizer itself ran forward and backward, so that
-        the time of its step says nothing of the update. scope: what is known of the run, for
-        its ``Scope``.
+        silent: print nothing. scope: what is known of the run, for its ``Scope``.
         """
         self.steps_done += 1
         if self._profiler is not None:
             self._silent = silent
-            self._take(self._profiler, scope, closure)
+            self._take(self._profiler, scope)
         elif self._profile is not None and self._begun is not None:
-            synchronize(self._profile.scope.device)
+            self._devices.synchronize()
             self._add_iteration(self._profile, self._now() - self._begun)
             self.finish()
 
@@ -122,17 +121,13 @@ class StepWatch:
         if profiler is not None:
             profiler.end_profile()
 
-    def _take(self, profiler: FlopsProfiler, scope: Mapping[str, Any], closure: bool) -> None:
+    def _take(self, profiler: FlopsProfiler, scope: Mapping[str, Any]) -> None:
         profiler.stop_profile()
         device = profiler.profile.scope.device
         profiler.amend_scope(
             **scope, step=self.config.profile_step, device_name=device_name(device)
         )
-        profile = profiler.profile
-        if closure:
-            timing = dataclasses.replace(profile.timing, step_s=None)
-            profile = dataclasses.replace(profile, timing=timing)
-        self._profile = profile
+        self._profile = profiler.profile
         self._profiler = None
 
     def _add_iteration(self, profile: Profile, seconds: float) -> None:

@@ -1,0 +1,120 @@
+"""Where a program computes, and clocks that are right there.
+
+An accelerator goes on working after Python has given it its work: time there lies between two
+events on its stream, or between two moments at which everything was waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_AT_ONCE = ("cpu", "meta")  # what these are given is done when the call returns
+Now = Callable[[], float]
+Stamp = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices of a program's tensors.
+
+    type: "cpu", "cuda", "meta", ...; the accelerator's where there is one.
+    """
+
+    type: str = "cpu"
+    accelerators: tuple[torch.device, ...] = ()
+
+    @classmethod
+    def of(cls, modules: Iterable[nn.Module]) -> Devices:
+        """Of modules' own parameters and buffers, not of those of the modules below them.
+
+        Where these hold none, CUDA is assumed if the program uses it.
+        """
+        found = dict.fromkeys(tensor.device for module in modules for tensor in _held_by(module))
+        if not found and torch.cuda.is_initialized():
+            found = {torch.device("cuda", torch.cuda.current_device()): None}
+        accelerators = tuple(device for device in found if device.type not in _AT_ONCE)
+        first = next(iter((*accelerators, *found)), None)
+        return cls(first.type if first is not None else "cpu", accelerators)
+
+    @classmethod
+    def at(cls, name: str) -> Devices:
+        """The one of that name: "cpu", "cuda", "cuda:1"."""
+        device = torch.device(name)
+        return cls(device.type, () if device.type in _AT_ONCE else (device,))
+
+    def synchronize(self) -> None:
+        """Wait until the accelerators have done what they were given."""
+        for device in self.accelerators:
+            torch.accelerator.synchronize(device)
+
+    def clock(self) -> Now:
+        """Seconds on a clock that waits for the accelerators at every reading."""
+        if not self.accelerators:
+            return time.perf_counter
+
+        def synchronized() -> float:
+            self.synchronize()
+            return time.perf_counter()
+
+        return synchronized
+
+    def events(self) -> Stamp | None:
+        """Records an event on the one accelerator; None where only ``clock`` is right.
+
+        That is on the CPU, on several accelerators (events of different devices cannot be
+        compared) and on kinds whose events take no stream. While a CUDA graph is captured
+        nothing runs, and there is no event.
+        """
+        if len(self.accelerators) != 1:
+            return None
+        (device,) = self.accelerators
+        module = torch.get_device_module(device)
+        if not hasattr(module, "Event") or not hasattr(module, "current_stream"):
+            return None
+        is_capturing = getattr(module, "is_current_stream_capturing", lambda: False)
+
+        def record() -> Any:
+            if is_capturing():
+                return None
+            event = module.Event(enable_timing=True)
+            event.record(module.current_stream(device))
+            return event
+
+        return record
+
+
+CPU = Devices()
+
+
+def seconds_between(start: Any, end: Any) -> float:
+    """Seconds between two events that are over; 0 where there was none to record."""
+    return 0.0 if start is None or end is None else float(start.elapsed_time(end)) / 1e3
+
+
+def _held_by(module: nn.Module) -> Iterator[torch.Tensor]:
+    for table in (module._parameters, module._buffers):
+        yield from (tensor for tensor in table.values() if tensor is not None)
+
+
+@functools.cache
+def device_name(device: str = "cpu") -> str | None:
+    """What the driver (on CPU the operating system) calls the device; None if nothing does."""
+    if device not in ("cpu", "cuda"):
+        return None
+    if device == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
