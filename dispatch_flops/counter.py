@@ -54,8 +54,9 @@ class FlopCounterMode:
         on the inner ones, of a DTensor on this rank; "logical" counts the operator on the whole.
     meta_value: answers ``.item()`` and its like where tensors have no data (meta, fake); without
         it they raise, as torch has it.
-    latency: take the time of modules (forward) and operators in the same pass, the profiler's
-        own time taken off. A pass without counting is more exact: see ``get_model_profile``.
+    latency: take the time of modules and operators in the same pass, the profiler's own time
+        taken off; on the meta device nothing is computed and there is none. A pass without
+        counting is more exact: see ``get_model_profile``.
 
     The program runs unchanged, but that compiled callables run their eager code inside the
     block; their compiled code is intact afterwards. Counts are of this process and of the
@@ -224,7 +225,7 @@ class _Session:
         options: dict[str, Any] = {
             "conventions": conventions, "own_rules": own_rules, "on_full": self._fold
         }  # fmt: skip
-        if timed:
+        if timed and self._names.devices().type != "meta":
             self._timed = timed_pass(self._names, self._names.devices(), options)
             self._tracker, self._mode = self._timed.tracker, self._timed.mode
         else:

@@ -67,6 +67,7 @@ def get_model_profile(
     repeats: int = 1,
     fold: bool = False,
     causal: str = "full",
+    operator_latency: bool = False,
 ) -> tuple[Any, Any, Any]:
     """FLOPs, MACs and parameters of a model's forward pass (or of another of its methods).
 
@@ -80,6 +81,7 @@ def get_model_profile(
     ignore_modules: classes of modules whose work, and that of all below them, is left out.
     mode, func_name: the method to call, ``"forward"`` for the model itself, ``"generate"``, ...
     device: "meta" profiles shapes alone: no data, no memory, latency n/a.
+    operator_latency: also take the time of every operator, in the counting pass.
 
     The model runs in evaluation mode; train flags and random state are as before afterwards.
     Raises TargetError for inputs that cannot be used.
@@ -96,6 +98,7 @@ def get_model_profile(
         device=device,
         repeats=repeats,
         causal=causal,
+        operator_latency=operator_latency,
     )
     if print_profile:
         text = deepspeed.render(
@@ -131,6 +134,7 @@ def profile_model(
     repeats: int = 1,
     causal: str = "full",
     backward: bool = False,
+    operator_latency: bool = False,
 ) -> Profile:
     """The ``Profile`` behind ``get_model_profile``; parameters as there.
 
@@ -161,9 +165,18 @@ def profile_model(
         for _ in range(warm_up if where.type != "meta" else 0):
             run()
         latency, timing = _measure(model, forward, run if backward else None, where, repeats)
-        with FlopCounterMode(model, display=False, causal=causal) as counter:  # type: ignore[arg-type]
+        operator_latency = operator_latency and where.type != "meta"
+        with FlopCounterMode(
+            model,
+            display=False,
+            causal=causal,  # type: ignore[arg-type]
+            latency=operator_latency,
+        ) as counter:
             run()
         profile = with_latency(counter.profile, latency, timing)
+        if operator_latency:
+            note = f"operators' times: {counter.profile.timing.method}"
+            profile = dataclasses.replace(profile, notes=(*profile.notes, note))
     return without(profile, fqns_of(model, ignore_modules or ()))
 
 

@@ -273,3 +273,26 @@ def test_parameters_are_deepspeeds() -> None:
         1,
     ]
     assert [defaults[n] for n in ("warm_up", "as_string", "mode")] == [1, True, "forward"]
+
+
+def test_operators_have_times_where_they_are_asked_for() -> None:
+    for asked in (False, True):
+        profile = profile_model(Net(), (B, 5), backward=True, operator_latency=asked)
+        times = {op.op: op.latency_s for op in profile.op_totals()}
+        assert all((seconds is not None) is asked for seconds in times.values())
+        assert (profile.root.backward_latency_s is not None) is asked
+        assert any("operators' times" in note for note in profile.notes) is asked
+        assert profile.timing.method is not None and "own" in profile.timing.method
+        assert profile.root.latency_s == profile.timing.forward_s
+
+
+def test_nothing_takes_time_on_the_meta_device(capsys: pytest.CaptureFixture[str]) -> None:
+    get_model_profile(Net(), (B, 5), device="meta", operator_latency=True)
+    assert "Time" not in capsys.readouterr().out
+    profiler = FlopsProfiler(Net().to("meta"))
+    profiler.start_profile()
+    profiler.model(torch.ones(B, 5, device="meta")).sum().backward()
+    profiler.stop_profile()
+    assert profiler.get_total_macs() == MACS
+    assert profiler.get_total_duration() is None
+    assert profiler.profile.timing.backward_s is None

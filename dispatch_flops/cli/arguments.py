@@ -99,6 +99,11 @@ def add_run_options(parser: ArgumentParser) -> None:
         "--repeats", type=_positive, default=1, metavar="N", help="timed runs, median taken (1)"
     )
     group.add_argument(
+        "--operator-latency",
+        action="store_true",
+        help="also take the time of every operator, while counting",
+    )
+    group.add_argument(
         "--causal",
         choices=("full", "half"),
         default="full",

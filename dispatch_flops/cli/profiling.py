@@ -171,6 +171,7 @@ def _measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
             mode=options.mode,
             causal=options.causal,
             backward=options.backward,
+            operator_latency=options.operator_latency,
             device="meta" if options.device == "meta" else None,
         )
     except DispatchFlopsError:

@@ -10,6 +10,7 @@ from dispatch_flops.analysis import (
     inclusive,
     operator_rows,
     phases_of,
+    sum_known,
     walk_with_depth,
 )
 from dispatch_flops.cost import PHASES, Phase
@@ -22,6 +23,7 @@ from dispatch_flops.units import (
     number_text,
     params_text,
     percent_text,
+    ratio,
     seconds_text,
 )
 
@@ -90,14 +92,14 @@ def _label(tree: ModuleNode, node: ModuleNode, *, is_model: bool) -> str:
 def operator_table(profile: Profile, *, phase: Phase | None = None, style: Style = "plain") -> str:
     """Every operator that ran, with its cost; the free ones with 0, the unknown with n/a."""
     rows = operator_rows(profile, phase)
-    timed = any(row.latency_s is not None for row in rows)
+    whole_s = sum_known(row.latency_s for row in rows)
     header = ["Operator", "Kind", "Phase", "Dtype", "Calls", "MACs", "FLOPs", "% FLOPs"]
-    header += ["Bytes/call", "FLOPs/byte", *(["Time"] if timed else [])]
-    cells = [_operator_row(row, timed, style) for row in rows]
+    header += ["Bytes/call", "FLOPs/byte", *(["Time", "% Time"] if whole_s else [])]
+    cells = [_operator_row(row, whole_s, style) for row in rows]
     return table(header, cells, _alignment(len(header), left=4), style)
 
 
-def _operator_row(row: OperatorRow, timed: bool, style: Style) -> list[str]:
+def _operator_row(row: OperatorRow, whole_s: float | None, style: Style) -> list[str]:
     bound = bool(row.uncounted)
     cost = row.cost
     cells = [
@@ -112,7 +114,9 @@ def _operator_row(row: OperatorRow, timed: bool, style: Style) -> list[str]:
         bytes_text(row.bytes_per_call),
         number_text(row.arithmetic_intensity),
     ]
-    return [*cells, seconds_text(row.latency_s)] if timed else cells
+    if whole_s:
+        cells += [seconds_text(row.latency_s), fraction_text(ratio(row.latency_s, whole_s))]
+    return cells
 
 
 def uncounted_table(profile: Profile, *, style: Style = "plain") -> str:

@@ -97,6 +97,9 @@ class TestProfile:
         assert (once.timing.repeats, once.total("backward").macs) == (1, 0)
         many = saved("p.json", "net.py:make", "--repeats", "3", "--mode", "twice")
         assert (many.timing.repeats, many.total().macs) == (3, 2 * macs())
+        timed = saved("p.json", "net.py:make", "--operator-latency")
+        assert all(op.latency_s is not None for op in timed.op_totals())
+        assert all(op.latency_s is None for op in once.op_totals())
         both = saved("p.json", "net.py:make", "--backward", "--causal", "half")
         first_layer_needs_no_gradient_of_its_input = B * W * W
         assert (
