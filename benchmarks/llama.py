@@ -2,7 +2,9 @@
 
     python benchmarks/llama.py [8B|70B|405B] [--sequence 8192]
 
-Prints seconds, the process's peak memory and the counts beside their closed form.
+Prints seconds, beside those of torch's counter in the same process, the process's peak memory,
+and the counts beside their closed form. Torch's counter counts FLOPs of products alone; ours MACs,
+FLOPs and bytes of everything, by module and phase.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode as TorchCounter
 
 from dispatch_flops import FlopCounterMode, Profile
 
@@ -160,6 +163,17 @@ def count(model: Llama, sequence: int, *, backward: bool) -> Profile:
     return counter.profile
 
 
+def torch_counter_s(model: Llama, sequence: int, *, backward: bool) -> float:
+    """Seconds that torch's counter takes for the same."""
+    tokens = torch.ones(1, sequence, dtype=torch.long, device="meta")
+    begun = time.perf_counter()
+    with TorchCounter(display=False), torch.set_grad_enabled(backward):
+        out = model(tokens)
+        if backward:
+            out.sum().backward()
+    return time.perf_counter() - begun
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("size", nargs="?", default="405B", choices=CONFIGS)
@@ -180,9 +194,10 @@ def main() -> None:
         assert profile.total_params == config.params
         total = profile.total()
         print(
-            f"{'forward + backward' if backward else 'forward':18} {seconds:6.2f} s  "
+            f"{'forward + backward' if backward else 'forward':18} {seconds:.2f} s  "
             f"{total.macs:,} MACs (as the closed form)  {total.flops:.4e} FLOPs  "
-            f"peak memory {_peak_mib():.0f} MiB ({_peak_mib() - before:.0f} of it for this)"
+            f"peak memory {_peak_mib():.0f} MiB ({_peak_mib() - before:.0f} of it for this); "
+            f"torch's counter {torch_counter_s(model, chosen.sequence, backward=backward):.2f} s"
         )
 
 
