@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ from dispatch_flops import (
 )
 from dispatch_flops.errors import (
     AlreadyActiveError,
+    ConfigError,
     NotProfiledError,
     TargetError,
     UncountedOpsError,
@@ -77,9 +78,9 @@ class FlopCounterMode:
         latency: bool = False,
     ) -> None:
         if causal not in ("full", "half"):
-            raise TargetError(f'causal={causal!r}: choose "full" or "half"')
+            raise ConfigError(f'causal={causal!r}: choose "full" or "half"')
         if subclass not in ("executed", "logical"):
-            raise TargetError(f'subclass={subclass!r}: choose "executed" or "logical"')
+            raise ConfigError(f'subclass={subclass!r}: choose "executed" or "logical"')
         self._roots = _as_modules(mods)
         self.depth = depth
         self.display = display
@@ -311,7 +312,8 @@ def _garbage_collection_later() -> Iterator[None]:
 def _as_modules(mods: Any) -> tuple[nn.Module, ...]:
     if mods is None:
         return ()
-    modules = (mods,) if isinstance(mods, nn.Module) else tuple(mods)
+    one = isinstance(mods, (nn.Module, type)) or not isinstance(mods, Iterable)
+    modules = (mods,) if one else tuple(mods)
     for module in modules:
         if not isinstance(module, nn.Module):
             raise TargetError(

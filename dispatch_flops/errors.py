@@ -47,4 +47,4 @@ class TargetError(DispatchFlopsError):
 
 
 class ConfigError(DispatchFlopsError):
-    """A configuration has an unknown key or a value of the wrong type."""
+    """A configuration has an unknown key, or an option a value that it cannot have."""

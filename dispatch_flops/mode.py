@@ -135,6 +135,8 @@ class CountingMode(TorchDispatchMode):
                     key: Any = (a.shape, a.dtype, a.layout, b.shape, b.dtype, b.layout)
                 else:
                     key = _key(args, kwargs, thread.noting)
+                if plan.reads_data:  # what it read and wrote hangs on how large its result is
+                    key = (key, _signature(out, thread.noting))
                 entry = plan.cache[key]
             except KeyError:
                 entry = self._price(plan, key, args, kwargs or {}, out)

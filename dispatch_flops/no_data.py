@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_UNTAGGED = frozenset(("aten::_pack_padded_sequence",))  # its lengths are data
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _ADVICE = (
     "dispatch_flops: {} reads values, and a tensor on the meta device (or a fake one) has none. "
@@ -27,7 +28,7 @@ def has_no_data(value: Any) -> bool:
 
 def reads_data(func: OpOverload) -> bool:
     """True if the operator's result, or its result's shape, hangs on values."""
-    return any(tag in func.tags for tag in _TAGS)
+    return any(tag in func.tags for tag in _TAGS) or func.name() in _UNTAGGED
 
 
 def run(

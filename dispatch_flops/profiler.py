@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,18 @@ from dispatch_flops.renderers import aggregated, deepspeed
 from dispatch_flops.running import (
     caller,
     evaluating,
-    fqns_of,
     gradients_kept,
     is_compiled,
     make_inputs,
     moved,
     on_meta,
     random_state_kept,
+    submodule,
     tensors_in,
     with_backward,
 )
 from dispatch_flops.stance import eager_stance
-from dispatch_flops.tree import ModuleNode, Profile, StepTiming
+from dispatch_flops.tree import OUTSIDE, ModuleNode, Profile, StepTiming
 
 OWN_PASS = "a pass of its own, without the dispatch mode; the model's without any hook"
 
@@ -156,7 +156,7 @@ def profile_model(
         inputs = make_inputs(model, input_shape, args, device)
         named_inputs = moved(dict(kwargs or {}), device)
         forward = run = caller(model, mode, inputs, named_inputs)
-        where = Devices.of(model.modules())
+        where = Devices.at("meta") if device == "meta" else Devices.of(model.modules())
         if backward:
             given = (tensor for tensor in tensors_in([inputs, named_inputs]) if tensor.is_leaf)
             leaves = [*model.parameters(), *given]
@@ -174,10 +174,13 @@ def profile_model(
         ) as counter:
             run()
         profile = with_latency(counter.profile, latency, timing)
+        if device == "meta":
+            scope = dataclasses.replace(profile.scope, device="meta", device_name=None)
+            profile = dataclasses.replace(profile, scope=scope)
         if operator_latency:
             note = f"operators' times: {counter.profile.timing.method}"
             profile = dataclasses.replace(profile, notes=(*profile.notes, note))
-    return without(profile, fqns_of(model, ignore_modules or ()))
+    return without(profile, model, ignore_modules or ())
 
 
 class FlopsProfiler:
@@ -227,7 +230,7 @@ class FlopsProfiler:
         if counter is None:
             return
         counter.__exit__(None, None, None)
-        profile = without(counter.profile, fqns_of(self.model, self._ignored))
+        profile = without(counter.profile, self.model, self._ignored)
         self._profile = profile
 
     def reset_profile(self) -> None:
@@ -247,7 +250,7 @@ class FlopsProfiler:
     def profile(self) -> Profile:
         """The frozen profile; raises NotProfiledError before anything was profiled."""
         if self._counter is not None:
-            return without(self._counter.profile, fqns_of(self.model, self._ignored))
+            return without(self._counter.profile, self.model, self._ignored)
         if self._profile is None:
             raise NotProfiledError(
                 "nothing is profiled yet: call start_profile(), run the model, then ask"
@@ -317,19 +320,27 @@ def with_latency(profile: Profile, seconds: Mapping[str, float], timing: StepTim
     return dataclasses.replace(profile.map_nodes(change), timing=timing)
 
 
-def without(profile: Profile, fqns: Iterable[str]) -> Profile:
-    """The profile less the work of some modules and of all below them; parameters stay."""
-    ignored = tuple(fqns)
+def without(profile: Profile, model: nn.Module, classes: Sequence[type[nn.Module]]) -> Profile:
+    """The profile less the work of modules of these classes and of all below them.
+
+    Their parameters stay.
+    """
+    ignored = [
+        node.fqn
+        for node in (profile.root.walk() if classes else ())
+        if type(submodule(model, node.fqn)) in classes
+    ]
     if not ignored:
         return profile
     prefixes = tuple(f"{fqn}." for fqn in ignored)
 
     def change(node: ModuleNode) -> ModuleNode:
-        if node.fqn in ignored or node.fqn.startswith(prefixes):
-            return dataclasses.replace(node, ops=(), latency_s=None)
+        below = node.fqn.startswith(prefixes)
+        if below or node.fqn in ignored or ("" in ignored and not node.fqn.startswith(OUTSIDE)):
+            return dataclasses.replace(node, ops=(), latency_s=None, backward_latency_s=None)
         return node
 
-    note = f"left out at the user's wish: {', '.join(ignored)}"
+    note = f"left out at the user's wish: {', '.join(fqn or 'the model' for fqn in ignored)}"
     changed = profile.map_nodes(change)
     return dataclasses.replace(changed, notes=(*profile.notes, note))
 

@@ -117,10 +117,11 @@ def register_flops(
 
     The decorated function is called as ``formula(*args, out=out, **kwargs)`` with the
     operator's own arguments and its result. It may read shapes, dtypes and layouts, never
-    data. It returns an ``OpCost``, or an int that means FLOPs.
+    data. It returns an ``OpCost``, an int that means FLOPs, or a ``Split`` of the cost among
+    phases and submodules.
 
     Raises DuplicateFormulaError if a target has a formula already, UnknownOperatorError if
-    a target is no operator.
+    a target is no operator; nothing is registered then.
 
         @register_flops(torch.ops.mylib.fused_mlp)
         def fused_mlp(x, w1, w2, *, out, **_):
@@ -130,7 +131,10 @@ def register_flops(
     def decorate(formula: F) -> F:
         adapted = accept_torch_style(formula)
         builtin = str(formula.__module__).startswith("dispatch_flops.formulas")
-        for key in _keys(targets):
+        keys = _keys(targets)
+        if not override:
+            _refuse_duplicates(keys if builtin else [*keys, *_overloads(keys)])
+        for key in keys:
             add_rule(
                 key,
                 Rule(
@@ -149,13 +153,26 @@ def register_flops(
 
 def add_rule(key: Any, rule: Rule, *, override: bool = False) -> None:
     """Put one rule under one key; the tables of ``formulas/`` come in this way."""
-    if key in _RULES and not override:
-        raise DuplicateFormulaError(
-            f"{name_of(key)} already has a {_RULES[key].kind} rule; "
-            "pass override=True to replace it, or use overridden(...) for one scope"
-        )
+    if not override:
+        _refuse_duplicates([key])
     _RULES[key] = rule
     _changed()
+
+
+def _refuse_duplicates(keys: Iterable[Any]) -> None:
+    for key in keys:
+        if key in _RULES:
+            raise DuplicateFormulaError(
+                f"{name_of(key)} already has a {_RULES[key].kind} rule; "
+                "pass override=True to replace it, or use overridden(...) for one scope"
+            )
+
+
+def _overloads(keys: Iterable[Any]) -> Iterator[OpOverload]:
+    """The overloads of the packets among the keys, which may have rules of their own."""
+    for key in keys:
+        if isinstance(key, OpOverloadPacket):
+            yield from (getattr(key, name) for name in key.overloads())
 
 
 def unregister_flops(targets: Any) -> None:
@@ -200,8 +217,9 @@ def lookup(op: Any, extra: Mapping[Any, Rule] | None = None) -> Rule | None:
     """The rule for an operator that reached the mode, or None.
 
     Searched in this order: the overload, its packet, the functional op that it is the
-    in-place variant of, its name; in ``extra`` (one counter's own rules) before the registry;
-    last, formulas that the user registered with torch's own flop counter.
+    in-place variant of, its name; in ``extra`` (one counter's own rules) before the registry,
+    and there the user's before the package's own; last, formulas that the user registered with
+    torch's own flop counter.
     """
     keys = [op]
     if isinstance(op, OpOverload):
@@ -212,10 +230,9 @@ def lookup(op: Any, extra: Mapping[Any, Rule] | None = None) -> Rule | None:
             keys.append(functional)
         keys.append(packet._qualified_op_name)
     for rules in (extra or {}, _RULES):
-        for key in keys:
-            rule = rules.get(key)
-            if rule is not None:
-                return rule
+        found = [rules[key] for key in keys if key in rules]
+        if found:
+            return next((rule for rule in found if not rule.builtin), found[0])
     return _rule_from_torch(op)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from dispatch_flops.errors import TargetError
 
@@ -34,6 +35,10 @@ def caller(
 def make_inputs(
     model: nn.Module, shape: Sequence[int] | None, args: Sequence[Any], device: str | None
 ) -> list[Any]:
+    if isinstance(args, (torch.Tensor, str)) or not isinstance(args or (), Iterable):
+        raise TargetError(
+            f"args is a {type(args).__name__}; pass a list of the inputs, such as [x]"
+        )
     if shape is None:
         return list(moved(list(args or ()), device))
     if args:
@@ -50,13 +55,7 @@ def moved(value: Any, device: str | None) -> Any:
     """Nested inputs on ``device``; as they are for None."""
     if device is None:
         return value
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, (list, tuple)):
-        return type(value)(moved(item, device) for item in value)
-    if isinstance(value, dict):
-        return {name: moved(item, device) for name, item in value.items()}
-    return value
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
 
 
 def with_backward(run: Callable[[], Any], leaves: Sequence[torch.Tensor]) -> Callable[[], Any]:
@@ -87,8 +86,21 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name))
 
 
-def fqns_of(model: nn.Module, classes: Sequence[type[nn.Module]]) -> list[str]:
-    return [fqn for fqn, module in model.named_modules() if type(module) in tuple(classes)]
+def submodule(model: nn.Module, fqn: str) -> nn.Module | None:
+    """The module of that name, ``torch.compile``'s wrappers looked through; None if none is."""
+    module = _unwrapped(model)
+    for name in fqn.split(".") if fqn else ():
+        below = module._modules.get(name)
+        if below is None:
+            return None
+        module = _unwrapped(below)
+    return module
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while (inner := module._modules.get("_orig_mod")) is not None:
+        module = inner
+    return module
 
 
 # -- leaving everything as it was ------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch import nn
 
 from dispatch_flops.analysis import operator_rows
 
+aten = torch.ops.aten
 A, B_, BIAS = torch.ones(3, 5), torch.ones(5, 7), torch.ones(7)
 HALF = torch.ones(3, 5, dtype=torch.bfloat16)
 X, W = torch.ones(2, 3, 8, 9), torch.ones(5, 3, 2, 4)
@@ -90,3 +91,24 @@ def test_arithmetic_intensity_of_operators_and_modules() -> None:
     rows = {row.op: row for row in operator_rows(profile)}
     assert rows["aten.addmm.default"].cost.arithmetic_intensity == flops / moved
     assert rows["aten.t.default"].cost.arithmetic_intensity is None
+
+
+@pytest.mark.parametrize("picks", [(100, 0), (0, 100), (30, 70)])
+def test_results_whose_size_is_data_have_their_own_bytes(picks: tuple[int, int]) -> None:
+    """float32 of as many as the mask picks, int64 of the places: whatever came before."""
+    x = torch.ones(100)
+    masks = [torch.arange(100) < n for n in picks]
+    for pick, size in ((lambda m: x[m], 4), (torch.nonzero, 8), (x.masked_select, 4)):
+        profile = profile_of(lambda: [pick(mask) for mask in masks])  # noqa: B023
+        assert profile.total().bytes_written == sum(picks) * size
+
+
+def test_packed_sequences_have_their_own_bytes() -> None:
+    """What is packed: the steps, and a batch size (int64) for each step of the longest."""
+    pad = torch.ones(4, 5)
+    sizes = torch.tensor([5, 5, 5, 5]), torch.tensor([3, 2, 1, 1])
+    profile = profile_of(
+        lambda: [aten._pack_padded_sequence(pad.t(), lengths, False) for lengths in sizes]
+    )
+    steps, longest = 20 + 7, 5 + 3
+    assert profile.total().bytes_written == steps * 4 + longest * 8

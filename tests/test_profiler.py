@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -296,3 +297,60 @@ def test_nothing_takes_time_on_the_meta_device(capsys: pytest.CaptureFixture[str
     assert profiler.get_total_macs() == MACS
     assert profiler.get_total_duration() is None
     assert profiler.profile.timing.backward_s is None
+
+
+class Twice(nn.Module):
+    """One linear layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.Linear(3, 3)
+        self.a, self.b = nn.Sequential(layer), nn.Sequential(layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "ignored", "macs"),
+    [
+        (lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 7)), nn.Linear, 0),
+        (lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 7)), nn.ReLU, 2 * 50),
+        (lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU()), nn.Sequential, 0),
+        (lambda: torch.compile(nn.Sequential(nn.Linear(3, 5)), backend="eager"), nn.Linear, 0),
+        (Twice, nn.Linear, 0),
+    ],
+)
+def test_modules_of_a_class_are_left_out(make: Any, ignored: type[nn.Module], macs: int) -> None:
+    profile = profile_model(make(), (2, 3), ignore_modules=[ignored]).check()
+    assert profile.total().macs == macs
+    assert "at the user's wish" in profile.notes[-1]
+
+
+def test_a_model_without_tensors_on_the_meta_device() -> None:
+    profile = profile_model(nn.ReLU(), (2, 3), device="meta")
+    assert profile.total().flops == 2 * 3
+    assert profile.scope.device == "meta"
+    assert profile.root.latency_s is None
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Sum(nn.Module):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return pair.x + pair.y
+
+
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_inputs_keep_their_class(device: str | None) -> None:
+    pair = Pair(torch.ones(5), torch.ones(5))
+    assert profile_model(Sum(), args=[pair], device=device).total().flops == 5
+
+
+@pytest.mark.parametrize("args", [torch.ones(2, 5), "x", 3])
+def test_args_is_a_list(args: Any) -> None:
+    with pytest.raises(TargetError, match="args is a .*list"):
+        profile_model(Net(), args=args)

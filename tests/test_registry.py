@@ -155,3 +155,26 @@ def test_rules_are_named_and_sorted() -> None:
 )
 def test_names(key: Any, name: str) -> None:
     assert registry.name_of(key) == name
+
+
+def flops_of_max(**options: Any) -> int:
+    return profile_of(lambda: torch.max(torch.ones(5, 7)), **options).total().flops
+
+
+def test_the_users_formula_of_an_operator_stands_in_for_the_packages_of_an_overload() -> None:
+    assert flops_of_max() == 5 * 7 - 1
+    assert flops_of_max(custom_mapping={aten.max: costs(1000)}) == 1000
+    with overridden({aten.max: costs(1000)}):
+        assert flops_of_max() == 1000
+    with pytest.raises(DuplicateFormulaError, match=r"aten\.max"):
+        register_flops(aten.max)(costs(1000))
+    register_flops(aten.max, override=True)(costs(1000))
+    assert flops_of_max() == 1000
+    unregister_flops(aten.max)
+    assert flops_of_max() == 5 * 7 - 1
+
+
+def test_of_a_list_with_a_duplicate_nothing_is_registered() -> None:
+    with pytest.raises(DuplicateFormulaError):
+        register_flops([ONE, aten.mm])(costs(1))
+    assert lookup(ONE.default) is None

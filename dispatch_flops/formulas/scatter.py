@@ -15,11 +15,12 @@ import torch
 from dispatch_flops.cost import OpCost, contraction
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas._shapes import is_inexact, tensors_in
-from dispatch_flops.formulas.pointwise import broadcast_elements, per_element
+from dispatch_flops.formulas.pointwise import per_element
 from dispatch_flops.formulas.sorting import log2_ceil
 from dispatch_flops.registry import Formula, Rule, add_rule, name_of, register_flops
 
 Tensor = torch.Tensor
+_MASKS = (torch.bool, torch.uint8)
 
 
 def nbytes(*values: Any) -> int:
@@ -152,22 +153,45 @@ def put(
     return update(self, (index, source), out, touched=index.numel(), steps=steps)
 
 
-def addressed(self: Tensor, indices: Any) -> int:
+def addressed(self: Tensor, indices: Any, values: Tensor) -> int:
     """How many elements of ``self`` the index tensors address.
 
-    A mask's count is data: all of its elements are the bound.
+    As many places of a mask as there are values for them, or as the index tensors beside it
+    have; where neither says, the count is data, and all of the mask's elements are the bound.
     """
-    shapes, covered = [], 0
+    kept: list[int] = []  # sizes of the dimensions that no index is for
+    masks: list[int] = []
+    given: list[torch.Size] = []
+    axis = 0
     for index in indices:
+        is_mask = index is not None and index.dtype in _MASKS
         if index is None:
-            continue
-        is_mask = index.dtype in (torch.bool, torch.uint8)
-        shapes.append(torch.Size([index.numel()]) if is_mask else index.shape)
-        covered += index.dim() if is_mask else 1
-    skipped = [axis for axis, index in enumerate(indices) if index is None]
-    kept = math.prod(self.shape[axis] for axis in skipped)
-    trailing = math.prod(self.shape[covered + len(skipped) :])
-    return broadcast_elements(*shapes) * kept * trailing
+            kept.append(self.shape[axis])
+        elif is_mask:
+            masks.append(index.numel())
+        else:
+            given.append(index.shape)
+        axis += index.dim() if is_mask else 1
+    kept += self.shape[axis:]
+    common: list[int] = list(torch.broadcast_shapes(*given))
+    if masks and (not common or common[-1] == 1):
+        common[-1:] = [_places(values, len(kept) - _kept_before(indices), min(masks))]
+    return math.prod(common) * math.prod(kept)
+
+
+def _places(values: Tensor, after: int, bound: int) -> int:
+    """The size of the dimension of ``values`` that ``after`` dimensions follow; see addressed."""
+    axis = values.dim() - after - 1
+    size: int = values.shape[axis] if axis >= 0 else 1
+    return bound if size == 1 else size
+
+
+def _kept_before(indices: Any) -> int:
+    """Dimensions before that of the indices: the first ones skipped, unless others are, too,
+    between two indices; then the indices' dimension is moved to the front.
+    """
+    given = [place for place, index in enumerate(indices) if index is not None]
+    return given[0] if given[-1] - given[0] == len(given) - 1 else 0
 
 
 @register_flops(packets("index_put", "_unsafe_index_put", "_index_put_impl"))
@@ -182,7 +206,7 @@ def index_put(
 ) -> OpCost:
     """self[indices] = values, or += values: then one sum per element addressed."""
     steps = _sum_steps(self) if accumulate else 0
-    touched = addressed(self, indices)
+    touched = addressed(self, indices, values)
     return update(self, (indices, values), out, touched=touched, steps=steps)
 
 
@@ -361,7 +385,7 @@ def histc(
 
 
 @register_flops(packets("histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"))
-def histogram(self: Tensor, bins: Any, *_: Any, out: Any, **__: Any) -> int:
+def histogram(self: Tensor, bins: Any = 100, *_: Any, out: Any, **__: Any) -> int:
     """Each coordinate finds its bin, each point adds 1 or its weight.
 
     Edges given: 2 comparisons for the range and a binary search ⌈log2(edges + 1)⌉. A number

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from dispatch_flops.analysis import inclusive, latency_of, phases_of
 from dispatch_flops.cost import Phase
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.tree import ModuleNode, Profile
 
 _MICROSECONDS = 1_000_000
@@ -20,12 +21,14 @@ _FLOPS_PER_MICROSECOND = 1_000_000
 Event = dict[str, Any]
 
 
-def render(profile: Profile, *, by: str | None = None) -> str:
+def render(profile: Profile, *, by: Literal["latency", "flops"] | None = None) -> str:
     """JSON text, one track per phase.
 
     by: "latency" or "flops" (1 us of the time axis is 1 MFLOP); by default latency where the
         model's forward was measured.
     """
+    if by not in (None, "latency", "flops"):
+        raise ConfigError(f'by={by!r}: choose "latency" or "flops"')
     if by is None:
         by = "flops" if latency_of(profile.root) is None else "latency"
     events: list[Event] = [_named("process_name", 0, f"{profile.root.class_name}, by {by}")]

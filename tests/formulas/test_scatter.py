@@ -118,6 +118,38 @@ def test_a_mask_may_address_all_of_it() -> None:
     assert added.flops == 15 * 7
 
 
+def test_the_values_say_how_many_places_a_mask_has() -> None:
+    """x[3,5,7] at a mask of two rows, at a mask of three places in x[:, rows, cols], ..."""
+    x = torch.rand(3, 5, 7)
+    two_of_three = torch.tensor([True, False, True])
+    three_places = torch.zeros(5, 7, dtype=torch.bool).view(-1)
+    three_places[[1, 8, 30]] = True
+    mask = three_places.view(5, 7)
+    rows, one = torch.tensor([0, 4]), torch.tensor([3])
+
+    def add(indices: Any, *shape: int) -> int:
+        return cost(lambda: aten.index_put_(x.clone(), indices, torch.ones(shape), True)).flops
+
+    assert add([two_of_three], 2, 5, 7) == 2 * 5 * 7
+    assert add([two_of_three], 2, 1, 1) == 2 * 5 * 7
+    assert add([None, mask], 3, 3) == 3 * 3
+    assert add([two_of_three, None, one], 2, 5) == 2 * 5
+    assert add([two_of_three, rows], 2, 7) == 2 * 7
+    assert add([two_of_three, rows]) == 2 * 7  # the index tensor beside the mask says it
+    assert add([two_of_three, one], 1, 7) == 3 * 7  # nothing says it: a bound
+    assert add([two_of_three, None, rows], 2, 5) == 2 * 5
+
+
+def test_backward_of_picking_by_a_mask_adds() -> None:
+    """The loss is a sum of 2·7 picked numbers; its gradient is added into them."""
+    x = torch.rand(3, 7, requires_grad=True)
+    mask, rows = torch.tensor([True, False, True]), torch.tensor([0, 2])
+    for picked, added in ((mask, 2 * 7), ((mask, rows), 2)):
+        profile = profile_of(lambda: torch.autograd.grad(x[picked].sum(), x))  # noqa: B023
+        assert profile.total("backward").flops == added
+        assert not profile.uncounted_ops()
+
+
 def test_backward_of_picking_adds() -> None:
     """The loss is a sum: 11·7 - 1. Its gradient is added into the rows: 11·7."""
     for pick in (

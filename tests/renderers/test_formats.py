@@ -14,6 +14,7 @@ from trees import HOSTILE_NAMES, SMALL, deep, encoder, lenet5, profiles, trainin
 
 from dispatch_flops.analysis import Key
 from dispatch_flops.cost import PHASES
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.renderers import collapsed, csv, trace
 from dispatch_flops.renderers import json as json_renderer
 from dispatch_flops.tree import Profile
@@ -145,6 +146,11 @@ def test_trace_by_flops_has_a_track_per_phase() -> None:
     assert set(roots) == {"forward", "backward", "recompute"}
     assert roots["recompute"]["dur"] == pytest.approx(4 * 256 / 1e6)
     assert len({span["tid"] for span in roots.values()}) == 3
+
+
+def test_trace_by_anything_else_is_refused() -> None:
+    with pytest.raises(ConfigError, match="macs"):
+        trace.render(lenet5(), by="macs")  # type: ignore[arg-type]
 
 
 def test_trace_falls_back_to_flops() -> None:
