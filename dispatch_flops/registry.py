@@ -104,7 +104,7 @@ def _changed() -> None:
 
 
 def register_flops(
-    targets: Any, *, override: bool = False, cacheable: bool = True
+    targets: Any, *, override: bool = False, cacheable: bool = True, note: str = ""
 ) -> Callable[[F], F]:
     """Register a formula for an operator, or for a list of operators.
 
@@ -114,6 +114,7 @@ def register_flops(
         operator whose library may not be loaded yet, or a list of these.
     override: replace an existing formula instead of refusing.
     cacheable: pass False if the cost depends on more than shapes, dtypes and plain arguments.
+    note: the cost in words, as ``dispatch-flops ops`` lists it; by default the docstring's.
 
     The decorated function is called as ``formula(*args, out=out, **kwargs)`` with the
     operator's own arguments and its result. It may read shapes, dtypes and layouts, never
@@ -143,6 +144,7 @@ def register_flops(
                     formula=adapted,
                     cacheable=cacheable,
                     builtin=builtin,
+                    note=note,
                 ),
                 override=override,
             )

@@ -94,7 +94,7 @@ def fft_c2r(
 
 @register_flops(packets("fft_fftfreq", "fft_rfftfreq"))
 def fft_freq(*_args: Any, out: torch.Tensor, **_: Any) -> OpCost:
-    """The integers 0, 1, ... divided by n*d: one product per element."""
+    """One product per element: the integers from 0 on, divided by n·d."""
     return flops(out.numel())
 
 

@@ -28,28 +28,25 @@ def _size(self: Tensor, target: Tensor) -> int:
     return broadcast_elements(self.shape, target.shape)
 
 
-def _loss(per_element: str) -> Any:
-    """The formula of a loss of input and target, reduced as its argument says."""
+def _register_loss(name: str, per_element: str) -> None:
+    """Register a loss of input and target, reduced as its argument says."""
 
+    @register_flops(packets(name), note=f"{per_element}; then the sum or the mean")
     def formula(
         self: Tensor, target: Tensor, reduction: int = MEAN, *_: Any, out: Tensor, **__: Any
     ) -> int:
         n = _size(self, target)
-        complex_numbers = self.is_complex()
-        return n * recipe_cost(per_element, complex_numbers=complex_numbers) + _reduced(
-            n, reduction
-        )
-
-    return formula
+        each = recipe_cost(per_element, complex_numbers=self.is_complex())
+        return n * each + _reduced(n, reduction)
 
 
-register_flops(packets("mse_loss"))(_loss("sub pow"))
+_register_loss("mse_loss", "sub pow")
 # d = |x - y|; d < β ? d²/2/β : d - β/2
-register_flops(packets("smooth_l1_loss"))(_loss("sub abs lt pow mul div sub"))
+_register_loss("smooth_l1_loss", "sub abs lt pow mul div sub")
 # d = |x - y|; d < δ ? d·d/2 : δ·(d - δ/2)
-register_flops(packets("huber_loss"))(_loss("sub abs lt mul mul sub mul"))
+_register_loss("huber_loss", "sub abs lt mul mul sub mul")
 # log1p(exp(-x·y))
-register_flops(packets("soft_margin_loss"))(_loss("neg mul exp log1p"))
+_register_loss("soft_margin_loss", "neg mul exp log1p")
 
 
 @register_flops(packets("mse_loss_backward"))

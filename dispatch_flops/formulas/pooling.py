@@ -89,7 +89,7 @@ def _average(dims: int) -> Formula:
         out: Tensor,
         **__: Any,
     ) -> int:
-        """V."""
+        """V, the elements that the windows see, summed over the windows."""
         seen = window_elements(self.shape, out.shape, dims, kernel_size, stride, padding)
         return seen * is_inexact(self)
 
@@ -107,7 +107,7 @@ def _average_backward(dims: int) -> Formula:
         out: Tensor,
         **__: Any,
     ) -> int:
-        """O + V."""
+        """O + V: the outputs, and what their windows see."""
         seen = window_elements(self.shape, grad_output.shape, dims, kernel_size, stride, padding)
         return grad_output.numel() + seen
 
@@ -116,7 +116,7 @@ def _average_backward(dims: int) -> Formula:
 
 def _adaptive_average(dims: int) -> Formula:
     def adaptive_avg_pool(self: Tensor, *_: Any, out: Tensor, **__: Any) -> int:
-        """V."""
+        """V, the elements that the windows see, summed over the windows."""
         return adaptive_elements(self.shape, out.shape, dims) * is_inexact(self)
 
     return adaptive_avg_pool
@@ -126,7 +126,7 @@ def _adaptive_average_backward(dims: int) -> Formula:
     def adaptive_avg_pool_backward(
         grad_output: Tensor, self: Tensor, *, out: Tensor, **_: Any
     ) -> int:
-        """O + V."""
+        """O + V: the outputs, and what their windows see."""
         return grad_output.numel() + adaptive_elements(self.shape, grad_output.shape, dims)
 
     return adaptive_avg_pool_backward
@@ -146,7 +146,7 @@ def _maximum(dims: int) -> Formula:
         out: Any,
         **__: Any,
     ) -> int:
-        """V - O; nothing for quantized and other integers."""
+        """V - O: what the windows see less one per output; nothing for integers."""
         if not is_inexact(self):
             return 0
         result = next(tensors_in(out))
@@ -160,7 +160,7 @@ def _maximum(dims: int) -> Formula:
 
 def _adaptive_maximum(dims: int) -> Formula:
     def adaptive_max_pool(self: Tensor, *_: Any, out: Any, **__: Any) -> int:
-        """V - O."""
+        """V - O: what the windows see less one per output."""
         result = next(tensors_in(out))
         return adaptive_elements(self.shape, result.shape, dims) - result.numel()
 

@@ -231,7 +231,7 @@ def register_pointwise(name: str, steps: tuple[Any, ...]) -> None:
     if name in ("add", "add_relu", "mul"):
         targets += packets(f"q{name}", library="onednn")
 
-    @register_flops(targets)
+    @register_flops(targets, note=f"{name} between dequantising and quantising")
     def formula(*args: Any, out: Tensor, **_: Any) -> OpCost:
         real = reals(out)
         return requantized(real, args, between(steps, real))

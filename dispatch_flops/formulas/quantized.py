@@ -294,7 +294,7 @@ _CELLS = {
 def register_cell(name: str, kind: str) -> None:
     """Register one step of a dynamically quantised recurrent cell."""
 
-    @register_flops(quantized(name))
+    @register_flops(quantized(name), note=f"one step of a dynamically quantised {kind}")
     def formula(x: Tensor, hx: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
         state = hx[0] if isinstance(hx, (list, tuple)) else hx
         rows = x.numel() // x.shape[-1]
