@@ -243,16 +243,17 @@ class _Forest:
         if len(roots) == 1:
             return self.node(roots[0].fqn)
         children = tuple(self.node(root.fqn) for root in roots)
-        params = _Params(
+        held = (
             p for root in roots for m in _modules(root.module()) for p in m._parameters.values()
         )
+        params = _Params(held, self._used)
         return ModuleNode(
             fqn="",
             class_name="models" if roots else "nothing",
             children=children,
-            total_params=params.elements(),
-            active_params=params.elements(self._used),
-            trainable_params=params.trainable(),
+            total_params=params.total,
+            active_params=params.active,
+            trainable_params=params.trainable,
         )
 
     def node(self, top: str) -> ModuleNode:
@@ -266,10 +267,11 @@ class _Forest:
             children = self._children.get(fqn, ())
             named = self._names.nodes.get(fqn)
             module = named.module() if named is not None else None
-            own = _Params(module._parameters.values() if module is not None else ())
-            params[fqn] = own.with_all(params[child] for child in children)
+            own = _Params(module._parameters.values() if module is not None else (), self._used)
+            own_params = own.total
+            params[fqn] = _Params.merged((own, *(params.pop(child) for child in children)))
             built[fqn] = self._build(
-                fqn, named, module, own, params[fqn], tuple(built.pop(c) for c in children)
+                fqn, named, module, own_params, params[fqn], tuple(built.pop(c) for c in children)
             )
         return built[top]
 
@@ -278,8 +280,8 @@ class _Forest:
         fqn: str,
         named: Named | None,
         module: nn.Module | None,
-        own: _Params,
-        below: _Params,
+        own_params: int,
+        params: _Params,
         children: tuple[ModuleNode, ...],
     ) -> ModuleNode:
         seen = self._seen
@@ -295,10 +297,10 @@ class _Forest:
             class_name=type(module).__name__ if module is not None else _class_name(fqn),
             extra_repr=_extra_repr(module),
             calls=seen.calls.get(fqn, 0),
-            own_params=own.elements(),
-            total_params=below.elements(),
-            active_params=below.elements(self._used),
-            trainable_params=below.trainable(),
+            own_params=own_params,
+            total_params=params.total,
+            active_params=params.active,
+            trainable_params=params.trainable,
             ops=ops,
             children=children,
             latency_s=_seconds(ops, children, "forward")
@@ -317,26 +319,36 @@ def _seconds(ops: Iterable[OpTotal], children: Iterable[ModuleNode], phase: Phas
 
 
 class _Params:
-    """A set of distinct parameters; merging keeps the larger set instead of copying it."""
+    """Distinct parameters and how many elements they hold: in all, used, trainable."""
 
-    __slots__ = ("_by_id",)
+    __slots__ = ("_members", "active", "total", "trainable")
 
-    def __init__(self, parameters: Iterable[nn.Parameter | None] = ()) -> None:
-        self._by_id = {id(p): p for p in parameters if p is not None}
+    def __init__(self, parameters: Iterable[nn.Parameter | None], used: Collection[int]) -> None:
+        self._members: dict[int, tuple[nn.Parameter, bool]] = {}
+        self.total = self.active = self.trainable = 0
+        for parameter in parameters:
+            if parameter is not None:
+                self._add(parameter, id(parameter) in used)
 
-    def with_all(self, others: Iterable[_Params]) -> _Params:
-        merged = _Params()
-        for other in (self, *others):
-            merged._by_id.update(other._by_id)
-        return merged
+    def _add(self, parameter: nn.Parameter, active: bool) -> None:
+        if id(parameter) in self._members:
+            return
+        self._members[id(parameter)] = parameter, active
+        elements = elements_of(parameter)
+        self.total += elements
+        self.active += elements * active
+        self.trainable += elements * parameter.requires_grad
 
-    def elements(self, among: Collection[int] | None = None) -> int:
-        return sum(
-            elements_of(p) for key, p in self._by_id.items() if among is None or key in among
-        )
-
-    def trainable(self) -> int:
-        return sum(elements_of(p) for p in self._by_id.values() if p.requires_grad)
+    @staticmethod
+    def merged(sets: Iterable[_Params]) -> _Params:
+        """All of them in one, the largest, which grows: a deep model's are not copied anew at
+        every level.
+        """
+        largest, *others = sorted(sets, key=lambda params: len(params._members), reverse=True)
+        for other in others:
+            for parameter, active in other._members.values():
+                largest._add(parameter, active)
+        return largest
 
 
 def elements_of(parameter: Any) -> int:
