@@ -12,9 +12,9 @@ from torch._ops import OpOverload
 
 from dispatch_flops.cost import OpCost, Split
 from dispatch_flops.errors import FormulaError
-from dispatch_flops.formulas._shapes import tensors_in
 from dispatch_flops.ledger import Entry
 from dispatch_flops.registry import Conventions, Rule, using
+from dispatch_flops.tensors import nbytes, tensors_in
 
 
 def price(
@@ -76,9 +76,7 @@ def _is_view(func: Any) -> bool:
 
 def moved_bytes(inputs: Any, out: Any) -> tuple[int, int]:
     """Bytes that an unfused op must read and write: elements x element size of all tensors."""
-    read = sum(tensor_bytes(t) for t in tensors_in(inputs))
-    written = sum(tensor_bytes(t) for t in tensors_in(out))
-    return read, written
+    return nbytes(inputs), nbytes(out)
 
 
 def compute_dtype(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> str | None:
@@ -94,21 +92,3 @@ def compute_dtype(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> st
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's logical elements; of a sparse tensor's indices and values."""
-    layout = tensor.layout
-    if layout is torch.strided or layout is torch.jagged:
-        return int(tensor.numel()) * tensor.element_size()
-    if layout is torch.sparse_coo:
-        return sum(
-            part.numel() * part.element_size() for part in (tensor._indices(), tensor._values())
-        )
-    if layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-        return sum(part.numel() * part.element_size() for part in parts)
-    if layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-        return sum(part.numel() * part.element_size() for part in parts)
-    return int(tensor.numel()) * tensor.element_size()

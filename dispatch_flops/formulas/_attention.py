@@ -15,8 +15,8 @@ from operator import add
 import torch
 
 from dispatch_flops.cost import OpCost, Share, Split, contraction
-from dispatch_flops.formulas._shapes import is_strided_nested, nested_sizes, product
 from dispatch_flops.registry import conventions
+from dispatch_flops.tensors import is_strided_nested, nested_sizes, product
 
 # Primitives per pair and per row of one softmax: max (a reduction, 1 per pair less 1 per row),
 # difference, exp, sum (as max), quotient. ``_safe_softmax`` also compares each score with -inf.

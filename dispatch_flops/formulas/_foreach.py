@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dispatch_flops.cost import OpCost
-from dispatch_flops.formulas._shapes import tensors_in
+from dispatch_flops.tensors import nbytes
 
 
 def each(formula: Callable[..., int]) -> Callable[..., OpCost]:
@@ -26,16 +26,10 @@ def each(formula: Callable[..., int]) -> Callable[..., OpCost]:
             )
             for index, result in enumerate(results)
         )
-        return OpCost(
-            flops=flops, bytes_read=_nbytes((args, kwargs)), bytes_written=_nbytes(results)
-        )
+        return OpCost(flops=flops, bytes_read=nbytes(args, kwargs), bytes_written=nbytes(results))
 
     return summed
 
 
 def _item(value: Any, index: int) -> Any:
     return value[index] if isinstance(value, (list, tuple)) else value
-
-
-def _nbytes(value: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors_in(value))

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import is_inexact
 from dispatch_flops.formulas.pointwise import (
     elementwise,
     recipe_cost,
@@ -20,6 +19,7 @@ from dispatch_flops.formulas.pointwise import (
     register_table,
 )
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import is_inexact
 
 _SOFTPLUS = "exp log1p gt"
 

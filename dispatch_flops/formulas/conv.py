@@ -16,9 +16,9 @@ import torch
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._arithmetic import adds, contract, muls, same_shaped
 from dispatch_flops.formulas._ops import overloads, packets
-from dispatch_flops.formulas._shapes import product
 from dispatch_flops.formulas.linear import post_op
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import product
 
 aten = torch.ops.aten
 

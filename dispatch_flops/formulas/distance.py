@@ -14,8 +14,8 @@ import torch
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._arithmetic import contract
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import product
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import product
 
 # cdist's compute_mode, and from how many rows on mode 0 (or none) takes the matrix product.
 _ALWAYS_MATMUL = 1

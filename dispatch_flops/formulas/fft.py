@@ -23,8 +23,8 @@ import torch
 
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import flops, product
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import flops, product
 
 FLOPS_PER_POINT_AND_PASS = 5
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import tensors_in
 from dispatch_flops.registry import Formula, Rule, add_rule, free, name_of
+from dispatch_flops.tensors import nbytes
 
 VIEWS = """
     alias as_strided detach diagonal expand lift_fresh permute select slice slice_inverse split
@@ -93,15 +93,12 @@ LOGIC = """
 
 def _written(*args: Any, out: Any = None, **_: Any) -> OpCost:
     """A fill writes its result, in place its first argument, and reads nothing."""
-    results = tensors_in(args[:1] if out is None else out)
-    return OpCost(bytes_written=sum(t.numel() * t.element_size() for t in results))
+    return OpCost(bytes_written=nbytes(args[:1] if out is None else out))
 
 
 def _copied(self: Any, src: Any, *_: Any, out: Any = None, **__: Any) -> OpCost:
     """``copy``: reads the source and writes as many elements as the destination has."""
-    read = sum(t.numel() * t.element_size() for t in tensors_in(src))
-    written = sum(t.numel() * t.element_size() for t in tensors_in(self))
-    return OpCost(bytes_read=read, bytes_written=written)
+    return OpCost(bytes_read=nbytes(src), bytes_written=nbytes(self))
 
 
 def _declare(names: str, formula: Formula, reason: str) -> None:

@@ -19,8 +19,8 @@ from dispatch_flops.cost import OpCost, contraction
 from dispatch_flops.formulas import _lapack
 from dispatch_flops.formulas._lapack import Work
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import flops, product
 from dispatch_flops.registry import free, register_flops
+from dispatch_flops.tensors import flops, product
 
 Tensor = torch.Tensor
 

@@ -13,9 +13,9 @@ import torch
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._arithmetic import adds, contract, same_shaped
 from dispatch_flops.formulas._ops import overloads, packets
-from dispatch_flops.formulas._shapes import is_sparse, product, stored_elements
 from dispatch_flops.formulas.matmul import product_and_bias
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import is_sparse, product, stored_elements
 
 aten = torch.ops.aten
 

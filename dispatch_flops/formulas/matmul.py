@@ -15,14 +15,14 @@ import torch
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._arithmetic import adds, contract, muls, same_shaped
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import (
+from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import (
     is_sparse,
     is_strided_nested,
     nested_sizes,
     product,
     stored_elements,
 )
-from dispatch_flops.registry import register_flops
 
 aten = torch.ops.aten
 Number = int | float | complex

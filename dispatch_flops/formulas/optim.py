@@ -16,6 +16,7 @@ import torch
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import nbytes
 
 Tensor = torch.Tensor
 Tensors = Sequence[Tensor]
@@ -157,11 +158,6 @@ def step(
     reals = sum(p.numel() * (2 if p.is_complex() else 1) for p in params)
     return OpCost(
         flops=per_element * reals,
-        bytes_read=sum(map(stored_bytes, read)),
-        bytes_written=sum(map(stored_bytes, written)) + stored_bytes(rewritten),
+        bytes_read=nbytes(*read),
+        bytes_written=nbytes(*written, rewritten),
     )
-
-
-def stored_bytes(tensors: Tensors) -> int:
-    """Bytes of these tensors' elements."""
-    return sum(t.numel() * t.element_size() for t in tensors)

@@ -21,9 +21,9 @@ import torch
 
 from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import is_inexact, tensors_in
 from dispatch_flops.formulas.sparse import elements
 from dispatch_flops.registry import Rule, add_rule, name_of
+from dispatch_flops.tensors import is_inexact, tensors_in
 
 #: 1 FLOP per output element on floating-point data.
 _ELEMENTARY = """

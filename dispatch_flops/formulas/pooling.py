@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import is_inexact, tensors_in
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import is_inexact, tensors_in
 
 Tensor = torch.Tensor
 Formula = Callable[..., int]

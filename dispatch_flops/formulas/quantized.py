@@ -18,9 +18,9 @@ import torch
 from dispatch_flops.cost import ZERO, OpCost, contraction
 from dispatch_flops.formulas._arithmetic import same_shaped
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import flops, product
 from dispatch_flops.formulas.quantize import QUANTIZE, dequantize, dynamic, quantize, reals
 from dispatch_flops.registry import free, register_flops
+from dispatch_flops.tensors import flops, nbytes, product
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -311,7 +311,7 @@ for _name, _kind in _CELLS.items():
 @register_flops(quantized("embedding_byte", "embedding_4bit", "embedding_2bit"))
 def embedding(*_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Rows picked and dequantised with their own scale and offset: 2 per element."""
-    return OpCost(flops=2 * out.numel(), bytes_read=out.numel(), bytes_written=stored(out))
+    return OpCost(flops=2 * out.numel(), bytes_read=out.numel(), bytes_written=nbytes(out))
 
 
 @register_flops(
@@ -339,9 +339,4 @@ def embedding_bag(
     picked = indices.numel() * out.shape[-1]
     per_element = 2 + (per_sample_weights is not None)
     count = per_element * picked + max(picked - out.numel(), 0)
-    return OpCost(flops=count, bytes_read=picked, bytes_written=stored(out))
-
-
-def stored(tensor: Tensor) -> int:
-    """Bytes of a tensor's elements."""
-    return tensor.numel() * tensor.element_size()
+    return OpCost(flops=count, bytes_read=picked, bytes_written=nbytes(out))

@@ -15,10 +15,10 @@ import torch
 
 from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import overloads, packets
-from dispatch_flops.formulas._shapes import is_inexact, is_strided_nested, nested_sizes, tensors_in
 from dispatch_flops.formulas.pointwise import broadcast_elements, per_element
 from dispatch_flops.formulas.sparse import elements
 from dispatch_flops.registry import Formula, Kind, Rule, add_rule, name_of, register_flops
+from dispatch_flops.tensors import is_inexact, is_strided_nested, nested_sizes, tensors_in
 
 
 def rows(tensor: torch.Tensor, dim: int | Iterable[int] | None) -> int:

@@ -15,8 +15,8 @@ import torch
 
 from dispatch_flops.cost import OpCost, contraction
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import product
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import product
 
 Tensor = torch.Tensor
 

@@ -10,9 +10,9 @@ import torch
 from dispatch_flops.cost import ZERO, OpCost
 from dispatch_flops.formulas._arithmetic import adds, contract
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import flops
 from dispatch_flops.formulas.matmul import inner_products
 from dispatch_flops.registry import free, register_flops
+from dispatch_flops.tensors import flops
 
 Tensor = torch.Tensor
 

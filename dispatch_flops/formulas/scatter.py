@@ -14,18 +14,13 @@ import torch
 
 from dispatch_flops.cost import OpCost, contraction
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import is_inexact, tensors_in
 from dispatch_flops.formulas.pointwise import per_element
 from dispatch_flops.formulas.sorting import log2_ceil
 from dispatch_flops.registry import Formula, Rule, add_rule, name_of, register_flops
+from dispatch_flops.tensors import is_inexact, nbytes
 
 Tensor = torch.Tensor
 _MASKS = (torch.bool, torch.uint8)
-
-
-def nbytes(*values: Any) -> int:
-    """Bytes of the tensors in ``values``."""
-    return sum(t.numel() * t.element_size() for t in tensors_in(values))
 
 
 # Picking ---------------------------------------------------------------------------------

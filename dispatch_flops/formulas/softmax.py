@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import is_inexact
 from dispatch_flops.formulas.reduction import rows
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import is_inexact
 
 
 def filled_rows(tensor: torch.Tensor, dim: int) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import is_inexact
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import is_inexact
 
 
 def log2_ceil(count: int) -> int:

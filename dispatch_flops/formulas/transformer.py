@@ -22,8 +22,8 @@ from dispatch_flops.formulas._attention import (
     total,
 )
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas._shapes import is_strided_nested, nested_sizes
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import is_strided_nested, nested_sizes
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

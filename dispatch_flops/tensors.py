@@ -1,4 +1,4 @@
-"""Small questions about tensors that every formula asks."""
+"""Small questions about tensors that every formula asks, and those who price them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors_in(item)
+
+
+def nbytes(*values: Any) -> int:
+    """Bytes of the tensors in ``values``, nested as they may be."""
+    return sum(_bytes_of(tensor) for tensor in tensors_in(values))
 
 
 def product(sizes: Iterable[int]) -> int:
@@ -66,3 +71,21 @@ def stored_elements(sparse: torch.Tensor) -> int:
 def is_sparse(tensor: torch.Tensor) -> bool:
     """True for COO, CSR, CSC, BSR and BSC; nested and oneDNN tensors are dense."""
     return tensor.layout in _SPARSE_LAYOUTS
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's logical elements; of a sparse tensor's indices and values."""
+    layout = tensor.layout
+    if layout is torch.strided or layout is torch.jagged:
+        return int(tensor.numel()) * tensor.element_size()
+    if layout is torch.sparse_coo:
+        return sum(
+            part.numel() * part.element_size() for part in (tensor._indices(), tensor._values())
+        )
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+        return sum(part.numel() * part.element_size() for part in parts)
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+        return sum(part.numel() * part.element_size() for part in parts)
+    return int(tensor.numel()) * tensor.element_size()
