@@ -63,8 +63,8 @@ class LatencyPass:
 
     def __enter__(self) -> LatencyPass:
         for handle in (
-            register_module_forward_pre_hook(self._before),
-            register_module_forward_hook(self._after, always_call=True),
+            register_module_forward_pre_hook(self.before),
+            register_module_forward_hook(self.after, always_call=True),
         ):
             self._hooks.callback(handle.remove)
         return self
@@ -88,7 +88,7 @@ class LatencyPass:
         unseen = _unseen() if self._now is time.perf_counter else None
         return net_seconds((Interval(*call) for call in self._calls), unseen)
 
-    def _before(self, module: nn.Module, args: Any) -> None:
+    def before(self, module: nn.Module, args: Any) -> None:
         if _is_tracing():  # torch.cond traces modules, and the hooks with them
             return
         begun = self._now()
@@ -99,7 +99,7 @@ class LatencyPass:
             named = self._names.find(module, [frame[1] for frame in self._open])
         self._open.append((module, named, begun, self._stamp()))
 
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
         if _is_tracing() or not any(entered is module for entered, *_ in self._open):
             return
         end = self._stamp()

@@ -251,9 +251,9 @@ class _Session:
         self._undo.close()
 
     def note_running(self, module: nn.Module) -> None:
-        self._tracker._enter_module(module, ())
+        self._tracker.enter_module(module, ())
         if self._timed is not None and self._timed.clock is not None:
-            self._timed.clock._before(module, ())
+            self._timed.clock.before(module, ())
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _LIMIT = 8192  # signatures kept before the books are folded
 
-_METADATA = frozenset(
+METADATA = frozenset(
     f"aten.{name}"
     for name in (
         "size.default size.int sym_size.default sym_size.int stride.default stride.int "
@@ -43,7 +43,7 @@ _METADATA = frozenset(
 ) | {"prim.layout.default", "prim.device.default"}
 
 
-class _Plan:
+class Plan:
     """What is to be done when one overload reaches the mode.
 
     call: runs it. special: needs more than being run and booked (see ``_special``).
@@ -85,11 +85,11 @@ class CountingMode(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tracker = tracker
-        self._local = tracker._local
+        self._local = tracker.local
         self._conventions = conventions
         self._own_rules = own_rules
         self._on_full = on_full
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, Plan] = {}
         registry.watch(self)
         self._signatures = 0
         self._plain_types: set[tuple[type, ...]] = set()
@@ -163,7 +163,7 @@ class CountingMode(TorchDispatchMode):
         """Rules were added or removed: plans have to be made anew."""
         self._plans.clear()
 
-    def _decide(self, func: Any) -> _Plan:
+    def _decide(self, func: Any) -> Plan:
         """The plan of an overload met for the first time."""
         if isinstance(func, HigherOrderOperator):
             plan = self._plan_higher_order(func)
@@ -172,9 +172,9 @@ class CountingMode(TorchDispatchMode):
         self._plans[func] = plan
         return plan
 
-    def _plan_operator(self, func: OpOverload) -> _Plan:
-        plan = _Plan(func, str(func))
-        plan.metadata = plan.name in _METADATA
+    def _plan_operator(self, func: OpOverload) -> Plan:
+        plan = Plan(func, str(func))
+        plan.metadata = plan.name in METADATA
         rule = registry.lookup(func, self._own_rules)
         plan.rule = rule
         if rule is None or rule.builtin:
@@ -187,8 +187,8 @@ class CountingMode(TorchDispatchMode):
             plan.fixed = Entry(plan.name, "free", None, ZERO)
         return plan
 
-    def _plan_higher_order(self, func: HigherOrderOperator) -> _Plan:
-        plan = _Plan(func, registry.name_of(func))
+    def _plan_higher_order(self, func: HigherOrderOperator) -> Plan:
+        plan = Plan(func, registry.name_of(func))
         plan.call = func
         plan.rule = registry.lookup(func, self._own_rules)
         plan.handler = HANDLERS.get(func.name()) if plan.rule is None else None
@@ -200,7 +200,7 @@ class CountingMode(TorchDispatchMode):
     # -- everything that is not an operator on plain tensors ---------------------------------------
 
     def _special(
-        self, plan: _Plan, types: Any, args: Any, kwargs: dict[str, Any]
+        self, plan: Plan, types: Any, args: Any, kwargs: dict[str, Any]
     ) -> tuple[bool, Any]:
         """Runs the call; (True, result) if nothing is left to book."""
         func = plan.func
@@ -230,7 +230,7 @@ class CountingMode(TorchDispatchMode):
         return plain
 
     def _on_wrapper(
-        self, plan: _Plan, types: Any, args: Any, kwargs: dict[str, Any]
+        self, plan: Plan, types: Any, args: Any, kwargs: dict[str, Any]
     ) -> tuple[bool, Any]:
         """A wrapper subclass runs on tensors of its own: those operators are what counts,
         unless the user asks for the logical one.
@@ -265,7 +265,7 @@ class CountingMode(TorchDispatchMode):
 
     # -- pricing ----------------------------------------------------------------------------------
 
-    def _price(self, plan: _Plan, key: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Entry:
+    def _price(self, plan: Plan, key: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Entry:
         rule = plan.rule
         assert rule is not None
         entry = price(plan.name, plan.func, rule, args, kwargs, out, self._conventions)

@@ -28,15 +28,16 @@ from dispatch_flops.analysis import sum_known
 from dispatch_flops.clock import EVENT_RESOLUTION_S, LatencyPass
 from dispatch_flops.cost import Phase
 from dispatch_flops.devices import Devices, Now, Stamp, seconds_between
-from dispatch_flops.mode import CountingMode, _Plan
+from dispatch_flops.mode import CountingMode, Plan
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.places import Place
 from dispatch_flops.registry import Conventions
-from dispatch_flops.tracker import Tracker, _is_tracing
+from dispatch_flops.tracker import Tracker
 from dispatch_flops.tree import Profile, StepTiming
 
 _now = time.perf_counter
 _graph_task = torch._C._current_graph_task_id
+_is_tracing = torch.compiler.is_dynamo_compiling
 _UNREAD = 2**16  # pairs of events that are kept before they are read
 
 
@@ -76,33 +77,35 @@ class TimedTracker(Tracker):
     with_closure: a step ran forward and backward itself, so that ``step_s`` is not its own alone.
     """
 
-    own: OwnTime
-    step_s: float | None = None
-    with_closure = False
-    _step_begun = 0.0
+    def __init__(self, names: ModuleNames, own: OwnTime) -> None:
+        super().__init__(names)
+        self.own = own
+        self.step_s: float | None = None
+        self.with_closure = False
+        self._step_begun = 0.0
 
-    def _enter_module(self, module: nn.Module, args: Any) -> None:
+    def enter_module(self, module: nn.Module, args: Any) -> None:
         if _is_tracing():
             return
         begun = self.own.clock()
-        super()._enter_module(module, args)
+        super().enter_module(module, args)
         self.own.seconds += self.own.clock() - begun + self.own.per_module / 2
 
-    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         if _is_tracing():
             return
         begun = self.own.clock()
-        super()._leave_module(module, args, output)
+        super().leave_module(module, args, output)
         self.own.seconds += self.own.clock() - begun + self.own.per_module / 2
 
-    def _enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        super()._enter_optimizer(optimizer, args, kwargs)
+    def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        super().enter_optimizer(optimizer, args, kwargs)
         self.with_closure = self.with_closure or self.in_closure_step()
         self._step_begun = self.own.now()
 
-    def _leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.step_s = (self.step_s or 0.0) + self.own.now() - self._step_begun
-        super()._leave_optimizer(optimizer, args, kwargs)
+        super().leave_optimizer(optimizer, args, kwargs)
 
 
 class _Call(threading.local):
@@ -126,11 +129,11 @@ class _TimedMode(CountingMode):
 
     times_operators = True
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, tracker: Tracker, **options: Any) -> None:
+        super().__init__(tracker, **options)
         self._call = _Call()
 
-    def _decide(self, func: Any) -> _Plan:
+    def _decide(self, func: Any) -> Plan:
         plan = super()._decide(func)
         plan.call = self._timed(plan.call)
         return plan
@@ -142,10 +145,9 @@ class _TimedMode(CountingMode):
 class HostTimedMode(_TimedMode):
     """Takes the time of every operator; all else that dispatching takes is the profiler's own."""
 
-    own: OwnTime
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, tracker: Tracker, own: OwnTime, **options: Any) -> None:
+        super().__init__(tracker, **options)
+        self.own = own
         self._spans: dict[int, tuple[float, float]] = {}
 
     def backward_s(self) -> float | None:
@@ -200,11 +202,10 @@ class HostTimedMode(_TimedMode):
 class EventTimedMode(_TimedMode):
     """Records an event before and after every operator; ``read`` books what lies between them."""
 
-    devices: Devices
-    record: Stamp
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, tracker: Tracker, devices: Devices, record: Stamp, **options: Any) -> None:
+        super().__init__(tracker, **options)
+        self._devices = devices
+        self._record = record
         self._unread: list[tuple[Place, Any, Any, Any]] = []
         self._reading = threading.Lock()
 
@@ -212,12 +213,12 @@ class EventTimedMode(_TimedMode):
         """Wait for the device, once, and book the time of the operators so far."""
         with self._reading:
             unread, self._unread = self._unread, []
-            self.devices.synchronize()
+            self._devices.synchronize()
             for place, entry, start, end in unread:
                 place.seconds[entry] += seconds_between(start, end)
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        record, this = self.record, self._call
+        record, this = self._record, self._call
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = record()
@@ -240,10 +241,9 @@ class HostPass:
     method = "counted and timed in one pass, the profiler's own time measured and taken off"
 
     def __init__(self, names: ModuleNames, own: OwnTime, mode_options: Mapping[str, Any]) -> None:
-        self.tracker = TimedTracker(names)
-        self.mode = HostTimedMode(self.tracker, **mode_options)
+        self.tracker = TimedTracker(names, own)
+        self.mode = HostTimedMode(self.tracker, own, **mode_options)
         self.clock = LatencyPass(names, now=own.now)
-        self.tracker.own = self.mode.own = own
 
     def read(self) -> None:
         """Nothing is left to be read."""
@@ -276,9 +276,7 @@ class EventPass:
         self, names: ModuleNames, devices: Devices, record: Stamp, mode_options: Mapping[str, Any]
     ) -> None:
         self.tracker = Tracker(names)
-        self.mode = EventTimedMode(self.tracker, **mode_options)
-        self.mode.devices = devices
-        self.mode.record = record
+        self.mode = EventTimedMode(self.tracker, devices, record, **mode_options)
 
     def read(self) -> None:
         """Book the times that the device has not told yet."""

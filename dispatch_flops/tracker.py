@@ -70,7 +70,7 @@ class Tracker:
         self.names = names
         self.in_bodies = 0  # higher-order operators' functions at work: their graphs are no modules
         self.is_mode_on = is_mode_on
-        self._local = threading.local()
+        self.local = threading.local()
         self._threads: list[Thread] = []
         self._home: Thread | None = None
         # For each checkpointed function that calls modules: who called it.
@@ -82,10 +82,10 @@ class Tracker:
         """Install the hooks; this thread becomes the one whose backward passes are followed."""
         self._home = self.join_thread(entered=True)
         for handle in (
-            register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, always_call=True),
-            register_optimizer_step_pre_hook(self._enter_optimizer),
-            register_optimizer_step_post_hook(self._leave_optimizer),
+            register_module_forward_pre_hook(self.enter_module),
+            register_module_forward_hook(self.leave_module, always_call=True),
+            register_optimizer_step_pre_hook(self.enter_optimizer),
+            register_optimizer_step_post_hook(self.leave_optimizer),
         ):
             self._hooks.callback(handle.remove)
 
@@ -95,18 +95,18 @@ class Tracker:
 
     def join_thread(self, *, entered: bool = False) -> Thread:
         """This thread's state; from now on its modules are followed."""
-        thread: Thread | None = getattr(self._local, "thread", None)
+        thread: Thread | None = getattr(self.local, "thread", None)
         if thread is None:
-            thread = getattr(self._local, "left", None)
+            thread = getattr(self.local, "left", None)
             if thread is None:
                 thread = Thread(_sequence_nr(), entered=entered)
                 self._threads.append(thread)
-            self._local.thread = thread
+            self.local.thread = thread
         return thread
 
     def leave_thread(self) -> None:
         """This thread's modules are followed no more, unless it joins again."""
-        self._local.left = self._local.__dict__.pop("thread", None)
+        self.local.left = self.local.__dict__.pop("thread", None)
 
     # -- what was collected, of all threads ---------------------------------------------------
 
@@ -243,12 +243,12 @@ class Tracker:
 
     def thread(self) -> Thread | None:
         """This thread's state, or None where the mode does not see this thread's operators."""
-        thread: Thread | None = getattr(self._local, "thread", None)
+        thread: Thread | None = getattr(self.local, "thread", None)
         if thread is None and self.is_mode_on():  # autograd's device threads inherit the mode
             return self.join_thread()
         return thread
 
-    def _enter_module(self, module: nn.Module, args: Any) -> None:
+    def enter_module(self, module: nn.Module, args: Any) -> None:
         if _is_tracing():  # torch.cond traces modules, and the hooks with them
             return
         thread = self.thread()
@@ -296,7 +296,7 @@ class Tracker:
             fqn = caller.place.fqn if caller.place is not None else OUTSIDE
             self._checkpoints.setdefault(held["frame"], fqn)
 
-    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         if _is_tracing():
             return
         thread = self.thread()
@@ -317,11 +317,11 @@ class Tracker:
             return  # entered before the block
         self._resume(thread, _sequence_nr())
 
-    def _enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         thread = self.thread()
         if thread is not None:
             place = thread.place(f"{OUTSIDE}.{type(optimizer).__name__}", "optimizer")
-            step = id(caller_of("_enter_optimizer"))
+            step = id(caller_of("enter_optimizer"))
             closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
             thread.stack.append(Step(optimizer, place, _graph_task(), step, closure=closure))
             self._resume(thread, _sequence_nr())
@@ -331,7 +331,7 @@ class Tracker:
         thread = self.thread()
         return thread is not None and thread.stack[-1].closure
 
-    def _leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         thread = self.thread()
         if thread is not None and any(frame.owner is optimizer for frame in thread.stack):
             while thread.stack.pop().owner is not optimizer:

@@ -20,7 +20,7 @@ from dispatch_flops import registry
 from dispatch_flops.compile.places import Places, phase_of
 from dispatch_flops.cost import ZERO, OpCost, Phase
 from dispatch_flops.ledger import Entry
-from dispatch_flops.mode import _METADATA as METADATA
+from dispatch_flops.mode import METADATA
 from dispatch_flops.pricing import price
 from dispatch_flops.registry import Conventions, Rule
 
