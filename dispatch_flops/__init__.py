@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from dispatch_flops.analysis import Diff, diff
     from dispatch_flops.cost import OpCost, Phase, Share, Split
     from dispatch_flops.counter import FlopCounterMode, UncountedWarning
-    from dispatch_flops.profiler import FlopsProfiler, get_model_profile, profile_model
+    from dispatch_flops.profiler import FlopsProfiler, get_model_profile
+    from dispatch_flops.profiling import profile_model
     from dispatch_flops.registry import overridden, register_flops, unregister_flops
     from dispatch_flops.training import StepProfiler
 
@@ -32,7 +33,7 @@ _HOME = {
     "diff": "analysis",
     "get_model_profile": "profiler",
     "overridden": "registry",
-    "profile_model": "profiler",
+    "profile_model": "profiling",
     "register_flops": "registry",
     "unregister_flops": "registry",
 }

@@ -7,9 +7,7 @@ that changing the import is all its users do; numbers are right where its are no
 from __future__ import annotations
 
 import dataclasses
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +15,11 @@ from torch import nn
 
 from dispatch_flops import units
 from dispatch_flops.analysis import latency_of
-from dispatch_flops.clock import LatencyPass, fit_to_whole, resolution_s, time_call
 from dispatch_flops.counter import FlopCounterMode
-from dispatch_flops.devices import Devices
 from dispatch_flops.errors import NotProfiledError, TargetError
-from dispatch_flops.names import ModuleNames
+from dispatch_flops.profiling import profile_model, without
 from dispatch_flops.renderers import aggregated, deepspeed
-from dispatch_flops.running import (
-    caller,
-    evaluating,
-    gradients_kept,
-    is_compiled,
-    make_inputs,
-    moved,
-    on_meta,
-    random_state_kept,
-    submodule,
-    tensors_in,
-    with_backward,
-)
-from dispatch_flops.stance import eager_stance
-from dispatch_flops.tree import OUTSIDE, ModuleNode, Profile, StepTiming
-
-OWN_PASS = "a pass of its own, without the dispatch mode; the model's without any hook"
-
-OWN_PASS_COMPILED = (
-    f"{OWN_PASS}; the whole is the compiled code's, shared out among modules as their eager code "
-    "takes it"
-)
+from dispatch_flops.tree import Profile
 
 
 def get_model_profile(
@@ -63,11 +38,8 @@ def get_model_profile(
     mode: str = "forward",
     func_name: str | None = None,
     *,
-    device: str | None = None,
-    repeats: int = 1,
     fold: bool = False,
-    causal: str = "full",
-    operator_latency: bool = False,
+    **options: Any,
 ) -> tuple[Any, Any, Any]:
     """FLOPs, MACs and parameters of a model's forward pass (or of another of its methods).
 
@@ -76,12 +48,12 @@ def get_model_profile(
         without inputs needs none of the three.
     print_profile, detailed, module_depth, top_modules, output_file, fold: what is printed,
         and where to (a file instead of stdout).
-    warm_up: runs before anything is measured. repeats: timed runs, of which the median counts.
+    warm_up: runs before anything is measured.
     as_string: "426.52 MMACs" instead of 426516480.
     ignore_modules: classes of modules whose work, and that of all below them, is left out.
     mode, func_name: the method to call, ``"forward"`` for the model itself, ``"generate"``, ...
-    device: "meta" profiles shapes alone: no data, no memory, latency n/a.
-    operator_latency: also take the time of every operator, in the counting pass.
+    options: further ones of ``profile_model``: ``device="meta"``, ``repeats``, ``causal``,
+        ``operator_latency``, ``strict``, ...
 
     The model runs in evaluation mode; train flags and random state are as before afterwards.
     Raises TargetError for inputs that cannot be used.
@@ -95,10 +67,7 @@ def get_model_profile(
         warm_up=warm_up,
         ignore_modules=ignore_modules,
         mode=func_name or mode,
-        device=device,
-        repeats=repeats,
-        causal=causal,
-        operator_latency=operator_latency,
+        **options,
     )
     if print_profile:
         text = deepspeed.render(
@@ -119,68 +88,6 @@ def get_model_profile(
         units.macs_to_string(total.macs),
         units.params_to_string(params),
     )
-
-
-def profile_model(
-    model: nn.Module,
-    input_shape: Sequence[int] | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    warm_up: int = 1,
-    ignore_modules: Sequence[type[nn.Module]] | None = None,
-    mode: str = "forward",
-    device: str | None = None,
-    repeats: int = 1,
-    causal: str = "full",
-    backward: bool = False,
-    operator_latency: bool = False,
-) -> Profile:
-    """The ``Profile`` behind ``get_model_profile``; parameters as there.
-
-    backward: also run backward from the sum of the floating-point outputs; gradients that
-        the model's parameters had are put back afterwards.
-    """
-    if not isinstance(model, nn.Module):
-        raise TargetError(f"model is a {type(model).__name__}; pass an nn.Module")
-    if device not in (None, "meta"):
-        raise TargetError(
-            f'device={device!r}: only "meta" is converted to; for any other device move the model '
-            "and its inputs there first"
-        )
-    with ExitStack() as undo:
-        undo.enter_context(evaluating(model))
-        undo.enter_context(random_state_kept(model))
-        if device == "meta":
-            undo.enter_context(on_meta(model))
-        inputs = make_inputs(model, input_shape, args, device)
-        named_inputs = moved(dict(kwargs or {}), device)
-        forward = run = caller(model, mode, inputs, named_inputs)
-        where = Devices.at("meta") if device == "meta" else Devices.of(model.modules())
-        if backward:
-            given = (tensor for tensor in tensors_in([inputs, named_inputs]) if tensor.is_leaf)
-            leaves = [*model.parameters(), *given]
-            undo.enter_context(gradients_kept(leaves))
-            run = with_backward(forward, leaves)
-        for _ in range(warm_up if where.type != "meta" else 0):
-            run()
-        latency, timing = _measure(model, forward, run if backward else None, where, repeats)
-        operator_latency = operator_latency and where.type != "meta"
-        with FlopCounterMode(
-            model,
-            display=False,
-            causal=causal,  # type: ignore[arg-type]
-            latency=operator_latency,
-        ) as counter:
-            run()
-        profile = with_latency(counter.profile, latency, timing)
-        if device == "meta":
-            scope = dataclasses.replace(profile.scope, device="meta", device_name=None)
-            profile = dataclasses.replace(profile, scope=scope)
-        if operator_latency:
-            note = f"operators' times: {counter.profile.timing.method}"
-            profile = dataclasses.replace(profile, notes=(*profile.notes, note))
-    return without(profile, model, ignore_modules or ())
 
 
 class FlopsProfiler:
@@ -307,77 +214,6 @@ class FlopsProfiler:
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the part that aggregates modules by class at each depth."""
         print(aggregated.render(self.profile, module_depth=module_depth, top_modules=top_modules))
-
-
-def with_latency(profile: Profile, seconds: Mapping[str, float], timing: StepTiming) -> Profile:
-    """The profile with forward latencies ``{fqn: seconds}`` and the timing of the whole."""
-
-    def change(node: ModuleNode) -> ModuleNode:
-        if node.fqn not in seconds:
-            return node
-        return dataclasses.replace(node, latency_s=seconds[node.fqn])
-
-    return dataclasses.replace(profile.map_nodes(change), timing=timing)
-
-
-def without(profile: Profile, model: nn.Module, classes: Sequence[type[nn.Module]]) -> Profile:
-    """The profile less the work of modules of these classes and of all below them.
-
-    Their parameters stay.
-    """
-    ignored = [
-        node.fqn
-        for node in (profile.root.walk() if classes else ())
-        if type(submodule(model, node.fqn)) in classes
-    ]
-    if not ignored:
-        return profile
-    prefixes = tuple(f"{fqn}." for fqn in ignored)
-
-    def change(node: ModuleNode) -> ModuleNode:
-        below = node.fqn.startswith(prefixes)
-        if below or node.fqn in ignored or ("" in ignored and not node.fqn.startswith(OUTSIDE)):
-            return dataclasses.replace(node, ops=(), latency_s=None, backward_latency_s=None)
-        return node
-
-    note = f"left out at the user's wish: {', '.join(fqn or 'the model' for fqn in ignored)}"
-    changed = profile.map_nodes(change)
-    return dataclasses.replace(changed, notes=(*profile.notes, note))
-
-
-def _measure(
-    model: nn.Module,
-    forward: Callable[[], Any],
-    both: Callable[[], Any] | None,
-    devices: Devices,
-    repeats: int,
-) -> tuple[dict[str, float], StepTiming]:
-    """Forward latency per module, and of the whole (``both``: with backward), without the mode."""
-    if devices.type == "meta":
-        return {}, StepTiming(method="n/a: the meta device computes nothing")
-    if both is not None:
-        forward()  # the warm-up ran backward too: memory that its graph held is found anew
-    whole, spread = time_call(forward, devices=devices, repeats=repeats)
-    backward_s = None
-    if both is not None:
-        backward_s = max(time_call(both, devices=devices, repeats=repeats)[0] - whole, 0.0)
-    passes = []
-    for _ in range(repeats):
-        names = ModuleNames([model])
-        with eager_stance(), LatencyPass(names, devices=devices) as clock:
-            devices.synchronize()
-            forward()
-        passes.append(clock.seconds())
-    median = statistics.median_low([seconds.get("", 0.0) for seconds in passes])
-    seconds = next(p for p in passes if p.get("", 0.0) == median)
-    return fit_to_whole(seconds, "", whole), StepTiming(
-        forward_s=whole,
-        backward_s=backward_s,
-        spread_s=spread,
-        repeats=repeats,
-        method=OWN_PASS_COMPILED if is_compiled(model) else OWN_PASS,
-        resolution_s=resolution_s(devices),
-    )
 
 
 def show(text: str, output_file: str | Path | None) -> None:

@@ -29,6 +29,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("mode",),
     ("timed", "compile"),
     ("counter",),
+    ("profiling",),
     ("profiler",),
     ("training", "integrations"),
     ("cli", "demo"),

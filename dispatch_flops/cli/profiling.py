@@ -148,7 +148,7 @@ def measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
 def _measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
     import torch
 
-    from dispatch_flops.profiler import profile_model
+    from dispatch_flops.profiling import profile_model
     from dispatch_flops.targets import first_line, parse_shape, prepare
 
     subject = prepare(

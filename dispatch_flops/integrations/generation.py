@@ -20,7 +20,7 @@ from dispatch_flops.counter import FlopCounterMode
 from dispatch_flops.devices import Devices
 from dispatch_flops.errors import TargetError
 from dispatch_flops.names import ModuleNames
-from dispatch_flops.profiler import OWN_PASS, with_latency
+from dispatch_flops.profiling import OWN_PASS, with_latency
 from dispatch_flops.running import evaluating, random_state_kept
 from dispatch_flops.tree import Profile, StepTiming
 from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text

@@ -1,0 +1,202 @@
+"""One run of a model, measured twice: timed without the dispatch mode, then counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from dispatch_flops.clock import LatencyPass, fit_to_whole, resolution_s, time_call
+from dispatch_flops.counter import FlopCounterMode
+from dispatch_flops.devices import Devices, device_name
+from dispatch_flops.errors import ConfigError, TargetError
+from dispatch_flops.names import ModuleNames
+from dispatch_flops.registry import Causal, Formula, Subclass
+from dispatch_flops.running import (
+    caller,
+    evaluating,
+    gradients_kept,
+    is_compiled,
+    make_inputs,
+    moved,
+    on_meta,
+    random_state_kept,
+    submodule,
+    tensors_in,
+    with_backward,
+)
+from dispatch_flops.stance import eager_stance
+from dispatch_flops.tree import OUTSIDE, ModuleNode, Profile, StepTiming
+
+OWN_PASS = "a pass of its own, without the dispatch mode; the model's without any hook"
+
+OWN_PASS_COMPILED = (
+    f"{OWN_PASS}; the whole is the compiled code's, shared out among modules as their eager code "
+    "takes it"
+)
+
+
+def profile_model(
+    model: nn.Module,
+    input_shape: Sequence[int] | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: str = "forward",
+    backward: bool = False,
+    device: str | None = None,
+    warm_up: int = 1,
+    repeats: int = 1,
+    operator_latency: bool = False,
+    ignore_modules: Sequence[type[nn.Module]] | None = None,
+    causal: Causal = "full",
+    subclass: Subclass = "executed",
+    custom_mapping: Mapping[Any, Formula] | None = None,
+    meta_value: float | None = None,
+    strict: bool = False,
+) -> Profile:
+    """The profile of one run of a model.
+
+    input_shape: shape of the only positional input, made of ones in the dtype and on the
+        device of the model's first parameter. args, kwargs: the inputs themselves; a model
+        without inputs needs none of the three.
+    mode: the method to call, ``"forward"`` for the model itself, ``"generate"``, ...
+    backward: also run backward from the sum of the floating-point outputs; gradients that
+        the model's parameters had are put back afterwards.
+    device: "meta" profiles shapes alone: no data, no memory, latency n/a.
+    warm_up: runs before anything is measured. repeats: timed runs, of which the median counts.
+    operator_latency: also take the time of every operator, in the counting pass.
+    ignore_modules: classes of modules whose work, and that of all below them, is left out.
+    causal, subclass, custom_mapping, meta_value, strict: as ``FlopCounterMode`` takes them.
+
+    The model runs in evaluation mode; train flags and random state are as before afterwards.
+    Raises TargetError for a model or inputs that cannot be used, ConfigError for options,
+    UncountedOpsError where ``strict`` asks for it.
+    """
+    _check(model, device, warm_up, repeats)
+    counter = FlopCounterMode(
+        model,
+        display=False,
+        custom_mapping=custom_mapping,
+        strict=strict,
+        causal=causal,
+        subclass=subclass,
+        meta_value=meta_value,
+        latency=operator_latency and device != "meta",
+    )
+    with ExitStack() as undo:
+        undo.enter_context(evaluating(model))
+        undo.enter_context(random_state_kept(model))
+        if device == "meta":
+            undo.enter_context(on_meta(model))
+        inputs = make_inputs(model, input_shape, args, device)
+        named_inputs = moved(dict(kwargs or {}), device)
+        forward = whole = caller(model, mode, inputs, named_inputs)
+        if backward:
+            given = (tensor for tensor in tensors_in([inputs, named_inputs]) if tensor.is_leaf)
+            leaves = [*model.parameters(), *given]
+            undo.enter_context(gradients_kept(leaves))
+            whole = with_backward(forward, leaves)
+        devices = Devices.at("meta") if device == "meta" else Devices.of(model.modules())
+        for _ in range(warm_up if devices.type != "meta" else 0):
+            whole()
+        seconds, timing = _measure(model, forward, whole if backward else None, devices, repeats)
+        with counter:
+            whole()
+    profile = with_latency(counter.profile, seconds, timing)
+    scope = dataclasses.replace(
+        profile.scope, device=devices.type, device_name=device_name(devices.type)
+    )
+    notes = profile.notes
+    if (method := counter.profile.timing.method) is not None:
+        notes += (f"operators' times: {method}",)
+    profile = dataclasses.replace(profile, scope=scope, notes=notes)
+    return without(profile, model, ignore_modules or ())
+
+
+def _check(model: Any, device: str | None, warm_up: int, repeats: int) -> None:
+    if not isinstance(model, nn.Module):
+        raise TargetError(f"model is a {type(model).__name__}; pass an nn.Module")
+    if device not in (None, "meta"):
+        raise TargetError(
+            f'device={device!r}: only "meta" is converted to; for any other device move the model '
+            "and its inputs there first"
+        )
+    for name, value, least in (("warm_up", warm_up, 0), ("repeats", repeats, 1)):
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name}={value!r}: pass an int of at least {least}")
+
+
+def with_latency(profile: Profile, seconds: Mapping[str, float], timing: StepTiming) -> Profile:
+    """The profile with forward latencies ``{fqn: seconds}`` and the timing of the whole."""
+
+    def change(node: ModuleNode) -> ModuleNode:
+        if node.fqn not in seconds:
+            return node
+        return dataclasses.replace(node, latency_s=seconds[node.fqn])
+
+    return dataclasses.replace(profile.map_nodes(change), timing=timing)
+
+
+def without(profile: Profile, model: nn.Module, classes: Sequence[type[nn.Module]]) -> Profile:
+    """The profile less the work of modules of these classes and of all below them.
+
+    Their parameters stay.
+    """
+    ignored = [
+        node.fqn
+        for node in (profile.root.walk() if classes else ())
+        if type(submodule(model, node.fqn)) in classes
+    ]
+    if not ignored:
+        return profile
+    prefixes = tuple(f"{fqn}." for fqn in ignored)
+
+    def change(node: ModuleNode) -> ModuleNode:
+        below = node.fqn.startswith(prefixes)
+        if below or node.fqn in ignored or ("" in ignored and not node.fqn.startswith(OUTSIDE)):
+            return dataclasses.replace(node, ops=(), latency_s=None, backward_latency_s=None)
+        return node
+
+    note = f"left out at the user's wish: {', '.join(fqn or 'the model' for fqn in ignored)}"
+    changed = profile.map_nodes(change)
+    return dataclasses.replace(changed, notes=(*profile.notes, note))
+
+
+def _measure(
+    model: nn.Module,
+    forward: Callable[[], Any],
+    both: Callable[[], Any] | None,
+    devices: Devices,
+    repeats: int,
+) -> tuple[dict[str, float], StepTiming]:
+    """Forward latency per module, and of the whole (``both``: with backward), without the mode."""
+    if devices.type == "meta":
+        return {}, StepTiming(method="n/a: the meta device computes nothing")
+    if both is not None:
+        forward()  # the warm-up ran backward too: memory that its graph held is found anew
+    whole, spread = time_call(forward, devices=devices, repeats=repeats)
+    backward_s = None
+    if both is not None:
+        backward_s = max(time_call(both, devices=devices, repeats=repeats)[0] - whole, 0.0)
+    passes = []
+    for _ in range(repeats):
+        names = ModuleNames([model])
+        with eager_stance(), LatencyPass(names, devices=devices) as clock:
+            devices.synchronize()
+            forward()
+        passes.append(clock.seconds())
+    median = statistics.median_low([seconds.get("", 0.0) for seconds in passes])
+    seconds = next(p for p in passes if p.get("", 0.0) == median)
+    return fit_to_whole(seconds, "", whole), StepTiming(
+        forward_s=whole,
+        backward_s=backward_s,
+        spread_s=spread,
+        repeats=repeats,
+        method=OWN_PASS_COMPILED if is_compiled(model) else OWN_PASS,
+        resolution_s=resolution_s(devices),
+    )
