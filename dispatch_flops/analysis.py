@@ -229,7 +229,7 @@ class OperatorRow:
 def operator_rows(profile: Profile, phase: Phase | None = None) -> list[OperatorRow]:
     """Every operator that ran, in the model and outside it: most FLOPs first, then most bytes."""
     merged: dict[tuple[str, str | None], OpTotal] = {}
-    phases: dict[tuple[str, str | None], set[Phase]] = {}
+    phases: dict[tuple[str, str | None], set[Phase | None]] = {}
     for op in _ops(profile, phase):
         key = (op.op, op.dtype)
         merged[key] = merge(merged[key], op) if key in merged else op

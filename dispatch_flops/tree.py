@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dispatch_flops.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase
 from dispatch_flops.errors import InconsistentProfileError, ProfileFormatError
+from dispatch_flops.plain import build
 
 if TYPE_CHECKING:
     from dispatch_flops.analysis import Diff
@@ -31,6 +32,7 @@ class OpTotal:
     """All calls of one operator overload in one place, phase and compute dtype.
 
     op: the overload that ran, such as ``"aten.addmm.default"``.
+    phase: None where calls of several phases are taken together.
     dtype: what the kernel computes in, such as ``"float32"``; None where no tensor takes part.
     kind: "formula", "pointwise", "reduction", "free" or "unknown".
     cost: of all calls whose cost is known; None if that is none of them.
@@ -40,7 +42,7 @@ class OpTotal:
     """
 
     op: str
-    phase: Phase
+    phase: Phase | None
     dtype: str | None = None
     kind: str = "formula"
     calls: int
@@ -253,8 +255,7 @@ class Profile:
     def by_operator(self, phase: Phase | None = None) -> dict[str, OpTotal]:
         """``{overload: totals}`` over all modules; phases and dtypes merged, most FLOPs first.
 
-        A merged entry keeps its phase and dtype where all parts agree; else dtype is None,
-        and the phase is that of the first part.
+        A merged entry keeps its phase and dtype where all parts agree; else they are None.
         """
         merged: dict[str, OpTotal] = {}
         for op in self.op_totals():
@@ -280,7 +281,11 @@ class Profile:
         return {op.op: op.error for op in self.op_totals() if op.error is not None}
 
     def uncalled_modules(self) -> list[str]:
-        """Modules that hold parameters or have no children, and whose forward never ran."""
+        """Modules that hold parameters or have no children, and whose forward never ran.
+
+        Their parameters may have worked all the same, where another module passed them on:
+        ``active_params`` says it.
+        """
         return [
             node.fqn
             for node in self.root.walk()
@@ -349,11 +354,11 @@ class Profile:
             return cls(
                 root=_node_from_dict(data["root"]),
                 outside=_node_from_dict(data["outside"]),
-                timing=StepTiming(**data["timing"]),
-                scope=Scope(**data["scope"]),
-                notes=tuple(data["notes"]),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
+                timing=build(StepTiming, data["timing"]),
+                scope=build(Scope, data["scope"]),
+                notes=tuple(str(note) for note in data["notes"]),
+            ).check()
+        except (KeyError, TypeError, ValueError, InconsistentProfileError) as error:
             raise ProfileFormatError(f"the saved profile is damaged: {error}") from error
 
     @classmethod
@@ -382,7 +387,7 @@ def add_costs(costs: Iterable[OpCost | None]) -> OpCost:
 
 def _costs_by_phase(ops: tuple[OpTotal, ...]) -> dict[Phase, OpCost]:
     """What some operators cost together, phase by phase."""
-    costs: dict[Phase, list[OpCost | None]] = {}
+    costs: dict[Phase | None, list[OpCost | None]] = {}
     for op in ops:
         costs.setdefault(op.phase, []).append(op.cost)
     return {phase: add_costs(costs.get(phase, ())) for phase in PHASES}
@@ -398,7 +403,7 @@ def merge(a: OpTotal, b: OpTotal) -> OpTotal:
     timed = a.latency_s is not None and b.latency_s is not None
     return OpTotal(
         op=a.op,
-        phase=a.phase,
+        phase=a.phase if a.phase == b.phase else None,
         dtype=a.dtype if a.dtype == b.dtype else None,
         kind=b.kind if a.cost is None else a.kind,
         calls=a.calls + b.calls,
@@ -442,6 +447,8 @@ def _flaws(node: ModuleNode) -> Iterator[str]:
         )  # fmt: skip
         if not all(map(_is_count, numbers)) or op.uncounted > op.calls:
             yield f"{op} has a count that is no count"
+        if op.phase not in PHASES:
+            yield f"{op} is of no phase"
         if (op.cost is None) != (op.uncounted == op.calls > 0):
             yield f"{op} has a cost but no counted call, or counted calls but no cost"
 
@@ -472,10 +479,19 @@ def _node_from_dict(rows: list[dict[str, Any]]) -> ModuleNode:
     built: dict[int, ModuleNode] = {}
     for index in reversed(range(len(rows))):
         row = dict(rows[index])
-        ops = tuple(
-            OpTotal(**{**op, "cost": OpCost(**op["cost"]) if op["cost"] is not None else None})
-            for op in row.pop("ops")
-        )
-        children = tuple(built[child] for child in row.pop("children"))
-        built[index] = ModuleNode(ops=ops, children=children, **row)
-    return built[0]
+        ops = tuple(_op_from_dict(op) for op in row.pop("ops"))
+        below = row.pop("children")
+        if not built.keys() >= set(below) or len(set(below)) < len(below):
+            raise ValueError(f"the children {below} of node {index} are no later nodes of its own")
+        children = tuple(built.pop(child) for child in below)
+        built[index] = build(ModuleNode, row, ops=ops, children=children)
+    root = built.pop(0)
+    if built:
+        raise ValueError(f"the nodes {sorted(built)} are nobody's children")
+    return root
+
+
+def _op_from_dict(row: dict[str, Any]) -> OpTotal:
+    values = dict(row)
+    cost = values.pop("cost")
+    return build(OpTotal, values, cost=None if cost is None else build(OpCost, cost))

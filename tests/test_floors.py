@@ -16,7 +16,7 @@ PACKAGE = Path(dispatch_flops.__file__).parent
 # Each file and folder stands on one floor, and imports only from floors below its own.
 # Within a folder files may import each other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("units", "errors"),
+    ("units", "errors", "plain"),
     ("cost", "config", "stance", "subclasses", "no_data", "running", "devices"),
     ("tree", "hardware", "registry", "targets", "tensors"),
     ("analysis", "efficiency", "names", "formulas", "callers"),
@@ -37,7 +37,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # The package's own face and its command line's.
 DOORS = ("__init__", "__main__")
 WITHOUT_TORCH = (
-    "units", "errors", "cost", "config", "tree", "hardware", "analysis", "efficiency", "renderers",
+    "units", "errors", "plain", "cost", "config", "tree", "hardware", "analysis", "efficiency",
+    "renderers",
 )  # fmt: skip
 
 

@@ -157,10 +157,25 @@ def test_loading_refuses(text: str, message: str) -> None:
     ("path", "value"),
     [
         (("root",), []),
+        (("root",), "abc"),
         (("root", 0, "children"), [0]),
         (("root", 0, "children"), [99]),
+        (("root", 0, "children"), [1, 1]),
+        (("root", 0, "children"), []),
         (("root", 0, "surprise"), 1),
+        (("root", 0, "calls"), "three"),
+        (("root", 0, "calls"), True),
+        (("root", 0, "total_params"), None),
+        (("root", 0, "latency_s"), "fast"),
+        (("root", 0, "latency_s"), float("nan")),
         (("root", 2, "ops", 0, "cost"), 5),
+        (("root", 2, "ops", 0, "cost", "flops"), "12"),
+        (("root", 2, "ops", 0, "cost", "flops"), -12),
+        (("root", 2, "ops", 0, "cost", "macs"), 1.5),
+        (("root", 2, "ops", 0, "phase"), "sideways"),
+        (("root", 2, "ops", 0, "phase"), None),
+        (("timing", "forward_s"), "fast"),
+        (("scope", "device"), 5),
         (("timing", "surprise"), 1),
         (("notes",), None),
         (("scope",), None),
@@ -206,3 +221,13 @@ def test_unknown_cost_is_not_zero() -> None:
     node = module("Net", ops=(unknown("lib.a", calls=2),))
     assert node.own() == OpCost()
     assert node.is_lower_bound
+
+
+def test_operators_of_several_phases_are_of_none() -> None:
+    ops = [
+        OpTotal(op="aten.mm.default", phase=phase, calls=1, cost=OpCost(flops=1))
+        for phase in ("forward", "backward")
+    ]
+    profile = Profile(root=ModuleNode(fqn="", class_name="Net", ops=tuple(ops)))
+    assert profile.by_operator()["aten.mm.default"].phase is None
+    assert profile.by_operator("backward")["aten.mm.default"].phase == "backward"
