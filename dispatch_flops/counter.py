@@ -144,6 +144,18 @@ class FlopCounterMode:
             raise NotProfiledError("note_running() works inside the counter's block only")
         self._session.note_running(module)
 
+    def pause(self) -> None:
+        """Let the program run uncounted, as outside the block, until ``resume`` is called."""
+        if self._session is None:
+            raise NotProfiledError("pause() works inside the counter's block only")
+        self._session.close()
+
+    def resume(self) -> None:
+        """Count on."""
+        if self._session is None:
+            raise NotProfiledError("resume() works inside the counter's block only")
+        self._session.open()
+
     # -- results --------------------------------------------------------------------------------
 
     @property
@@ -207,7 +219,7 @@ class UncountedWarning(UserWarning):
 
 
 class _Session:
-    """One run of a counter: what is entered, and undone in reverse order."""
+    """One run of a counter, opened and closed as often as it pauses."""
 
     def __init__(
         self,
@@ -235,8 +247,11 @@ class _Session:
         self._tracker.is_mode_on = self._is_on
         self._opaque = OpaqueModules(self._tracker, conventions, own_rules)
         self._undo = ExitStack()
+        self._is_open = False
 
     def open(self) -> None:
+        if self._is_open:
+            return
         with ExitStack() as undo:
             undo.enter_context(eager_stance())
             if self._timed is not None and self._timed.clock is not None:
@@ -246,8 +261,10 @@ class _Session:
             undo.enter_context(self._opaque)
             undo.enter_context(self._mode)
             self._undo = undo.pop_all()
+        self._is_open = True
 
     def close(self) -> None:
+        self._is_open = False
         self._undo.close()
 
     def note_running(self, module: nn.Module) -> None:

@@ -7,6 +7,7 @@ that changing the import is all its users do; numbers are right where its are no
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,16 @@ class FlopsProfiler:
         self._profile = None
         self.started = True
 
+    def pause_profile(self) -> None:
+        """Let the program run unprofiled until ``resume_profile``; nothing if not started."""
+        if self._counter is not None:
+            self._counter.pause()
+
+    def resume_profile(self) -> None:
+        """Go on counting and timing."""
+        if self._counter is not None:
+            self._counter.resume()
+
     def stop_profile(self) -> None:
         """Stop counting and timing; the numbers stay until the next start."""
         counter, self._counter = self._counter, None
@@ -209,11 +220,20 @@ class FlopsProfiler:
             detailed=detailed,
             fold=fold,
         )
-        show(text, output_file)
+        report(text, output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the part that aggregates modules by class at each depth."""
         print(aggregated.render(self.profile, module_depth=module_depth, top_modules=top_modules))
+
+
+def report(text: str, output_file: str | Path | None) -> None:
+    """As ``show``, but in a training loop, which goes on: what cannot be written is printed."""
+    try:
+        show(text, output_file)
+    except TargetError as error:
+        warnings.warn(f"{error}; printed instead", stacklevel=2)
+        print(text)
 
 
 def show(text: str, output_file: str | Path | None) -> None:

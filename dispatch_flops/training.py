@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from dispatch_flops.config import FlopsProfilerConfig
 from dispatch_flops.errors import NotProfiledError, TargetError
-from dispatch_flops.profiler import FlopsProfiler
+from dispatch_flops.profiler import FlopsProfiler, report
+from dispatch_flops.renderers import deepspeed
 from dispatch_flops.tree import Profile
 
 
@@ -30,8 +33,9 @@ class StepProfiler:
         (or the whole of it) as a dict, or the path of such a JSON file.
 
     With gradient accumulation each micro-batch may be a ``step()`` block of its own: a step
-    ends when the optimizer has stepped, and its micro-batches are profiled as one. At its end
-    the profile is printed as DeepSpeed's engine prints it, and kept as ``profile``.
+    ends when the optimizer has stepped, and its micro-batches are profiled as one; what runs
+    between the blocks is not. At its end the profile is printed as DeepSpeed's engine prints
+    it, and kept as ``profile``. A hook on the optimizer says when it steps, and is gone then.
     """
 
     def __init__(
@@ -46,11 +50,12 @@ class StepProfiler:
             )
         self.config = FlopsProfilerConfig.load(config)
         self.steps_done = 0
-        self._optimizer = optimizer
         self._profiler = FlopsProfiler(model, recompute_fwd_factor=self.config.recompute_fwd_factor)
         self._samples = 0
-        self._stepped = False
+        self._inside = self._stepped = False
         self._profile: Profile | None = None
+        self._optimizer = optimizer
+        self._hook: RemovableHandle | None = None  # on the optimizer, while a step is under way
 
     @property
     def profile(self) -> Profile:
@@ -64,42 +69,66 @@ class StepProfiler:
     @contextmanager
     def step(self, samples: int | None = None) -> Iterator[None]:
         """One step, or one micro-batch of it. samples: how many this block works on."""
-        self._stepped = False
-        hook = self._optimizer.register_step_post_hook(self._note_step)
         due = self.config.enabled and self.steps_done + 1 == self.config.profile_step
+        self._inside = True
+        if self._hook is None:
+            self._hook = self._optimizer.register_step_post_hook(self._note_step)
         try:
-            if due and not self._profiler.started:
-                self._samples = 0
-                self._profiler.start_profile()
-            self._samples += samples or 0
+            if due:
+                self._begin()
+                self._samples += samples or 0
             yield
         except BaseException:
             self._profiler.end_profile()
+            self._unhook()
             raise
         finally:
-            hook.remove()
+            self._inside = False
+            self._profiler.pause_profile()  # what runs between micro-batches is not of the step
         if self._stepped:
-            self.steps_done += 1
-            if due:
-                self._finish()
+            self._end()
+
+    def _begin(self) -> None:
+        if self._profiler.started:
+            self._profiler.resume_profile()
+        else:
+            self._samples = 0
+            self._profiler.start_profile()
 
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped = True
+        if not self._inside:
+            self._end("the optimizer stepped outside the step() block: its work is not counted")
 
-    def _finish(self) -> None:
+    def _end(self, *notes: str) -> None:
+        """The optimizer has stepped, and so the step is over."""
+        self._unhook()
+        self.steps_done += 1
+        if self._profiler.started:
+            self._finish(notes)
+
+    def _unhook(self) -> None:
+        self._stepped = False
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _finish(self, notes: Sequence[str]) -> None:
         config = self.config
         self._profiler.stop_profile()
         self._profiler.amend_scope(
             world_size=_world_size(), batch_size=self._samples or None, step=config.profile_step
         )
-        self._profile = self._profiler.profile
-        self._profiler.print_model_profile(
+        profile = self._profiler.profile
+        self._profile = dataclasses.replace(profile, notes=(*profile.notes, *notes))
+        text = deepspeed.render(
+            self._profile,
             profile_step=config.profile_step,
             module_depth=config.module_depth,
             top_modules=config.top_modules,
             detailed=config.detailed,
-            output_file=config.output_file,
         )
+        report(text, config.output_file)
         self._profiler.end_profile()
 
 

@@ -406,3 +406,24 @@ def test_many_signatures_are_folded_without_loss(monkeypatch: pytest.MonkeyPatch
     profile = profile_of(call, model=model)
     assert profile.node("0").total("forward").macs == sum(range(1, 30)) * 3 * 5
     assert profile.node("0").total("backward").macs == sum(range(1, 30)) * 3 * 5
+
+
+def test_what_runs_in_a_pause_is_not_counted() -> None:
+    model = plain(3, 5)
+    with FlopCounterMode(model, display=False) as counter:
+        out = model(rows(2, 3))
+        counter.pause()
+        counter.pause()
+        model(rows(7, 3))
+        assert counter.get_total_macs() == 2 * 3 * 5
+        counter.resume()
+        counter.resume()
+        out.sum().backward()
+        counter.pause()
+    profile = counter.profile
+    assert profile.root.total("forward").macs == 2 * 3 * 5
+    assert profile.root.total("backward").macs == 2 * 3 * 5
+    assert profile.root.calls == 1
+    for change in (counter.pause, counter.resume):
+        with pytest.raises(NotProfiledError):
+            change()

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import _global_forward_hooks
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_flops import StepProfiler
 from dispatch_flops.config import FlopsProfilerConfig
@@ -133,3 +135,60 @@ def test_a_file_that_is_no_json(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(ConfigError, match="no JSON"):
         FlopsProfilerConfig.load(file)
+
+
+def is_anything_on() -> bool:
+    return bool(_get_current_dispatch_mode_stack()) or bool(_global_forward_hooks)
+
+
+def test_an_optimizer_that_steps_outside_the_block_ends_the_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = nn.Linear(IN, OUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    profiler = StepProfiler(model, optimizer, {"enabled": True, "profile_step": 2})
+    for _ in range(4):
+        with profiler.step(samples=B):
+            model(torch.ones(B, IN)).sum().backward()
+        assert not is_anything_on()
+        optimizer.step()
+    assert profiler.steps_done == 4
+    assert profiler.profile.root.total("forward").macs == FORWARD
+    assert profiler.profile.total("optimizer").flops == 0
+    assert "outside the step() block" in profiler.profile.notes[-1]
+    assert capsys.readouterr().out.count("Profile Summary at step 2:") == 1
+
+
+def test_what_runs_between_micro_batches_is_not_of_the_step() -> None:
+    model = nn.Linear(IN, OUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    profiler = StepProfiler(model, optimizer, {"enabled": True, "output_file": "/dev/null"})
+    for micro_batch in range(3):
+        with profiler.step(samples=B):
+            model(torch.ones(B, IN)).sum().backward()
+            if micro_batch == 2:
+                optimizer.step()
+        assert not is_anything_on()
+        model(torch.ones(100, IN))  # an evaluation
+    assert profiler.profile.root.total("forward").macs == 3 * FORWARD
+    assert profiler.profile.root.calls == 3
+    assert profiler.profile.scope.batch_size == 3 * B
+
+
+def test_a_loop_that_ends_within_a_step_leaves_nothing_on() -> None:
+    profiler = loop({"enabled": True, "profile_step": 5}, steps=4)
+    with profiler.step():
+        pass
+    assert not is_anything_on()
+    with pytest.raises(NotProfiledError, match="step 5 is not over yet; 4 are done"):
+        profiler.profile  # noqa: B018
+
+
+def test_a_file_that_cannot_be_written_ends_no_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    config = {"enabled": True, "output_file": str(tmp_path / "file" / "profile.txt")}
+    with pytest.warns(UserWarning, match="printed instead"):
+        assert loop(config).steps_done == 4
+    assert "Profile Summary" in capsys.readouterr().out

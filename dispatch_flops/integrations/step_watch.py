@@ -15,7 +15,7 @@ from dispatch_flops.devices import CPU, Devices, Now, device_name
 from dispatch_flops.efficiency import hfu, mfu
 from dispatch_flops.errors import NotProfiledError
 from dispatch_flops.hardware import Machine, find
-from dispatch_flops.profiler import FlopsProfiler, show
+from dispatch_flops.profiler import FlopsProfiler, report
 from dispatch_flops.renderers import deepspeed
 from dispatch_flops.tree import Profile
 
@@ -112,7 +112,7 @@ class StepWatch:
             return
         self._reported = True
         if not self._silent:
-            show(self._render(self._profile), self.config.output_file)
+            report(self._render(self._profile), self.config.output_file)
 
     def close(self) -> None:
         """Stop at once and drop the step at work, as when training ended in its midst."""
