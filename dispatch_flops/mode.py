@@ -28,6 +28,11 @@ _sequence_nr = torch._C._autograd._get_sequence_nr
 _graph_task = torch._C._current_graph_task_id
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_TIMES_NUMBER = torch.ops.aten.mul.Scalar
+# torch finds the shape of a sum or product with a tangent that is all zero by these, on the meta
+# device, while the mode is on.
+_SHAPES_OF_ZEROS = frozenset(("prims.add.default", "prims.mul.default", "prims.div.default"))
 _LIMIT = 8192  # signatures kept before the books are folded
 
 METADATA = frozenset(
@@ -51,7 +56,7 @@ class Plan:
     """
 
     __slots__ = ("cache", "call", "composite", "fixed", "func", "handler", "metadata", "name",
-                 "reads_data", "rule", "special")  # fmt: skip
+                 "of_zeros", "reads_data", "rule", "special")  # fmt: skip
 
     def __init__(self, func: Any, name: str) -> None:
         self.func = func
@@ -62,6 +67,7 @@ class Plan:
         self.cache: dict[Any, Entry] = {}
         self.special = False
         self.metadata = False
+        self.of_zeros = False
         self.composite = False
         self.reads_data = False
         self.handler: Handler | None = None
@@ -180,7 +186,8 @@ class CountingMode(TorchDispatchMode):
         if rule is None or rule.builtin:
             plan.composite = _is_composite(func)
         plan.reads_data = no_data.reads_data(func)
-        plan.special = plan.metadata or plan.composite or plan.reads_data
+        plan.of_zeros = func is _TIMES_NUMBER or plan.name in _SHAPES_OF_ZEROS
+        plan.special = plan.metadata or plan.composite or plan.reads_data or plan.of_zeros
         if rule is None:
             plan.fixed = Entry(plan.name, "unknown")
         elif rule.kind == "free" and (func.is_view or not rule.moves):
@@ -214,9 +221,11 @@ class CountingMode(TorchDispatchMode):
             return True, plan.handler(self.higher_order, func, args, kwargs)
         if plan.composite and not _has_nested_kernel(func, args, kwargs):
             with self:
-                out = func.decompose(*args, **kwargs)
+                out = _take_apart(func, args, kwargs)
             if out is not NotImplemented:
                 return True, out
+        if plan.of_zeros and (zeros := _of_zeros(func, args)) is not None:
+            return True, zeros
         if plan.reads_data:
             return False, no_data.run(plan.call, func, args, kwargs, self._conventions.meta_value)
         return False, plan.call(*args, **kwargs)
@@ -249,7 +258,7 @@ class CountingMode(TorchDispatchMode):
             return True, NotImplemented
         if plan.composite and not _is_nested(types):
             with self:
-                out = func.decompose(*args, **kwargs)
+                out = _take_apart(func, args, kwargs)
             if out is not NotImplemented:
                 return True, out
         if logical:
@@ -328,12 +337,39 @@ def _is_composite(func: OpOverload) -> bool:
     return not any(has_kernel(func.name(), key) for key in ("CPU", "CUDA"))
 
 
+def _take_apart(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs what ``func`` is made of, as it runs without a mode: torch's own kernel for it.
+
+    ``OpOverload.decompose`` prefers a Python one, written for compilers, where there is one: with
+    other operators, and other roundings.
+    """
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE.name):
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
+    return func.decompose(*args, **kwargs)
+
+
 def _has_nested_kernel(func: OpOverload, args: Any, kwargs: Any) -> bool:
     """True if a nested tensor takes part and the operator has a kernel for it."""
     if not any(t.is_nested for t in tensors_in((args, kwargs))):
         return False
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return any(has_kernel(func.name(), key) for key in ("NestedTensorCPU", "NestedTensorCUDA"))
+
+
+def _of_zeros(func: OpOverload, args: Any) -> torch.Tensor | None:
+    """The result of a call that forward-mode differentiation makes with tangents that are zero
+    throughout, and that computes nothing; None for any other call.
+    """
+    if func is not _TIMES_NUMBER:
+        out: torch.Tensor | None = func(*args) if all(t.is_meta for t in tensors_in(args)) else None
+        return out
+    zeros, number = args
+    if not zeros._is_zerotensor():
+        return None
+    # Below a mode torch itself dies of this call: it hands it on to itself without end.
+    return torch._efficientzerotensor(
+        zeros.shape, dtype=torch.result_type(zeros, number), device=zeros.device
+    )
 
 
 def _is_nested(types: tuple[type, ...]) -> bool:

@@ -5,6 +5,8 @@ Pure functions of a rule and a call, without any state.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,8 +32,8 @@ def price(
 
     The entry's cost is then None and its error says what went wrong.
     """
-    dtype = compute_dtype(args, kwargs, out)
     kwargs = _without_outs(func, kwargs)
+    dtype = compute_dtype(args, kwargs, out, promoting=rule.kind == "pointwise")
     try:
         with using(conventions):
             answer = rule.formula(*args, out=out, **kwargs)
@@ -79,15 +81,42 @@ def moved_bytes(inputs: Any, out: Any) -> tuple[int, int]:
     return nbytes(inputs), nbytes(out)
 
 
-def compute_dtype(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> str | None:
-    """What the kernel computes in: its first floating-point operand's dtype, else its first's."""
-    first: torch.dtype | None = None
-    for tensor in tensors_in((args, kwargs, out)):
-        dtype = tensor.dtype
-        if dtype.is_floating_point or dtype.is_complex:
-            return _dtype_name(dtype)
-        first = first or dtype
-    return _dtype_name(first) if first is not None else None
+def compute_dtype(
+    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, promoting: bool = False
+) -> str | None:
+    """What the kernel computes in: its first floating-point operand's dtype, else its first's.
+
+    promoting: operands of several dtypes meet in the one that torch promotes them to.
+    """
+    operands = list(tensors_in((args, kwargs)))
+    if promoting and len(operands) > 1:
+        promoted = _promoted(operands)
+        if _is_inexact(promoted):
+            return _dtype_name(promoted)
+    dtypes = [tensor.dtype for tensor in (*operands, *tensors_in(out))]
+    found = next(filter(_is_inexact, dtypes), dtypes[0] if dtypes else None)
+    return _dtype_name(found) if found is not None else None
+
+
+def _promoted(operands: Sequence[torch.Tensor]) -> torch.dtype:
+    """Tensors without dimensions have a say only in the kind of number, as scalars have.
+
+    Source: result_type, aten/src/ATen/native/TypeProperties.cpp.
+    """
+    sized = [t.dtype for t in operands if t.is_nested or t.dim()]
+    sizeless = [t.dtype for t in operands if not t.is_nested and not t.dim()]
+    if not sized or not sizeless:
+        return functools.reduce(torch.promote_types, sized or sizeless)
+    large, small = (functools.reduce(torch.promote_types, dtypes) for dtypes in (sized, sizeless))
+    if large.is_complex or (large.is_floating_point and not small.is_complex):
+        return large
+    if large.is_floating_point:
+        return large.to_complex()
+    return torch.promote_types(large, small)
+
+
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

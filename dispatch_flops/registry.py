@@ -349,17 +349,19 @@ def _rule_from_torch(op: Any) -> Rule | None:
     )
 
 
-def free(targets: Iterable[Any], reason: str, *, moves: bool = True) -> None:
+def _nothing(*_args: Any, **_kwargs: Any) -> OpCost:
+    return OpCost()
+
+
+def free(
+    targets: Iterable[Any], reason: str, *, moves: bool = True, formula: Formula = _nothing
+) -> None:
     """Declare operators that do no arithmetic worth counting, each with the reason.
 
     moves: False where no element is read or written either (metadata, bare allocation).
+    formula: of the bytes, where they are not those of all tensors that go in and come out.
     """
     for key in _keys(list(targets)):
         add_rule(
-            key,
-            Rule(target=name_of(key), kind="free", formula=_nothing, note=reason, moves=moves),
+            key, Rule(target=name_of(key), kind="free", formula=formula, note=reason, moves=moves)
         )
-
-
-def _nothing(*_args: Any, **_kwargs: Any) -> OpCost:
-    return OpCost()

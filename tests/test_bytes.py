@@ -112,3 +112,25 @@ def test_packed_sequences_have_their_own_bytes() -> None:
     )
     steps, longest = 20 + 7, 5 + 3
     assert profile.total().bytes_written == steps * 4 + longest * 8
+
+
+@pytest.mark.parametrize(
+    ("draw", "read"),
+    [
+        (lambda: torch.empty(3, 5).normal_(), 0),
+        (lambda: torch.empty(3, 5).uniform_(), 0),
+        (lambda: torch.empty(3, 5).exponential_(), 0),
+        (lambda: torch.empty(3, 5).bernoulli_(0.3), 0),
+        (lambda: torch.rand_like(A), 0),
+        (lambda: torch.randn(3, 5), 0),
+        (lambda: torch.bernoulli(A), 4 * 15),
+        (lambda: torch.empty(3, 5).bernoulli_(A), 4 * 15),
+        (lambda: torch.normal(A, 1.0), 4 * 15),
+        (lambda: torch.poisson(A), 4 * 15),
+    ],
+)
+def test_what_is_drawn_is_written_and_only_its_parameters_are_read(
+    draw: Callable[[], Any], read: int
+) -> None:
+    total = profile_of(draw).total()
+    assert (total.bytes_read, total.bytes_written) == (read, 4 * 15)

@@ -230,3 +230,17 @@ class TestOtherModes:
 
         with Swap():
             assert profile_of(lambda: self.a @ self.b).total().macs == B * D * F
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area"])
+def test_torchs_own_kernel_runs_in_inference_mode(mode: str) -> None:
+    """And not the decomposition that torch holds ready for compilers: other bits, 6 to 12 ops."""
+    x = torch.randn(1, 3, 16, 17)
+    with torch.inference_mode():
+        bare = nn.functional.interpolate(x, scale_factor=2, mode=mode)
+        with FlopCounterMode(display=False) as inference:
+            counted = nn.functional.interpolate(x, scale_factor=2, mode=mode)
+    with torch.no_grad(), FlopCounterMode(display=False) as elsewhere:
+        nn.functional.interpolate(x, scale_factor=2, mode=mode)
+    assert torch.equal(bare, counted)
+    assert inference.profile.by_operator() == elsewhere.profile.by_operator()

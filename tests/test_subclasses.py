@@ -16,7 +16,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dispatch_flops import FlopCounterMode
-from dispatch_flops.errors import TargetError
+from dispatch_flops.errors import ConfigError
 
 LENGTHS = (3, 7, 2)
 D, F, HEADS = 8, 12, 2
@@ -131,7 +131,7 @@ def test_two_tensors(subclass: Any, times: int) -> None:
 
 
 def test_an_unknown_choice_is_refused() -> None:
-    with pytest.raises(TargetError, match="logical"):
+    with pytest.raises(ConfigError, match="logical"):
         FlopCounterMode(subclass="global")  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.registry import Formula, Rule, add_rule, free, name_of
+from dispatch_flops.registry import free
 from dispatch_flops.tensors import nbytes
 
 VIEWS = """
@@ -91,7 +91,7 @@ LOGIC = """
 """
 
 
-def _written(*args: Any, out: Any = None, **_: Any) -> OpCost:
+def written(*args: Any, out: Any = None, **_: Any) -> OpCost:
     """A fill writes its result, in place its first argument, and reads nothing."""
     return OpCost(bytes_written=nbytes(args[:1] if out is None else out))
 
@@ -99,12 +99,6 @@ def _written(*args: Any, out: Any = None, **_: Any) -> OpCost:
 def _copied(self: Any, src: Any, *_: Any, out: Any = None, **__: Any) -> OpCost:
     """``copy``: reads the source and writes as many elements as the destination has."""
     return OpCost(bytes_read=nbytes(src), bytes_written=nbytes(self))
-
-
-def _declare(names: str, formula: Formula, reason: str) -> None:
-    for packet in packets(*names.split()):
-        target = name_of(packet)
-        add_rule(packet, Rule(target=target, kind="free", formula=formula, note=reason))
 
 
 free(packets(*VIEWS.split()), "view: another look at the same memory", moves=False)
@@ -115,5 +109,5 @@ free(packets("_local_scalar_dense"), "one number read by the host")
 free(packets(*COPIES.split()), "copy, cast, padding or layout")
 free(packets(*SELECTIONS.split()), "selects; the comparison before it is counted")
 free(packets(*LOGIC.split()), "integer and boolean arithmetic")
-_declare(FILLS, _written, "fill with constants or integers")
-_declare(OVERWRITES, _copied, "copy")
+free(packets(*FILLS.split()), "fill with constants or integers", formula=written)
+free(packets(*OVERWRITES.split()), "copy", formula=_copied)

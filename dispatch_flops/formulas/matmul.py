@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.cost import OpCost
+from dispatch_flops.cost import ZERO, OpCost
 from dispatch_flops.formulas._arithmetic import adds, contract, muls, same_shaped
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import register_flops
@@ -75,13 +75,21 @@ def product_and_bias(
 # -- two matrices, or a matrix and a vector ------------------------------------------------
 
 
-@register_flops(packets("mm", "bmm", "mv", "dot", "vdot", "_int_mm"))
+@register_flops(packets("mm", "bmm", "mv", "_int_mm"))
 def mm(a: torch.Tensor, b: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> OpCost:
     """a[B,M,K] @ b[B,K,N], with or without B, M and N.
 
     MACs: B·M·N·K. FLOPs: 2·MACs. Source: the ops' schemas.
     """
     return contract(inner_products(a, b), a, b)
+
+
+@register_flops(packets("dot", "vdot"), cacheable=False)
+def dot(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **_: Any) -> OpCost:
+    """MACs: K. FLOPs: 2·MACs. None where it answers that all is zero without computing, as for
+    the tangent of a constant.
+    """
+    return ZERO if out._is_zerotensor() else contract(inner_products(a, b), a, b)
 
 
 @register_flops(packets("addmm", "baddbmm", "addbmm", "addmv"))

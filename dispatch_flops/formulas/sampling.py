@@ -9,19 +9,38 @@ import torch
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import free, register_flops
-from dispatch_flops.tensors import flops
+from dispatch_flops.tensors import flops, nbytes
 
 Tensor = torch.Tensor
 
-_RANDOM = """
-    bernoulli binomial cauchy exponential geometric log_normal normal normal_functional poisson
-    random uniform rand randn randint randperm rand_like randn_like randint_like
-    multinomial _sample_dirichlet _standard_gamma _no_grad_normal_ _no_grad_uniform_
+_DRAWN = """
+    binomial poisson multinomial _sample_dirichlet _standard_gamma normal
+    _cudnn_init_dropout_state rand randn randint randperm
+"""
+# Of these the first argument is filled, or says by its shape how many are drawn.
+_FILLED = """
+    cauchy exponential geometric log_normal normal_ normal_functional random uniform rand_like
+    randn_like randint_like _no_grad_normal_ _no_grad_uniform_ _fill_mem_eff_dropout_mask_
     _philox_normal _philox_uniform _philox_key_fold_in _philox_key_split
-    _cudnn_init_dropout_state _fill_mem_eff_dropout_mask_
 """
 
-free(packets(*_RANDOM.split()), "random numbers")
+
+def _filled(first: Any, *args: Any, out: Any = None, **kwargs: Any) -> OpCost:
+    """Reads what else is given, and writes."""
+    return OpCost(
+        bytes_read=nbytes(args, kwargs), bytes_written=nbytes(first if out is None else out)
+    )
+
+
+def _bernoulli(self: Tensor, p: Any = None, *_: Any, out: Tensor, **__: Any) -> OpCost:
+    """The probabilities: ``p``, or ``self`` where it is not given."""
+    return OpCost(bytes_read=nbytes(self if p is None else p), bytes_written=nbytes(out))
+
+
+free(packets(*_DRAWN.split()), "random numbers")
+free(packets(*_FILLED.split()), "random numbers", formula=_filled)
+free(packets("bernoulli"), "random numbers", formula=_bernoulli)
+free([torch.ops.aten.bernoulli_.float], "random numbers", formula=_filled)
 free(packets("philox_rand", library="rngprims"), "random numbers")
 free(packets("inductor_reserve_rng_state", library="inductor_prims"), "random numbers")
 

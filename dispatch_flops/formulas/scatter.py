@@ -16,7 +16,7 @@ from dispatch_flops.cost import OpCost, contraction
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.pointwise import per_element
 from dispatch_flops.formulas.sorting import log2_ceil
-from dispatch_flops.registry import Formula, Rule, add_rule, name_of, register_flops
+from dispatch_flops.registry import free, register_flops
 from dispatch_flops.tensors import is_inexact, nbytes
 
 Tensor = torch.Tensor
@@ -32,16 +32,10 @@ def _pick(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:
     return OpCost(bytes_read=indices + nbytes(out), bytes_written=nbytes(out))
 
 
-def _moves(names: list[Any], formula: Formula, reason: str) -> None:
-    for packet in names:
-        target = name_of(packet)
-        add_rule(packet, Rule(target=target, kind="free", formula=formula, note=reason))
-
-
-_moves(
+free(
     packets("gather", "index_select", "index", "_unsafe_index", "take", "embedding"),
-    _pick,
     "picks elements: moves them, computes nothing",
+    formula=_pick,
 )
 
 
@@ -51,7 +45,7 @@ def _unsafe_masked_index(
     return _pick(self, mask, indices, out=out)
 
 
-_moves(packets("_unsafe_masked_index"), _unsafe_masked_index, "picks elements under a mask")
+free(packets("_unsafe_masked_index"), "picks elements under a mask", formula=_unsafe_masked_index)
 
 
 # Putting ---------------------------------------------------------------------------------
