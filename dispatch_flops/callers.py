@@ -6,7 +6,11 @@ import inspect
 import sys
 from collections.abc import Mapping
 from itertools import takewhile
+from types import FrameType
 from typing import Any
+
+import torch
+import torch.utils.checkpoint
 
 from dispatch_flops.tree import OUTSIDE
 
@@ -15,6 +19,9 @@ _PARTS = {
     "torch.nn.utils.clip_grad": f"{OUTSIDE}.gradient clipping",
     "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
 }
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_RERUNNING = ("unpack_hook", "backward")  # functions of torch.utils.checkpoint: without and with
+# reentrant backward
 _PARTS_DEPTH = 16  # frames between an operator and the function that asked for it
 # Nodes between a parameter and the operator that it was meant for.
 _PASSING = ("TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0")
@@ -27,6 +34,21 @@ def held_by_checkpoint(hooks: Any, made_by: str) -> dict[str, Any] | None:
         return None
     cells = zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=False)
     return {name: cell.cell_contents for name, cell in cells}
+
+
+def rerun_by_checkpoint() -> FrameType | None:
+    """The frame in which torch.utils.checkpoint runs a function again, as part of the backward
+    pass that runs now; None if what runs now is no part of such a function.
+
+    An operator of one of autograd's own nodes has the engine's frame just above: a short way.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _ENGINE:
+        code = frame.f_code
+        if code.co_name in _RERUNNING and code.co_filename == torch.utils.checkpoint.__file__:
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def part_of_torch() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -79,7 +80,7 @@ def _check(key: str, value: Any) -> None:
     if not right:
         expected = " or ".join("null" if t is type(None) else t.__name__ for t in _TYPES[key])
         raise ConfigError(f'"{SECTION}": {key} must be {expected}, not {value!r}')
-    if key in _LEAST and value < _LEAST[key]:
+    if key in _LEAST and not _LEAST[key] <= value < math.inf:
         raise ConfigError(f'"{SECTION}": {key} must be at least {_LEAST[key]}, not {value!r}')
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from dispatch_flops.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase
+from dispatch_flops.cost import MODEL_PHASES, PHASES, OpCost, Phase
 from dispatch_flops.hardware import Machine
-from dispatch_flops.tree import ModuleNode, OpTotal, Profile
+from dispatch_flops.tree import ModuleNode, OpTotal, Profile, add_costs
+from dispatch_flops.units import ratio
 
 Bound = Literal["compute", "memory"]
 
@@ -30,11 +31,15 @@ class Roofline:
     """
 
     cost: OpCost
-    arithmetic_intensity: float | None
-    attainable_s: float | None
-    attainable_flops_per_s: float | None
-    bound: Bound | None
+    attainable_s: float | None = None
+    attainable_flops_per_s: float | None = None
+    bound: Bound | None = None
     exceeds_peak: bool = False
+
+    @property
+    def arithmetic_intensity(self) -> float | None:
+        """FLOPs per byte; None where no byte is moved."""
+        return self.cost.arithmetic_intensity
 
 
 def mfu(profile: Profile, machine: Machine | None, seconds: float | None) -> float | None:
@@ -57,20 +62,20 @@ def utilisation(
 
     A value above 1 is returned as it is: it says that a count, the time or the peak is wrong.
     """
+    if machine is None:
+        return None
     wanted = frozenset(phases)
     least = compute_s((op for op in ops if op.phase in wanted), machine)
-    if least is None or not seconds:
-        return None
-    return least / seconds
+    return None if least is None or not seconds else least / seconds
 
 
-def compute_s(ops: Iterable[OpTotal], machine: Machine | None) -> float | None:
+def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
     """Seconds that the FLOPs of ``ops`` take at the dense peaks; None if one is not known."""
     total = 0.0
     for op in ops:
         if op.cost is None or not op.cost.flops:
             continue
-        peak = machine.peak(op.dtype) if machine is not None else None
+        peak = machine.peak(op.dtype)
         if peak is None:
             return None
         total += op.cost.flops / peak
@@ -81,32 +86,26 @@ def roofline(
     ops: Iterable[OpTotal], machine: Machine | None, seconds: float | None = None
 ) -> Roofline:
     """The roofline of some operators' work, and whether ``seconds`` is less than it allows."""
-    cost, computing, moving, attainable = ZERO, 0.0, 0.0, 0.0
-    known = machine is not None and machine.bytes_per_s is not None
-    for op in ops:
-        if op.cost is None:
-            continue
-        cost = cost + op.cost
-        if machine is None or machine.bytes_per_s is None:
-            continue
-        peak = machine.peak(op.dtype)
-        if op.cost.flops and peak is None:
-            known = False
-            continue
-        compute = op.cost.flops / peak if peak is not None else 0.0
-        move = op.cost.bytes_total / machine.bytes_per_s
-        computing += compute if compute >= move else 0.0
-        moving += move if move > compute else 0.0
-        attainable += max(compute, move)
-    bound: Bound = "compute" if computing >= moving else "memory"
-    worked = known and attainable > 0
+    known = [op for op in ops if op.cost is not None]
+    cost = add_costs(op.cost for op in known)
+    computing = compute_s(known, machine) if machine is not None else None
+    if machine is None or machine.bytes_per_s is None or computing is None:
+        return Roofline(cost=cost, exceeds_peak=_exceeds(computing, seconds))
+    in_compute = in_memory = 0.0
+    for op in known:
+        compute = compute_s([op], machine) or 0.0
+        move = (op.cost.bytes_total if op.cost else 0) / machine.bytes_per_s
+        if compute >= move:
+            in_compute += compute
+        else:
+            in_memory += move
+    attainable = in_compute + in_memory
     return Roofline(
         cost=cost,
-        arithmetic_intensity=cost.arithmetic_intensity,
-        attainable_s=attainable if known else None,
-        attainable_flops_per_s=cost.flops / attainable if worked else None,
-        bound=bound if worked else None,
-        exceeds_peak=_exceeds(ops_s=computing, seconds=seconds) if known else False,
+        attainable_s=attainable,
+        attainable_flops_per_s=ratio(cost.flops, attainable),
+        bound=None if not attainable else "compute" if in_compute >= in_memory else "memory",
+        exceeds_peak=_exceeds(computing, seconds),
     )
 
 
@@ -116,10 +115,5 @@ def node_roofline(node: ModuleNode, machine: Machine | None, phase: Phase = "for
     return roofline(ops, machine, node.latency_s if phase == "forward" else None)
 
 
-def flops_per_s(cost: OpCost, seconds: float | None) -> float | None:
-    """Achieved FLOP/s; None without a time."""
-    return cost.flops / seconds if seconds else None
-
-
-def _exceeds(*, ops_s: float, seconds: float | None) -> bool:
-    return seconds is not None and seconds < ops_s
+def _exceeds(least_s: float | None, seconds: float | None) -> bool:
+    return least_s is not None and seconds is not None and seconds < least_s

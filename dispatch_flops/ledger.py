@@ -306,15 +306,17 @@ class _Forest:
             latency_s=_seconds(ops, children, "forward")
             if seen.latency_s is None
             else seen.latency_s.get(fqn),
-            backward_latency_s=_seconds(ops, children, "backward"),
+            backward_latency_s=_seconds(ops, children, "backward", "recompute"),
             tokens=seen.tokens.get(fqn),
         )
 
 
-def _seconds(ops: Iterable[OpTotal], children: Iterable[ModuleNode], phase: Phase) -> float | None:
-    """Seconds of a module's operators in a phase, with those of all below it; None if not timed."""
-    own = [op.latency_s for op in ops if op.phase == phase]
-    below = (c.latency_s if phase == "forward" else c.backward_latency_s for c in children)
+def _seconds(
+    ops: Iterable[OpTotal], children: Iterable[ModuleNode], *phases: Phase
+) -> float | None:
+    """Seconds of a module's operators, with those of all below it; None if not timed."""
+    own = [op.latency_s for op in ops if op.phase in phases]
+    below = (c.latency_s if "forward" in phases else c.backward_latency_s for c in children)
     return sum_known((*own, *below))
 
 

@@ -9,6 +9,7 @@ import torch
 from dispatch_flops.clock import time_call
 from dispatch_flops.cost import FLOPS_PER_MAC
 from dispatch_flops.devices import Devices, device_name
+from dispatch_flops.errors import TargetError
 from dispatch_flops.hardware import Machine
 
 
@@ -25,6 +26,8 @@ def measure(
     What a matmul reaches is somewhat below a datasheet's peak, so utilisations against a
     measured machine are somewhat higher; ``source`` says so.
     """
+    if torch.device(device).type == "meta":
+        raise TargetError("the meta device computes nothing: there is no peak to measure")
     edge = size or (8192 if device == "cuda" else 1024)
     peaks = {
         str(dtype).removeprefix("torch."): _matmul_flops_per_s(edge, dtype, device, repeats)

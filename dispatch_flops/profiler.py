@@ -18,7 +18,7 @@ from dispatch_flops import units
 from dispatch_flops.analysis import latency_of
 from dispatch_flops.counter import FlopCounterMode
 from dispatch_flops.errors import NotProfiledError, TargetError
-from dispatch_flops.profiling import profile_model, without
+from dispatch_flops.profiling import module_classes, profile_model, without
 from dispatch_flops.renderers import aggregated, deepspeed
 from dispatch_flops.tree import Profile
 
@@ -125,7 +125,7 @@ class FlopsProfiler:
         """Start counting and timing. ignore_list: classes of modules to leave out."""
         if self._counter is not None:
             self.stop_profile()
-        self._ignored = tuple(ignore_list or ())
+        self._ignored = module_classes(ignore_list)
         counter = FlopCounterMode(self.model, display=False, latency=True)
         counter.__enter__()
         self._counter = counter
@@ -176,7 +176,12 @@ class FlopsProfiler:
         return self._profile
 
     def amend_scope(self, **known: Any) -> None:
-        """Add what the caller knows of the run: fields of ``Scope``, such as ``batch_size``."""
+        """Add what the caller knows of the run: fields of ``Scope``, such as ``batch_size``.
+
+        After ``stop_profile``; raises NotProfiledError before it.
+        """
+        if self._counter is not None:
+            raise NotProfiledError("the profile is not done: call stop_profile() first")
         profile = self.profile
         self._profile = dataclasses.replace(
             profile, scope=dataclasses.replace(profile.scope, **known)

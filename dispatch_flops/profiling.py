@@ -77,7 +77,9 @@ def profile_model(
     Raises TargetError for a model or inputs that cannot be used, ConfigError for options,
     UncountedOpsError where ``strict`` asks for it.
     """
+    device = None if device is None else str(device)
     _check(model, device, warm_up, repeats)
+    ignored = module_classes(ignore_modules)
     counter = FlopCounterMode(
         model,
         display=False,
@@ -94,6 +96,8 @@ def profile_model(
         if device == "meta":
             undo.enter_context(on_meta(model))
         inputs = make_inputs(model, input_shape, args, device)
+        if not isinstance(kwargs or {}, Mapping):
+            raise TargetError(f"kwargs is a {type(kwargs).__name__}; pass a dict of named inputs")
         named_inputs = moved(dict(kwargs or {}), device)
         forward = whole = caller(model, mode, inputs, named_inputs)
         if backward:
@@ -115,7 +119,7 @@ def profile_model(
     if (method := counter.profile.timing.method) is not None:
         notes += (f"operators' times: {method}",)
     profile = dataclasses.replace(profile, scope=scope, notes=notes)
-    return without(profile, model, ignore_modules or ())
+    return without(profile, model, ignored)
 
 
 def _check(model: Any, device: str | None, warm_up: int, repeats: int) -> None:
@@ -129,6 +133,16 @@ def _check(model: Any, device: str | None, warm_up: int, repeats: int) -> None:
     for name, value, least in (("warm_up", warm_up, 0), ("repeats", repeats, 1)):
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}={value!r}: pass an int of at least {least}")
+
+
+def module_classes(given: Any) -> tuple[type[nn.Module], ...]:
+    """The classes of modules to leave out: a list of them, one, or None for none."""
+    classes = () if given is None else (given,) if isinstance(given, type) else given
+    if isinstance(classes, (str, nn.Module)) or not all(
+        isinstance(cls, type) and issubclass(cls, nn.Module) for cls in classes
+    ):
+        raise TargetError(f"{given!r:.100}: name modules to leave out by class, such as nn.Linear")
+    return tuple(classes)
 
 
 def with_latency(profile: Profile, seconds: Mapping[str, float], timing: StepTiming) -> Profile:

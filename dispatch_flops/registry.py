@@ -129,10 +129,11 @@ def register_flops(
             return OpCost(macs=(m := x.shape[0] * (w1.numel() + w2.numel())), flops=2 * m)
     """
 
+    keys = _keys(targets)
+
     def decorate(formula: F) -> F:
         adapted = accept_torch_style(formula)
         builtin = str(formula.__module__).startswith("dispatch_flops.formulas")
-        keys = _keys(targets)
         if not override:
             _refuse_duplicates(keys if builtin else [*keys, *_overloads(keys)])
         for key in keys:
@@ -206,6 +207,10 @@ def overridden(mapping: Mapping[Any, Formula]) -> Iterator[None]:
 
 def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
     """A ``{operator: formula}`` mapping as rules; torch's own formula style is accepted."""
+    if not isinstance(mapping, Mapping):
+        raise UnknownOperatorError(
+            f"a {type(mapping).__name__} is no mapping: pass {{operator: formula}}"
+        )
     return {
         key: Rule(
             target=name_of(key), kind="formula", formula=accept_torch_style(formula), builtin=False

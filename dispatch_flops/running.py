@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +27,7 @@ def caller(
 ) -> Callable[[], Any]:
     if mode == "forward":
         return lambda: model(*inputs, **named)
-    method = getattr(model, mode, None)
+    method = getattr(model, mode, None) if isinstance(mode, str) else None
     if not callable(method):
         raise TargetError(f"mode={mode!r}: {type(model).__name__} has no method of that name")
     return lambda: method(*inputs, **named)
@@ -43,12 +44,22 @@ def make_inputs(
         return list(moved(list(args or ()), device))
     if args:
         raise TargetError("input_shape and args exclude each other: args are the inputs themselves")
-    if isinstance(shape, (str, int)) or not all(isinstance(n, int) and n >= 0 for n in shape):
-        raise TargetError(f"input_shape={shape!r}: pass a tuple of ints of at least 0")
-    first = next((p for p in model.parameters() if p.is_floating_point()), None)
+    sizes = _sizes(shape)
+    numeric = (p for p in model.parameters() if p.is_floating_point() or p.is_complex())
+    first = next(numeric, None)
     where = device or (first.device if first is not None else None)
     dtype = first.dtype if first is not None else None
-    return [torch.ones(tuple(shape), dtype=dtype, device=where)]
+    return [torch.ones(sizes, dtype=dtype, device=where)]
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes) or any(isinstance(size, bool) for size in shape):
+        raise TargetError(f"input_shape={shape!r}: pass a tuple of ints of at least 0")
+    return sizes
 
 
 def moved(value: Any, device: str | None) -> Any:

@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from dispatch_flops.callers import (
     is_over,
     maker_by_parameters,
     part_of_torch,
+    rerun_by_checkpoint,
 )
 from dispatch_flops.cost import Phase
 from dispatch_flops.names import ModuleNames
@@ -147,13 +149,13 @@ class Tracker:
         fqn = self._maker_of(node, thread, task)
         if fqn is UNATTRIBUTED:
             fqn = self._maker_by_parameters(node)
+        rerun = rerun_by_checkpoint()
+        if rerun is not None:
+            fqn, phase = self._caller_of(rerun, fqn, task), "recompute"
         if _grad_enabled():
             # With create_graph, and in a function that is run again, new nodes come into being:
             # they belong where the node at work belongs.
-            if (function := self._recomputed_by(node, fqn, task)) is not None:
-                fqn, phase = function, "recompute"
-            else:
-                thread.made_graph_in_backward = True
+            thread.made_graph_in_backward = thread.made_graph_in_backward or rerun is None
             thread.mark(thread.last_seq, fqn)
         return thread.place(fqn, phase)
 
@@ -221,20 +223,13 @@ class Tracker:
         quiet = frame.step or (frame.place is None and thread.after_backward)
         thread.noting = thread.unnoted if quiet else thread.used_params
 
-    def _recomputed_by(self, node: Any, maker: str, task: int) -> str | None:
-        """Who called the function that ``torch.utils.checkpoint`` runs again now; None if none.
+    def _caller_of(self, rerun: FrameType, maker: str, task: int) -> str:
+        """Who called the function that ``torch.utils.checkpoint`` runs again in that frame.
 
         maker: who made the node at work; it is the answer for a backward pass that is part of
         that function.
         """
-        if node.name() == "CheckpointFunctionBackward":
-            return maker
-        hooks = _saved_tensors_hooks(True)
-        held = held_by_checkpoint(hooks, "_recomputation_hook") if hooks is not None else None
-        if held is None:
-            return None
-        group, target = held.get("gid"), held.get("target_frame_ref")
-        function = target() if target is not None else None
+        function, group = rerun.f_locals.get("frame"), rerun.f_locals.get("gid")
         if function is None or (isinstance(group, int) and group != task):
             return maker
         return self._checkpoints.get(function, maker)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dispatch_flops.config import FlopsProfilerConfig
-from dispatch_flops.errors import NotProfiledError, TargetError
+from dispatch_flops.errors import ConfigError, NotProfiledError, TargetError
 from dispatch_flops.profiler import FlopsProfiler, report
 from dispatch_flops.renderers import deepspeed
 from dispatch_flops.tree import Profile
@@ -69,6 +69,8 @@ class StepProfiler:
     @contextmanager
     def step(self, samples: int | None = None) -> Iterator[None]:
         """One step, or one micro-batch of it. samples: how many this block works on."""
+        if samples is not None and samples < 0:
+            raise ConfigError(f"samples={samples!r}: pass how many samples the block works on")
         due = self.config.enabled and self.steps_done + 1 == self.config.profile_step
         self._inside = True
         if self._hook is None:

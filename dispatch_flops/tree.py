@@ -62,8 +62,8 @@ class ModuleNode:
     own_params: elements of the parameters it holds itself; total_params: of the distinct
         parameters at or below it; active_params: of those, the ones that took part in an op.
     ops: its own operators, not its children's.
-    latency_s: forward, per call summed over calls; None where not measured.
-    backward_latency_s: likewise.
+    latency_s: seconds in forward, summed over calls; None where not measured.
+    backward_latency_s: of its operators, and all below, in backward and what that runs again.
     tokens: rows that entered its forward, for the experts of a mixture; else None.
     """
 

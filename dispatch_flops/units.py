@@ -54,27 +54,16 @@ def bytes_text(n_bytes: Number | None) -> str:
     return NOT_AVAILABLE if n_bytes is None else f"{_scaled(n_bytes)}B"
 
 
-def bytes_per_s_text(bytes_per_s: float | None) -> str:
-    """``3.35e12 -> "3.35 TB/s"``."""
-    return NOT_AVAILABLE if bytes_per_s is None else f"{_scaled(bytes_per_s)}B/s"
-
-
 def seconds_text(seconds: float | None) -> str:
     """``0.21668 -> "216.68 ms"``."""
     return NOT_AVAILABLE if seconds is None else f"{_scaled(seconds)}s"
-
-
-def intensity_text(flops_per_byte: float | None) -> str:
-    """Arithmetic intensity: ``12.3 -> "12.3 FLOPs/B"``."""
-    return NOT_AVAILABLE if flops_per_byte is None else f"{_rounded(flops_per_byte)} FLOPs/B"
 
 
 def fraction_text(fraction: float | None) -> str:
     """``0.8215 -> "82.15%"``; what would round to 0 and is not is ``<0.01%``."""
     if fraction is None:
         return NOT_AVAILABLE
-    text = _rounded(100 * fraction)
-    return "<0.01%" if text == "0" and fraction > 0 else f"{text}%"
+    return f"{number_text(100 * fraction)}%"
 
 
 def percent_text(part: Number | None, whole: Number | None) -> str:
@@ -87,12 +76,17 @@ def change_text(before: Number | None, after: Number | None) -> str:
     if before is not None and before == after:
         return "0%"
     change = ratio(None if before is None or after is None else after - before, before)
-    return f"{'+' if change and change > 0 else ''}{fraction_text(change)}"
+    if change is None:
+        return NOT_AVAILABLE
+    return f"{'+' if change > 0 else '-'}{fraction_text(abs(change))}"
 
 
 def number_text(value: float | None) -> str:
-    """A plain number with two decimals at most: ``6134.2749 -> "6134.27"``."""
-    return NOT_AVAILABLE if value is None else _rounded(value)
+    """Two decimals at most: ``6134.2749 -> "6134.27"``; what rounds to 0 and is not, ``<0.01``."""
+    if value is None:
+        return NOT_AVAILABLE
+    text = _rounded(value)
+    return "<0.01" if text == "0" and value > 0 else text
 
 
 def ratio(part: Number | None, whole: Number | None) -> float | None:
@@ -182,8 +176,8 @@ def _deepspeed_prefix(num: Number) -> str:
 # -- text to numbers ----------------------------------------------------------------------------
 
 _SIZE = re.compile(
-    r"\s*(?P<number>\d[\d_,]*(?:\.\d+)?(?:e\+?\d+)?|\.\d+)\s*"
-    r"(?P<prefix>[kmgbtpe]?)\s*(?:macs?|flops?|params?|parameters)?\s*",
+    r"\s*(?P<number>\d[\d_,]*(?:\.\d+)?(?:e\+?(?P<power>\d+))?|\.\d+)\s*"
+    r"(?P<prefix>[kmgbtpe]?)\s*(?:macs?|flops?|params?|parameters|b|bytes)?\s*",
     re.IGNORECASE,
 )
 _POWERS: Final = {"": 0, "k": 3, "m": 6, "g": 9, "b": 9, "t": 12, "p": 15, "e": 18}
@@ -196,7 +190,7 @@ def parse_count(text: str) -> int:
     a whole number.
     """
     match = _SIZE.fullmatch(text)
-    if match is None:
+    if match is None or len(text) > 40 or len(match["power"] or "") > 2:
         raise ValueError(f"{text!r} is no size: write a number such as 4200000, 4.2M or 1.5e9")
     digits = match["number"].replace("_", "").replace(",", "")
     size = Decimal(digits) * Decimal(10) ** _POWERS[match["prefix"].lower()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dispatch_flops.cost import OpCost
-from dispatch_flops.efficiency import flops_per_s, hfu, mfu, node_roofline, roofline
+from dispatch_flops.efficiency import hfu, mfu, node_roofline, roofline
 from dispatch_flops.hardware import MACHINES, Machine, find
 from dispatch_flops.tree import ModuleNode, OpTotal, Profile
 
@@ -71,11 +71,6 @@ def test_a_roofline_without_a_machine_still_knows_the_work() -> None:
     assert nothing.arithmetic_intensity == 2.0
     assert nothing.attainable_s is None
     assert nothing.bound is None
-
-
-def test_rates() -> None:
-    assert flops_per_s(OpCost(flops=6), 2.0) == 3.0
-    assert flops_per_s(OpCost(flops=6), None) is None
 
 
 @pytest.mark.parametrize(

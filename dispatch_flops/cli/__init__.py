@@ -49,6 +49,8 @@ def _run(options: Namespace, debug: bool) -> int:
     except DispatchFlopsError as wrong:
         hint = "" if wrong.__cause__ is None or debug else " (--debug shows where)"
         return _failed(f"{wrong}{hint}", debug)
+    except SystemExit as end:  # the user's own code ends the process
+        return _failed(f"the program called sys.exit({end.code!r})", debug)
     except ModuleNotFoundError as missing:
         return _failed(f"this needs {missing.name}: pip install {missing.name}", debug)
     except Exception as bug:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 from argparse import ArgumentParser
+from collections.abc import Iterable
 from typing import Any
 
 from dispatch_flops.cli.formats import FORMATS
@@ -144,6 +145,10 @@ def add_view_options(parser: ArgumentParser, *, fold: bool = False) -> None:
     )
 
 
+def add_machine_option(parser: ArgumentParser, help_text: str) -> None:
+    parser.add_argument("--machine", metavar="NAME", help=help_text)
+
+
 def add_set_option(parser: ArgumentParser, help_text: str, *names: str) -> None:
     parser.add_argument(
         "--set",
@@ -167,6 +172,16 @@ def assignment(text: str) -> tuple[str, str]:
     if not equals or not name.isidentifier() or not value:
         raise TargetError(f"--set {text!r}: write NAME=VALUE, such as batch=4")
     return name, value
+
+
+def assignments(texts: Iterable[str]) -> dict[str, str]:
+    """``["batch=4"]`` as ``{"batch": "4"}``; raises TargetError where a name is given twice."""
+    given: dict[str, str] = {}
+    for name, value in map(assignment, texts):
+        if name in given:
+            raise TargetError(f"--set {name}: given twice, as {given[name]} and as {value}")
+        given[name] = value
+    return given
 
 
 def plain_value(text: str) -> Any:

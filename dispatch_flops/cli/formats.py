@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_flops.errors import TargetError
+from dispatch_flops.hardware import Machine
 from dispatch_flops.renderers import collapsed, csv, deepspeed, json, table, trace
 from dispatch_flops.renderers.text import Style
 from dispatch_flops.tree import Profile
@@ -21,13 +22,14 @@ _HTML = "dispatch_flops.renderers.html"
 class View:
     """How much of a profile is shown; each format uses what applies to it.
 
-    depth: levels below the model, ``None`` for all.
+    depth: levels below the model, ``None`` for all. machine: whose peaks the run is held against.
     """
 
     depth: int | None = None
     top: int = 1
     detailed: bool = True
     fold: bool = False
+    machine: Machine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ def _tables(style: Style) -> Callable[[Profile, View], str]:
 def _html(profile: Profile, view: View) -> str:
     renderer = importlib.import_module(_HTML)
     try:
-        return str(renderer.render(profile))
+        return str(renderer.render(profile, machine=view.machine))
     except ImportError as error:
         raise TargetError(
             f"the HTML report needs {error.name}: pip install 'dispatch-flops[report]'"

@@ -61,6 +61,8 @@ def add_commands(commands: Commands) -> None:
 def run_ops(options: Namespace) -> int:
     style: Style = "markdown" if options.format == "markdown" else "plain"
     if options.coverage:
+        if options.format == "csv":
+            raise TargetError("--coverage is shown as table or markdown")
         text = _coverage_text(options.filter, style)
     else:
         rows = list(rows_of(options.filter))

@@ -19,6 +19,8 @@ OK, FAILED, CANNOT, INTERRUPTED = 0, 1, 2, 130
 def emit(text: str, output: str | None = None) -> None:
     """Print a result, or write it to a file. A reader who has had enough is no error."""
     if output is not None:
+        if not output.strip():
+            raise TargetError("--output is empty: name a file, or leave it out for stdout")
         write(Path(output), (text.removesuffix("\n") + "\n").encode())
         return
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"

@@ -13,11 +13,12 @@ from dispatch_flops.cli.arguments import (
     Commands,
     add_command,
     add_device_option,
+    add_machine_option,
     add_model_options,
     add_run_options,
     add_set_option,
     add_view_options,
-    assignment,
+    assignments,
     plain_value,
 )
 from dispatch_flops.cli.formats import View, choose
@@ -26,7 +27,7 @@ from dispatch_flops.cli.output import OK, emit, progress
 from dispatch_flops.efficiency import roofline
 from dispatch_flops.errors import DispatchFlopsError, TargetError
 from dispatch_flops.hardware import MACHINES, Machine, find
-from dispatch_flops.renderers.headline import headline
+from dispatch_flops.renderers.headline import ABOVE_PEAK, headline
 from dispatch_flops.tree import Profile
 from dispatch_flops.units import fraction_text, seconds_text
 
@@ -64,11 +65,10 @@ def add_commands(commands: Commands) -> None:
         help="profile at many sizes, batch=1,2,4,8 seq=128..4096, as the command sweep does",
     )
     add_plot_option(profile)
-    profile.add_argument(
-        "--machine",
-        metavar="NAME",
-        help="also say, on stderr, how near the run was to a machine's peaks: a device's name, "
-        "such as 'NVIDIA H200', or measure for what this machine reaches",
+    add_machine_option(
+        profile,
+        "how near the run was to a machine's peaks, in a page for the browser and on stderr: a "
+        "device's name, such as 'NVIDIA H200', or measure for what this machine reaches",
     )
     add_view_options(profile)
     profile.set_defaults(run=run_profile)
@@ -102,17 +102,20 @@ def run_profile(options: Namespace) -> int:
         return run_for_profile(options)
     if options.plot is not None:
         raise TargetError("--plot draws a sweep: give --sweep batch=1,2,4,8 or seq=128..4096")
-    machine = None if options.machine is None else _machine(options.machine, options.device)
-    variables = {name: plain_value(text) for name, text in map(assignment, options.set)}
+    machine = machine_named(options.machine, options.device)
+    variables = {name: plain_value(text) for name, text in assignments(options.set).items()}
     progress(f"profiling {options.target} on {options.device}")
     profile = measure(options, variables)
-    show(profile, options)
+    show(profile, options, machine)
     if machine is not None:
         progress(_utilisation_text(profile, machine))
     return OK
 
 
-def _machine(name: str, device: str) -> Machine:
+def machine_named(name: str | None, device: str) -> Machine | None:
+    """The machine of that name, or this one, measured; None where none is named."""
+    if name is None:
+        return None
     if name == "measure":
         from dispatch_flops.measure import measure as measured
 
@@ -130,12 +133,19 @@ def _utilisation_text(profile: Profile, machine: Machine) -> str:
         f"{machine.name}: MFU {fraction_text(top.mfu)}, HFU {fraction_text(top.hfu)}; "
         f"at best {seconds_text(roof.attainable_s)}, bound by {roof.bound or 'n/a'}; "
         f"measured {seconds_text(top.seconds)} ({top.seconds_of})"
+        f"{f'; {ABOVE_PEAK}' if top.exceeds_peak else ''}"
     )
 
 
-def show(profile: Profile, options: Namespace) -> None:
+def show(profile: Profile, options: Namespace, machine: Machine | None = None) -> None:
     """Print the profile, or write it to the file, as the options say."""
-    view = View(depth=options.depth, top=options.top, detailed=options.detailed, fold=options.fold)
+    view = View(
+        depth=options.depth,
+        top=options.top,
+        detailed=options.detailed,
+        fold=options.fold,
+        machine=machine,
+    )
     emit(choose(options.format, options.output).render(profile, view), options.output)
 
 
@@ -176,12 +186,12 @@ def _measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
         )
     except DispatchFlopsError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hint = _hint(error, options, subject.inputs)
         raise TargetError(f"running {options.target} raised {first_line(error)}{hint}") from error
 
 
-def _hint(error: Exception, options: Namespace, inputs: Inputs) -> str:
+def _hint(error: BaseException, options: Namespace, inputs: Inputs) -> str:
     if not inputs.args and not inputs.kwargs:
         return "; it was run without inputs: give --input-shape or --inputs"
     if not options.input_shape and not options.inputs and options.target.startswith("hf:"):

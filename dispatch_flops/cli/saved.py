@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from dispatch_flops.cli.arguments import Commands, add_command, add_view_options
+from dispatch_flops.cli.arguments import (
+    Commands,
+    add_command,
+    add_machine_option,
+    add_view_options,
+)
 from dispatch_flops.cli.formats import FORMATS, View
 from dispatch_flops.cli.output import OK, emit, read
-from dispatch_flops.cli.profiling import show
+from dispatch_flops.cli.profiling import machine_named, show
 from dispatch_flops.errors import ProfileFormatError
 from dispatch_flops.tree import Profile
 
@@ -19,26 +24,36 @@ examples:
   dispatch-flops profile model.py:Net --format json | dispatch-flops show - --fold
 """
 
+_MACHINE = (
+    "whose peaks a page for the browser holds the run against: a device's name, such as "
+    "'NVIDIA H200', or measure for what this machine reaches (default: the profile's device)"
+)
+
 
 def add_commands(commands: Commands) -> None:
     parser = add_command(commands, "show", "show a saved profile, in any format", _SHOW_EPILOG)
     parser.add_argument("file", metavar="FILE", help="a profile saved as JSON; - reads stdin")
+    add_machine_option(parser, _MACHINE)
     add_view_options(parser)
     parser.set_defaults(run=run_show)
     if "html" in FORMATS:
         report = add_command(commands, "report", "make a page for the browser of a saved profile")
         report.add_argument("file", metavar="FILE", help="a profile saved as JSON; - reads stdin")
         report.add_argument("output", metavar="FILE.html", help="the page to write")
+        add_machine_option(report, _MACHINE)
         report.set_defaults(run=run_report)
 
 
 def run_show(options: Namespace) -> int:
-    show(load(options.file), options)
+    profile = load(options.file)
+    show(profile, options, machine_named(options.machine, profile.scope.device))
     return OK
 
 
 def run_report(options: Namespace) -> int:
-    emit(FORMATS["html"].render(load(options.file), View()), options.output)
+    profile = load(options.file)
+    view = View(machine=machine_named(options.machine, profile.scope.device))
+    emit(FORMATS["html"].render(profile, view), options.output)
     return OK
 
 

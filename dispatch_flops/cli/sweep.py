@@ -17,7 +17,7 @@ from dispatch_flops.cli.arguments import (
     add_command,
     add_model_options,
     add_set_option,
-    assignment,
+    assignments,
     plain_value,
 )
 from dispatch_flops.cli.growth import Figure, add_plot_option, numeric, sizes_text
@@ -64,7 +64,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_sweep(options: Namespace) -> int:
-    grid = points(dict(map(assignment, options.set)))
+    grid = points(assignments(options.set))
     figure = None if options.plot is None else Figure.of(grid, options.plot)
     rows = []
     with progress_bar(len(grid)) as advance:

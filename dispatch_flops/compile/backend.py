@@ -16,7 +16,7 @@ from dispatch_flops import registry
 from dispatch_flops.compile.graph import GraphCost
 from dispatch_flops.compile.places import Places
 from dispatch_flops.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase
-from dispatch_flops.errors import TargetError
+from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.ledger import Ledger, Observed
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.registry import Causal, Conventions, Formula
@@ -56,6 +56,8 @@ class Step:
 
     def mfu(self, peak_flops_per_s: float) -> float:
         """The share of a device's peak that the model's FLOPs took."""
+        if not peak_flops_per_s > 0:
+            raise ConfigError(f"peak_flops_per_s={peak_flops_per_s!r}: pass FLOP/s above 0")
         return self.model_total.flops / self.seconds / peak_flops_per_s
 
 

@@ -14,10 +14,12 @@ from dispatch_flops.config import FlopsProfilerConfig
 from dispatch_flops.devices import CPU, Devices, Now, device_name
 from dispatch_flops.efficiency import hfu, mfu
 from dispatch_flops.errors import NotProfiledError
-from dispatch_flops.hardware import Machine, find
+from dispatch_flops.hardware import Machine
 from dispatch_flops.profiler import FlopsProfiler, report
 from dispatch_flops.renderers import deepspeed
+from dispatch_flops.renderers.headline import ABOVE_PEAK, machine_of
 from dispatch_flops.tree import Profile
+from dispatch_flops.units import fraction_text
 
 ConfigSource = FlopsProfilerConfig | Mapping[str, Any] | str | Path
 
@@ -69,12 +71,12 @@ class StepWatch:
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilisation of the step; None if the peak or the step's time is unknown."""
-        return mfu(self.profile, self._known_machine(), self.profile.timing.iteration_s)
+        return mfu(self.profile, self._machine_known(), self.profile.timing.iteration_s)
 
     @property
     def hfu(self) -> float | None:
         """Hardware FLOPs utilisation, recomputation and optimizer included; None likewise."""
-        return hfu(self.profile, self._known_machine(), self.profile.timing.iteration_s)
+        return hfu(self.profile, self._machine_known(), self.profile.timing.iteration_s)
 
     def begin(self, model: nn.Module) -> None:
         """An optimizer step begins."""
@@ -141,8 +143,8 @@ class StepWatch:
             notes=(*profile.notes, note),
         )
 
-    def _known_machine(self) -> Machine | None:
-        return self.machine or find(self.profile.scope.device_name)
+    def _machine_known(self) -> Machine | None:
+        return machine_of(self.profile, self.machine)
 
     def _render(self, profile: Profile) -> str:
         config = self.config
@@ -153,8 +155,10 @@ class StepWatch:
             top_modules=config.top_modules,
             detailed=config.detailed,
         )
-        machine = self._known_machine()
+        machine = self._machine_known()
         if machine is None or self.mfu is None or self.hfu is None:
             return text
-        utilisation = f"MFU {self.mfu:.2%}, HFU {self.hfu:.2%} of {machine.name}'s dense peak"
-        return f"{text}\n{utilisation} ({machine.source})"
+        text += f"\nMFU {fraction_text(self.mfu)}, HFU {fraction_text(self.hfu)}"
+        if max(self.mfu, self.hfu) > 1:
+            text += f" ({ABOVE_PEAK})"
+        return f"{text} of {machine.name}'s dense peak ({machine.source})"

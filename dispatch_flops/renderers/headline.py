@@ -9,6 +9,8 @@ from dispatch_flops.efficiency import hfu, mfu
 from dispatch_flops.hardware import Machine, find
 from dispatch_flops.tree import Profile, StepTiming
 
+ABOVE_PEAK = "above the peak: a count, the time or the peak is wrong"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
@@ -31,6 +33,13 @@ class Headline:
     mfu: float | None
     hfu: float | None
     lower_bound: bool
+
+    @property
+    def exceeds_peak(self) -> bool:
+        """True if the machine cannot do so much in the time: a count, the time or the peak is
+        wrong.
+        """
+        return max(self.mfu or 0.0, self.hfu or 0.0) > 1
 
 
 def headline(profile: Profile, machine: Machine | None = None) -> Headline:
@@ -65,6 +74,8 @@ def measured_seconds(profile: Profile) -> tuple[float | None, str]:
     }
     # Recomputation takes place within the backward pass.
     ran = ["backward" if phase == "recompute" else phase for phase in phases_of(profile)]
+    if not ran and profile.root.calls:  # a model of which no operator ran
+        ran = ["forward"]
     names = [name for name in parts if name in ran]
     if not names or any(parts[name] is None for name in names):
         return None, "not measured"

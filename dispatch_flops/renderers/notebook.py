@@ -23,7 +23,7 @@ from dispatch_flops.units import (
     seconds_text,
 )
 
-_COLUMNS = ("Module", "Class", "Params", "MACs", "FLOPs", "%", "Bytes", "Latency")
+_COLUMNS = ("Module", "Class", "Params", "MACs", "FLOPs", "%", "Bytes", "Fwd latency")
 _TEXT_COLUMNS = 2
 _CELL = "padding:2px 10px;text-align:{align};white-space:nowrap"
 _TABLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"

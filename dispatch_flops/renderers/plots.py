@@ -66,9 +66,9 @@ def top_modules(
     ranked = heaviest(profile, by, k, phase)
     values = [figures.value(by) or 0 for _, figures in ranked]
     total = {
-        "flops": profile.root.total(phase).flops,
-        "macs": profile.root.total(phase).macs,
-        "bytes": profile.root.total(phase).bytes_total,
+        "flops": profile.total(phase).flops,
+        "macs": profile.total(phase).macs,
+        "bytes": profile.total(phase).bytes_total,
         "params": profile.total_params,
     }.get(by)
     figure, axes = _figure(height=0.9 + 0.26 * max(len(ranked), 1))

@@ -47,7 +47,7 @@ def render(profile: Profile, *, profile_step: int = 1) -> str:
         f"Profile Summary at step {profile_step}:",
         _NOTATIONS,
     ]
-    if not phases_of(profile):
+    if not phases_of(profile) and not profile.root.calls:
         lines.append("Nothing has run under the profiler yet: there is nothing to count.\n")
     lines += [f"{label + ': ':<70}  {value!s:<8}" for label, value in _lines(profile)]
     return "\n".join(lines)

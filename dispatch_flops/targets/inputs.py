@@ -91,7 +91,8 @@ def from_shapes(
     specs: tuple[ShapeSpec, ...], model: nn.Module, dtype: torch.dtype | None, variables: Variables
 ) -> Inputs:
     """Tensors of ones; without any dtype given, in that of the model's first parameter."""
-    first = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    numeric = (p.dtype for p in model.parameters() if p.is_floating_point() or p.is_complex())
+    first = next(numeric, torch.float32)
     tensors = [(spec.name, spec.tensor(dtype or first, variables)) for spec in specs]
     return Inputs(
         tuple(tensor for name, tensor in tensors if not name),

@@ -96,7 +96,7 @@ def call(label: str, function: Callable[..., Any], variables: Variables) -> Any:
         )
     try:
         return function(**given)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         blame(f"{label} raised", error)
 
 
@@ -119,7 +119,7 @@ def _from_package(name: str) -> ModuleType:
                 "path/to/file.py:NAME"
             ) from None
         blame(f"importing {name} raised", error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         blame(f"importing {name} raised", error)
 
 
@@ -137,7 +137,7 @@ def _from_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         blame(f"importing {path} raised", error)
     return module

@@ -35,6 +35,8 @@ def first_line(error: BaseException) -> str:
 
 def blame(what: str, error: BaseException) -> NoReturn:
     """Raise the TargetError that names what the user's own code raised."""
+    if isinstance(error, SystemExit):
+        what += " (a script that ends the process belongs under if __name__ == '__main__')"
     raise TargetError(f"{what}: {first_line(error)}") from error
 
 

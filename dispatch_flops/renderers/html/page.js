@@ -36,7 +36,7 @@ function fillHeadline() {
     ["FLOPs", atLeast(countText(top.hardware_flops), bound), [exactText(top.hardware_flops), data.split.length > 1 ? phases : ""]],
     ["Bytes moved", atLeast(bytesText(top.bytes_total), bound), top.bytes_total ? [`${numberText(ratio(top.hardware_flops, top.bytes_total))} FLOPs/B`] : []],
     ["Latency", secondsText(top.seconds), [top.seconds_of, top.seconds ? atLeast(rateText(ratio(top.hardware_flops, top.seconds)), bound) : ""]],
-    ["MFU", atLeast(fractionText(top.mfu), bound), [top.mfu === null ? "no peak or no time is known" : `hardware: ${atLeast(fractionText(top.hfu), bound)}`]],
+    ["MFU", atLeast(fractionText(top.mfu), bound), [top.mfu === null ? "no peak or no time is known" : `hardware: ${atLeast(fractionText(top.hfu), bound)}`, top.exceeds_peak ? "above the peak: a count, the time or the peak is wrong" : ""]],
   ];
   byId("headline").replaceChildren(...cards.map(([label, value, details]) => element("div", {},
     element("dt", { text: label }),
@@ -182,8 +182,10 @@ function chartNote(areas) {
 
 function latencyNote() {
   if (state.view !== "all" || !data.phases.includes("backward")) return "";
-  return trees.full.columns.latency.backward?.some((v) => v !== null) ? "Latency: forward and backward." : "Latency: of the forward pass; backward was not measured by module.";
+  return lacksBackward() ? "Latency: of the forward pass; backward was not measured by module." : "Latency: forward and backward.";
 }
+
+const lacksBackward = () => data.phases.includes("backward") && !trees.full.columns.latency.backward?.some((seconds) => seconds !== null);
 
 function drawCrumbs() {
   const path = [];
@@ -234,7 +236,7 @@ function fillModules() {
       { label: "Calls", value: (i) => columns.calls[i], text: (i) => exactText(columns.calls[i]) },
       figure("Params", "params", paramsText), figure("MACs", "macs", countText), figure("FLOPs", "flops", countText),
       { label: "% FLOPs", value: share, text: (i) => fractionText(share(i)) },
-      figure("Bytes", "bytes", bytesText), figure("Latency", "latency", secondsText),
+      figure("Bytes", "bytes", bytesText), figure(lacksBackward() ? "Fwd latency" : "Latency", "latency", secondsText),
     ],
   });
 }

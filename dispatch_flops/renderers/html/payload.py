@@ -43,9 +43,10 @@ def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
     phases = phases_of(profile)
     roots = [profile.root, *([profile.outside] if _worked(profile.outside) else [])]
     folded = fold(profile.root)
+    top = headline(profile, machine)
     return {
         "title": title,
-        "headline": dataclasses.asdict(headline(profile, machine)),
+        "headline": dataclasses.asdict(top) | {"exceeds_peak": top.exceeds_peak},
         "views": [ALL, *phases] if len(phases) > 1 else [ALL],
         "phases": list(phases),
         "split": [_phase(profile, phase) for phase in phases],
