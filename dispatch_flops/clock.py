@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import statistics
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,10 +26,11 @@ from torch.nn.modules.module import (
 )
 
 from dispatch_flops.devices import CPU, Devices, Now, seconds_between
-from dispatch_flops.names import ModuleNames
+from dispatch_flops.names import ModuleNames, Named
 
 EVENT_RESOLUTION_S = 5e-7
 
+_graph_task = torch._C._current_graph_task_id
 _is_tracing = torch.compiler.is_dynamo_compiling
 
 
@@ -46,22 +49,51 @@ class Interval:
     device_s: float | None = None
 
 
+class _Open(NamedTuple):
+    """A call of a module that is not over: when the hook before it began, and when it did."""
+
+    module: nn.Module
+    named: Named
+    begun: float
+    start: Any
+
+
+class _Thread(threading.local):
+    """What one thread is at, outermost first, and what it has done."""
+
+    def __init__(self) -> None:
+        self.open: list[_Open] = []
+        self.calls: list[tuple[str, float, Any, Any, float]] | None = None
+
+
 class LatencyPass:
-    """Records when modules start and end while it is entered; ``seconds()`` says how long."""
+    """Records when modules start and end while it is entered; ``seconds()`` says how long.
+
+    is_followed: whether the modules of the calling thread are; by default those of the thread
+        that entered. What a backward pass runs again is no forward.
+    """
 
     def __init__(
-        self, names: ModuleNames, *, devices: Devices = CPU, now: Now | None = None
+        self,
+        names: ModuleNames,
+        *,
+        devices: Devices = CPU,
+        now: Now | None = None,
+        is_followed: Callable[[], bool] | None = None,
     ) -> None:
         self._names = names
         self._devices = devices
         self._event = devices.events()
         self._now = now or (time.perf_counter if self._event else devices.clock())
         self._stamp = self._event or self._now
-        self._open: list[tuple[nn.Module, Any, float, Any]] = []
-        self._calls: list[tuple[str, float, Any, Any, float]] = []
+        self._is_followed = is_followed or self._is_home
+        self._home = 0
+        self._local = _Thread()
+        self._calls: list[list[tuple[str, float, Any, Any, float]]] = []  # of each thread
         self._hooks = ExitStack()
 
     def __enter__(self) -> LatencyPass:
+        self._home = threading.get_ident()
         for handle in (
             register_module_forward_pre_hook(self.before),
             register_module_forward_hook(self.after, always_call=True),
@@ -81,34 +113,52 @@ class LatencyPass:
         """``{fqn: seconds}`` in forward, over all calls."""
         if self._event is not None:
             self._devices.synchronize()
-            return net_seconds(
-                Interval(fqn, begun, begun, done, done, seconds_between(start, end))
-                for fqn, begun, start, end, done in self._calls
-            )
-        unseen = _unseen() if self._now is time.perf_counter else None
-        return net_seconds((Interval(*call) for call in self._calls), unseen)
+        unseen = _unseen() if self._now is time.perf_counter and self._event is None else None
+        seconds: Counter[str] = Counter()
+        for intervals in self.intervals():
+            seconds.update(net_seconds(intervals, unseen))
+        return dict(seconds)
+
+    def intervals(self) -> Iterator[list[Interval]]:
+        """The calls of each thread, in the order in which they ended."""
+        for calls in list(self._calls):
+            if self._event is None:
+                yield [Interval(*call) for call in list(calls)]
+            else:
+                yield [
+                    Interval(fqn, begun, begun, done, done, seconds_between(start, end))
+                    for fqn, begun, start, end, done in list(calls)
+                ]
+
+    def _is_home(self) -> bool:
+        return threading.get_ident() == self._home
 
     def before(self, module: nn.Module, args: Any) -> None:
         if _is_tracing():  # torch.cond traces modules, and the hooks with them
             return
         begun = self._now()
+        if _graph_task() != -1 or not self._is_followed():
+            return
+        above = self._local.open
         named = self._names.known(module)
         if named is None:
-            if self._open and isinstance(module, torch.fx.GraphModule):
+            if above and isinstance(module, torch.fx.GraphModule):
                 return  # a branch of torch.cond, not a module of the model
-            named = self._names.find(module, [frame[1] for frame in self._open])
-        self._open.append((module, named, begun, self._stamp()))
+            named = self._names.find(module, [call.named for call in above])
+        above.append(_Open(module, named, begun, self._stamp()))
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if _is_tracing() or not any(entered is module for entered, *_ in self._open):
+        local = self._local
+        if _is_tracing() or not any(call.module is module for call in local.open):
             return
         end = self._stamp()
-        while self._open:
-            entered, named, begun, start = self._open.pop()
-            if entered is module:
-                if not named.wrapper:
-                    self._calls.append((named.fqn, begun, start, end, self._now()))
-                return
+        if local.calls is None:
+            local.calls = []
+            self._calls.append(local.calls)
+        while (call := local.open.pop()).module is not module:
+            pass
+        if not call.named.wrapper:
+            local.calls.append((call.named.fqn, call.begun, call.start, end, self._now()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +213,8 @@ def _unseen() -> Unseen:
     for _ in range(9):
         with LatencyPass(ModuleNames([modules])) as latency:
             modules(x)
-        seconds = net_seconds(Interval(*call) for call in latency._calls)
+        (calls,) = latency.intervals()
+        seconds = net_seconds(calls)
         wholes.append(seconds.pop(""))
         leaves += seconds.values()
     each = plain / len(modules)

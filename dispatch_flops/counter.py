@@ -25,6 +25,7 @@ from dispatch_flops.errors import (
     NotProfiledError,
     TargetError,
     UncountedOpsError,
+    WrongThreadError,
 )
 from dispatch_flops.ledger import Ledger, Observed
 from dispatch_flops.mode import CountingMode
@@ -118,6 +119,7 @@ class FlopCounterMode:
     ) -> None:
         session = self._session
         assert session is not None
+        session.check_thread()
         try:
             session.close()
             self._profile = session.profile()
@@ -248,6 +250,7 @@ class _Session:
         self._opaque = OpaqueModules(self._tracker, conventions, own_rules)
         self._undo = ExitStack()
         self._is_open = False
+        self._thread = 0
 
     def open(self) -> None:
         if self._is_open:
@@ -259,13 +262,23 @@ class _Session:
             self._tracker.start()
             undo.callback(self._tracker.stop)
             undo.enter_context(self._opaque)
-            undo.enter_context(self._mode)
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            undo.callback(self._mode.leave)
             self._undo = undo.pop_all()
         self._is_open = True
+        self._thread = threading.get_ident()
 
     def close(self) -> None:
+        self.check_thread()
         self._is_open = False
         self._undo.close()
+
+    def check_thread(self) -> None:
+        """A mode is on in the thread that entered it, and can be left nowhere else."""
+        if self._is_open and self._thread != threading.get_ident():
+            raise WrongThreadError(
+                "the counter was entered in another thread: leave it, stop it or pause it there"
+            )
 
     def note_running(self, module: nn.Module) -> None:
         self._tracker.enter_module(module, ())

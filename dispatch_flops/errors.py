@@ -14,6 +14,10 @@ class AlreadyActiveError(DispatchFlopsError):
     """A counter was entered a second time before it was left."""
 
 
+class WrongThreadError(DispatchFlopsError):
+    """A counter was to be left in another thread than the one that entered it."""
+
+
 class DuplicateFormulaError(DispatchFlopsError):
     """An operator already has a formula and ``override=True`` was not given."""
 

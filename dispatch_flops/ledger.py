@@ -20,6 +20,7 @@ from dispatch_flops.analysis import sum_known
 from dispatch_flops.cost import OpCost, Phase, Share
 from dispatch_flops.devices import device_name
 from dispatch_flops.names import ModuleNames, Named, join
+from dispatch_flops.parameters import ParameterFacts
 from dispatch_flops.registry import Causal
 from dispatch_flops.tracker import Place
 from dispatch_flops.tree import OUTSIDE, ModuleNode, OpTotal, Profile, Scope
@@ -227,26 +228,24 @@ class _Forest:
         self._prefix = names.roots[0].fqn if len(names.roots) == 1 else ""
 
     def _sharded_and_called(self) -> Iterator[int]:
-        """Ids of the parameters that stand for others in operators, of modules that ran.
-
-        A sharded parameter is a tensor subclass; what operators see is its gathered or its
-        local part.
-        """
-        for fqn, named in self._names.nodes.items():
-            module = named.module() if self._seen.calls.get(fqn) else None
-            for parameter in module._parameters.values() if module is not None else ():
-                if parameter is not None and type(parameter) is not nn.Parameter:
-                    yield id(parameter)
+        """Keys of the parameters that stand for others in operators, of modules that ran."""
+        for fqn, named in list(self._names.nodes.items()):
+            if self._seen.calls.get(fqn):
+                yield from (facts.key for facts in named.parameters() if facts.stands_in)
 
     def model(self) -> ModuleNode:
         roots = self._names.roots
         if len(roots) == 1:
             return self.node(roots[0].fqn)
         children = tuple(self.node(root.fqn) for root in roots)
-        held = (
-            p for root in roots for m in _modules(root.module()) for p in m._parameters.values()
+        below = (
+            facts
+            for root in roots
+            for fqn in self._order(root.fqn)
+            if fqn in self._names.nodes
+            for facts in self._names.nodes[fqn].parameters()
         )
-        params = _Params(held, self._used)
+        params = _Params(below, self._used)
         return ModuleNode(
             fqn="",
             class_name="models" if roots else "nothing",
@@ -256,22 +255,25 @@ class _Forest:
             trainable_params=params.trainable,
         )
 
-    def node(self, top: str) -> ModuleNode:
-        """The tree below ``top``."""
+    def _order(self, top: str) -> list[str]:
+        """``top`` and all fqns below it, parents first."""
         order = [top]
         for fqn in order:
             order.extend(self._children.get(fqn, ()))
+        return order
+
+    def node(self, top: str) -> ModuleNode:
+        """The tree below ``top``."""
         built: dict[str, ModuleNode] = {}
         params: dict[str, _Params] = {}
-        for fqn in reversed(order):
+        for fqn in reversed(self._order(top)):
             children = self._children.get(fqn, ())
             named = self._names.nodes.get(fqn)
-            module = named.module() if named is not None else None
-            own = _Params(module._parameters.values() if module is not None else (), self._used)
+            own = _Params(named.parameters() if named is not None else (), self._used)
             own_params = own.total
             params[fqn] = _Params.merged((own, *(params.pop(child) for child in children)))
             built[fqn] = self._build(
-                fqn, named, module, own_params, params[fqn], tuple(built.pop(c) for c in children)
+                fqn, named, own_params, params[fqn], tuple(built.pop(c) for c in children)
             )
         return built[top]
 
@@ -279,12 +281,12 @@ class _Forest:
         self,
         fqn: str,
         named: Named | None,
-        module: nn.Module | None,
         own_params: int,
         params: _Params,
         children: tuple[ModuleNode, ...],
     ) -> ModuleNode:
         seen = self._seen
+        module = named.module() if named is not None else None
         ops = tuple(sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))))
         shown = fqn
         if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
@@ -294,7 +296,7 @@ class _Forest:
         return ModuleNode(
             fqn=shown,
             name=name if shown else "",
-            class_name=type(module).__name__ if module is not None else _class_name(fqn),
+            class_name=_class_name(fqn, named, module),
             extra_repr=_extra_repr(module),
             calls=seen.calls.get(fqn, 0),
             own_params=own_params,
@@ -325,21 +327,19 @@ class _Params:
 
     __slots__ = ("_members", "active", "total", "trainable")
 
-    def __init__(self, parameters: Iterable[nn.Parameter | None], used: Collection[int]) -> None:
-        self._members: dict[int, tuple[nn.Parameter, bool]] = {}
+    def __init__(self, parameters: Iterable[ParameterFacts], used: Collection[int]) -> None:
+        self._members: dict[int, tuple[ParameterFacts, bool]] = {}
         self.total = self.active = self.trainable = 0
-        for parameter in parameters:
-            if parameter is not None:
-                self._add(parameter, id(parameter) in used)
+        for facts in parameters:
+            self._add(facts, facts.key in used)
 
-    def _add(self, parameter: nn.Parameter, active: bool) -> None:
-        if id(parameter) in self._members:
+    def _add(self, facts: ParameterFacts, active: bool) -> None:
+        if facts.key in self._members:
             return
-        self._members[id(parameter)] = parameter, active
-        elements = elements_of(parameter)
-        self.total += elements
-        self.active += elements * active
-        self.trainable += elements * parameter.requires_grad
+        self._members[facts.key] = facts, active
+        self.total += facts.elements
+        self.active += facts.elements * active
+        self.trainable += facts.elements * facts.trainable
 
     @staticmethod
     def merged(sets: Iterable[_Params]) -> _Params:
@@ -348,34 +348,16 @@ class _Params:
         """
         largest, *others = sorted(sets, key=lambda params: len(params._members), reverse=True)
         for other in others:
-            for parameter, active in other._members.values():
-                largest._add(parameter, active)
+            for facts, active in other._members.values():
+                largest._add(facts, active)
         return largest
 
 
-def elements_of(parameter: Any) -> int:
-    """Logical elements: of the whole parameter where an engine has split it, 0 while lazy."""
-    whole = getattr(parameter, "ds_numel", None)  # ZeRO-3 leaves an empty tensor in its place
-    if whole is not None:
-        return int(whole)
-    if torch.nn.parameter.is_lazy(parameter):
-        return 0
-    return int(parameter.numel())
-
-
-def _modules(top: nn.Module | None) -> list[nn.Module]:
-    """``top`` and every module below it, once; ``modules()`` recurses, and deep models exist."""
-    found = {id(top): top} if top is not None else {}
-    queue = list(found.values())
-    for module in queue:
-        for child in module._modules.values():
-            if child is not None and id(child) not in found:
-                found[id(child)] = child
-                queue.append(child)
-    return queue
-
-
-def _class_name(fqn: str) -> str:
+def _class_name(fqn: str, named: Named | None, module: nn.Module | None) -> str:
+    if module is not None:
+        return type(module).__name__
+    if named is not None and named.class_name:
+        return named.class_name
     return "outside" if fqn == OUTSIDE else fqn.rsplit(".", 1)[-1]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from dispatch_flops import no_data, registry
 from dispatch_flops.cost import ZERO
@@ -162,6 +162,20 @@ class CountingMode(TorchDispatchMode):
 
     def _book_time(self, place: Place, entry: Entry) -> None:
         """Book the time of the operator that just ran, where it is taken."""
+
+    def leave(self) -> None:
+        """Leave, also from under modes that were entered later: they stay.
+
+        ``TorchDispatchMode.__exit__`` takes off whichever mode is on top.
+        """
+        stack = _get_current_dispatch_mode_stack()
+        place = next(i for i, mode in enumerate(stack) if mode is self)
+        above = stack[place + 1 :]
+        for mode in reversed(above):
+            TorchDispatchMode.__exit__(mode, None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for mode in above:
+            TorchDispatchMode.__enter__(mode)
 
     # -- deciding -------------------------------------------------------------------------------
 

@@ -8,12 +8,13 @@ module inside it are one: ``_orig_mod`` is no part of a name.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from dispatch_flops.devices import Devices
+from dispatch_flops.parameters import ParameterFacts, facts_of
 from dispatch_flops.tree import OUTSIDE
 
 WRAPPED = "_orig_mod"
@@ -27,6 +28,8 @@ class Named:
     who calls it. wrapper: this is ``torch.compile``'s wrapper of the module of that name.
     expert: one of a mixture's experts: an entry of a ModuleList or ModuleDict, where the list's
     name or the entry's class says "expert".
+    remembered: what its parameters were when it was named, where the module may be gone before
+    it is asked for; class_name: likewise.
     """
 
     fqn: str
@@ -35,7 +38,14 @@ class Named:
     shared: bool = False
     wrapper: bool = False
     expert: bool = False
+    class_name: str = ""
+    remembered: tuple[ParameterFacts, ...] = ()
     edges: list[tuple[Named, str]] = field(default_factory=list)
+
+    def parameters(self) -> Iterable[ParameterFacts]:
+        """Of the parameters that the module holds itself."""
+        module = self.module()
+        return self.remembered if module is None else facts_of(module)
 
 
 class ModuleNames:
@@ -73,13 +83,14 @@ class ModuleNames:
 
     def devices(self) -> Devices:
         """Where the modules met so far keep their parameters and buffers."""
-        modules = (named.module() for named in self.nodes.values())
+        modules = (named.module() for named in list(self.nodes.values()))
         return Devices.of(module for module in modules if module is not None)
 
     def children(self) -> dict[str, list[str]]:
         """``{fqn: its children's fqns}`` in the order of the model."""
-        below: dict[str, list[str]] = {fqn: [] for fqn in self.nodes}
-        for fqn, named in self.nodes.items():
+        nodes = dict(self.nodes)  # threads may go on meeting modules
+        below: dict[str, list[str]] = {fqn: [] for fqn in nodes}
+        for fqn, named in nodes.items():
             if named.parent is not None:
                 below[named.parent.fqn].append(fqn)
         return below
@@ -135,7 +146,15 @@ class ModuleNames:
     def _add(self, module: nn.Module, fqn: str, parent: Named | None) -> Named:
         if parent is not None:
             parent = self.nodes[parent.fqn]
-        named = Named(fqn, weakref.ref(module), parent, expert=_is_expert(module, parent))
+        named = Named(
+            fqn,
+            weakref.ref(module),
+            parent,
+            expert=_is_expert(module, parent),
+            class_name=type(module).__name__,
+            # The user holds the models that were given; of others nobody may.
+            remembered=tuple(facts_of(module)) if self._adopting else (),
+        )
         self._by_id[id(module)] = named
         self.nodes[fqn] = named
         return named

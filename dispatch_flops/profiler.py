@@ -144,10 +144,11 @@ class FlopsProfiler:
 
     def stop_profile(self) -> None:
         """Stop counting and timing; the numbers stay until the next start."""
-        counter, self._counter = self._counter, None
+        counter = self._counter
         if counter is None:
             return
         counter.__exit__(None, None, None)
+        self._counter = None
         profile = without(counter.profile, self.model, self._ignored)
         self._profile = profile
 

@@ -120,13 +120,17 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, every module's own flag afterwards."""
-    flags = {module: module.training for module in model.modules()}
+    modules = list(model.modules())
+    flags = [getattr(module, "training", None) for module in modules]
     model.eval()
     try:
         yield
     finally:
-        for module, training in flags.items():
-            module.training = training
+        for module, training in zip(modules, flags, strict=True):
+            if training is not None:
+                module.training = training
+            elif "training" in module.__dict__:  # a frozen TorchScript module has none
+                del module.__dict__["training"]
 
 
 @contextmanager

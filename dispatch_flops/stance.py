@@ -8,6 +8,7 @@ other threads run their eager code meanwhile, too.
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,24 +28,53 @@ def eager_stance() -> Iterator[None]:
     stance is taken then.
     """
     with ExitStack() as undo:
-        _silence(undo)
+        _SILENCE.enter(undo)
         if _DYNAMO in sys.modules:
-            _take_stance(undo)
+            _STANCE.enter(undo)
         else:
-            watch = _ImportWatch(_DYNAMO, lambda: _take_stance(undo))
+            watch = _ImportWatch(_DYNAMO, lambda: _STANCE.enter(undo))
             sys.meta_path.insert(0, watch)
             undo.callback(watch.remove)
         yield
 
 
-def _take_stance(undo: ExitStack) -> None:
+class _Shared:
+    """Something of the whole process that blocks take together: the first of them takes it, the
+    last one gives it back. Blocks may overlap, in one thread or in several.
+    """
+
+    def __init__(self, take: Callable[[], Callable[[], None]]) -> None:
+        self._take = take
+        self._blocks = 0
+        self._lock = threading.Lock()
+        self._give_back: Callable[[], None] = lambda: None
+
+    def enter(self, undo: ExitStack) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._give_back = self._take()
+            self._blocks += 1
+        undo.callback(self._leave)
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                self._give_back()
+
+
+def _take_stance() -> Callable[[], None]:
     from torch._dynamo import eval_frame
 
     prior = eval_frame._set_stance(_Stance(eval_frame._stance))  # type: ignore[arg-type]
-    undo.callback(eval_frame._set_stance, prior)
+
+    def restore() -> None:
+        eval_frame._set_stance(prior)
+
+    return restore
 
 
-def _silence(undo: ExitStack) -> None:
+def _silence() -> Callable[[], None]:
     """torch warns of global hooks on compiled modules: it is the counter that has them."""
     before = list(warnings.filters)
     warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global")
@@ -55,7 +85,10 @@ def _silence(undo: ExitStack) -> None:
             if entry in warnings.filters:  # the program may have set filters of its own
                 warnings.filters.remove(entry)  # type: ignore[attr-defined]
 
-    undo.callback(restore)
+    return restore
+
+
+_STANCE, _SILENCE = _Shared(_take_stance), _Shared(_silence)
 
 
 class _Stance:

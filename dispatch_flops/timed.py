@@ -243,7 +243,9 @@ class HostPass:
     def __init__(self, names: ModuleNames, own: OwnTime, mode_options: Mapping[str, Any]) -> None:
         self.tracker = TimedTracker(names, own)
         self.mode = HostTimedMode(self.tracker, own, **mode_options)
-        self.clock = LatencyPass(names, now=own.now)
+        self.clock = LatencyPass(
+            names, now=own.now, is_followed=lambda: self.tracker.thread() is not None
+        )
 
     def read(self) -> None:
         """Nothing is left to be read."""

@@ -117,11 +117,13 @@ class Tracker:
 
     def calls(self) -> Counter[str]:
         """``{fqn: times its forward ran}``."""
-        return sum((Counter(thread.calls) for thread in self._threads), start=Counter())
+        return sum((Counter(thread.calls.copy()) for thread in self._threads), start=Counter())
 
     def tokens(self) -> dict[str, int]:
         """``{fqn: rows that entered}`` of a mixture's experts; 0 for those not called."""
-        rows = sum((Counter(thread.tokens) for thread in self._threads), start=Counter[str]())
+        rows: Counter[str] = Counter()
+        for thread in self._threads:
+            rows.update(thread.tokens.copy())
         calls = self.calls()
         return {fqn: rows[fqn] for fqn in self.names.experts() if fqn in rows or not calls[fqn]}
 

@@ -35,7 +35,8 @@ class StepProfiler:
     With gradient accumulation each micro-batch may be a ``step()`` block of its own: a step
     ends when the optimizer has stepped, and its micro-batches are profiled as one; what runs
     between the blocks is not. At its end the profile is printed as DeepSpeed's engine prints
-    it, and kept as ``profile``. A hook on the optimizer says when it steps, and is gone then.
+    it, and kept as ``profile``. A hook on the optimizer says when it steps, and is gone then;
+    ``close`` takes it away where no step follows.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class StepProfiler:
         due = self.config.enabled and self.steps_done + 1 == self.config.profile_step
         self._inside = True
         if self._hook is None:
-            self._hook = self._optimizer.register_step_post_hook(self._note_step)
+            self._hook = self._stepping().register_step_post_hook(self._note_step)
         try:
             if due:
                 self._begin()
@@ -89,6 +90,16 @@ class StepProfiler:
             self._profiler.pause_profile()  # what runs between micro-batches is not of the step
         if self._stepped:
             self._end()
+
+    def close(self) -> None:
+        """Drop a step that is under way, as when the loop ends in its midst."""
+        self._profiler.end_profile()
+        self._unhook()
+
+    def _stepping(self) -> Optimizer:
+        """The optimizer that steps: accelerate's holds it."""
+        held = getattr(self._optimizer, "optimizer", None)
+        return held if isinstance(held, Optimizer) else self._optimizer
 
     def _begin(self) -> None:
         if self._profiler.started:

@@ -278,3 +278,50 @@ def test_reversible_function_runs_its_module_again() -> None:
 
     found = work(train, Again.apply, rows(2, 5, grad=True), model=layer)
     assert found == {"": {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * ROW}}
+
+
+W = torch.ones(4, 4, requires_grad=True)
+PRODUCT = 2 * 4 * 4
+
+
+def without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        scale = x @ W
+    return torch.tanh(x) * scale
+
+
+def with_tensors_kept_elsewhere(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        hidden = torch.tanh(x @ W)
+    return torch.tanh(hidden)
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(torch.tanh(x @ W) @ W)
+
+
+def nested(x: torch.Tensor, *, reentrant: bool) -> torch.Tensor:
+    return torch.tanh(checkpoint(twice, torch.tanh(x @ W), use_reentrant=reentrant) @ W)
+
+
+@pytest.mark.parametrize(
+    ("function", "reentrant", "backward", "recompute"),
+    [
+        # The product has no gradients; it is run again.
+        (without_gradients, False, 0, PRODUCT),
+        (without_gradients, True, 0, PRODUCT),
+        (with_tensors_kept_elsewhere, False, 2 * PRODUCT, PRODUCT),
+        # Four products, each with two gradients. Run again: all four, as the outer function is,
+        # and the inner one's two once more.
+        (partial(nested, reentrant=False), False, 8 * PRODUCT, 6 * PRODUCT),
+        (partial(nested, reentrant=True), True, 8 * PRODUCT, 6 * PRODUCT),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_all_that_is_run_again_is_recomputation(
+    function: Any, reentrant: bool, backward: int, recompute: int
+) -> None:
+    x = torch.ones(2, 4, requires_grad=True)
+    profile = profile_of(lambda: checkpoint(function, x, use_reentrant=reentrant).sum().backward())
+    assert profile.total("backward").macs == backward
+    assert profile.total("recompute").macs == recompute

@@ -427,3 +427,15 @@ def test_what_runs_in_a_pause_is_not_counted() -> None:
     for change in (counter.pause, counter.resume):
         with pytest.raises(NotProfiledError):
             change()
+
+
+def test_a_model_that_is_gone_is_remembered() -> None:
+    def train() -> None:
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
+        model(rows(2, 3))
+
+    with FlopCounterMode(display=False) as counter:
+        train()
+    root = counter.profile.root
+    assert root.total_params == 3 * 5 + 5
+    assert [node.class_name for node in root.walk()] == ["Sequential", "Linear", "ReLU"]

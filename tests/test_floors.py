@@ -17,7 +17,7 @@ PACKAGE = Path(dispatch_flops.__file__).parent
 # Within a folder files may import each other.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("units", "errors", "plain"),
-    ("cost", "config", "stance", "subclasses", "no_data", "running", "devices"),
+    ("cost", "config", "stance", "subclasses", "no_data", "running", "devices", "parameters"),
     ("tree", "hardware", "registry", "targets", "tensors"),
     ("analysis", "efficiency", "names", "formulas", "callers"),
     ("places", "clock", "renderers"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import dispatch_flops
 from dispatch_flops import OpCost, Profile
 from dispatch_flops.tree import ModuleNode, OpTotal
@@ -31,6 +33,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_a_profile_is_read_and_rendered_without_torch() -> None:
     code = """
 import sys
+
+import pytest
 sys.modules["torch"] = None
 from dispatch_flops import Profile, diff
 from dispatch_flops.renderers import deepspeed
@@ -75,6 +79,8 @@ except DuplicateFormulaError:
 def test_counting_does_not_import_dynamo() -> None:
     code = """
 import sys
+
+import pytest
 import torch
 from dispatch_flops import FlopCounterMode
 with FlopCounterMode(display=False) as counter:
@@ -82,3 +88,12 @@ with FlopCounterMode(display=False) as counter:
 print(counter.get_total_macs(), "torch._dynamo" in sys.modules)
 """
     assert python(code) == f"{2 * 3 * 5} False"
+
+
+@pytest.mark.parametrize(
+    "entrance",
+    ["dispatch_flops.compile", "dispatch_flops.counter", "dispatch_flops.profiler"],
+)
+def test_every_way_in_knows_the_formulas(entrance: str) -> None:
+    code = f"import {entrance}; from dispatch_flops import registry; print(len(registry.rules()))"
+    assert int(python(code)) > 1000

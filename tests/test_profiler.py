@@ -354,3 +354,11 @@ def test_inputs_keep_their_class(device: str | None) -> None:
 def test_args_is_a_list(args: Any) -> None:
     with pytest.raises(TargetError, match="args is a .*list"):
         profile_model(Net(), args=args)
+
+
+def test_a_frozen_torchscript_model() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7)).eval()
+    frozen = torch.jit.freeze(torch.jit.script(model))
+    profile = profile_model(frozen, (2, 3))
+    assert profile.total().macs == 2 * (3 * 5 + 5 * 7)
+    assert not hasattr(frozen, "training")

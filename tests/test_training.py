@@ -182,6 +182,9 @@ def test_a_loop_that_ends_within_a_step_leaves_nothing_on() -> None:
     assert not is_anything_on()
     with pytest.raises(NotProfiledError, match="step 5 is not over yet; 4 are done"):
         profiler.profile  # noqa: B018
+    assert profiler._optimizer._optimizer_step_post_hooks
+    profiler.close()
+    assert not profiler._optimizer._optimizer_step_post_hooks
 
 
 def test_a_file_that_cannot_be_written_ends_no_training(
@@ -192,3 +195,23 @@ def test_a_file_that_cannot_be_written_ends_no_training(
     with pytest.warns(UserWarning, match="printed instead"):
         assert loop(config).steps_done == 4
     assert "Profile Summary" in capsys.readouterr().out
+
+
+def test_an_optimizer_that_holds_the_one_that_steps() -> None:
+    """As accelerate's does, which is an Optimizer without an Optimizer's own state."""
+
+    class Holding(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.optimizer.step()
+
+    model = nn.Linear(IN, OUT)
+    optimizer = Holding(torch.optim.SGD(model.parameters(), lr=0.1))
+    profiler = StepProfiler(model, optimizer, {"enabled": True, "output_file": "/dev/null"})
+    with profiler.step():
+        model(torch.ones(B, IN)).sum().backward()
+        optimizer.step()
+    assert profiler.profile.total("optimizer").flops == 2 * (IN * OUT + OUT)
+    assert not optimizer.optimizer._optimizer_step_post_hooks

@@ -12,7 +12,10 @@ from typing import Any, Literal, cast
 from torch import fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dispatch_flops import registry
+from dispatch_flops import (
+    formulas,  # noqa: F401  (fills the registry)
+    registry,
+)
 from dispatch_flops.compile.graph import GraphCost
 from dispatch_flops.compile.places import Places
 from dispatch_flops.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.ledger import elements_of
+from dispatch_flops.parameters import elements_of
 from dispatch_flops.profiler import FlopsProfiler
 
 _EXPERT_GROUP = "ep_size_"
