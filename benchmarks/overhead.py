@@ -112,6 +112,12 @@ def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
         with torch.no_grad():
             resnet(image)
 
+    images = torch.randn(8, 3, 224, 224)
+
+    def resnet_batch() -> None:
+        with torch.no_grad():
+            resnet(images)
+
     def linears_forward() -> None:
         with torch.no_grad():
             linears(a)
@@ -122,6 +128,7 @@ def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
         "BERT-base b1 s16 forward": (bert, bert_forward, 15),
         "BERT-base b1 s16 forward+backward": (bert, bert_step, 11),
         "ResNet-50 1 x 3 x 224^2 forward": (resnet, resnet_forward, 11),
+        "ResNet-50 8 x 3 x 224^2 forward": (resnet, resnet_batch, 11),
         "1,000 linears forward": (linears, linears_forward, 11),
     }
 

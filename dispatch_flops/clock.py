@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -256,3 +256,41 @@ def fit_to_whole(seconds: dict[str, float], root: str, whole: float) -> dict[str
         return seconds
     factor = whole / measured
     return {fqn: value * factor for fqn, value in seconds.items()}
+
+
+def medians(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each module's median over the passes in which it ran."""
+    taken: dict[str, list[float]] = {}
+    for seconds in passes:
+        for fqn, value in seconds.items():
+            taken.setdefault(fqn, []).append(value)
+    return {fqn: statistics.median(values) for fqn, values in taken.items()}
+
+
+def within_parents(seconds: Mapping[str, float], names: ModuleNames) -> dict[str, float]:
+    """Latencies of which no module's children have more than itself.
+
+    Medians of several passes are not of one and the same; where those of a module's children
+    exceed its own, they are scaled to fit in, and what is below them with them.
+    """
+    fitted = dict(seconds)
+    below: dict[str, list[str]] = {}
+    for fqn in seconds:
+        above = _nearest_above(fqn, fitted, names)
+        if above is not None:
+            below.setdefault(above, []).append(fqn)
+    for parent in sorted(below, key=lambda fqn: fqn.count(".") + bool(fqn)):  # parents first
+        together = sum(fitted[child] for child in below[parent])
+        if together > fitted[parent]:
+            for child in below[parent]:
+                fitted[child] *= fitted[parent] / together
+    return fitted
+
+
+def _nearest_above(fqn: str, measured: Mapping[str, float], names: ModuleNames) -> str | None:
+    """The nearest module above that was called itself, as a ModuleList is not."""
+    named = names.nodes.get(fqn)
+    while named is not None and (named := named.parent) is not None:
+        if named.fqn in measured:
+            return named.fqn
+    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from dispatch_flops.mode import CountingMode
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.opaque import OpaqueModules
 from dispatch_flops.registry import Causal, Conventions, Formula, Subclass
+from dispatch_flops.running import garbage_collection_later
 from dispatch_flops.stance import eager_stance
 from dispatch_flops.timed import EventPass, HostPass, timed_pass
 from dispatch_flops.tracker import Tracker
@@ -298,7 +298,8 @@ class _Session:
             self._tracker.leave_thread()
 
     def profile(self) -> Profile:
-        with _disable_current_modes(), _garbage_collection_later():
+        # A profile is many new objects, none of them garbage: looking for it would take longest.
+        with _disable_current_modes(), garbage_collection_later():
             if self._timed is not None:
                 self._timed.read()
             seen = Observed(
@@ -324,19 +325,6 @@ class _Session:
 
     def _is_on(self) -> bool:
         return any(mode is self._mode for mode in _get_current_dispatch_mode_stack())
-
-
-@contextmanager
-def _garbage_collection_later() -> Iterator[None]:
-    """A profile is many new objects, none of them garbage: looking for it would take longest."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _as_modules(mods: Any) -> tuple[nn.Module, ...]:

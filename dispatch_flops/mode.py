@@ -33,6 +33,7 @@ _TIMES_NUMBER = torch.ops.aten.mul.Scalar
 # torch finds the shape of a sum or product with a tangent that is all zero by these, on the meta
 # device, while the mode is on.
 _SHAPES_OF_ZEROS = frozenset(("prims.add.default", "prims.mul.default", "prims.div.default"))
+_SCALARS = frozenset((int, bool, float, type(None)))
 _LIMIT = 8192  # signatures kept before the books are folded
 
 METADATA = frozenset(
@@ -316,6 +317,10 @@ def _key(args: Any, kwargs: Any, used_params: set[int]) -> Any:
         elif cls is _Parameter:
             used_params.add(id(a))
             key += (a.shape, a.dtype, a.layout)
+        elif cls in _SCALARS:
+            key += (cls, a)
+        elif cls is list and a and a[0].__class__ is int:  # all are, as the schema says
+            key.append(tuple(a))
         else:
             key += (cls, _signature(a, used_params))
     if kwargs:

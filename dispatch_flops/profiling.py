@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
 
-from dispatch_flops.clock import LatencyPass, fit_to_whole, resolution_s, time_call
+from dispatch_flops.clock import (
+    LatencyPass,
+    fit_to_whole,
+    medians,
+    resolution_s,
+    time_call,
+    within_parents,
+)
 from dispatch_flops.counter import FlopCounterMode
 from dispatch_flops.devices import Devices, device_name
 from dispatch_flops.errors import ConfigError, TargetError
@@ -19,6 +25,7 @@ from dispatch_flops.registry import Causal, Formula, Subclass
 from dispatch_flops.running import (
     caller,
     evaluating,
+    garbage_collection_later,
     gradients_kept,
     is_compiled,
     make_inputs,
@@ -200,13 +207,17 @@ def _measure(
     passes = []
     for _ in range(repeats):
         names = ModuleNames([model])
-        with eager_stance(), LatencyPass(names, devices=devices) as clock:
+        # The hooks' own objects make garbage collection due that the model alone would not.
+        with (
+            eager_stance(),
+            garbage_collection_later(),
+            LatencyPass(names, devices=devices) as clock,
+        ):
             devices.synchronize()
             forward()
         passes.append(clock.seconds())
-    median = statistics.median_low([seconds.get("", 0.0) for seconds in passes])
-    seconds = next(p for p in passes if p.get("", 0.0) == median)
-    return fit_to_whole(seconds, "", whole), StepTiming(
+    seconds = within_parents(fit_to_whole(medians(passes), "", whole), names)
+    return seconds, StepTiming(
         forward_s=whole,
         backward_s=backward_s,
         spread_s=spread,

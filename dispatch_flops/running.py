@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -138,6 +139,19 @@ def random_state_kept(model: nn.Module) -> Iterator[None]:
     devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(devices)):
         yield
+
+
+@contextmanager
+def garbage_collection_later() -> Iterator[None]:
+    """Cyclic garbage is looked for afterwards: not in the midst of what is measured or built."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextmanager

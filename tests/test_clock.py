@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops.clock import Interval, LatencyPass, Unseen, fit_to_whole, net_seconds, time_call
+from dispatch_flops.clock import (
+    Interval,
+    LatencyPass,
+    Unseen,
+    fit_to_whole,
+    medians,
+    net_seconds,
+    time_call,
+    within_parents,
+)
 from dispatch_flops.names import ModuleNames
 
 
@@ -133,3 +142,30 @@ def test_one_run_has_no_spread() -> None:
 def test_fitting_keeps_shares() -> None:
     assert fit_to_whole({"": 2.0, "a": 1.0}, "", 3.0) == {"": 3.0, "a": 1.5}
     assert fit_to_whole({"a": 1.0}, "", 3.0) == {"a": 1.0}
+
+
+def test_medians_are_of_the_passes_in_which_a_module_ran() -> None:
+    assert medians([{"": 5.0, "a": 1.0}, {"": 1.0}, {"": 3.0, "a": 2.0}]) == {"": 3.0, "a": 1.5}
+
+
+def test_no_children_have_more_than_their_parent() -> None:
+    clock = Ticks()
+    leaf = lambda: Working(clock, 1.0)  # noqa: E731
+    model = Working(clock, 0.0, leaf(), Working(clock, 0.0, leaf(), leaf()))
+    names = ModuleNames([model])
+    seconds = {
+        "": 12.0,
+        "inner.0": 4.0,  # 4 and 12 are 16: 12/16 of each
+        "inner.1": 12.0,
+        "inner.1.inner.0": 9.0,  # 9 and 3 are 12, and their parent has 9
+        "inner.1.inner.1": 3.0,
+    }
+    assert within_parents(seconds, names) == {
+        "": 12.0,
+        "inner.0": 3.0,
+        "inner.1": 9.0,
+        "inner.1.inner.0": 9.0 * 9 / 12,
+        "inner.1.inner.1": 3.0 * 9 / 12,
+    }
+    fitting = {"": 16.0, "inner.0": 4.0, "inner.1": 12.0}
+    assert within_parents(fitting, names) == fitting
