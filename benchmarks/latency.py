@@ -2,8 +2,8 @@
 
     python benchmarks/latency.py [--peers]
 
-Truth: unprofiled runs just before each run of each way, as many in a row as that way takes (a
-first run finds colder caches than a third). For single modules: the median of their forward,
+Truth: unprofiled runs just before and after each run of each way, as many in a row as that way
+takes (a first run finds colder caches than a third). For single modules: the median of their forward,
 timed in the model while nothing else is. Beside ours, torch.profiler's and (``--peers``)
 DeepSpeed's. One thread.
 """
@@ -171,6 +171,7 @@ def main() -> int:
                     in_a_row = OWN_RUNS if way == "own pass" else 1
                     plain[way].append(statistics.median(plain_s(model, args, in_a_row)))
                     seconds[way].append(measure(model, args))
+                    plain[way].append(statistics.median(plain_s(model, args, in_a_row)))
             truth = statistics.median(plain["own pass"])
             rows.append(
                 [

@@ -14,22 +14,30 @@ from dispatch_flops.tree import Profile
 if TYPE_CHECKING:
     from dispatch_flops.analysis import Diff, diff
     from dispatch_flops.cost import OpCost, Phase, Share, Split
-    from dispatch_flops.counter import FlopCounterMode, UncountedWarning
+    from dispatch_flops.counter import FlopCounterMode
+    from dispatch_flops.errors import DispatchFlopsError, UncountedOpsError, UncountedWarning
+    from dispatch_flops.hardware import Machine
     from dispatch_flops.profiler import FlopsProfiler, get_model_profile
     from dispatch_flops.profiling import profile_model
     from dispatch_flops.registry import overridden, register_flops, unregister_flops
     from dispatch_flops.training import StepProfiler
+    from dispatch_flops.tree import ModuleNode, OpTotal
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "DispatchFlopsError": "errors",
     "FlopCounterMode": "counter",
     "FlopsProfiler": "profiler",
+    "Machine": "hardware",
+    "ModuleNode": "tree",
     "OpCost": "cost",
+    "OpTotal": "tree",
     "Share": "cost",
     "Split": "cost",
     "StepProfiler": "training",
-    "UncountedWarning": "counter",
+    "UncountedOpsError": "errors",
+    "UncountedWarning": "errors",
     "diff": "analysis",
     "get_model_profile": "profiler",
     "overridden": "registry",
@@ -39,13 +47,18 @@ _HOME = {
 }
 
 __all__ = [
+    "DispatchFlopsError",
     "FlopCounterMode",
     "FlopsProfiler",
+    "Machine",
+    "ModuleNode",
     "OpCost",
+    "OpTotal",
     "Profile",
     "Share",
     "Split",
     "StepProfiler",
+    "UncountedOpsError",
     "UncountedWarning",
     "diff",
     "get_model_profile",

@@ -24,6 +24,7 @@ from dispatch_flops.errors import (
     NotProfiledError,
     TargetError,
     UncountedOpsError,
+    UncountedWarning,
     WrongThreadError,
 )
 from dispatch_flops.ledger import Ledger, Observed
@@ -214,10 +215,6 @@ class FlopCounterMode:
         uncounted = self.profile.uncounted_ops()
         if self._strict and uncounted:
             raise UncountedOpsError(_describe(self.profile, uncounted))
-
-
-class UncountedWarning(UserWarning):
-    """Operators ran whose cost is not known: every total that holds them is a lower bound."""
 
 
 class _Session:

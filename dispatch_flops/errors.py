@@ -1,6 +1,8 @@
-"""Every error that this package raises on purpose.
+"""The package's own errors, and its warning.
 
-Each message names what was wrong and what to do about it.
+Each message names what was wrong and what to do about it. Where Python has a word for it, its own
+errors are raised: KeyError for a module that a profile does not hold, ImportError for an extra that
+is not installed, ValueError for text that is no number.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ class UnknownOperatorError(DispatchFlopsError):
 
 class UncountedOpsError(DispatchFlopsError):
     """``strict=True`` and at least one operator ran for which there is no cost."""
+
+
+class UncountedWarning(UserWarning):
+    """Operators ran whose cost is not known: every total that holds them is a lower bound."""
 
 
 class FormulaError(DispatchFlopsError):

@@ -1,6 +1,6 @@
 """Whose work is it: the module and the phase of the operator that runs now.
 
-Owns every hook of the package. Forward: a stack of modules per thread, kept by global forward
+Forward: a stack of modules per thread, kept by global forward
 hooks. Backward: when an operator of the forward pass reaches the mode, its autograd node has
 its sequence number already, so a timeline "from sequence number s on, module m was at work"
 says for every backward node which module made it. No tensor or gradient hook is needed, and
@@ -134,7 +134,9 @@ class Tracker:
     # -- where an operator belongs ------------------------------------------------------------
 
     def locate(self, thread: Thread, task: int) -> Place:
-        """The place of the operator that runs now, in graph task ``task`` (-1: none)."""
+        """The place, and with it the phase, of the operator that runs now, in graph task ``task``
+        (-1: none). In a module's forward ``enter_module`` has said it already.
+        """
         if task == NO_TASK:
             return self._locate_outside_backward(thread)
         frame = thread.stack[-1]

@@ -15,12 +15,12 @@ from torch.utils import flop_counter as theirs
 
 import dispatch_flops
 from dispatch_flops import FlopCounterMode, OpCost, Profile, Share, Split
-from dispatch_flops.counter import UncountedWarning
 from dispatch_flops.errors import (
     ConfigError,
     NotProfiledError,
     TargetError,
     UncountedOpsError,
+    UncountedWarning,
     UnknownOperatorError,
 )
 

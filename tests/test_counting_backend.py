@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dispatch_flops import Profile
 from dispatch_flops.compile import counting_backend
 from dispatch_flops.compile.backend import _counted
-from dispatch_flops.errors import TargetError
+from dispatch_flops.errors import ConfigError, TargetError
 
 # torch.compile's own, where a graph breaks
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -251,3 +251,9 @@ def _seconds(run: Any, inputs: list[Any]) -> float:
     begun = time.perf_counter()
     run(inputs)
     return time.perf_counter() - begun
+
+
+def test_a_peak_is_above_zero() -> None:
+    backend = counting_backend("aot_eager")
+    with pytest.raises(ConfigError, match="peak_flops_per_s=0"):
+        backend.step().mfu(0)

@@ -12,7 +12,7 @@ from support import profile_of
 from torch import nn
 
 from dispatch_flops import OpCost, Profile, register_flops, unregister_flops
-from dispatch_flops.counter import UncountedWarning
+from dispatch_flops.errors import UncountedWarning
 
 _NUMBERS = itertools.count()
 B, I, H, O = 3, 5, 7, 11  # noqa: E741

@@ -6,7 +6,9 @@ import pytest
 
 from dispatch_flops.cost import OpCost
 from dispatch_flops.efficiency import hfu, mfu, node_roofline, roofline
+from dispatch_flops.errors import TargetError
 from dispatch_flops.hardware import MACHINES, Machine, find
+from dispatch_flops.measure import measure
 from dispatch_flops.tree import ModuleNode, OpTotal, Profile
 
 MACHINE = Machine(name="test", flops_per_s={"float32": 100.0, "bfloat16": 400.0}, bytes_per_s=10.0)
@@ -36,6 +38,7 @@ def test_an_unknown_peak_gives_none_never_a_number() -> None:
     p = profile(op(flops=100), op(dtype="float16", flops=1))
     assert mfu(p, MACHINE, 1.0) is None
     assert mfu(p, None, 1.0) is None
+    assert mfu(profile(), None, 1.0) is None
     assert mfu(profile(op(flops=1)), MACHINE, None) is None
     assert mfu(profile(op(flops=1)), MACHINE, 0.0) is None
 
@@ -102,3 +105,18 @@ def test_every_machine_has_a_source_and_sane_figures() -> None:
         half = machine.flops_per_s["float16"]
         assert half >= machine.flops_per_s["float32"] > 1e12
         assert machine.peak("float8_e4m3fn") == machine.flops_per_s.get("float8")
+
+
+def test_the_peak_bounds_all_of_the_flops() -> None:
+    """0.5 s at the peak, of an operator that waits for memory for 10 s, and 1 s."""
+    ops = [op(flops=50, moved=100), op(flops=100)]
+    assert roofline(ops, MACHINE, seconds=1.4).exceeds_peak
+    assert not roofline(ops, MACHINE, seconds=1.6).exceeds_peak
+    assert roofline(ops, MACHINE).attainable_s == 10.0 + 1.0
+    no_bandwidth = Machine(name="test", flops_per_s={"float32": 100.0}, bytes_per_s=None)
+    assert roofline(ops, no_bandwidth, seconds=1.4).exceeds_peak
+
+
+def test_there_is_no_peak_of_meta() -> None:
+    with pytest.raises(TargetError, match="meta"):
+        measure("meta")

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from dispatch_flops import FlopCounterMode
+from dispatch_flops import FlopCounterMode, profile_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -77,3 +77,45 @@ def test_autocast_computes_in_bfloat16() -> None:
     ops = (op for node in counter.profile.nodes() for op in node.ops)
     dtypes = {op.dtype for op in ops if op.cost is not None and op.cost.macs}
     assert dtypes == {"bfloat16"}
+
+
+def test_one_pass_is_timed_by_events_on_the_device() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(torch.randn(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    profile = counter.profile
+    assert profile.scope.device == "cuda"
+    assert profile.timing.method is not None and "events on the device" in profile.timing.method
+    for op in profile.op_totals():
+        assert op.latency_s is not None and op.latency_s >= 0
+    for node in profile.root.walk():
+        own = sum(op.latency_s or 0.0 for op in node.ops if op.phase == "forward")
+        below = sum(child.latency_s or 0.0 for child in node.children)
+        assert node.latency_s == pytest.approx(own + below)
+    for seconds in (profile.timing.backward_s, profile.timing.step_s):
+        assert seconds is not None and seconds > 0
+
+
+def test_a_pass_of_its_own_is_timed_by_events() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).cuda()
+    x = torch.randn(8, 64, device="cuda")
+    profile = profile_model(model, args=[x], backward=True, repeats=3, operator_latency=True)
+    whole = profile.root.latency_s
+    assert whole is not None and whole > 0
+    assert sum(child.latency_s or 0.0 for child in profile.root.children) <= whole * (1 + 1e-9)
+
+
+def test_a_captured_graph_is_counted_once() -> None:
+    model = nn.Linear(64, 32).cuda()
+    x = torch.randn(8, 64, device="cuda")
+    with torch.no_grad():
+        model(x)  # libraries are set up outside the capture
+        graph = torch.cuda.CUDAGraph()
+        with FlopCounterMode(model, display=False, latency=True) as counter:
+            with torch.cuda.graph(graph):
+                model(x)
+            for _ in range(3):
+                graph.replay()
+    assert counter.profile.total().macs == 8 * 64 * 32

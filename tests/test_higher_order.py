@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from dispatch_flops import OpCost, register_flops, unregister_flops
-from dispatch_flops.counter import UncountedWarning
+from dispatch_flops.errors import UncountedWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 

@@ -26,8 +26,7 @@ from untouched import (
 )
 
 from dispatch_flops import FlopCounterMode
-from dispatch_flops.counter import UncountedWarning
-from dispatch_flops.errors import AlreadyActiveError, UncountedOpsError
+from dispatch_flops.errors import AlreadyActiveError, UncountedOpsError, UncountedWarning
 
 aten = torch.ops.aten
 Exit = tuple[Callable[[], Tail], dict[str, Any], type[BaseException] | None]

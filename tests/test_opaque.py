@@ -12,7 +12,7 @@ from untouched import process_state
 
 import dispatch_flops
 from dispatch_flops import OpCost
-from dispatch_flops.counter import UncountedWarning
+from dispatch_flops.errors import UncountedWarning
 
 
 class Block(nn.Module):

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from dispatch_flops import FlopsProfiler, get_model_profile, profile_model
-from dispatch_flops.errors import NotProfiledError, TargetError
+from dispatch_flops.errors import DispatchFlopsError, NotProfiledError, TargetError
+from dispatch_flops.renderers.headline import measured_seconds
 
 
 class Net(nn.Module):
@@ -362,3 +364,74 @@ def test_a_frozen_torchscript_model() -> None:
     profile = profile_model(frozen, (2, 3))
     assert profile.total().macs == 2 * (3 * 5 + 5 * 7)
     assert not hasattr(frozen, "training")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"repeats": 0}, "repeats=0: pass an int of at least 1"),
+        ({"warm_up": -1}, "warm_up=-1: pass an int of at least 0"),
+        ({"causal": "quarter"}, "causal='quarter'"),
+        ({"device": "cuda"}, "device='cuda': only"),
+        ({"mode": None}, "mode=None"),
+        ({"kwargs": [1]}, "kwargs is a list"),
+        ({"ignore_modules": ["Linear"]}, "such as nn.Linear"),
+        ({"ignore_modules": "Linear"}, "such as nn.Linear"),
+        ({"ignore_modules": [nn.Linear(2, 2)]}, "such as nn.Linear"),
+        ({"input_shape": (True, 5)}, "tuple of ints"),
+        ({"input_shape": (2, 5.0)}, "tuple of ints"),
+        ({"input_shape": 5}, "tuple of ints"),
+        ({"custom_mapping": [1]}, "a list is no mapping"),
+    ],
+)
+def test_options_that_cannot_be_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DispatchFlopsError, match=words):
+        profile_model(Net(), **{"input_shape": (B, 5), **options})
+
+
+def test_options_of_the_counter_are_taken() -> None:
+    counted = get_model_profile(
+        Net(), (B, 5), print_profile=False, as_string=False,
+        custom_mapping={torch.ops.aten.addmm: lambda *a, out, **k: 1000},
+    )  # fmt: skip
+    assert counted[0] == 2 * 1000 + B * 3
+    with pytest.raises(TypeError, match="no_such"):
+        get_model_profile(Net(), (B, 5), no_such=1)
+
+    class Routed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x if x.sum() > 0 else x
+
+    profile = profile_model(Routed(), (B, 5), device="meta", meta_value=1)
+    assert profile.by_operator()["aten.add.Tensor"].calls == 1
+
+
+@pytest.mark.parametrize("ignored", [nn.Linear, [nn.Linear], (nn.Linear,)])
+def test_a_class_to_leave_out_may_stand_alone(ignored: Any) -> None:
+    assert profile_model(Net(), (B, 5), ignore_modules=ignored).total().macs == 0
+
+
+def test_a_device_and_sizes_of_other_kinds() -> None:
+    assert profile_model(Net(), (B, 5), device=torch.device("meta")).total().macs == MACS
+    assert profile_model(Net(), np.array([B, 5])).total().macs == MACS
+
+
+def test_a_model_of_complex_numbers() -> None:
+    model = nn.Linear(5, 7, dtype=torch.complex64)
+    assert profile_model(model, (B, 5)).total().macs == 4 * B * 5 * 7
+
+
+def test_the_scope_is_amended_when_the_profile_is_done() -> None:
+    profiler = FlopsProfiler(Net())
+    profiler.start_profile()
+    with pytest.raises(NotProfiledError, match="stop_profile"):
+        profiler.amend_scope(batch_size=B)
+    profiler.stop_profile()
+    profiler.amend_scope(batch_size=B)
+    assert profiler.profile.scope.batch_size == B
+
+
+def test_a_model_of_which_no_operator_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    get_model_profile(nn.Identity(), (B, 5))
+    assert "Nothing has run" not in capsys.readouterr().out
+    assert measured_seconds(profile_model(nn.Identity(), (B, 5)))[1] == "forward"

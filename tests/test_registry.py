@@ -178,3 +178,14 @@ def test_of_a_list_with_a_duplicate_nothing_is_registered() -> None:
     with pytest.raises(DuplicateFormulaError):
         register_flops([ONE, aten.mm])(costs(1))
     assert lookup(ONE.default) is None
+
+
+def test_a_decorator_without_its_operator_is_refused() -> None:
+    with pytest.raises(UnknownOperatorError):
+
+        @register_flops
+        def formula(x: Tensor, *, out: Tensor, **_: Any) -> int:
+            return 0
+
+    with pytest.raises(UnknownOperatorError):
+        register_flops(5)

@@ -119,6 +119,8 @@ def test_defaults_are_deepspeeds() -> None:
         ({"enabled": True, "profile_step": True}, "profile_step must be int"),
         ({"enabled": True, "profile_step": 0}, "profile_step must be at least 1"),
         ({"enabled": True, "output_file": 3}, "output_file must be str or null"),
+        ({"recompute_fwd_factor": float("nan")}, "recompute_fwd_factor must be at least 0"),
+        ({"recompute_fwd_factor": float("inf")}, "recompute_fwd_factor must be at least 0"),
         ({"flops_profiler": []}, "must be an object"),
         ({"train_batch_size": 8}, "no section"),
         (3, "not int"),
@@ -215,3 +217,10 @@ def test_an_optimizer_that_holds_the_one_that_steps() -> None:
         optimizer.step()
     assert profiler.profile.total("optimizer").flops == 2 * (IN * OUT + OUT)
     assert not optimizer.optimizer._optimizer_step_post_hooks
+
+
+def test_a_block_works_on_no_less_than_nothing() -> None:
+    model = nn.Linear(IN, OUT)
+    profiler = StepProfiler(model, torch.optim.SGD(model.parameters()), {"enabled": True})
+    with pytest.raises(ConfigError, match="samples=-1"), profiler.step(samples=-1):
+        pass

@@ -134,3 +134,25 @@ def test_text_is_near_the_number(count: int) -> None:
     power = {"": 0, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}[prefix]
     assert abs(float(digits) * 10**power - count) <= 0.0051 * 10**power
     assert float(digits) < 1000
+
+
+def test_a_small_change_is_not_none() -> None:
+    assert units.change_text(1_000_000, 999_990) == "-<0.01%"
+    assert units.change_text(999_990, 1_000_000) == "+<0.01%"
+    assert units.change_text(200, 150) == "-25%"
+    assert units.number_text(0.0047) == "<0.01"
+    assert units.number_text(0.0) == "0"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1.09 KB", 1090), ("1.5GB", 1_500_000_000), ("64 bytes", 64), ("7B", 7 * 10**9)],
+)
+def test_bytes_are_read_as_they_are_written(text: str, count: int) -> None:
+    assert units.parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["1e3000", "9" * 50, "1e-3", "-5"])
+def test_sizes_beyond_reason_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="is no"):
+        units.parse_count(text)

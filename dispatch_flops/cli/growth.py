@@ -1,93 +1,66 @@
-"""``sweep --plot``: FLOPs over one size, a curve for each combination of the others."""
+"""How a count grows with a size: the k of count ~ size^k, from a grid of runs."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
 
-from dispatch_flops.cli.output import write
-from dispatch_flops.errors import ConfigError, TargetError
-from dispatch_flops.renderers import plots
-
-Sizes = Mapping[str, Any]
-
-_FORMATS = ("png", "svg", "pdf")
-_MOST_CURVES = 12  # that a legend holds
-
-
-def add_plot_option(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        help="draw FLOPs over the size that has most values: .png, .svg or .pdf (extra: plots)",
-    )
+Point = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A plot to come, known to be possible before anything is profiled.
+class Exponent:
+    """The growth of a count with one size, the others held.
 
-    axis: the size along x. curves: per point of the sweep, the name of the curve it is on.
+    overall: least-squares slope in logarithms over all sizes. last: between the two largest,
+    which is nearer to what the count tends to.
     """
 
-    path: Path
-    axis: str
-    xs: tuple[float, ...]
-    curves: tuple[str, ...]
+    name: str
+    smallest: float
+    largest: float
+    overall: float
+    last: float
 
-    @classmethod
-    def of(cls, grid: Sequence[Sizes], path: str) -> Figure:
-        """The figure of a full grid; raises TargetError where none can be drawn."""
-        if Path(path).suffix.lower()[1:] not in _FORMATS:
-            raise TargetError(f"--plot {path}: the name ends with .{', .'.join(_FORMATS)}")
-        _require_matplotlib()
-        values = {name: {sizes[name] for sizes in grid} for name in numeric(grid)}
-        axis = max(values, key=lambda name: len(values[name]), default="")
-        if len(values.get(axis, ())) < 2 or min(values[axis]) <= 0:
-            raise TargetError("--plot needs a size of two or more positive values")
-        curves = [sizes_text({k: v for k, v in s.items() if k != axis}) or "FLOPs" for s in grid]
-        if len(set(curves)) > _MOST_CURVES:
-            raise TargetError(f"--plot: {len(set(curves))} curves are too many to tell apart")
-        xs = tuple(sizes[axis] for sizes in grid)
-        return cls(path=Path(path), axis=axis, xs=xs, curves=tuple(curves))
 
-    def write(self, flops: Sequence[int], *, lower_bound: bool) -> None:
-        """Draw and write the file; flops: of each point of the grid."""
-        points = sorted(zip(self.curves, self.xs, flops, strict=True), key=lambda point: point[1])
-        counts = {
-            curve: [count for name, _, count in points if name == curve]
-            for curve in dict.fromkeys(self.curves)
-        }
-        format = cast(plots.Format, self.path.suffix.lower()[1:])
-        label = "≥ FLOPs" if lower_bound else "FLOPs"
-        xs = sorted(set(self.xs))
-        try:
-            content = plots.scaling(
-                xs, counts, size_name=self.axis, count_name=label, format=format
+def exponents(points: Sequence[Point], counts: Sequence[float]) -> list[Exponent]:
+    """One exponent per size that varies over positive values; counts must be positive.
+
+    points: the full grid of all sizes, so that what the others contribute averages out
+    alike at each value of the one.
+    """
+    if not points or min(counts) <= 0:
+        return []
+    found = []
+    for name in points[0]:
+        means = _mean_logs(name, points, counts)
+        if len(means) > 1 and min(means) > 0:
+            sizes = sorted(means)
+            found.append(
+                Exponent(
+                    name=name,
+                    smallest=sizes[0],
+                    largest=sizes[-1],
+                    overall=_slope(means),
+                    last=_slope({size: means[size] for size in sizes[-2:]}),
+                )
             )
-        except ConfigError as error:
-            raise TargetError(f"--plot: {error}") from None
-        write(self.path, content)
+    return found
 
 
-def numeric(grid: Sequence[Sizes]) -> list[str]:
-    """The sizes that are numbers throughout."""
-    return [name for name in grid[0] if all(_is_number(sizes[name]) for sizes in grid)]
+def _mean_logs(name: str, points: Sequence[Point], counts: Sequence[float]) -> dict[float, float]:
+    """``{size: mean of log count}`` over all points of that size."""
+    logs: dict[float, list[float]] = {}
+    for point, count in zip(points, counts, strict=True):
+        logs.setdefault(point[name], []).append(math.log(count))
+    return {size: sum(values) / len(values) for size, values in logs.items()}
 
 
-def sizes_text(sizes: Sizes) -> str:
-    return " ".join(f"{name}={value}" for name, value in sizes.items())
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _require_matplotlib() -> None:
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise TargetError("--plot needs matplotlib: pip install 'dispatch-flops[plots]'") from None
+def _slope(means: Mapping[float, float]) -> float:
+    """Least squares of log count against log size."""
+    xs = [math.log(size) for size in means]
+    ys = list(means.values())
+    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
+    covariance = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True))
+    return covariance / sum((x - x_mean) ** 2 for x in xs)

@@ -22,8 +22,8 @@ from dispatch_flops.cli.arguments import (
     plain_value,
 )
 from dispatch_flops.cli.formats import View, choose
-from dispatch_flops.cli.growth import add_plot_option
 from dispatch_flops.cli.output import OK, emit, progress
+from dispatch_flops.cli.sweep_plot import add_plot_option
 from dispatch_flops.efficiency import roofline
 from dispatch_flops.errors import DispatchFlopsError, TargetError
 from dispatch_flops.hardware import MACHINES, Machine, find

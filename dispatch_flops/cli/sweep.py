@@ -20,10 +20,10 @@ from dispatch_flops.cli.arguments import (
     assignments,
     plain_value,
 )
-from dispatch_flops.cli.growth import Figure, add_plot_option, numeric, sizes_text
+from dispatch_flops.cli.growth import Exponent, exponents
 from dispatch_flops.cli.output import OK, emit, progress_bar
 from dispatch_flops.cli.profiling import measure
-from dispatch_flops.cli.scaling import Exponent, exponents
+from dispatch_flops.cli.sweep_plot import Figure, add_plot_option, numeric, sizes_text
 from dispatch_flops.errors import TargetError
 from dispatch_flops.renderers.text import Style, at_least, code, table
 from dispatch_flops.tree import Profile

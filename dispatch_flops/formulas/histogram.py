@@ -1,4 +1,4 @@
-"""The bin edges of multi-dimensional histograms; filling the bins is in scatter.py."""
+"""Histograms: where the edges of bins are, and which bin each number belongs to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._arithmetic import cost_of
 from dispatch_flops.formulas._ops import packets
+from dispatch_flops.formulas.sorting import log2_ceil
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import flops
+from dispatch_flops.tensors import flops, is_inexact
 
 Tensor = torch.Tensor
 
@@ -34,3 +35,42 @@ def bin_edges(
     extrema = 2 * (self.numel() - columns) if range is None and self.numel() else 0
     spaced = sum(cost_of(torch.ops.aten.linspace, out=edges).flops for edges in out)
     return flops(extrema + spaced)
+
+
+@register_flops(packets("bincount"))
+def bincount(self: Tensor, weights: Tensor | None = None, *_: Any, out: Tensor, **__: Any) -> int:
+    """Weights are added up: n. Without them integers are."""
+    return self.numel() if weights is not None and is_inexact(weights) else 0
+
+
+@register_flops(packets("histc"))
+def histc(
+    self: Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, out: Tensor, **_: Any
+) -> int:
+    """Each number: within the range 2 comparisons, its bin (x - min)·bins/width 3, a sum: 6·n.
+
+    Equal bounds stand for the smallest and the largest number: 2·(n-1) more.
+    Source: aten/src/ATen/native/cpu/HistogramKernel.cpp.
+    """
+    n = self.numel()
+    bounds = 2 * (n - 1) if n and min == max else 0
+    return (6 * n + bounds) if is_inexact(self, out) else 0
+
+
+@register_flops(packets("histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"))
+def histogram(self: Tensor, bins: Any = 100, *_: Any, out: Any, **__: Any) -> int:
+    """Each coordinate finds its bin, each point adds 1 or its weight.
+
+    Edges given: 2 comparisons for the range and a binary search ⌈log2(edges + 1)⌉. A number
+    of bins: 2 comparisons, (x - min)·bins/width 3, and 2 comparisons with the edges found.
+    Source: aten/src/ATen/native/cpu/HistogramKernel.cpp.
+    """
+    coordinates = self.numel()
+    axes = self.shape[-1] if isinstance(bins, (list, tuple)) else 1
+    given = list(bins) if isinstance(bins, (list, tuple)) else [bins]
+    points = coordinates // axes if axes else 0
+    searches = sum(
+        2 + log2_ceil(edges.numel() + 1) if isinstance(edges, torch.Tensor) else 7
+        for edges in given
+    )
+    return points * (searches + 1) if is_inexact(self) else 0

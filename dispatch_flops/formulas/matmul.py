@@ -1,6 +1,6 @@
 """Matrix products, dense and stored sparsely.
 
-Letters: M rows, K contracted, N columns, B batch, T tokens (all leading dimensions), G groups.
+Letters: M rows, K contracted, N columns, B batch.
 A product costs one MAC per output element and contracted element; what is added or scaled
 afterwards costs FLOPs only.
 """

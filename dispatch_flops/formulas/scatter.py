@@ -1,4 +1,4 @@
-"""Gathering, scattering, embeddings and histograms.
+"""Gathering, scattering, embeddings and segments.
 
 Picking elements out moves data and computes nothing; it reads only what it picks. Adding
 elements in (accumulating) is one operation per element that is added. In-place forms touch
@@ -15,7 +15,6 @@ import torch
 from dispatch_flops.cost import OpCost, contraction
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.pointwise import per_element
-from dispatch_flops.formulas.sorting import log2_ceil
 from dispatch_flops.registry import free, register_flops
 from dispatch_flops.tensors import is_inexact, nbytes
 
@@ -332,7 +331,7 @@ def embedding_bag_per_sample_weights_backward(
     return contraction(indices.numel() * weight.shape[1])
 
 
-# Segments and histograms -----------------------------------------------------------------
+# Segments --------------------------------------------------------------------------------
 
 
 @register_flops(packets("segment_reduce"))
@@ -351,42 +350,3 @@ def segment_reduce_backward(
     Source: aten/src/ATen/native/SegmentReduce.cpp.
     """
     return data.numel() * {"sum": 0, "mean": 1, "prod": 2}.get(reduce, 2)
-
-
-@register_flops(packets("bincount"))
-def bincount(self: Tensor, weights: Tensor | None = None, *_: Any, out: Tensor, **__: Any) -> int:
-    """Weights are added up: n. Without them integers are."""
-    return self.numel() if weights is not None and is_inexact(weights) else 0
-
-
-@register_flops(packets("histc"))
-def histc(
-    self: Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, out: Tensor, **_: Any
-) -> int:
-    """Each number: within the range 2 comparisons, its bin (x - min)·bins/width 3, a sum: 6·n.
-
-    Equal bounds stand for the smallest and the largest number: 2·(n-1) more.
-    Source: aten/src/ATen/native/cpu/HistogramKernel.cpp.
-    """
-    n = self.numel()
-    bounds = 2 * (n - 1) if n and min == max else 0
-    return (6 * n + bounds) if is_inexact(self, out) else 0
-
-
-@register_flops(packets("histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"))
-def histogram(self: Tensor, bins: Any = 100, *_: Any, out: Any, **__: Any) -> int:
-    """Each coordinate finds its bin, each point adds 1 or its weight.
-
-    Edges given: 2 comparisons for the range and a binary search ⌈log2(edges + 1)⌉. A number
-    of bins: 2 comparisons, (x - min)·bins/width 3, and 2 comparisons with the edges found.
-    Source: aten/src/ATen/native/cpu/HistogramKernel.cpp.
-    """
-    coordinates = self.numel()
-    axes = self.shape[-1] if isinstance(bins, (list, tuple)) else 1
-    given = list(bins) if isinstance(bins, (list, tuple)) else [bins]
-    points = coordinates // axes if axes else 0
-    searches = sum(
-        2 + log2_ceil(edges.numel() + 1) if isinstance(edges, torch.Tensor) else 7
-        for edges in given
-    )
-    return points * (searches + 1) if is_inexact(self) else 0

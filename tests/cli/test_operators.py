@@ -33,6 +33,9 @@ class TestOps:
     def test_nothing_fits(self, run: Run) -> None:
         refused(run("ops", "--filter", "nothing_like_it"), "no operator fits")
 
+    def test_coverage_is_no_csv(self, run: Run) -> None:
+        refused(run("ops", "--coverage", "--format", "csv"), "table or markdown")
+
     def test_coverage(self, run: Run) -> None:
         found, everything = coverage()
         assert "aten.mm.default" in found["formula"]

@@ -154,10 +154,31 @@ class TestProfile:
             (("net.py:make", "--repeats", "0"), "no whole number of at least 1"),
             (("net.py:make", "--dep", "1"), "unrecognized arguments"),
             (("net.py:make", "--output", "net.py/x"), "cannot write 'net.py/x'"),
+            (("net.py:make", "--output", " "), "--output is empty"),
+            (("net.py:make", "--set", "a=1", "a=2"), "--set a: given twice, as 1 and as 2"),
         ],
     )
     def test_mistakes(self, run: Run, arguments: tuple[str, ...], words: str) -> None:
         refused(run("profile", *arguments), words)
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "import sys\ndef make(): ...\nsys.exit(0)\n",
+            "import sys\ndef make(): sys.exit(0)\n",
+            "import sys\nfrom torch import nn\nclass make(nn.Module):\n"
+            "    def forward(self): sys.exit(0)\n",
+        ],
+        ids=["on import", "in the factory", "in forward"],
+    )
+    def test_a_program_that_ends_the_process_is_no_success(self, run: Run, code: str) -> None:
+        Path("ends.py").write_text(code)
+        refused(run("profile", "ends.py:make"), "SystemExit: 0")
+
+    def test_the_page_knows_the_machine(self, run: Run) -> None:
+        arguments = ("--machine", "NVIDIA H200", "--device", "meta", "--output", "page.html")
+        assert run("profile", "net.py:make", *arguments).code == 0
+        assert MACHINES["NVIDIA H200"].source in Path("page.html").read_text(encoding="utf-8")
 
     def test_token_ids_given_as_numbers(self, run: Run) -> None:
         Path("ids.py").write_text("from torch import nn\ndef make(): return nn.Embedding(11, 3)\n")

@@ -12,6 +12,7 @@ import pytest
 from cli.helpers import Run, Save, macs, refused
 from dispatch_flops import Profile
 from dispatch_flops.cli import formats
+from dispatch_flops.hardware import MACHINES
 
 
 class TestShow:
@@ -72,6 +73,14 @@ class TestReport:
         saved("p.json", "net.py:make")
         assert run("report", "p.json", "out/r.html").code == 0
         assert Path("out/r.html").read_text() == f"<p>{macs()}</p>\n"
+
+    def test_the_machine_is_named(self, run: Run, saved: Save) -> None:
+        saved("p.json", "net.py:make")
+        named = ("--machine", "NVIDIA H200")
+        for arguments in (("report", "p.json", "r.html"), ("show", "p.json", "--output", "r.html")):
+            assert run(*arguments, *named).code == 0
+            assert MACHINES["NVIDIA H200"].source in Path("r.html").read_text(encoding="utf-8")
+        refused(run("report", "p.json", "r.html", "--machine", "abacus"), "'abacus' is none of")
 
     def test_it_is_not_offered_where_there_is_none(
         self, run: Run, monkeypatch: pytest.MonkeyPatch

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from cli.helpers import Run, macs, params, refused
-from dispatch_flops.cli.growth import Figure
+from dispatch_flops.cli.growth import exponents
 from dispatch_flops.cli.output import progress_bar
-from dispatch_flops.cli.scaling import exponents
 from dispatch_flops.cli.sweep import points, values
+from dispatch_flops.cli.sweep_plot import Figure
 from dispatch_flops.errors import TargetError
 
 

@@ -1,6 +1,6 @@
 """The graph transformer in full size: 7,170 nodes, 10 of 11 layers run, 32 heads of 256.
 
-    python benchmarks/seed_graph.py
+    python benchmarks/graph_transformer.py
 
 Needs torch_geometric and about 4 GB of memory; most of the time is 412 G multiply-accumulates.
 Exits with 1 where a count differs from its closed form.

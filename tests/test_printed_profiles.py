@@ -163,7 +163,7 @@ class TestMixtureOfExperts:
 
 
 class TestGraphTransformer:
-    """Attention along edges; benchmarks/seed_graph.py runs it in full size."""
+    """Attention along edges; benchmarks/graph_transformer.py runs it in full size."""
 
     SMALL = GraphShape(features=9, width=16, heads=3, layers=4, nodes=37, edges=101, rows=11)
 
