@@ -3,8 +3,8 @@
     python benchmarks/latency.py [--peers]
 
 Truth: unprofiled runs just before and after each run of each way, as many in a row as that way
-takes (a first run finds colder caches than a third). For single modules: the median of their forward,
-timed in the model while nothing else is. Beside ours, torch.profiler's and (``--peers``)
+takes (a first run finds colder caches than a third). For single modules: the median of their
+forward, timed in the model while nothing else is. Beside ours, torch.profiler's and (``--peers``)
 DeepSpeed's. One thread.
 """
 
