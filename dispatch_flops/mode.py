@@ -81,7 +81,6 @@ class CountingMode(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
-    times_operators = False
 
     def __init__(
         self,
@@ -91,6 +90,7 @@ class CountingMode(TorchDispatchMode):
         on_full: Callable[[], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.times_operators = False  # of the instance: asked at every operator, and found sooner
         self._tracker = tracker
         self._local = tracker.local
         self._conventions = conventions
@@ -142,8 +142,6 @@ class CountingMode(TorchDispatchMode):
                     key: Any = (a.shape, a.dtype, a.layout, b.shape, b.dtype, b.layout)
                 else:
                     key = _key(args, kwargs, thread.noting)
-                if plan.reads_data:  # what it read and wrote hangs on how large its result is
-                    key = (key, _signature(out, thread.noting))
                 entry = plan.cache[key]
             except KeyError:
                 entry = self._price(plan, key, args, kwargs or {}, out)
@@ -292,6 +290,12 @@ class CountingMode(TorchDispatchMode):
     def _price(self, plan: Plan, key: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Entry:
         rule = plan.rule
         assert rule is not None
+        if plan.reads_data and key is not None:
+            # What it read and wrote hangs on how large its result is: such a key is never asked
+            # for without that, so that every call comes here.
+            key = (key, _signature(out, set()))
+            if key in plan.cache:
+                return plan.cache[key]
         entry = price(plan.name, plan.func, rule, args, kwargs, out, self._conventions)
         if self._signatures >= _LIMIT and not self.higher_order.aside:
             self._forget_signatures()

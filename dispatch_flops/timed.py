@@ -127,10 +127,9 @@ class _Call(threading.local):
 class _TimedMode(CountingMode):
     """A mode in which every operator that runs leaves in ``_call`` what was measured."""
 
-    times_operators = True
-
     def __init__(self, tracker: Tracker, **options: Any) -> None:
         super().__init__(tracker, **options)
+        self.times_operators = True
         self._call = _Call()
 
     def _decide(self, func: Any) -> Plan:
