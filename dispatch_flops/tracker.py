@@ -153,7 +153,7 @@ class Tracker:
         fqn = self._maker_of(node, thread, task)
         if fqn is UNATTRIBUTED:
             fqn = self._maker_by_parameters(node)
-        rerun = rerun_by_checkpoint()
+        rerun = self._rerun(node)
         if rerun is not None:
             fqn, phase = self._caller_of(rerun, fqn, task), "recompute"
         if _grad_enabled():
@@ -226,6 +226,16 @@ class Tracker:
             thread.current = None if frame.step else frame.place
         quiet = frame.step or (frame.place is None and thread.after_backward)
         thread.noting = thread.unnoted if quiet else thread.used_params
+
+    def _rerun(self, node: Any) -> FrameType | None:
+        """As ``rerun_by_checkpoint``; its walk is spared where nothing can be run again.
+
+        While a function is, torch.utils.checkpoint has hooks on saved tensors, or its own node is
+        at work.
+        """
+        if node.__class__.__name__ == "CheckpointFunctionBackward" or _saved_tensors_hooks(True):
+            return rerun_by_checkpoint()
+        return None
 
     def _caller_of(self, rerun: FrameType, maker: str, task: int) -> str:
         """Who called the function that ``torch.utils.checkpoint`` runs again in that frame.
