@@ -160,16 +160,20 @@ def main() -> int:
     peers = parser.parse_args().peers
     torch.set_num_threads(1)
     rows, whole = [], []
-    for name, (model, run, repeats) in workloads().items():
-        contexts = variants(model)
-        seconds = steady(run, contexts, repeats)
+    programs = workloads()
+    for name, (model, run, repeats) in programs.items():
+        seconds = steady(run, variants(model), repeats)
         over_floor = f"{seconds['dispatch_flops'] / seconds['floor']:.2f}"
         rows.append([name, f"{seconds['plain'] * 1e3:.2f} ms", *_ratios(seconds), over_floor])
-        if model is not None:
-            if peers:
-                contexts["deepspeed"] = lambda model=model: deepspeed_profiler(model)
-            whole.append([name, *_ratios(one_shot(run, contexts, max(repeats // 2, 3)))])
-        print(f"{name}: done", file=sys.stderr)
+        print(f"{name}: steady", file=sys.stderr)
+    for name, (model, run, repeats) in programs.items():  # after what DeepSpeed's import might move
+        if model is None:
+            continue
+        contexts = variants(model)
+        if peers:
+            contexts["deepspeed"] = lambda model=model: deepspeed_profiler(model)
+        whole.append([name, *_ratios(one_shot(run, contexts, max(repeats // 2, 3)))])
+        print(f"{name}: one shot", file=sys.stderr)
     print(tabulate(rows, ["steady", "plain", "floor", "dispatch_flops", "torch", "ours / floor"]))
     print()
     print(tabulate(whole, ["one shot", "floor", "dispatch_flops", "torch", "deepspeed"]))
