@@ -129,7 +129,7 @@ def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
         "10,000 adds 8x8": (None, adds, 7),
         "10,000 matmuls 8x8": (None, products, 7),
         "BERT-base b1 s16 forward": (bert, bert_forward, 15),
-        "BERT-base b1 s16 forward+backward": (bert, bert_step, 11),
+        "BERT-base b1 s16 forward+backward": (bert, bert_step, 31),
         "ResNet-50 1 x 3 x 224^2 forward": (resnet, resnet_forward, 11),
         "ResNet-50 8 x 3 x 224^2 forward": (resnet, resnet_batch, 11),
         "1,000 linears forward": (linears, linears_forward, 11),
