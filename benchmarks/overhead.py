@@ -1,6 +1,6 @@
 """What counting costs: ratios to the bare program, all variants interleaved in one process.
 
-    python benchmarks/overhead.py [--peers]
+    python benchmarks/overhead.py [--peers] [--only TEXT]
 
 One thread, medians. ``floor`` is a dispatch mode that only calls ``func._op(...)``: the least
 that any tool of this kind can take. With ``--peers``, DeepSpeed's profiler (extra ``peers``).
@@ -157,10 +157,12 @@ def deepspeed_profiler(model: nn.Module) -> Any:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", action="store_true", help="measure DeepSpeed's profiler too")
-    peers = parser.parse_args().peers
+    parser.add_argument("--only", default="", metavar="TEXT", help="programs whose name holds it")
+    given = parser.parse_args()
+    peers = given.peers
     torch.set_num_threads(1)
     rows, whole = [], []
-    programs = workloads()
+    programs = {name: program for name, program in workloads().items() if given.only in name}
     for name, (model, run, repeats) in programs.items():
         seconds = steady(run, variants(model), repeats)
         over_floor = f"{seconds['dispatch_flops'] / seconds['floor']:.2f}"
