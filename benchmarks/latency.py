@@ -24,8 +24,8 @@ from dispatch_flops import FlopCounterMode, profile_model
 from dispatch_flops.analysis import below_resolution, latency_of
 from dispatch_flops.demo import bert_base
 
-REPEATS = 9
 ROUNDS = 15
+LEAF_ROUNDS = 5
 OWN_RUNS = 3
 LEAVES = 25  # of a model whose errors are looked at
 
@@ -96,26 +96,33 @@ def deepspeed_s(model: nn.Module, args: list[torch.Tensor]) -> float:
 def leaf_errors(model: nn.Module, args: list[torch.Tensor]) -> tuple[list[float], int]:
     """Relative errors of some leaf modules' latencies, and how many others are marked ``~``.
 
-    Truth is the leaf's own forward, timed within the model while nothing else is.
+    Truth is the leaf's own forward, timed within the model while nothing else is; by turns with
+    the profiles, so that both see the machine as it is at the time.
     """
-    profile = profile_model(model, args=args, repeats=REPEATS)
-    names = dict(model.named_modules())
+    profile = profile_model(model, args=args)
+    short = below_resolution(profile.root, profile.timing)
     leaves = [
-        node
+        node.fqn
         for node in profile.root.walk()
         if not node.children and node.calls == 1 and node.latency_s is not None
     ]
-    known = [n for n in leaves if not below_resolution(n, profile.timing.resolution_s)]
+    known = [fqn for fqn in leaves if fqn not in short]
     sample = known[:: max(len(known) // LEAVES, 1)]
-    errors = []
-    for node in sample:
-        alone = forward_s(model, args, names[node.fqn])
-        errors.append(abs((node.latency_s or 0.0) - alone) / alone)
+    modules = dict(model.named_modules())
+    ours: dict[str, list[float]] = {fqn: [] for fqn in sample}
+    alone: dict[str, list[float]] = {fqn: [] for fqn in sample}
+    for _ in range(LEAF_ROUNDS):
+        profile = profile_model(model, args=args, repeats=OWN_RUNS)
+        for fqn in sample:
+            ours[fqn].append(profile.node(fqn).latency_s or 0.0)
+            alone[fqn] += forward_s(model, args, modules[fqn])
+    truth = {fqn: statistics.median(taken) for fqn, taken in alone.items()}
+    errors = [abs(statistics.median(ours[fqn]) - truth[fqn]) / truth[fqn] for fqn in sample]
     return errors, len(leaves) - len(known)
 
 
-def forward_s(model: nn.Module, args: list[torch.Tensor], leaf: nn.Module) -> float:
-    """Median seconds of one module's forward, within the model's."""
+def forward_s(model: nn.Module, args: list[torch.Tensor], leaf: nn.Module) -> list[float]:
+    """Seconds of one module's forward, within some runs of the model's."""
     forward, taken = leaf.forward, []
 
     def timed(*inputs: Any, **named: Any) -> Any:
@@ -126,16 +133,16 @@ def forward_s(model: nn.Module, args: list[torch.Tensor], leaf: nn.Module) -> fl
 
     leaf.forward = timed  # type: ignore[method-assign]
     try:
-        for _ in range(REPEATS):
+        for _ in range(OWN_RUNS):
             model(*args)
     finally:
         del leaf.forward
-    return statistics.median(taken)
+    return taken
 
 
 def largest_excess(model: nn.Module, args: list[torch.Tensor]) -> float:
     """Largest (sum of children - parent) / parent; below 0 where no parent is exceeded."""
-    profile = profile_model(model, args=args, repeats=REPEATS)
+    profile = profile_model(model, args=args, repeats=3 * OWN_RUNS)
     excess = []
     for node in profile.root.walk():
         whole = latency_of(node)

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dispatch_flops.cost import PHASES, ZERO, OpCost, Phase
-from dispatch_flops.tree import ModuleNode, OpTotal, Profile, add_costs, flops_of, merge
+from dispatch_flops.tree import (
+    ModuleNode,
+    OpTotal,
+    Profile,
+    StepTiming,
+    add_costs,
+    flops_of,
+    merge,
+)
 from dispatch_flops.units import ratio
 
 Key = Literal["params", "macs", "flops", "bytes", "latency"]
@@ -119,11 +127,25 @@ def exclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
     }
 
 
-def below_resolution(node: ModuleNode, resolution_s: float | None) -> bool:
-    """True if the module's calls are too short for their latency to be exact to 10 %."""
-    if resolution_s is None or not node.latency_s or not node.calls:
-        return False
-    return node.latency_s / node.calls < resolution_s
+def below_resolution(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
+    """The modules (fqn) whose latency is not exact to 10 %: too much in it is too short.
+
+    The model's own is exact where it was measured by itself.
+    """
+    if timing.resolution_s is None:
+        return frozenset()
+    least: dict[str, float] = {}
+    short = set()
+    for node in reversed([*root.walk()]):  # children first
+        operators = sum(op.calls for op in node.ops if op.phase == "forward")
+        least[node.fqn] = (
+            node.calls * timing.resolution_s
+            + operators * (timing.operator_resolution_s or 0.0)
+            + sum(least[child.fqn] for child in node.children)
+        )
+        if node.latency_s and node.latency_s < least[node.fqn]:
+            short.add(node.fqn)
+    return frozenset(short - ({root.fqn} if timing.forward_s is not None else set()))
 
 
 def latency_of(node: ModuleNode, phase: Phase = "forward") -> float | None:

@@ -38,10 +38,13 @@ _is_tracing = torch.compiler.is_dynamo_compiling
 class Interval:
     """One call of a module: seconds at which the hook before it began and ended, and after it.
 
+    number: how many calls of its thread began before it. It tells what lies in what; stamps do
+    not, of a clock from which the profiler's own time is taken off in advance.
     device_s: how long the accelerator was at it, where events tell.
     """
 
     fqn: str
+    number: int
     hook_start: float
     start: float
     end: float
@@ -54,8 +57,12 @@ class _Open(NamedTuple):
 
     module: nn.Module
     named: Named
+    number: int
     begun: float
     start: Any
+
+
+_Call = tuple[str, int, float, Any, Any, float]  # an Interval, or where events tell, its events
 
 
 class _Thread(threading.local):
@@ -63,7 +70,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.open: list[_Open] = []
-        self.calls: list[tuple[str, float, Any, Any, float]] | None = None
+        self.begun = 0
+        self.calls: list[_Call] | None = None
 
 
 class LatencyPass:
@@ -89,7 +97,7 @@ class LatencyPass:
         self._is_followed = is_followed or self._is_home
         self._home = 0
         self._local = _Thread()
-        self._calls: list[list[tuple[str, float, Any, Any, float]]] = []  # of each thread
+        self._calls: list[list[_Call]] = []  # of each thread
         self._hooks = ExitStack()
 
     def __enter__(self) -> LatencyPass:
@@ -126,8 +134,8 @@ class LatencyPass:
                 yield [Interval(*call) for call in list(calls)]
             else:
                 yield [
-                    Interval(fqn, begun, begun, done, done, seconds_between(start, end))
-                    for fqn, begun, start, end, done in list(calls)
+                    Interval(fqn, number, begun, begun, done, done, seconds_between(start, end))
+                    for fqn, number, begun, start, end, done in list(calls)
                 ]
 
     def _is_home(self) -> bool:
@@ -139,13 +147,15 @@ class LatencyPass:
         begun = self._now()
         if _graph_task() != -1 or not self._is_followed():
             return
-        above = self._local.open
+        local = self._local
+        above = local.open
         named = self._names.known(module)
         if named is None:
             if above and isinstance(module, torch.fx.GraphModule):
                 return  # a branch of torch.cond, not a module of the model
             named = self._names.find(module, [call.named for call in above])
-        above.append(_Open(module, named, begun, self._stamp()))
+        local.begun += 1
+        above.append(_Open(module, named, local.begun, begun, self._stamp()))
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         local = self._local
@@ -158,7 +168,9 @@ class LatencyPass:
         while (call := local.open.pop()).module is not module:
             pass
         if not call.named.wrapper:
-            local.calls.append((call.named.fqn, call.begun, call.start, end, self._now()))
+            local.calls.append(
+                (call.named.fqn, call.number, call.begun, call.start, end, self._now())
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +191,11 @@ def net_seconds(calls: Iterable[Interval], unseen: Unseen | None = None) -> dict
     """
     unseen = unseen or Unseen()
     seconds: dict[str, float] = {}
-    done: list[
-        tuple[float, float, float]
-    ] = []  # begin, hooks and net of calls without a parent yet
-    nets: dict[str, list[tuple[float, float]]] = {}  # begin and net seconds of a module's calls
+    done: list[tuple[int, float, float]] = []  # number, hooks and net of calls yet without parent
+    nets: dict[str, list[tuple[int, float]]] = {}  # number and net seconds of a module's calls
     for call in calls:
         hooks = within = 0.0
-        while done and done[-1][0] >= call.start:
+        while done and done[-1][0] > call.number:
             _, inner_hooks, inner_net = done.pop()
             hooks += inner_hooks
             within += inner_net
@@ -193,12 +203,12 @@ def net_seconds(calls: Iterable[Interval], unseen: Unseen | None = None) -> dict
         if net is None:
             net = max(call.end - call.start - hooks - unseen.inside, within, 0.0)
         own_calls = nets.setdefault(call.fqn, [])
-        while own_calls and own_calls[-1][0] >= call.start:  # it called itself: counted once
+        while own_calls and own_calls[-1][0] > call.number:  # it called itself: counted once
             seconds[call.fqn] -= own_calls.pop()[1]
         seconds[call.fqn] = seconds.get(call.fqn, 0.0) + net
-        own_calls.append((call.hook_start, net))
+        own_calls.append((call.number, net))
         own_hooks = (call.start - call.hook_start) + (call.hook_end - call.end) + unseen.per_call
-        done.append((call.hook_start, hooks + own_hooks, net))
+        done.append((call.number, hooks + own_hooks, net))
     return seconds
 
 

@@ -4,7 +4,9 @@ On the CPU (``HostPass``) the profiler's own time is measured and taken off: ``O
 clock that stands still while the profiler works; whoever reads time from it sees the program's
 alone. What the profiler cannot see of itself (the way from C++ to Python and back, torch's
 slower module call while hooks are there) is measured once per process on operators and modules
-that do next to nothing, and taken off per call.
+that do next to nothing, and taken off per call. A large operator leaves caches empty of all that:
+the way is then as many times slower as the part of it that is seen, from the mode's first line to
+the operator's run.
 
 On an accelerator (``EventPass``) an event lies on each side of every operator. They measure how
 long the device was at it, however late the profiler made the next one come; modules and phases
@@ -17,7 +19,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -39,35 +41,54 @@ _now = time.perf_counter
 _graph_task = torch._C._current_graph_task_id
 _is_tracing = torch.compiler.is_dynamo_compiling
 _UNREAD = 2**16  # pairs of events that are kept before they are read
+_TURNS = 25  # of calibrating
+_SLOWEST = 10.0  # a way more times slower than this was interrupted
 
 
 class OwnTime:
     """Seconds that the profiler itself has taken.
 
     per_op, per_module: what one operator, one module call takes that is not measured each time.
+    reach_s: seconds from the mode's first line to the operator's run when ``per_op`` was measured.
     clock: of the time that passes.
     """
 
-    _calibrated: tuple[float, float] | None = None
+    _calibrated: tuple[float, float, float] | None = None
 
     def __init__(
-        self, per_op: float = 0.0, per_module: float = 0.0, clock: Now | None = None
+        self,
+        per_op: float = 0.0,
+        per_module: float = 0.0,
+        reach_s: float = 0.0,
+        clock: Now | None = None,
     ) -> None:
         self.seconds = 0.0
         self.per_op = per_op
         self.per_module = per_module
+        self.reach_s = reach_s
         self.clock = clock or _now
+        self._slowness = 1.0  # of the last operator's way
 
     def now(self) -> float:
         """Seconds on a clock that stands still while the profiler works."""
         return self.clock() - self.seconds
+
+    def operator(self, seen_s: float, reach_s: float | None) -> None:
+        """An operator has taken this much of the profiler, and more that is not seen."""
+        if reach_s is not None and self.reach_s:
+            self._slowness = min(max(reach_s / self.reach_s, 1.0), _SLOWEST)
+        self.seconds += seen_s + self.per_op * self._slowness
+
+    def hook(self, seen_s: float) -> None:
+        """One of the two hooks of a module call has taken this much, and more that is not seen."""
+        self.seconds += seen_s + self.per_module / 2 * self._slowness
 
     @classmethod
     def calibrated(cls, clock: Now | None = None) -> OwnTime:
         """With the unseen shares as measured on this machine, once per process."""
         if cls._calibrated is None:
             cls._calibrated = _calibrate()
-        return cls(*cls._calibrated, clock)
+        return cls(*cls._calibrated, clock=clock)
 
 
 class TimedTracker(Tracker):
@@ -89,14 +110,14 @@ class TimedTracker(Tracker):
             return
         begun = self.own.clock()
         super().enter_module(module, args)
-        self.own.seconds += self.own.clock() - begun + self.own.per_module / 2
+        self.own.hook(self.own.clock() - begun)
 
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         if _is_tracing():
             return
         begun = self.own.clock()
         super().leave_module(module, args, output)
-        self.own.seconds += self.own.clock() - begun + self.own.per_module / 2
+        self.own.hook(self.own.clock() - begun)
 
     def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         super().enter_optimizer(optimizer, args, kwargs)
@@ -112,10 +133,15 @@ class _Call(threading.local):
     """The operator that a thread is at.
 
     inside: it was dispatched and is not done. seconds: how long the operators below it took.
+    begun: when it was dispatched. reach_s: from then to its run; None before, and where more than
+    a look-up lay between.
     """
 
     inside = False
     seconds = 0.0
+    begun = 0.0
+    reach_s: float | None = None
+    is_looked_up = True
     last: Any = None
 
     def take(self) -> Any:
@@ -166,25 +192,37 @@ class HostTimedMode(_TimedMode):
         call = self._call
         if call.inside:  # below a composite operator: the outermost dispatch keeps the time
             return super().__torch_dispatch__(func, types, args, kwargs)
-        begun = self.own.clock()
+        begun = call.begun = self.own.clock()
         began_own = begun - self.own.seconds
-        call.inside = True
+        call.inside = call.is_looked_up = True
         call.seconds = 0.0
+        call.reach_s = None
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             call.inside = False
-            self.own.seconds += self.own.clock() - begun - call.seconds + self.own.per_op
+            self.own.operator(self.own.clock() - begun - call.seconds, call.reach_s)
             task = _graph_task()
             if task != -1:
                 first, _ = self._spans.get(task, (began_own, 0.0))
                 self._spans[task] = (first, began_own + call.seconds)
+
+    def _decide(self, func: Any) -> Plan:
+        self._call.is_looked_up = False
+        return super()._decide(func)
+
+    def _special(self, *call: Any) -> tuple[bool, Any]:
+        self._call.is_looked_up = False
+        return super()._special(*call)
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         clock, this = self.own.clock, self._call
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             begun = clock()
+            if this.is_looked_up:
+                this.reach_s = begun - this.begun
+                this.is_looked_up = False
             try:
                 return call(*args, **kwargs)
             finally:
@@ -261,6 +299,7 @@ class HostPass:
             step_s=in_operators if self.tracker.with_closure else self.tracker.step_s,
             method=self.method,
             resolution_s=10 * self.mode.own.per_module,
+            operator_resolution_s=10 * self.mode.own.per_op,
         )
 
 
@@ -313,41 +352,51 @@ def operator_seconds(profile: Profile, *phases: Phase) -> float | None:
     return sum_known(op.latency_s for op in profile.op_totals() if op.phase in phases)
 
 
-def _calibrate() -> tuple[float, float]:
-    """Seconds per operator and per module call that the profiler takes unseen."""
-    modules = nn.Sequential(*(nn.Identity() for _ in range(100)))
-    one = torch.ones(1)
+def _calibrate() -> tuple[float, float, float]:
+    """``per_op``, ``per_module`` and ``reach_s`` of ``OwnTime`` on this machine."""
+    one = torch.ones(1, 1, device="cpu")
+    with torch.device("cpu"):
+        modules = nn.Sequential(*(nn.Linear(1, 1) for _ in range(100)))
+    reaches: list[float] = []
+
+    class Noting(OwnTime):
+        def operator(self, seen_s: float, reach_s: float | None) -> None:
+            reaches.extend(() if reach_s is None else (reach_s,))
+            super().operator(seen_s, reach_s)
 
     def operators() -> None:
-        for _ in range(100):
-            torch.neg(one)
+        for _ in range(50):
+            nn.functional.linear(one, one)  # two operators: the weight is transposed
 
     with _disable_current_modes(), torch.no_grad(), torch.device("cpu"):
-        per_op = _unseen(operators, OwnTime()) / 100
-        per_module = _unseen(lambda: modules(one), OwnTime(per_op), modules) / 101
-    return per_op, per_module
+        per_op = _unseen(operators, Noting()) / 100
+        reach_s = statistics.median(reaches)
+        own = OwnTime(per_op=per_op, reach_s=reach_s)
+        per_module = _unseen(lambda: modules(one), own, modules) / 101
+    return per_op, per_module, reach_s
 
 
 def _unseen(run: Callable[[], Any], own: OwnTime, *roots: nn.Module) -> float:
-    """Seconds that ``run`` takes more under the profiler, by the profiler's own clock."""
+    """Seconds that ``run`` takes more under the profiler, by the profiler's own clock.
+
+    With and without by turns: whatever disturbs the machine disturbs both.
+    """
     both = HostPass(
         ModuleNames(roots), own, {"conventions": Conventions(), "own_rules": {}, "on_full": int}
     )
-    with ExitStack() as undo:
-        undo.enter_context(both.clock)
-        both.tracker.start()
-        undo.callback(both.tracker.stop)
-        profiled = _median_s(run, own.now, both.mode)
-    return max(profiled - _median_s(run, _now, nullcontext()), 0.0)
+    more = []
+    for _ in range(_TURNS):
+        plain = _seconds(run, _now)
+        with ExitStack() as undo:
+            undo.enter_context(both.clock)
+            both.tracker.start()
+            undo.callback(both.tracker.stop)
+            undo.enter_context(both.mode)
+            more.append(_seconds(run, own.now) - plain)
+    return max(statistics.median(more), 0.0)
 
 
-def _median_s(
-    run: Callable[[], Any], now: Callable[[], float], inside: AbstractContextManager[Any]
-) -> float:
-    taken = []
-    with inside:
-        for _ in range(9):
-            begun = now()
-            run()
-            taken.append(now() - begun)
-    return statistics.median(taken)
+def _seconds(run: Callable[[], Any], now: Now) -> float:
+    begun = now()
+    run()
+    return now() - begun

@@ -162,7 +162,9 @@ class StepTiming:
     """Seconds of one step's parts; None where not measured.
 
     method: how the latencies of this profile were taken, in words for the reader.
-    resolution_s: calls of a module shorter than this are not exact to 10 %.
+    resolution_s, operator_resolution_s: a module's latency is exact to 10 % where it is at least
+        this for every call of a module in it, and this for every operator (where these were timed
+        in the same pass).
     """
 
     forward_s: float | None = None
@@ -173,6 +175,7 @@ class StepTiming:
     repeats: int = 1
     method: str | None = None
     resolution_s: float | None = None
+    operator_resolution_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

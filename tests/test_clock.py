@@ -88,19 +88,30 @@ def test_a_shared_module_sums_its_calls() -> None:
 
 def test_recursion_counts_the_outermost_call() -> None:
     calls = [
-        Interval("a", 2.0, 2.0, 3.0, 3.0),
-        Interval("a", 1.0, 1.0, 4.0, 4.0),
-        Interval("a", 0.0, 0.0, 5.0, 5.0),
-        Interval("a", 6.0, 6.0, 8.0, 8.0),
+        Interval("a", 3, 2.0, 2.0, 3.0, 3.0),
+        Interval("a", 2, 1.0, 1.0, 4.0, 4.0),
+        Interval("a", 1, 0.0, 0.0, 5.0, 5.0),
+        Interval("a", 4, 6.0, 6.0, 8.0, 8.0),
     ]
     assert net_seconds(calls) == {"a": 5.0 + 2.0}
 
 
+def test_what_lies_in_what_is_told_by_number() -> None:
+    """The profiler's unseen time, taken off in advance, has turned the clock back."""
+    calls = [
+        Interval("a.x", 2, 0.25, 0.5, 3.5, 3.5),  # begins before its parent, by the clock
+        Interval("a", 1, 0.0, 0.75, 4.75, 5.0),
+    ]
+    assert net_seconds(calls) == {"a.x": 3.0, "a": 4.0 - 0.25}
+    again = [Interval("a", 2, 0.25, 0.5, 3.5, 3.5), calls[1]]
+    assert net_seconds(again) == {"a": 4.0 - 0.25}
+
+
 def test_what_the_stamps_do_not_show_is_taken_off() -> None:
     calls = [
-        Interval("a.x", 1.0, 1.5, 4.5, 5.0),
-        Interval("a.y", 6.0, 6.5, 8.5, 9.0),
-        Interval("a", 0.0, 0.5, 11.5, 12.0),
+        Interval("a.x", 2, 1.0, 1.5, 4.5, 5.0),
+        Interval("a.y", 3, 6.0, 6.5, 8.5, 9.0),
+        Interval("a", 1, 0.0, 0.5, 11.5, 12.0),
     ]
     plain = net_seconds(calls)
     assert plain == {"a.x": 3.0, "a.y": 2.0, "a": 11.0 - 2 * 1.0}
@@ -109,7 +120,7 @@ def test_what_the_stamps_do_not_show_is_taken_off() -> None:
 
 
 def test_no_parent_is_below_its_children() -> None:
-    calls = [Interval("a.x", 1.0, 1.0, 4.0, 4.0), Interval("a", 0.0, 0.0, 5.0, 5.0)]
+    calls = [Interval("a.x", 2, 1.0, 1.0, 4.0, 4.0), Interval("a", 1, 0.0, 0.0, 5.0, 5.0)]
     assert net_seconds(calls, Unseen(per_call=3.0)) == {"a.x": 3.0, "a": 3.0}
 
 

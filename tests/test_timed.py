@@ -52,7 +52,7 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     CLOCK.now = 0.0
     monkeypatch.setattr(timed, "_now", CLOCK)
-    monkeypatch.setattr(timed.OwnTime, "_calibrated", (0.0, 0.0))
+    monkeypatch.setattr(timed.OwnTime, "_calibrated", (0.0, 0.0, 0.0))
     register_flops([work, work_backward])(slow_formula)
     yield
     unregister_flops([work, work_backward])
@@ -67,6 +67,40 @@ def test_the_profilers_own_time_is_nobodys() -> None:
     assert profile.node("1").latency_s == 2 * WORK
     assert profile.root.latency_s == 3 * WORK
     assert CLOCK.now == 3 * WORK + PRICING  # one signature, priced once
+
+
+def test_the_unseen_way_is_as_many_times_slower_as_the_seen_one() -> None:
+    own = timed.OwnTime(per_op=2.0, per_module=6.0, reach_s=0.5)
+    own.operator(seen_s=7.0, reach_s=0.25)  # never faster than when it was measured
+    assert own.seconds == 7.0 + 2.0
+    own.operator(seen_s=0.0, reach_s=1.5)
+    assert own.seconds == 9.0 + 2.0 * 3
+    own.operator(seen_s=0.0, reach_s=None)  # not known: as the one before
+    assert own.seconds == 15.0 + 2.0 * 3
+    own.hook(seen_s=1.0)
+    assert own.seconds == 21.0 + 1.0 + 6.0 / 2 * 3
+    own.operator(seen_s=0.0, reach_s=1e6)  # something else ran meanwhile
+    assert own.seconds == 31.0 + 2.0 * 10
+
+
+@pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.inference_mode])
+def test_only_a_look_up_counts_as_the_way(
+    monkeypatch: pytest.MonkeyPatch, grad_mode: type[torch.no_grad]
+) -> None:
+    """Not the first call of an operator, which is decided on, nor one that is taken apart."""
+    reaches: list[float | None] = []
+    monkeypatch.setattr(
+        timed.OwnTime, "operator", lambda own, seen_s, reach_s: reaches.append(reach_s)
+    )
+    x = torch.ones(2, 3)
+    with grad_mode(), FlopCounterMode(display=False, latency=True):
+        torch.neg(x)
+        torch.neg(x)
+        torch.nn.functional.linear(x, x)
+    composite = grad_mode is torch.inference_mode  # linear reaches the mode whole
+    assert reaches[:2] == [None, 0.0]
+    assert set(reaches[2:]) == {None}
+    assert len(reaches) == 3 if composite else 4
 
 
 def test_operators_have_their_time() -> None:

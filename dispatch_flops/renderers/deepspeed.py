@@ -93,8 +93,10 @@ def _latency(profile: Profile) -> Iterator[str]:
     if timing.spread_s is not None:
         yield f"spread {seconds_text(timing.spread_s)}"
     if timing.resolution_s is not None:
-        limit = seconds_text(timing.resolution_s)
-        yield f"~ marks modules whose calls are shorter than {limit}: not exact to 10 %"
+        least = f"{seconds_text(timing.resolution_s)} for every module call"
+        if timing.operator_resolution_s is not None:
+            least += f" and {seconds_text(timing.operator_resolution_s)} for every operator"
+        yield f"~ marks what is not exact to 10 %: it takes less than {least} in it"
 
 
 def _scope(profile: Profile) -> Iterator[str]:

@@ -42,10 +42,10 @@ def render(profile: Profile, *, module_depth: int = -1, folded: bool = False) ->
     folded: runs of identical numbered siblings are one entry with their sums.
     """
     root = fold(profile.root) if folded else profile.root
-    return "\n".join((_LEGEND, *_tree(root, module_depth, profile.timing.resolution_s)))
+    return "\n".join((_LEGEND, *_tree(root, module_depth, below_resolution(root, profile.timing))))
 
 
-def _tree(root: ModuleNode, max_depth: int, resolution_s: float | None) -> Iterator[str]:
+def _tree(root: ModuleNode, max_depth: int, inexact: frozenset[str]) -> Iterator[str]:
     figures = inclusive(root, "forward")
     whole = figures[root.fqn]
     stack: list[tuple[ModuleNode | None, int]] = [(root, 0)]
@@ -55,7 +55,7 @@ def _tree(root: ModuleNode, max_depth: int, resolution_s: float | None) -> Itera
         if node is None:
             yield f"{indent})"
             continue
-        numbers = ", ".join(_numbers(node, figures[node.fqn], whole, resolution_s))
+        numbers = ", ".join(_numbers(node, figures[node.fqn], whole, node.fqn in inexact))
         name = f"({one_line(node.name)}): " if depth else ""
         opening = f"{indent}{name}{one_line(node.class_name)}("
         if not node.children:
@@ -69,15 +69,13 @@ def _tree(root: ModuleNode, max_depth: int, resolution_s: float | None) -> Itera
             stack.extend((child, depth + 1) for child in reversed(node.children))
 
 
-def _numbers(
-    node: ModuleNode, own: Figures, whole: Figures, resolution_s: float | None
-) -> Iterator[str]:
+def _numbers(node: ModuleNode, own: Figures, whole: Figures, inexact: bool) -> Iterator[str]:
     params = params_to_string(own.params)
     macs = at_least(macs_to_string(own.cost.macs), own.lower_bound)
     yield f"{params} = {_percent(own.params, whole.params)} Params"
     yield f"{macs} = {_percent(own.cost.macs, whole.cost.macs)} MACs"
     latency = duration_to_string(own.latency_s)
-    if below_resolution(node, resolution_s):
+    if inexact:
         latency = f"~{latency}"
     yield f"{latency} = {_percent(own.latency_s, whole.latency_s)} latency"
     yield at_least(flops_to_string(own.flops_per_s), own.lower_bound)

@@ -23,8 +23,9 @@ from trees import (
     wide,
 )
 
+from dispatch_flops.analysis import below_resolution
 from dispatch_flops.renderers import aggregated, deepspeed, detailed, summary
-from dispatch_flops.tree import ModuleNode, Profile, Scope, StepTiming
+from dispatch_flops.tree import ModuleNode, OpTotal, Profile, Scope, StepTiming
 
 Golden = Callable[[str, str], None]
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -230,8 +231,37 @@ def test_short_calls_are_marked() -> None:
     text = deepspeed.render(Profile(root=root, timing=StepTiming(resolution_s=5e-6)))
     assert "(a): Short(0 = n/a Params, 0 MACs = n/a MACs, ~6 us" in text
     assert "(b): Long(0 = n/a Params, 0 MACs = n/a MACs, 6 us" in text
-    assert "~ marks modules whose calls are shorter than 5 us" in text
+    assert (
+        "~ marks what is not exact to 10 %: it takes less than 5 us for every module call" in text
+    )
     assert "~" not in deepspeed.render(Profile(root=root))
+
+
+def test_what_holds_many_short_calls_and_operators_is_marked() -> None:
+    """4 calls of 5 s and 3 operators of 2 s are 26 s: 25 are too short, 26 are not."""
+    operators = OpTotal(op="aten.mm.default", phase="forward", calls=3, cost=None)
+    backward = OpTotal(op="aten.mm.default", phase="backward", calls=100, cost=None)
+    inner = ModuleNode(
+        fqn="a.b", name="b", class_name="In", calls=3, latency_s=1.0, ops=(operators, backward)
+    )
+    timing = StepTiming(resolution_s=5, operator_resolution_s=2)
+
+    def is_marked(seconds: float, timing: StepTiming = timing) -> bool:
+        outer = ModuleNode(
+            fqn="a", name="a", class_name="Out", calls=1, latency_s=seconds, children=(inner,)
+        )
+        root = ModuleNode(fqn="", class_name="Net", latency_s=1.0, children=(outer,))
+        return "a" in below_resolution(root, timing)
+
+    assert is_marked(25)
+    assert not is_marked(26)
+    assert not is_marked(20, StepTiming(resolution_s=5))
+
+
+def test_a_model_measured_by_itself_is_exact() -> None:
+    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=1e-6)
+    assert below_resolution(root, StepTiming(resolution_s=5e-6)) == {""}
+    assert below_resolution(root, StepTiming(resolution_s=5e-6, forward_s=1e-6)) == frozenset()
 
 
 def test_deep_and_wide_trees() -> None:
