@@ -8,6 +8,7 @@ rounding of DeepSpeed's flops profiler, whose readers expect them. In both, ``No
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 from typing import Final
@@ -90,8 +91,14 @@ def number_text(value: float | None) -> str:
 
 
 def ratio(part: Number | None, whole: Number | None) -> float | None:
-    """``part / whole``; ``None`` where a side is unknown or the whole is 0."""
-    return None if part is None or not whole else part / whole
+    """``part / whole``; ``None`` where a side is unknown, the whole is 0 or no float holds it."""
+    if part is None or not whole:
+        return None
+    try:
+        value = part / whole
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _rounded(value: Number) -> str:

@@ -156,3 +156,12 @@ def test_bytes_are_read_as_they_are_written(text: str, count: int) -> None:
 def test_sizes_beyond_reason_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="is no"):
         units.parse_count(text)
+
+
+def test_a_ratio_that_no_float_holds_is_not_known() -> None:
+    assert units.ratio(3, 4) == 0.75
+    assert units.ratio(4, 2.0**-1074) is None  # would be infinite
+    assert units.ratio(10**400, 3) is None
+    assert units.ratio(float("nan"), 3) is None
+    assert units.ratio(3, 0) is None
+    assert units.ratio(None, 3) is None

@@ -140,3 +140,8 @@ def geev(n: int, *, vectors: bool) -> Work:
 def balanced(flops: int) -> Work:
     """FLOPs of which half are multiplications, as in all that is made of products and sums."""
     return Work(flops - flops // 2, flops // 2)
+
+
+def scaled_and_symmetrised(n: int) -> Work:
+    """V[n, n]·s, and (X + Xᴴ) / 2 of a product made of it."""
+    return Work(2 * n * n, n * n)

@@ -28,8 +28,8 @@ _COLLECTIVES = {
     "c10d": """
         _allgather_base_ _reduce_scatter_base_ allgather_ allgather_coalesced_
         allgather_into_tensor_coalesced_ allreduce_ allreduce_coalesced_ alltoall_ alltoall_base_
-        barrier broadcast_ check_for_nan gather_ monitored_barrier_ recv_ recv_any_source_ reduce_
-        reduce_scatter_ reduce_scatter_tensor_coalesced_ scatter_ send
+        barrier broadcast_ check_for_nan gather_ gather_into_tensor_ monitored_barrier_ recv_
+        recv_any_source_ reduce_ reduce_scatter_ reduce_scatter_tensor_coalesced_ scatter_ send
     """,
     "_c10d_functional": """
         all_gather_into_tensor all_gather_into_tensor_coalesced all_gather_into_tensor_out
@@ -42,13 +42,14 @@ _COLLECTIVES = {
     """,
     "_dtensor": "shard_dim_alltoall",
     "symm_mem": """
-        _low_contention_all_gather _low_contention_reduce_scatter
-        _barrier _rendezvous get_remote_tensors all_to_all_vdev all_to_all_vdev_2d
-        all_to_all_vdev_2d_offset memset32_
-        multi_root_tile_reduce multimem_all_gather_out multimem_all_reduce_
-        multimem_one_shot_all_reduce multimem_one_shot_all_reduce_out multimem_one_shot_reduce_out
-        nccl_get nccl_put nccl_put_signal nccl_put_with_signal nccl_reduce_scatter_offset
-        nccl_wait_for_signal nccl_wait_signal nvshmem_all_to_all nvshmem_broadcast nvshmem_get
+        _barrier _low_contention_all_gather _low_contention_all_gather_ce_multicast
+        _low_contention_all_gather_ce_multicast_out _low_contention_reduce_scatter _rendezvous
+        all_to_all_vdev all_to_all_vdev_2d all_to_all_vdev_2d_offset get_remote_tensors
+        memcpy_to_multicast_ memset32_ multi_root_tile_reduce multimem_all_gather_out
+        multimem_all_reduce_ multimem_one_shot_all_reduce multimem_one_shot_all_reduce_out
+        multimem_one_shot_reduce_out nccl_all_to_all_nd nccl_get nccl_get_out nccl_put
+        nccl_put_signal nccl_put_with_signal nccl_reduce_scatter_offset nccl_wait_for_signal
+        nccl_wait_signal nvshmem_all_to_all nvshmem_broadcast nvshmem_get nvshmem_get_out
         nvshmem_put nvshmem_put_with_signal nvshmem_wait_for_signal one_shot_all_reduce
         one_shot_all_reduce_copy one_shot_all_reduce_copy_out one_shot_all_reduce_out
         reduce_scatter_out stream_write_value32_ tile_reduce two_shot_all_reduce_

@@ -20,8 +20,8 @@ VIEWS = """
     view_as_real _conj _neg_view _fw_primal _make_dual _reshape_alias values indices
     crow_indices col_indices ccol_indices row_indices _values _indices _nested_get_values
     _nested_view_from_buffer _nested_view_from_jagged _test_autograd_multiple_dispatch_view
-    _unsafe_view lift set resize resize_as _resize_output _mkldnn_transpose unsafe_split
-    unsafe_split_with_sizes
+    _unsafe_view lift set shallow_copy_data resize resize_as _resize_output _mkldnn_transpose
+    unsafe_split unsafe_split_with_sizes
 """
 
 METADATA = """

@@ -2,7 +2,7 @@
 
 They cost what LAPACK's routines cost (``_lapack``), per matrix of the batch; a complex
 multiplication is 6 FLOPs and a complex addition 2. They are FLOPs only: MACs are reserved to
-contractions, of which there are two here, in ``linalg_pinv`` and ``linalg_matrix_exp``.
+contractions, such as those of ``linalg_pinv`` and ``linalg_matrix_exp``.
 Partial pivoting compares and exchanges, which costs nothing.
 
 Letters: b batch, A[..., m, n] a matrix, r right-hand sides.
@@ -96,6 +96,36 @@ def svd(
 def eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True, *, out: Any, **_: Any) -> OpCost:
     """Eigenvalues and, if asked for, eigenvectors of a Hermitian A[n, n]."""
     return batched(A, _lapack.syevd(A.shape[-1], vectors=compute_v))
+
+
+@register_flops(packets("linalg_matrix_sqrth"))
+def matrix_sqrth(A: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """√A = V·√max(λ, 0) @ Vᴴ of a Hermitian A[n, n], and its mean with its adjoint.
+
+    MACs: n³. FLOPs: 2·MACs + eigh + 2·n (of the eigenvalues) + 3·n². Source: ATen's kernel.
+    """
+    n, batch = A.shape[-1], product(A.shape[:-2])
+    work = _lapack.syevd(n, vectors=True).plus(_lapack.scaled_and_symmetrised(n))
+    return contraction(
+        batch * n**3,
+        complex_numbers=A.is_complex(),
+        extra_flops=batched(A, work).flops + batch * 2 * n,
+    )
+
+
+@register_flops(packets("linalg_polar"))
+def polar(A: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """A[m, n] = (U @ Vh) @ H with H = V·S @ Vh, and the mean of H with its adjoint.
+
+    MACs: n³ + m·n². FLOPs: 2·MACs + svd + 3·n². Source: ATen's kernel.
+    """
+    m, n = A.shape[-2:]
+    work = _lapack.gesvd(m, n, vectors=True, full=False).plus(_lapack.scaled_and_symmetrised(n))
+    return contraction(
+        product(A.shape[:-2]) * (n**3 + m * n**2),
+        complex_numbers=A.is_complex(),
+        extra_flops=batched(A, work).flops,
+    )
 
 
 @register_flops(packets("linalg_eig"))

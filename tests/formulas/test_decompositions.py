@@ -302,7 +302,23 @@ OTHERS = [
 )
 def test_formula_equals_decomposition(op: Any, args: Any, kwargs: Any) -> None:
     profile = profile_of(lambda: op(*args, **kwargs), strict=True)
-    assert profile.total().flops == reference_flops(op, *args, **kwargs)
+    flops = profile.total().flops + rewritten(op, args)
+    assert flops == reference_flops(op, *args, **kwargs)
+
+
+def rewritten(op: Any, args: Any) -> int:
+    """What torch 2.14's decompositions cost more than those before; a count stays what it was."""
+    if not hasattr(aten, "linalg_polar"):  # came with them
+        return 0
+    name = op.overloadpacket.__name__
+    if name == "_native_batch_norm_legit_no_training" or (
+        name == "native_batch_norm" and args[5] is False
+    ):
+        return -args[0].shape[1]  # per channel: rsqrt where 1 / sqrt was
+    if name == "native_group_norm_backward" and args[-1][0]:
+        samples, groups = args[2].shape
+        return 2 * samples * groups  # addcmul(-a, b, c), 4 steps, where b·c - a was
+    return 0
 
 
 DIFFERENCES = [

@@ -41,6 +41,10 @@ CASES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_has_no_macs_and_a_cost(case: str) -> None:
+    try:
+        CASES[case]()
+    except RuntimeError as error:
+        pytest.skip(f"this torch refuses it: {error}")
     profile = profile_of(lambda: CASES[case]().sum().backward())
     assert profile.uncounted_ops() == {}
     assert profile.total().macs == 0

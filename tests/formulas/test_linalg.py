@@ -299,3 +299,30 @@ def test_empty_matrices_cost_nothing() -> None:
 def test_meta_tensors() -> None:
     a, b = A.to("meta"), B.to("meta")
     assert flops_of(lambda: torch.linalg.solve_ex(a, b)) == BATCH * (GETRF + GETRS)
+
+
+@pytest.mark.skipif(not hasattr(aten, "linalg_polar"), reason="this torch lacks them")
+@pytest.mark.parametrize("dtype", [torch.double, torch.complex128])
+def test_hermitian_root_and_polar_cost_what_they_are_made_of(dtype: torch.dtype) -> None:
+    """The steps of ATen's kernels, written out."""
+    tall = torch.rand(2, 7, 5, dtype=dtype)
+    hermitian = tall.mH @ tall
+
+    def mean_with_adjoint(x: torch.Tensor) -> torch.Tensor:
+        return (x + x.mH) * torch.tensor(0.5, dtype=dtype)
+
+    def root() -> torch.Tensor:
+        values, vectors = torch.linalg.eigh(hermitian)
+        scaled = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+        return mean_with_adjoint(scaled @ vectors.mH)
+
+    def polar() -> tuple[torch.Tensor, torch.Tensor]:
+        u, s, vh = torch.linalg.svd(tall, full_matrices=False)
+        return u @ vh, mean_with_adjoint((vh.mH * s.unsqueeze(-2)) @ vh)
+
+    for op, args, steps in (
+        (aten.linalg_matrix_sqrth, (hermitian,), root),
+        (aten.linalg_polar, (tall,), polar),
+    ):
+        whole, parts = profile_of(op, *args, strict=True).total(), profile_of(steps).total()
+        assert (whole.macs, whole.flops) == (parts.macs, parts.flops)
