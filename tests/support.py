@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from dispatch_flops import FlopCounterMode, Profile
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def profile_of(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import profile_of
+from support import TORCH, profile_of
 from torch import nn
 from torch._higher_order_ops import associative_scan, out_dtype, scan, while_loop
 from torch._higher_order_ops import map as hop_map
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 M, K = 3, 5
 ONE = M * K * K  # one product x[M,K] @ w[K,K]
+STEPS = 7 if TORCH >= (2, 13) else 8  # of a scan; older ones first run one for shapes
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +132,10 @@ class TestLoops:
         with FakeTensorMode() if device == "fake" else torch.device(device):
             w, xs = torch.ones(K, K), torch.ones(7, M, K)
             step = lambda c, x: (c + x @ w, (x @ w).sum(0))  # noqa: E731
-            assert macs(scan, step, torch.zeros(M, K), xs) == 7 * 2 * ONE
+            assert (
+                macs(scan, step, torch.zeros(M, K), xs)
+                == (7 if device == "fake" else STEPS) * 2 * ONE
+            )
 
     def test_scan_backward_reaches_what_it_closes_over(self) -> None:
         w, xs = weights(), torch.ones(7, M, K)
@@ -144,7 +148,7 @@ class TestLoops:
         expected, w.grad = w.grad, None
         profile = profile_of(run)
         assert torch.equal(w.grad, expected)
-        assert profile.total("forward").macs == 7 * ONE
+        assert profile.total("forward").macs == STEPS * ONE
         assert profile.total("backward").macs >= 7 * ONE
 
     @pytest.mark.parametrize("device", ["cpu", "meta", "fake"])

@@ -49,7 +49,12 @@ free(
 )
 
 
-@register_flops(packets("accumulate_grad_", library="inductor"))
+def _takes(op: Any, arguments: int) -> bool:
+    return len(op.default._schema.arguments) == arguments
+
+
+# Before torch 2.13 the operator was not told the old gradient: whether it adds cannot be known.
+@register_flops([op for op in packets("accumulate_grad_", library="inductor") if _takes(op, 3)])
 def accumulate_grad(
     variable: Tensor, grad: Tensor | None, new_grad: Tensor | None, *, out: Any, **_: Any
 ) -> OpCost:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from formulas.decomposing import reference_flops
-from support import profile_of
+from support import TORCH, profile_of
 
 aten = torch.ops.aten
 
@@ -301,16 +301,28 @@ OTHERS = [
     [*POINTWISE, *ACTIVATIONS, *SOFTMAX, *REDUCTIONS, *NORMS, *LOSSES, *OTHERS],
 )
 def test_formula_equals_decomposition(op: Any, args: Any, kwargs: Any) -> None:
+    skip_if_whole(op)
     profile = profile_of(lambda: op(*args, **kwargs), strict=True)
     flops = profile.total().flops + rewritten(op, args)
     assert flops == reference_flops(op, *args, **kwargs)
 
 
+def skip_if_whole(op: Any) -> None:
+    late = ("max_pool2d_with_indices", "adaptive_max_pool2d", "hann_window")
+    if TORCH < (2, 13) and op.overloadpacket.__name__ in late:
+        pytest.skip("this torch has no decomposition of it")
+
+
 def rewritten(op: Any, args: Any) -> int:
-    """What torch 2.14's decompositions cost more than those before; a count stays what it was."""
-    if not hasattr(aten, "linalg_polar"):  # came with them
-        return 0
+    """What decompositions cost more in other releases than in 2.13; a count stays what it was."""
     name = op.overloadpacket.__name__
+    if TORCH < (2, 13):
+        # x - ⌊|x|⌋·sgn x where x - trunc x is now, 1 / (1 + exp(-x)) where sigmoid x is, and
+        # exp(-|x|) once more where it was given.
+        again = name == "log_sigmoid_backward" and args[2].numel() > 0
+        return 3 * args[0].numel() if again or name in ("frac", "silu_backward") else 0
+    if TORCH < (2, 14):
+        return 0
     if name == "_native_batch_norm_legit_no_training" or (
         name == "native_batch_norm" and args[5] is False
     ):
@@ -357,5 +369,6 @@ DIFFERENCES = [
 
 @pytest.mark.parametrize(("op", "args", "difference"), DIFFERENCES)
 def test_the_reference_costs_so_much_more(op: Any, args: Any, difference: int) -> None:
+    skip_if_whole(op)
     profile = profile_of(lambda: op(*args), strict=True)
     assert reference_flops(op, *args) - profile.total().flops == difference

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support import TORCH
 from sweep.opdb import Case, EmptyMode, Outcome, all_cases, compare_places, examine, observe
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -52,6 +53,8 @@ def test_counts_on_meta_and_in_inference_mode(
     request: pytest.FixtureRequest,
 ) -> None:
     """Shapes decide: neither memory nor the kind of grad mode does."""
+    if TORCH < (2, 13) and operator[1] in ("quantile", "nanquantile"):
+        pytest.skip("where there is data, this torch compares q with 0 and 1 besides")
     at_most = None if request.config.getoption("--whole-sweep") else 1
     for case in cases[operator]:
         if case.kind == "op" and case.variant == "function" and case.dtype == torch.float32:
