@@ -33,6 +33,11 @@ class FlopsProfilerConfig:
     output_file: str | None = None
     recompute_fwd_factor: float = 0.0
 
+    def print_options(self) -> dict[str, Any]:
+        """What of it says what is printed: arguments of ``renderers.deepspeed.render``."""
+        names = ("profile_step", "module_depth", "top_modules", "detailed")
+        return {name: getattr(self, name) for name in names}
+
     @classmethod
     def load(
         cls, source: FlopsProfilerConfig | Mapping[str, Any] | str | Path

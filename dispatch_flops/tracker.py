@@ -63,15 +63,13 @@ _is_tracing = torch.compiler.is_dynamo_compiling
 class Tracker:
     """Follows modules, backward passes and optimizers from ``start`` to ``stop``.
 
-    is_mode_on: says whether the mode sees the operators of the calling thread.
+    is_mode_on: set by who owns the mode; says whether it sees the calling thread's operators.
     """
 
-    def __init__(
-        self, names: ModuleNames, *, is_mode_on: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, names: ModuleNames) -> None:
         self.names = names
         self.in_bodies = 0  # higher-order operators' functions at work: their graphs are no modules
-        self.is_mode_on = is_mode_on
+        self.is_mode_on: Callable[[], bool] = lambda: True
         self.local = threading.local()
         self._threads: list[Thread] = []
         self._home: Thread | None = None

@@ -134,13 +134,7 @@ class StepProfiler:
         )
         profile = self._profiler.profile
         self._profile = dataclasses.replace(profile, notes=(*profile.notes, *notes))
-        text = deepspeed.render(
-            self._profile,
-            profile_step=config.profile_step,
-            module_depth=config.module_depth,
-            top_modules=config.top_modules,
-            detailed=config.detailed,
-        )
+        text = deepspeed.render(self._profile, **config.print_options())
         report(text, config.output_file)
         self._profiler.end_profile()
 

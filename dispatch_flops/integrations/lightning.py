@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from dispatch_flops.hardware import Machine
-from dispatch_flops.integrations.step_watch import ConfigSource, StepWatch
-from dispatch_flops.tree import Profile
+from dispatch_flops.integrations.step_watch import ConfigSource, StepWatch, Watching
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -27,7 +26,7 @@ except ImportError:
         ) from error
 
 
-class FlopsCallback(Callback):  # type: ignore[misc]
+class FlopsCallback(Watching, Callback):  # type: ignore[misc]
     """Profiles one optimizer step, all its batches as one, and prints and keeps the profile.
 
     profile_step: the step to profile, the first of this run being 1; None for the config's.
@@ -50,21 +49,6 @@ class FlopsCallback(Callback):  # type: ignore[misc]
         self._watch = StepWatch(profile_step, config, machine)
         self._samples: int | None = 0
         self._global_step: int | None = None
-
-    @property
-    def profile(self) -> Profile:
-        """The profile of the step; raises NotProfiledError before that step is over."""
-        return self._watch.profile
-
-    @property
-    def mfu(self) -> float | None:
-        """Model FLOPs utilisation of the step; None if the peak or the step's time is unknown."""
-        return self._watch.mfu
-
-    @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilisation, recomputation and optimizer included; None likewise."""
-        return self._watch.hfu
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         """A step begins with the first batch after the last step."""

@@ -147,14 +147,7 @@ class StepWatch:
         return machine_of(self.profile, self.machine)
 
     def _render(self, profile: Profile) -> str:
-        config = self.config
-        text = deepspeed.render(
-            profile,
-            profile_step=config.profile_step,
-            module_depth=config.module_depth,
-            top_modules=config.top_modules,
-            detailed=config.detailed,
-        )
+        text = deepspeed.render(profile, **self.config.print_options())
         machine = self._machine_known()
         if machine is None or self.mfu is None or self.hfu is None:
             return text
@@ -162,3 +155,24 @@ class StepWatch:
         if max(self.mfu, self.hfu) > 1:
             text += f" ({ABOVE_PEAK})"
         return f"{text} of {machine.name}'s dense peak ({machine.source})"
+
+
+class Watching:
+    """A callback that has a step watched, and tells what was seen."""
+
+    _watch: StepWatch
+
+    @property
+    def profile(self) -> Profile:
+        """The profile of the step; raises NotProfiledError before that step is over."""
+        return self._watch.profile
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation of the step; None if the peak or the step's time is unknown."""
+        return self._watch.mfu
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilisation, recomputation and optimizer included; None likewise."""
+        return self._watch.hfu

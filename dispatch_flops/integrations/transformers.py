@@ -15,8 +15,7 @@ from typing import Any
 
 from dispatch_flops.hardware import Machine
 from dispatch_flops.integrations.generation import GenerateProfile, profile_generate
-from dispatch_flops.integrations.step_watch import ConfigSource, StepWatch
-from dispatch_flops.tree import Profile
+from dispatch_flops.integrations.step_watch import ConfigSource, StepWatch, Watching
 
 try:
     from transformers import TrainerCallback
@@ -29,7 +28,7 @@ except ImportError as error:
 __all__ = ["FlopsCallback", "GenerateProfile", "profile_generate"]
 
 
-class FlopsCallback(TrainerCallback):  # type: ignore[misc]
+class FlopsCallback(Watching, TrainerCallback):  # type: ignore[misc]
     """Profiles one optimizer step of a Trainer, all its micro-batches as one; prints and keeps it.
 
     profile_step: the step to profile, the first of this run being 1; None for the config's.
@@ -49,21 +48,6 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc]
         machine: Machine | None = None,
     ) -> None:
         self._watch = StepWatch(profile_step, config, machine)
-
-    @property
-    def profile(self) -> Profile:
-        """The profile of the step; raises NotProfiledError before that step is over."""
-        return self._watch.profile
-
-    @property
-    def mfu(self) -> float | None:
-        """Model FLOPs utilisation of the step; None if the peak or the step's time is unknown."""
-        return self._watch.mfu
-
-    @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilisation, recomputation and optimizer included; None likewise."""
-        return self._watch.hfu
 
     def close(self) -> None:
         """Stop profiling, if an exception has ended training in the midst of the step."""
