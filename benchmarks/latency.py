@@ -21,7 +21,7 @@ from tabulate import tabulate
 from torch import nn
 
 from dispatch_flops import FlopCounterMode, profile_model
-from dispatch_flops.analysis import below_resolution, latency_of
+from dispatch_flops.analysis import inexact_latencies, latency_of
 from dispatch_flops.demo import bert_base
 
 ROUNDS = 15
@@ -100,7 +100,7 @@ def leaf_errors(model: nn.Module, args: list[torch.Tensor]) -> tuple[list[float]
     the profiles, so that both see the machine as it is at the time.
     """
     profile = profile_model(model, args=args)
-    short = below_resolution(profile.root, profile.timing)
+    short = inexact_latencies(profile.root, profile.timing)
     leaves = [
         node.fqn
         for node in profile.root.walk()

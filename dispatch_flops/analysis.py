@@ -127,25 +127,31 @@ def exclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
     }
 
 
-def below_resolution(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
-    """The modules (fqn) whose latency is not exact to 10 %: too much in it is too short.
+EXACT = 0.1  # a latency is called exact that is right to this share
 
-    The model's own is exact where it was measured by itself.
+
+def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
+    """The modules (fqn) whose latency is not exact to 10 %: calls in it are too short, or runs
+    of it vary by more.
+
+    The model's own is never too short where it was measured by itself.
     """
-    if timing.resolution_s is None:
-        return frozenset()
     least: dict[str, float] = {}
-    short = set()
+    inexact = set()
     for node in reversed([*root.walk()]):  # children first
         operators = sum(op.calls for op in node.ops if op.phase == "forward")
         least[node.fqn] = (
-            node.calls * timing.resolution_s
+            node.calls * (timing.resolution_s or 0.0)
             + operators * (timing.operator_resolution_s or 0.0)
             + sum(least[child.fqn] for child in node.children)
         )
-        if node.latency_s and node.latency_s < least[node.fqn]:
-            short.add(node.fqn)
-    return frozenset(short - ({root.fqn} if timing.forward_s is not None else set()))
+        if not node.latency_s:
+            continue
+        by_itself = node is root and timing.forward_s is not None
+        too_short = node.latency_s < least[node.fqn] and not by_itself
+        if too_short or (node.latency_spread_s or 0.0) > EXACT * node.latency_s:
+            inexact.add(node.fqn)
+    return frozenset(inexact)
 
 
 def latency_of(node: ModuleNode, phase: Phase = "forward") -> float | None:

@@ -276,6 +276,19 @@ def medians(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {fqn: statistics.median(values) for fqn, values in taken.items()}
 
 
+def spreads(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """How far passes lie from each module's median, in the median, as shares of it.
+
+    Empty for one pass; a module that took no time has none.
+    """
+    middle = medians(passes)
+    shares = [
+        {fqn: abs(value / middle[fqn] - 1) for fqn, value in seconds.items() if middle[fqn]}
+        for seconds in passes
+    ]
+    return medians(shares) if len(passes) > 1 else {}
+
+
 def within_parents(seconds: Mapping[str, float], names: ModuleNames) -> dict[str, float]:
     """Latencies of which no module's children have more than itself.
 

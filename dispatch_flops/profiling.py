@@ -14,6 +14,7 @@ from dispatch_flops.clock import (
     fit_to_whole,
     medians,
     resolution_s,
+    spreads,
     time_call,
     within_parents,
 )
@@ -115,10 +116,12 @@ def profile_model(
         devices = Devices.at("meta") if device == "meta" else Devices.of(model.modules())
         for _ in range(warm_up if devices.type != "meta" else 0):
             whole()
-        seconds, timing = _measure(model, forward, whole if backward else None, devices, repeats)
+        seconds, spread, timing = _measure(
+            model, forward, whole if backward else None, devices, repeats
+        )
         with counter:
             whole()
-    profile = with_latency(counter.profile, seconds, timing)
+    profile = with_latency(counter.profile, seconds, timing, spread)
     scope = dataclasses.replace(
         profile.scope, device=devices.type, device_name=device_name(devices.type)
     )
@@ -152,13 +155,25 @@ def module_classes(given: Any) -> tuple[type[nn.Module], ...]:
     return tuple(classes)
 
 
-def with_latency(profile: Profile, seconds: Mapping[str, float], timing: StepTiming) -> Profile:
-    """The profile with forward latencies ``{fqn: seconds}`` and the timing of the whole."""
+def with_latency(
+    profile: Profile,
+    seconds: Mapping[str, float],
+    timing: StepTiming,
+    spread: Mapping[str, float] | None = None,
+) -> Profile:
+    """The profile with forward latencies ``{fqn: seconds}`` and the timing of the whole.
+
+    spread: ``{fqn: share}`` of the latency by which runs vary, where there were several.
+    """
+    shares = spread or {}
 
     def change(node: ModuleNode) -> ModuleNode:
-        if node.fqn not in seconds:
+        latency_s = seconds.get(node.fqn)
+        if latency_s is None:
             return node
-        return dataclasses.replace(node, latency_s=seconds[node.fqn])
+        share = shares.get(node.fqn)
+        spread_s = None if share is None else share * latency_s
+        return dataclasses.replace(node, latency_s=latency_s, latency_spread_s=spread_s)
 
     return dataclasses.replace(profile.map_nodes(change), timing=timing)
 
@@ -180,7 +195,9 @@ def without(profile: Profile, model: nn.Module, classes: Sequence[type[nn.Module
     def change(node: ModuleNode) -> ModuleNode:
         below = node.fqn.startswith(prefixes)
         if below or node.fqn in ignored or ("" in ignored and not node.fqn.startswith(OUTSIDE)):
-            return dataclasses.replace(node, ops=(), latency_s=None, backward_latency_s=None)
+            return dataclasses.replace(
+                node, ops=(), latency_s=None, latency_spread_s=None, backward_latency_s=None
+            )
         return node
 
     note = f"left out at the user's wish: {', '.join(fqn or 'the model' for fqn in ignored)}"
@@ -194,10 +211,11 @@ def _measure(
     both: Callable[[], Any] | None,
     devices: Devices,
     repeats: int,
-) -> tuple[dict[str, float], StepTiming]:
-    """Forward latency per module, and of the whole (``both``: with backward), without the mode."""
+) -> tuple[dict[str, float], dict[str, float], StepTiming]:
+    """Forward latency per module and by what share runs of it vary, and the timing of the whole
+    (``both``: with backward), without the mode."""
     if devices.type == "meta":
-        return {}, StepTiming(method="n/a: the meta device computes nothing")
+        return {}, {}, StepTiming(method="n/a: the meta device computes nothing")
     if both is not None:
         forward()  # the warm-up ran backward too: memory that its graph held is found anew
     whole, spread = time_call(forward, devices=devices, repeats=repeats)
@@ -217,11 +235,15 @@ def _measure(
             forward()
         passes.append(clock.seconds())
     seconds = within_parents(fit_to_whole(medians(passes), "", whole), names)
-    return seconds, StepTiming(
-        forward_s=whole,
-        backward_s=backward_s,
-        spread_s=spread,
-        repeats=repeats,
-        method=OWN_PASS_COMPILED if is_compiled(model) else OWN_PASS,
-        resolution_s=resolution_s(devices),
+    return (
+        seconds,
+        spreads(passes),
+        StepTiming(
+            forward_s=whole,
+            backward_s=backward_s,
+            spread_s=spread,
+            repeats=repeats,
+            method=OWN_PASS_COMPILED if is_compiled(model) else OWN_PASS,
+            resolution_s=resolution_s(devices),
+        ),
     )

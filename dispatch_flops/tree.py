@@ -63,6 +63,8 @@ class ModuleNode:
         parameters at or below it; active_params: of those, the ones that took part in an op.
     ops: its own operators, not its children's.
     latency_s: seconds in forward, summed over calls; None where not measured.
+    latency_spread_s: how far a run lies from ``latency_s``, the median of several, in the median;
+        None where there was one.
     backward_latency_s: of its operators, and all below, in backward and what that runs again.
     tokens: rows that entered its forward, for the experts of a mixture; else None.
     """
@@ -79,6 +81,7 @@ class ModuleNode:
     ops: tuple[OpTotal, ...] = ()
     children: tuple[ModuleNode, ...] = ()
     latency_s: float | None = None
+    latency_spread_s: float | None = None
     backward_latency_s: float | None = None
     tokens: int | None = None
 
@@ -440,7 +443,7 @@ def _flaws(node: ModuleNode) -> Iterator[str]:
         yield f"total_params = {node.total_params} are not its own {node.own_params} and {below}"
     if max(node.active_params, node.trainable_params) > node.total_params:
         yield "more active or trainable parameters than parameters"
-    for seconds in (node.latency_s, node.backward_latency_s):
+    for seconds in (node.latency_s, node.latency_spread_s, node.backward_latency_s):
         if seconds is not None and not 0 <= seconds < math.inf:
             yield f"a latency of {seconds} s"
     for op in node.ops:

@@ -15,6 +15,7 @@ from dispatch_flops.clock import (
     fit_to_whole,
     medians,
     net_seconds,
+    spreads,
     time_call,
     within_parents,
 )
@@ -157,6 +158,13 @@ def test_fitting_keeps_shares() -> None:
 
 def test_medians_are_of_the_passes_in_which_a_module_ran() -> None:
     assert medians([{"": 5.0, "a": 1.0}, {"": 1.0}, {"": 3.0, "a": 2.0}]) == {"": 3.0, "a": 1.5}
+
+
+def test_spreads_are_shares_by_which_passes_vary() -> None:
+    passes = [{"": 8.0, "a": 1.0, "b": 0.0}, {"": 10.0, "a": 2.0, "b": 0.0}, {"": 15.0, "b": 0.0}]
+    # Of 8, 10 and 15 the median is 10, off by 0.2, 0 and 0.5; of 1 and 2 it is 1.5, off by 1/3.
+    assert spreads(passes) == pytest.approx({"": 0.2, "a": 1 / 3})
+    assert spreads(passes[:1]) == {}
 
 
 def test_no_children_have_more_than_their_parent() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from dispatch_flops import FlopsProfiler, get_model_profile, profile_model
+from dispatch_flops.analysis import inexact_latencies
 from dispatch_flops.errors import DispatchFlopsError, NotProfiledError, TargetError
 from dispatch_flops.renderers.headline import measured_seconds
 
@@ -135,6 +137,26 @@ def test_nothing_is_left_changed(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert [m.training for m in model.modules()] == flags
     assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
+
+
+def test_modules_tell_how_runs_of_them_vary() -> None:
+    """A module whose runs take 1 and 31 ms by turns varies by 15/16; one run tells nothing."""
+
+    class Uneven(nn.Module):
+        runs = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.runs += 1
+            time.sleep(0.031 if self.runs % 2 else 0.001)
+            return x
+
+    model = nn.Sequential(Uneven(), nn.Identity())
+    profile = profile_model(model, args=[torch.ones(1)], repeats=2)
+    node = profile.node("0")
+    assert node.latency_s is not None and node.latency_spread_s is not None
+    assert node.latency_spread_s > 0.1 * node.latency_s
+    assert "0" in inexact_latencies(profile.root, profile.timing)
+    assert profile_model(model, args=[torch.ones(1)]).node("0").latency_spread_s is None
 
 
 def test_flags_come_back_after_an_exception() -> None:

@@ -96,7 +96,8 @@ def _latency(profile: Profile) -> Iterator[str]:
         least = f"{seconds_text(timing.resolution_s)} for every module call"
         if timing.operator_resolution_s is not None:
             least += f" and {seconds_text(timing.operator_resolution_s)} for every operator"
-        yield f"~ marks what is not exact to 10 %: it takes less than {least} in it"
+        varied = ", or runs vary by more" if timing.repeats > 1 else ""
+        yield f"~ marks what is not exact to 10 %: it takes less than {least} in it{varied}"
 
 
 def _scope(profile: Profile) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_flops.analysis import Figures, below_resolution, inclusive
+from dispatch_flops.analysis import Figures, inclusive, inexact_latencies
 from dispatch_flops.renderers.fold import fold
 from dispatch_flops.renderers.text import at_least, one_line
 from dispatch_flops.tree import ModuleNode, Profile
@@ -42,7 +42,7 @@ def render(profile: Profile, *, module_depth: int = -1, folded: bool = False) ->
     folded: runs of identical numbered siblings are one entry with their sums.
     """
     root = fold(profile.root) if folded else profile.root
-    return "\n".join((_LEGEND, *_tree(root, module_depth, below_resolution(root, profile.timing))))
+    return "\n".join((_LEGEND, *_tree(root, module_depth, inexact_latencies(root, profile.timing))))
 
 
 def _tree(root: ModuleNode, max_depth: int, inexact: frozenset[str]) -> Iterator[str]:

@@ -101,6 +101,7 @@ def _sum(
         ops=tuple(ops),
         children=children,
         latency_s=sum_known(node.latency_s for node in same),
+        latency_spread_s=sum_known(node.latency_spread_s for node in same),
         backward_latency_s=sum_known(node.backward_latency_s for node in same),
         tokens=None if same[0].tokens is None else sum(node.tokens or 0 for node in same),
     )

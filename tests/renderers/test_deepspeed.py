@@ -23,7 +23,7 @@ from trees import (
     wide,
 )
 
-from dispatch_flops.analysis import below_resolution
+from dispatch_flops.analysis import inexact_latencies
 from dispatch_flops.renderers import aggregated, deepspeed, detailed, summary
 from dispatch_flops.tree import ModuleNode, OpTotal, Profile, Scope, StepTiming
 
@@ -251,17 +251,24 @@ def test_what_holds_many_short_calls_and_operators_is_marked() -> None:
             fqn="a", name="a", class_name="Out", calls=1, latency_s=seconds, children=(inner,)
         )
         root = ModuleNode(fqn="", class_name="Net", latency_s=1.0, children=(outer,))
-        return "a" in below_resolution(root, timing)
+        return "a" in inexact_latencies(root, timing)
 
     assert is_marked(25)
     assert not is_marked(26)
     assert not is_marked(20, StepTiming(resolution_s=5))
 
 
+def test_what_varies_from_run_to_run_is_marked() -> None:
+    timing = StepTiming(repeats=3, forward_s=1.0)
+    for spread, marked in ((0.1, frozenset()), (0.125, {""})):
+        root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=1.0, latency_spread_s=spread)
+        assert inexact_latencies(root, timing) == marked
+
+
 def test_a_model_measured_by_itself_is_exact() -> None:
     root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=1e-6)
-    assert below_resolution(root, StepTiming(resolution_s=5e-6)) == {""}
-    assert below_resolution(root, StepTiming(resolution_s=5e-6, forward_s=1e-6)) == frozenset()
+    assert inexact_latencies(root, StepTiming(resolution_s=5e-6)) == {""}
+    assert inexact_latencies(root, StepTiming(resolution_s=5e-6, forward_s=1e-6)) == frozenset()
 
 
 def test_deep_and_wide_trees() -> None:
