@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ _PARTS = {
     "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
 }
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_CALL = torch.nn.Module._call_impl.__code__
 _RERUNNING = ("unpack_hook", "backward")  # functions of torch.utils.checkpoint: without and with
 # reentrant backward
 _PARTS_DEPTH = 16  # frames between an operator and the function that asked for it
@@ -40,14 +42,44 @@ def rerun_by_checkpoint() -> FrameType | None:
     """The frame in which torch.utils.checkpoint runs a function again, as part of the backward
     pass that runs now; None if what runs now is no part of such a function.
 
-    An operator of one of autograd's own nodes has the engine's frame just above: a short way.
+    A backward pass that such a function runs is part of it. The one that a reentrant checkpoint
+    itself runs, through what its function has made, is not: it is the backward pass.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not _ENGINE:
+    by_engine = False  # the frame has called the engine
+    while frame is not None:
         code = frame.f_code
-        if code.co_name in _RERUNNING and code.co_filename == torch.utils.checkpoint.__file__:
+        by_checkpoint = code.co_filename == torch.utils.checkpoint.__file__
+        is_the_backward = by_engine and code.co_name == "backward"
+        if by_checkpoint and code.co_name in _RERUNNING and not is_the_backward:
             return frame
+        by_engine = code is _ENGINE or (by_engine and code.co_filename == torch.autograd.__file__)
         frame = frame.f_back
+    return None
+
+
+def modules_at_work() -> Counter[int]:
+    """``{id of a module: its calls that are not over}``."""
+    found: Counter[int] = Counter()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            found[id(frame.f_locals["self"])] += 1
+        frame = frame.f_back
+    return found
+
+
+def first_over(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | None) -> int | None:
+    """Which of these calls, outermost first, is the first that is over; None if none is.
+
+    entering: a module whose call has just begun, and is none of these.
+    """
+    at_work = modules_at_work()
+    at_work[id(entering)] -= 1
+    for place, module in enumerate(calls):
+        at_work[id(module)] -= 1
+        if at_work[id(module)] < 0:
+            return place
     return None
 
 

@@ -25,10 +25,13 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from dispatch_flops.callers import first_over
 from dispatch_flops.devices import CPU, Devices, Now, seconds_between
+from dispatch_flops.idle import IdleModules, alone
 from dispatch_flops.names import ModuleNames, Named
 
 EVENT_RESOLUTION_S = 5e-7
+TURNS = 25  # of measuring what the profiler takes itself
 
 _graph_task = torch._C._current_graph_task_id
 _is_tracing = torch.compiler.is_dynamo_compiling
@@ -102,6 +105,7 @@ class LatencyPass:
 
     def __enter__(self) -> LatencyPass:
         self._home = threading.get_ident()
+        self._drop_calls_over()
         for handle in (
             register_module_forward_pre_hook(self.before),
             register_module_forward_hook(self.after, always_call=True),
@@ -141,6 +145,13 @@ class LatencyPass:
     def _is_home(self) -> bool:
         return threading.get_ident() == self._home
 
+    def _drop_calls_over(self, entering: nn.Module | None = None) -> None:
+        """Calls that ended while nobody followed them, or in an exception that skips hooks."""
+        calls = self._local.open
+        over = first_over((call.module for call in calls), entering) if calls else None
+        if over is not None:
+            del calls[over:]
+
     def before(self, module: nn.Module, args: Any) -> None:
         if _is_tracing():  # torch.cond traces modules, and the hooks with them
             return
@@ -154,6 +165,8 @@ class LatencyPass:
             if above and isinstance(module, torch.fx.GraphModule):
                 return  # a branch of torch.cond, not a module of the model
             named = self._names.find(module, [call.named for call in above])
+        if above and named.parent is None:
+            self._drop_calls_over(module)
         local.begun += 1
         above.append(_Open(module, named, local.begun, begun, self._stamp()))
 
@@ -215,19 +228,24 @@ def net_seconds(calls: Iterable[Interval], unseen: Unseen | None = None) -> dict
 @functools.cache
 def _unseen() -> Unseen:
     """Measured on modules that do nothing, once per process."""
-    modules = nn.Sequential(*(nn.Identity() for _ in range(100)))
-    x = torch.ones(1, device="cpu")
+    return alone(_measure_unseen)
+
+
+def _measure_unseen() -> Unseen:
+    idle = IdleModules(100, lambda x: x)
     per_call: list[float] = []
     inside: list[float] = []
-    for _ in range(25):  # by turns: whatever disturbs the machine disturbs both
-        plain, _spread = time_call(lambda: modules(x), repeats=1)
-        each = plain / len(modules)
-        with LatencyPass(ModuleNames([modules])) as latency:
-            modules(x)
+    for _ in range(TURNS):  # by turns: whatever disturbs the machine disturbs both
+        idle.set_hooks()
+        plain, _spread = time_call(idle.run, repeats=1)
+        each = plain / len(idle.modules)
+        latency = LatencyPass(ModuleNames(idle.modules), is_followed=lambda: True)
+        idle.set_hooks([latency.before], [latency.after])
+        whole, _spread = time_call(idle.run, repeats=1)
         (calls,) = latency.intervals()
-        seconds = net_seconds(calls)
-        per_call.append(seconds.pop("") / len(modules) - each)
-        inside.append(statistics.median(seconds.values()) - each)
+        seen = sum(call.start - call.hook_start + call.hook_end - call.end for call in calls)
+        per_call.append((whole - seen) / len(calls) - each)
+        inside.append(statistics.median(call.end - call.start for call in calls) - each)
     most = max(statistics.median(per_call), 0.0)
     return Unseen(per_call=most, inside=min(max(statistics.median(inside), 0.0), most))
 

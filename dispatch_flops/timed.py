@@ -19,17 +19,16 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from dispatch_flops.analysis import sum_known
-from dispatch_flops.clock import EVENT_RESOLUTION_S, LatencyPass
+from dispatch_flops.clock import EVENT_RESOLUTION_S, TURNS, LatencyPass
 from dispatch_flops.cost import Phase
 from dispatch_flops.devices import Devices, Now, Stamp, seconds_between
+from dispatch_flops.idle import IdleModules, alone
 from dispatch_flops.mode import CountingMode, Plan
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.places import Place
@@ -41,15 +40,15 @@ _now = time.perf_counter
 _graph_task = torch._C._current_graph_task_id
 _is_tracing = torch.compiler.is_dynamo_compiling
 _UNREAD = 2**16  # pairs of events that are kept before they are read
-_TURNS = 25  # of calibrating
 _SLOWEST = 10.0  # a way more times slower than this was interrupted
 
 
-class OwnTime:
-    """Seconds that the profiler itself has taken.
+class OwnTime(threading.local):
+    """Seconds that the profiler itself has taken, of each thread.
 
     per_op, per_module: what one operator, one module call takes that is not measured each time.
     reach_s: seconds from the mode's first line to the operator's run when ``per_op`` was measured.
+    in_operators: seconds that operators ran: no part of a program takes less than those in it.
     clock: of the time that passes.
     """
 
@@ -62,7 +61,7 @@ class OwnTime:
         reach_s: float = 0.0,
         clock: Now | None = None,
     ) -> None:
-        self.seconds = 0.0
+        self.seconds = self.in_operators = 0.0
         self.per_op = per_op
         self.per_module = per_module
         self.reach_s = reach_s
@@ -103,7 +102,7 @@ class TimedTracker(Tracker):
         self.own = own
         self.step_s: float | None = None
         self.with_closure = False
-        self._step_begun = 0.0
+        self._steps = _Steps()
 
     def enter_module(self, module: nn.Module, args: Any) -> None:
         if _is_tracing():
@@ -122,11 +121,21 @@ class TimedTracker(Tracker):
     def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         super().enter_optimizer(optimizer, args, kwargs)
         self.with_closure = self.with_closure or self.in_closure_step()
-        self._step_begun = self.own.now()
+        if self.steps_open() == 1:
+            self._steps.begun = self.own.now(), self.own.in_operators
 
     def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.step_s = (self.step_s or 0.0) + self.own.now() - self._step_begun
+        if self.steps_open() == 1:  # what an optimizer has another one do is part of its own step
+            begun, in_operators = self._steps.begun
+            taken = max(self.own.now() - begun, self.own.in_operators - in_operators)
+            self.step_s = (self.step_s or 0.0) + taken
         super().leave_optimizer(optimizer, args, kwargs)
+
+
+class _Steps(threading.local):
+    """When the optimizer step that a thread is at began: ``now`` and ``in_operators`` then."""
+
+    begun = 0.0, 0.0
 
 
 class _Call(threading.local):
@@ -173,7 +182,7 @@ class HostTimedMode(_TimedMode):
     def __init__(self, tracker: Tracker, own: OwnTime, **options: Any) -> None:
         super().__init__(tracker, **options)
         self.own = own
-        self._spans: dict[int, tuple[float, float]] = {}
+        self._spans: dict[int, tuple[float, float, float]] = {}
 
     def backward_s(self) -> float | None:
         """Seconds from the first to the last operator of the backward passes; None if none ran.
@@ -183,7 +192,8 @@ class HostTimedMode(_TimedMode):
         if not self._spans:
             return None
         total, until = 0.0, float("-inf")
-        for begin, end in sorted(self._spans.values()):
+        for begin, last, in_operators in sorted(self._spans.values()):
+            end = max(last, begin + in_operators)
             total += max(end - max(begin, until), 0.0)
             until = max(until, end)
         return total
@@ -201,11 +211,12 @@ class HostTimedMode(_TimedMode):
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             call.inside = False
+            self.own.in_operators += call.seconds
             self.own.operator(self.own.clock() - begun - call.seconds, call.reach_s)
             task = _graph_task()
             if task != -1:
-                first, _ = self._spans.get(task, (began_own, 0.0))
-                self._spans[task] = (first, began_own + call.seconds)
+                first, _, before = self._spans.get(task, (began_own, 0.0, 0.0))
+                self._spans[task] = (first, began_own + call.seconds, before + call.seconds)
 
     def _decide(self, func: Any) -> Plan:
         self._call.is_looked_up = False
@@ -354,44 +365,57 @@ def operator_seconds(profile: Profile, *phases: Phase) -> float | None:
 
 def _calibrate() -> tuple[float, float, float]:
     """``per_op``, ``per_module`` and ``reach_s`` of ``OwnTime`` on this machine."""
-    one = torch.ones(1, 1, device="cpu")
-    with torch.device("cpu"):
-        modules = nn.Sequential(*(nn.Linear(1, 1) for _ in range(100)))
+    return alone(_measure_own_time)
+
+
+def _measure_own_time() -> tuple[float, float, float]:
+    one = torch.ones(1, 1, dtype=torch.float32, device="cpu")
+    # Two operators: the weight is transposed first.
+    idle = IdleModules(100, lambda x: nn.functional.linear(x, one))
     reaches: list[float] = []
 
     class Noting(OwnTime):
+        operators = 0
+
         def operator(self, seen_s: float, reach_s: float | None) -> None:
+            self.operators += 1
             reaches.extend(() if reach_s is None else (reach_s,))
             super().operator(seen_s, reach_s)
 
-    def operators() -> None:
-        for _ in range(50):
-            nn.functional.linear(one, one)  # two operators: the weight is transposed
+    def bare() -> None:
+        for module in idle.modules:
+            module.forward(one)
 
-    with _disable_current_modes(), torch.no_grad(), torch.device("cpu"):
-        per_op = _unseen(operators, Noting()) / 100
-        reach_s = statistics.median(reaches)
+    with torch.no_grad():
+        noting = Noting()
+        per_op = _unseen(bare, noting, idle) * TURNS / max(noting.operators, 1)
+        reach_s = statistics.median(reaches) if reaches else 0.0
         own = OwnTime(per_op=per_op, reach_s=reach_s)
-        per_module = _unseen(lambda: modules(one), own, modules) / 101
+        per_module = _unseen(idle.run, own, idle) / len(idle.modules)
     return per_op, per_module, reach_s
 
 
-def _unseen(run: Callable[[], Any], own: OwnTime, *roots: nn.Module) -> float:
+def _unseen(run: Callable[[], Any], own: OwnTime, idle: IdleModules) -> float:
     """Seconds that ``run`` takes more under the profiler, by the profiler's own clock.
 
     With and without by turns: whatever disturbs the machine disturbs both.
     """
     both = HostPass(
-        ModuleNames(roots), own, {"conventions": Conventions(), "own_rules": {}, "on_full": int}
+        ModuleNames(idle.modules),
+        own,
+        {"conventions": Conventions(), "own_rules": {}, "on_full": int},
+    )
+    both.tracker.join_thread(entered=True)
+    hooks = (
+        [both.clock.before, both.tracker.enter_module],
+        [both.clock.after, both.tracker.leave_module],
     )
     more = []
-    for _ in range(_TURNS):
+    for _ in range(TURNS):
+        idle.set_hooks()
         plain = _seconds(run, _now)
-        with ExitStack() as undo:
-            undo.enter_context(both.clock)
-            both.tracker.start()
-            undo.callback(both.tracker.stop)
-            undo.enter_context(both.mode)
+        idle.set_hooks(*hooks)
+        with both.mode:
             more.append(_seconds(run, own.now) - plain)
     return max(statistics.median(more), 0.0)
 

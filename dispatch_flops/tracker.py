@@ -31,6 +31,7 @@ from torch.optim.optimizer import (
 
 from dispatch_flops.callers import (
     caller_of,
+    first_over,
     held_by_checkpoint,
     is_over,
     maker_by_parameters,
@@ -81,6 +82,7 @@ class Tracker:
     def start(self) -> None:
         """Install the hooks; this thread becomes the one whose backward passes are followed."""
         self._home = self.join_thread(entered=True)
+        self._drop_calls_over(self._home)
         for handle in (
             register_module_forward_pre_hook(self.enter_module),
             register_module_forward_hook(self.leave_module, always_call=True),
@@ -143,8 +145,8 @@ class Tracker:
         self._note_backward(thread)
         # A backward pass that a module runs while it is itself run again is run again, too.
         phase: Phase = "backward"
-        if frame.named is not None and frame.task != NO_TASK:
-            phase = "recompute"
+        if frame.place is not None and frame.named is not None and frame.task != NO_TASK:
+            phase = frame.place.phase
         node = _current_node()
         if node is None:
             return thread.place(frame.named.fqn if frame.named else OUTSIDE, phase)
@@ -199,8 +201,8 @@ class Tracker:
 
     def _locate_outside_backward(self, thread: Thread) -> Place:
         """An operator in no backward pass: the first after one, or one of an optimizer."""
-        while (frame := thread.stack[-1]).step and is_over(frame.step):
-            thread.stack.pop()
+        self._drop_steps_over(thread)
+        frame = thread.stack[-1]
         self._resume(thread, thread.last_seq)
         if frame.closure and _grad_enabled():  # steps run without gradients, their closures with
             thread.mark(thread.last_seq, OUTSIDE)
@@ -212,6 +214,22 @@ class Tracker:
             if part is not None or not _grad_enabled():
                 return thread.place(part or AFTER_BACKWARD, "optimizer")
         return thread.place(OUTSIDE, "forward")
+
+    def _drop_calls_over(self, thread: Thread, entering: nn.Module | None = None) -> None:
+        """Calls that ended while nobody followed them, or in an exception that skips hooks."""
+        calls = [frame for frame in thread.stack if frame.named is not None]
+        over = first_over((frame.owner for frame in calls), entering) if calls else None
+        if over is not None:
+            del thread.stack[thread.stack.index(calls[over]) :]
+            self._resume(thread, _sequence_nr())
+
+    def _drop_steps_over(self, thread: Thread, entering: int = 0) -> None:
+        """Steps that have raised told nobody that they are over.
+
+        entering: the step that now begins; an older one has the same id only if it is over.
+        """
+        while (step := thread.stack[-1].step) and (step == entering or is_over(step)):
+            thread.stack.pop()
 
     def _resume(self, thread: Thread, seq: int) -> None:
         """What is on top of the stack is at work from sequence number ``seq`` on."""
@@ -271,24 +289,33 @@ class Tracker:
             ):
                 return
             named = self.names.find(module, [frame.named for frame in stack if frame.named])
+        if named.parent is None and len(stack) > 1:
+            self._drop_calls_over(thread, module)
         task = _graph_task()
         if task == NO_TASK:
             place = thread.place(named.fqn, "forward")
             if thread.after_backward:
                 self._note_forward(thread)
-            if not named.wrapper:
-                thread.calls[named.fqn] += 1
-                if named.expert:
-                    thread.tokens[named.fqn] += _rows(args)
         else:
-            place = thread.place(named.fqn, "recompute")
+            place = thread.place(named.fqn, self._phase_in_backward(named.fqn))
             thread.recompute_task = task
+        if place.phase != "recompute" and not named.wrapper:
+            thread.calls[named.fqn] += 1
+            if named.expert:
+                thread.tokens[named.fqn] += _rows(args)
         hooks = _saved_tensors_hooks(True)
         if hooks is not None:
             self._note_checkpoint(hooks, stack[-1])
         stack.append(Frame(named, module, place, task))
         thread.current = place
         thread.mark(_sequence_nr(), named.fqn)
+
+    def _phase_in_backward(self, fqn: str) -> Phase:
+        """Of a module whose forward runs in a backward pass: again, or (in a hook) for the first
+        time.
+        """
+        ran = any((fqn, "forward") in thread.places for thread in self._threads)
+        return "recompute" if ran or rerun_by_checkpoint() is not None else "backward"
 
     def _note_forward(self, thread: Thread) -> None:
         thread.after_backward = False
@@ -329,6 +356,7 @@ class Tracker:
         if thread is not None:
             place = thread.place(f"{OUTSIDE}.{type(optimizer).__name__}", "optimizer")
             step = id(caller_of("enter_optimizer"))
+            self._drop_steps_over(thread, step)
             closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
             thread.stack.append(Step(optimizer, place, _graph_task(), step, closure=closure))
             self._resume(thread, _sequence_nr())
@@ -337,6 +365,11 @@ class Tracker:
         """True if this thread is in a step whose optimizer was given a function to call."""
         thread = self.thread()
         return thread is not None and thread.stack[-1].closure
+
+    def steps_open(self) -> int:
+        """How many optimizer steps this thread is in, one within another."""
+        thread = self.thread()
+        return 0 if thread is None else sum(frame.step != 0 for frame in thread.stack)
 
     def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         thread = self.thread()

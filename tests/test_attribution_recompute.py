@@ -325,3 +325,42 @@ def test_all_that_is_run_again_is_recomputation(
     profile = profile_of(lambda: checkpoint(function, x, use_reentrant=reentrant).sum().backward())
     assert profile.total("backward").macs == backward
     assert profile.total("recompute").macs == recompute
+
+
+def test_a_gradient_that_a_checkpointed_function_takes_is_taken_again() -> None:
+    """Forces from energies: rows of 6 through 6 -> 11 -> 6, the gradient's graph kept."""
+    net = nn.Sequential(nn.Linear(6, 11, bias=False), nn.Tanh(), nn.Linear(11, 6, bias=False))
+    x = torch.rand(5, 6, requires_grad=True)
+
+    def forces(x: Tensor) -> Tensor:
+        return torch.autograd.grad(net(x).sum(), x, create_graph=True)[0]
+
+    profile = profile_of(
+        lambda: checkpoint(forces, x, use_reentrant=False).sum().backward(), model=net
+    )
+    one = 5 * 6 * 11
+    # Once in the function: forward, and the gradient of its input. Both are run again. The
+    # backward pass through the gradient's product g @ w: of g and of w.
+    assert work_of(profile)["2"] == {"forward": one, "backward": one + one, "recompute": 2 * one}
+
+
+def test_a_module_in_a_gradient_hook_runs_for_the_first_time() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 5, bias=False)
+            self.gate = nn.Linear(5, 3, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.layer(x)
+            out.register_hook(lambda grad: grad * self.gate(grad.detach()).sum().sigmoid().detach())
+            return out
+
+    model = Gated()
+    profile = profile_of(lambda: model(torch.rand(2, 4)).sum().backward(), model=model)
+    assert work_of(profile) == {
+        "layer": {"forward": 2 * 4 * 5, "backward": 2 * 4 * 5},
+        "gate": {"backward": 2 * 5 * 3},
+    }
+    assert profile.node("gate").calls == 1
+    assert profile.uncalled_modules() == []

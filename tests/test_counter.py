@@ -439,3 +439,59 @@ def test_a_model_that_is_gone_is_remembered() -> None:
     root = counter.profile.root
     assert root.total_params == 3 * 5 + 5
     assert [node.class_name for node in root.walk()] == ["Sequential", "Linear", "ReLU"]
+
+
+@pytest.mark.parametrize("latency", [False, True])
+def test_a_pause_within_a_forward_leaves_no_module_open(latency: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7))
+    counter = FlopCounterMode(model, display=False, latency=latency)
+    handle = model[0].register_forward_hook(lambda *_: counter.pause())
+    with counter:
+        model(torch.ones(2, 3))
+        handle.remove()
+        counter.resume()
+        torch.mm(torch.ones(11, 13), torch.ones(13, 17))
+        model(torch.ones(2, 3))
+    profile = counter.profile
+    assert profile.outside.own("forward").macs == 11 * 13 * 17
+    assert profile.node("0").total("forward").macs == 2 * 2 * 3 * 5
+    assert profile.node("1").total("forward").macs == 2 * 5 * 7
+    assert profile.root.own("forward").macs == 0
+
+
+def test_a_resumed_forward_goes_on_in_its_module() -> None:
+    class Pausing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            counter.pause()
+            x = self.layer(x)
+            counter.resume()
+            return torch.mm(x, torch.ones(5, 7))
+
+    model = Pausing()
+    with FlopCounterMode(model, display=False) as counter:
+        model(torch.ones(2, 3))
+    assert counter.profile.root.own("forward").macs == 2 * 5 * 7
+    assert counter.profile.total().macs == 2 * 5 * 7
+
+
+def test_an_interrupted_module_is_over_when_the_model_is_called_again() -> None:
+    class Interrupted(nn.Module):
+        raises = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.raises:
+                raise KeyboardInterrupt
+            return x
+
+    model = nn.Sequential(nn.Linear(3, 5), Interrupted())
+    with FlopCounterMode(model, display=False) as counter:
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(2, 3))
+        model[1].raises = False
+        model(torch.ones(2, 3))
+        torch.mm(torch.ones(11, 13), torch.ones(13, 17))
+    assert counter.profile.outside.own("forward").macs == 11 * 13 * 17

@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("units", "errors", "plain"),
     ("cost", "config", "stance", "subclasses", "no_data", "running", "devices", "parameters"),
     ("tree", "hardware", "registry", "targets", "tensors"),
-    ("analysis", "efficiency", "names", "formulas", "callers"),
+    ("analysis", "efficiency", "names", "formulas", "callers", "idle"),
     ("places", "clock", "renderers"),
     ("tracker",),
     ("ledger", "measure"),

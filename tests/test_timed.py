@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -133,6 +134,42 @@ def test_optimizer_steps_are_timed() -> None:
         optimizer.step()
         optimizer.step()
     assert counter.profile.timing.step_s == 2 * 7.0
+
+
+def test_a_step_that_another_optimizer_takes_part_in_is_one() -> None:
+    class Slow(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            CLOCK.now += 7.0
+
+    class Around(torch.optim.SGD):
+        fails = False
+
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            inner.step()
+            CLOCK.now += 20.0
+            if self.fails:
+                raise ValueError
+
+    model = nn.Linear(2, 3)
+    inner = Slow(model.parameters(), lr=0.1)
+    outer = Around(model.parameters(), lr=0.1)
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        outer.step()
+        outer.fails = True
+        with pytest.raises(ValueError):
+            outer.step()  # is over, though nobody says so
+        inner.step()
+    assert counter.profile.timing.step_s == 7.0 + 20.0 + 7.0
+
+
+def test_what_one_thread_has_profiled_is_not_taken_off_another() -> None:
+    own = timed.OwnTime(per_op=3.0)
+    own.operator(seen_s=2.0, reach_s=None)
+    elsewhere: list[float] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(own.seconds))
+    thread.start()
+    thread.join()
+    assert (own.seconds, elsewhere) == (5.0, [0.0])
 
 
 def test_without_latency_nothing_is_measured() -> None:
