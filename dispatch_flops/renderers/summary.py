@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_flops.analysis import Figures, inclusive, phases_of
+from dispatch_flops.analysis import Figures, inclusive, inexact_latencies, phases_of
 from dispatch_flops.cost import Phase
 from dispatch_flops.renderers.text import at_least, heading
 from dispatch_flops.tree import Profile, Scope
@@ -59,7 +59,8 @@ def _lines(profile: Profile) -> Iterator[Line]:
     forward_s = forward.latency_s if timing.forward_s is None else timing.forward_s
     yield from _parallelism(profile.scope)
     yield from _sizes(forward, profile.scope)
-    yield "fwd latency", duration_to_string(forward_s)
+    inexact = profile.root.fqn in inexact_latencies(profile.root, timing)
+    yield "fwd latency", ("~" if inexact else "") + duration_to_string(forward_s)
     yield (
         "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
         _rate(forward.cost.flops, forward_s, forward.lower_bound),

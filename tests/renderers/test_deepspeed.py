@@ -258,6 +258,19 @@ def test_what_holds_many_short_calls_and_operators_is_marked() -> None:
     assert not is_marked(20, StepTiming(resolution_s=5))
 
 
+def test_the_models_own_latency_is_marked() -> None:
+    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=3e-6)
+
+    def latency(timing: StepTiming) -> str:
+        lines = deepspeed.render(Profile(root=root, timing=timing)).splitlines()
+        return (
+            next(line for line in lines if line.startswith("fwd latency:")).split(": ")[1].strip()
+        )
+
+    assert latency(StepTiming(resolution_s=5e-6)) == "~3 us"
+    assert latency(StepTiming(resolution_s=2e-6)) == "3 us"
+
+
 def test_what_varies_from_run_to_run_is_marked() -> None:
     timing = StepTiming(repeats=3, forward_s=1.0)
     for spread, marked in ((0.1, frozenset()), (0.125, {""})):
