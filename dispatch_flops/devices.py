@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+_META = torch.device("meta")
 _AT_ONCE = ("cpu", "meta")  # what these are given is done when the call returns
 Now = Callable[[], float]
 Stamp = Callable[[], Any]
@@ -36,9 +37,14 @@ class Devices:
     def of(cls, modules: Iterable[nn.Module]) -> Devices:
         """Of modules' own parameters and buffers, not of those of the modules below them.
 
-        Where these hold none, CUDA is assumed if the program uses it.
+        Where these hold none, CUDA is assumed if the program uses it. Parameters that rest on
+        the meta device between calls are where they are brought to.
         """
+        modules = tuple(modules)
         found = dict.fromkeys(tensor.device for module in modules for tensor in _held_by(module))
+        if brought := brought_to(modules):
+            found.pop(_META, None)
+            found |= dict.fromkeys(brought)
         if not found and torch.cuda.is_initialized():
             found = {torch.device("cuda", torch.cuda.current_device()): None}
         accelerators = tuple(device for device in found if device.type not in _AT_ONCE)
@@ -98,6 +104,25 @@ CPU = Devices()
 def seconds_between(start: Any, end: Any) -> float:
     """Seconds between two events that are over; 0 where there was none to record."""
     return 0.0 if start is None or end is None else float(start.elapsed_time(end)) / 1e3
+
+
+def brought_to(modules: Iterable[nn.Module]) -> tuple[torch.device, ...]:
+    """Where parameters on the meta device are brought for each call, as accelerate's hooks do."""
+    modules = tuple(modules)
+    if not any(tensor.device == _META for module in modules for tensor in _held_by(module)):
+        return ()
+    hooks = [getattr(module, "_hf_hook", None) for module in modules]
+    hooks += [hook for chain in hooks for hook in getattr(chain, "hooks", ())]
+    named = (getattr(hook, "execution_device", None) for hook in hooks)
+    devices = dict.fromkeys(_with_index(name) for name in named if name is not None)
+    return tuple(device for device in devices if device != _META)
+
+
+def _with_index(name: int | str | torch.device) -> torch.device:
+    device = torch.device(name)
+    if device.index is not None or device.type in _AT_ONCE:
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
 def _held_by(module: nn.Module) -> Iterator[torch.Tensor]:

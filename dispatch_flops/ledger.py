@@ -20,7 +20,7 @@ from dispatch_flops.analysis import sum_known
 from dispatch_flops.cost import OpCost, Phase, Share
 from dispatch_flops.devices import device_name
 from dispatch_flops.names import ModuleNames, Named, join
-from dispatch_flops.parameters import ParameterFacts
+from dispatch_flops.parameters import ParameterCounts, ParameterFacts, count_held
 from dispatch_flops.registry import Causal
 from dispatch_flops.tracker import Place
 from dispatch_flops.tree import OUTSIDE, ModuleNode, OpTotal, Profile, Scope
@@ -161,6 +161,7 @@ class Ledger:
                 causal=causal,
             ),
             notes=notes,
+            ran_elsewhere=forest.ran_elsewhere(),
         ).check()
 
     def _by_fqn(self, nodes: Mapping[str, Named]) -> dict[str, list[OpTotal]]:
@@ -226,6 +227,39 @@ class _Forest:
         ]
         # A sole root that was found on the way is the model: its names lose their prefix.
         self._prefix = names.roots[0].fqn if len(names.roots) == 1 else ""
+        self._modules = {fqn: named.itself() for fqn, named in list(names.nodes.items())}
+        self._params = self._count_params()
+
+    def _count_params(self) -> dict[Named | str, ParameterCounts]:
+        """Of every module, and of every line that is no module."""
+        # A module has the same parameters under all its names: they are one holder.
+        held: dict[Named | str, dict[Named | str, None]] = {
+            self._holder(fqn): {} for fqn in self._children
+        }
+        own: dict[Named | str, tuple[ParameterFacts, ...]] = {}
+        for fqn, children in self._children.items():
+            held[self._holder(fqn)].update((self._holder(child), None) for child in children)
+        for holder, below in held.items():
+            if isinstance(holder, Named):
+                own[holder] = tuple(holder.parameters())
+                also = (named.itself() for named in holder.also)
+                below.update((named, None) for named in also if named in held)
+        if len(self._names.roots) != 1:
+            held[""] = {self._holder(root.fqn): None for root in self._names.roots}
+        return count_held(held, own, self._used)
+
+    def _holder(self, fqn: str) -> Named | str:
+        return self._modules.get(fqn, fqn)
+
+    def ran_elsewhere(self) -> tuple[str, ...]:
+        """Names under which a module never ran that ran under another."""
+        calls = self._seen.calls
+        ran = {itself for fqn, itself in self._modules.items() if calls.get(fqn)}
+        return tuple(
+            self._shown(fqn)
+            for fqn, itself in self._modules.items()
+            if itself in ran and not calls.get(fqn)
+        )
 
     def _sharded_and_called(self) -> Iterator[int]:
         """Keys of the parameters that stand for others in operators, of modules that ran."""
@@ -237,19 +271,11 @@ class _Forest:
         roots = self._names.roots
         if len(roots) == 1:
             return self.node(roots[0].fqn)
-        children = tuple(self.node(root.fqn) for root in roots)
-        below = (
-            facts
-            for root in roots
-            for fqn in self._order(root.fqn)
-            if fqn in self._names.nodes
-            for facts in self._names.nodes[fqn].parameters()
-        )
-        params = _Params(below, self._used)
+        params = self._params[""]
         return ModuleNode(
             fqn="",
             class_name="models" if roots else "nothing",
-            children=children,
+            children=tuple(self.node(root.fqn) for root in roots),
             total_params=params.total,
             active_params=params.active,
             trainable_params=params.trainable,
@@ -265,32 +291,17 @@ class _Forest:
     def node(self, top: str) -> ModuleNode:
         """The tree below ``top``."""
         built: dict[str, ModuleNode] = {}
-        params: dict[str, _Params] = {}
         for fqn in reversed(self._order(top)):
-            children = self._children.get(fqn, ())
-            named = self._names.nodes.get(fqn)
-            own = _Params(named.parameters() if named is not None else (), self._used)
-            own_params = own.total
-            params[fqn] = _Params.merged((own, *(params.pop(child) for child in children)))
-            built[fqn] = self._build(
-                fqn, named, own_params, params[fqn], tuple(built.pop(c) for c in children)
-            )
+            children = tuple(built.pop(child) for child in self._children.get(fqn, ()))
+            built[fqn] = self._build(fqn, self._names.nodes.get(fqn), children)
         return built[top]
 
-    def _build(
-        self,
-        fqn: str,
-        named: Named | None,
-        own_params: int,
-        params: _Params,
-        children: tuple[ModuleNode, ...],
-    ) -> ModuleNode:
+    def _build(self, fqn: str, named: Named | None, children: tuple[ModuleNode, ...]) -> ModuleNode:
         seen = self._seen
         module = named.module() if named is not None else None
         ops = tuple(sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))))
-        shown = fqn
-        if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
-            shown = fqn[len(self._prefix) + 1 :]
+        shown = self._shown(fqn)
+        params = self._params[self._holder(fqn)]
         parent = named.parent.fqn if named is not None and named.parent is not None else OUTSIDE
         name = fqn[len(parent) + 1 :] if fqn.startswith(f"{parent}.") else shown
         return ModuleNode(
@@ -299,7 +310,7 @@ class _Forest:
             class_name=_class_name(fqn, named, module),
             extra_repr=_extra_repr(module),
             calls=seen.calls.get(fqn, 0),
-            own_params=own_params,
+            own_params=params.own,
             total_params=params.total,
             active_params=params.active,
             trainable_params=params.trainable,
@@ -312,6 +323,12 @@ class _Forest:
             tokens=seen.tokens.get(fqn),
         )
 
+    def _shown(self, fqn: str) -> str:
+        """The name that the profile gives it."""
+        if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
+            return fqn[len(self._prefix) + 1 :]
+        return fqn
+
 
 def _seconds(
     ops: Iterable[OpTotal], children: Iterable[ModuleNode], *phases: Phase
@@ -320,37 +337,6 @@ def _seconds(
     own = [op.latency_s for op in ops if op.phase in phases]
     below = (c.latency_s if "forward" in phases else c.backward_latency_s for c in children)
     return sum_known((*own, *below))
-
-
-class _Params:
-    """Distinct parameters and how many elements they hold: in all, used, trainable."""
-
-    __slots__ = ("_members", "active", "total", "trainable")
-
-    def __init__(self, parameters: Iterable[ParameterFacts], used: Collection[int]) -> None:
-        self._members: dict[int, tuple[ParameterFacts, bool]] = {}
-        self.total = self.active = self.trainable = 0
-        for facts in parameters:
-            self._add(facts, facts.key in used)
-
-    def _add(self, facts: ParameterFacts, active: bool) -> None:
-        if facts.key in self._members:
-            return
-        self._members[facts.key] = facts, active
-        self.total += facts.elements
-        self.active += facts.elements * active
-        self.trainable += facts.elements * facts.trainable
-
-    @staticmethod
-    def merged(sets: Iterable[_Params]) -> _Params:
-        """All of them in one, the largest, which grows: a deep model's are not copied anew at
-        every level.
-        """
-        largest, *others = sorted(sets, key=lambda params: len(params._members), reverse=True)
-        for other in others:
-            for facts, active in other._members.values():
-                largest._add(facts, active)
-        return largest
 
 
 def _class_name(fqn: str, named: Named | None, module: nn.Module | None) -> str:

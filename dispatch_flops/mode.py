@@ -20,7 +20,7 @@ from dispatch_flops.ledger import Entry
 from dispatch_flops.places import Place
 from dispatch_flops.pricing import price
 from dispatch_flops.registry import Conventions, Rule
-from dispatch_flops.subclasses import in_sharding_propagation, is_wrapper
+from dispatch_flops.subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.tensors import tensors_in
 from dispatch_flops.tracker import Tracker
 
@@ -62,7 +62,7 @@ class Plan:
     def __init__(self, func: Any, name: str) -> None:
         self.func = func
         self.name = name
-        self.call: Callable[..., Any] = getattr(func, "_op", func)
+        self.call: Callable[..., Any] = func
         self.rule: Rule | None = None
         self.fixed: Entry | None = None
         self.cache: dict[Any, Entry] = {}
@@ -193,6 +193,7 @@ class CountingMode(TorchDispatchMode):
 
     def _plan_operator(self, func: OpOverload) -> Plan:
         plan = Plan(func, str(func))
+        plan.call = no_data.kernel(func)
         plan.metadata = plan.name in METADATA
         rule = registry.lookup(func, self._own_rules)
         plan.rule = rule
@@ -209,7 +210,6 @@ class CountingMode(TorchDispatchMode):
 
     def _plan_higher_order(self, func: HigherOrderOperator) -> Plan:
         plan = Plan(func, registry.name_of(func))
-        plan.call = func
         plan.rule = registry.lookup(func, self._own_rules)
         plan.handler = HANDLERS.get(func.name()) if plan.rule is None else None
         plan.special = True
@@ -227,6 +227,8 @@ class CountingMode(TorchDispatchMode):
         if plan.metadata:
             return True, func(*args, **kwargs)
         if types and not self._are_plain(types):
+            if is_traced(types):
+                return True, func(*args, **kwargs)
             return self._on_wrapper(plan, types, args, kwargs)
         if self._inside_wrapper and types and in_sharding_propagation():
             return True, func(*args, **kwargs)

@@ -30,6 +30,8 @@ class Named:
     name or the entry's class says "expert".
     remembered: what its parameters were when it was named, where the module may be gone before
     it is asked for; class_name: likewise.
+    also: what the module holds beside its children in the tree, whose names are elsewhere.
+    same_as: the place of the module's own name, where this is another name of it or its wrapper.
     """
 
     fqn: str
@@ -41,6 +43,15 @@ class Named:
     class_name: str = ""
     remembered: tuple[ParameterFacts, ...] = ()
     edges: list[tuple[Named, str]] = field(default_factory=list)
+    also: list[Named] = field(default_factory=list)
+    same_as: Named | None = None
+
+    def itself(self) -> Named:
+        """The one place that stands for the module under all its names."""
+        named = self
+        while named.same_as is not None:
+            named = named.same_as
+        return named
 
     def parameters(self) -> Iterable[ParameterFacts]:
         """Of the parameters that the module holds itself."""
@@ -93,7 +104,7 @@ class ModuleNames:
         for fqn, named in nodes.items():
             if named.parent is not None:
                 below[named.parent.fqn].append(fqn)
-        return below
+        return {fqn: _in_order(nodes[fqn], found) for fqn, found in below.items()}
 
     def experts(self) -> list[str]:
         """Names of the experts of mixtures."""
@@ -112,36 +123,43 @@ class ModuleNames:
     # -- known modules ----------------------------------------------------------------------
 
     def _add_tree(self, top: nn.Module, fqn: str, parent: Named | None) -> Named:
-        """Name ``top`` and all below it; a module met a second time gets one more edge."""
+        """Name ``top`` and all below it, each by the first path that ``named_modules()`` takes."""
         named = self._add(top, fqn, parent)
-        stack = [named]
+        stack = list(reversed(_held_directly(named, top)))
         while stack:
-            above = stack.pop()
-            module = above.module()
-            assert module is not None
-            new = []
-            for name, child in module._modules.items():
-                if child is None:
-                    continue
-                seen = self._by_id.get(id(child))
-                if seen is not None and seen.module() is child:
-                    if seen in self.roots and not self._adopting:
-                        continue  # what the user calls the model stays the model, whoever wraps it
-                    seen.edges.append((above, name))
-                    self._mark_shared(seen)
-                    continue
-                if name == WRAPPED:
-                    above.wrapper = True
-                    below = Named(above.fqn, weakref.ref(child), above.parent)
-                    self._by_id[id(child)] = below
-                    self.nodes[above.fqn] = below
-                else:
-                    below = self._add(child, join(above.fqn, name), above)
-                below.edges.append((above, name))
-                below.shared = above.shared
-                new.append(below)
-            stack.extend(reversed(new))
+            above, name, child = stack.pop()
+            seen = self._by_id.get(id(child))
+            if seen is not None and seen.module() is child:
+                self._hold_also(above, name, seen)
+                continue
+            below = self._add_below(above, name, child)
+            stack.extend(reversed(_held_directly(below, child)))
         return named
+
+    def _add_below(self, above: Named, name: str, child: nn.Module) -> Named:
+        """The place of a module that has none yet, held by ``above``."""
+        if name == WRAPPED:
+            above.wrapper = True
+            below = Named(above.fqn, weakref.ref(child), above.parent)
+            above.same_as = self._by_id[id(child)] = self.nodes[above.fqn] = below
+        else:
+            below = self._add(child, join(above.fqn, name), above)
+        below.edges.append((above, name))
+        below.shared = above.shared
+        return below
+
+    def _hold_also(self, above: Named, name: str, seen: Named) -> None:
+        """``above`` holds a module that has its name elsewhere: one more edge."""
+        held_by_model = not f"{above.fqn}.".startswith(f"{OUTSIDE}.")
+        is_model = seen in self.roots and not self._adopting
+        if name == WRAPPED and seen.itself() is not above:
+            above.same_as = seen
+        elif held_by_model or not is_model:
+            self.nodes[above.fqn].also.append(seen)
+        if is_model:
+            return  # what the user calls the model stays the model, whoever wraps it
+        seen.edges.append((above, name))
+        self._mark_shared(seen)
 
     def _add(self, module: nn.Module, fqn: str, parent: Named | None) -> Named:
         if parent is not None:
@@ -210,7 +228,14 @@ class ModuleNames:
     def _alias(self, module: nn.Module, fqn: str, parent: Named) -> Named:
         parent = self.nodes[parent.fqn]
         expert = _is_expert(module, parent)
-        named = Named(fqn, weakref.ref(module), parent, shared=True, expert=expert)
+        named = Named(
+            fqn,
+            weakref.ref(module),
+            parent,
+            shared=True,
+            expert=expert,
+            same_as=self._by_id.get(id(module)),
+        )
         self.nodes[fqn] = named
         return named
 
@@ -225,10 +250,11 @@ class ModuleNames:
             return self._add_tree(
                 module, self._unique(join(caller.fqn, f"<{type(module).__name__}>")), caller
             )
-        inner = module._modules.get(WRAPPED)
-        wrapped = self._by_id.get(id(inner)) if inner is not None else None
-        if wrapped is not None and wrapped.module() is inner:
-            named = Named(wrapped.fqn, weakref.ref(module), wrapped.parent, wrapper=True)
+        wrapped = self._wrapped_by(module)
+        if wrapped is not None:
+            named = Named(
+                wrapped.fqn, weakref.ref(module), wrapped.parent, wrapper=True, same_as=wrapped
+            )
             self._by_id[id(module)] = named
             return named
         name = type(module).__name__
@@ -237,6 +263,14 @@ class ModuleNames:
             self.roots = [known for known in self.roots if known.fqn != root.fqn] + [root]
             return root
         return self._add_tree(module, self._unique(f"{OUTSIDE}.{name}"), None)
+
+    def _wrapped_by(self, module: nn.Module) -> Named | None:
+        """The place of what ``module`` is ``torch.compile``'s wrapper of, if that is known."""
+        if WRAPPED not in module._modules:  # TorchScript's has no get
+            return None
+        inner = module._modules[WRAPPED]
+        wrapped = self._by_id.get(id(inner))
+        return wrapped if wrapped is not None and wrapped.module() is inner else None
 
     def _held_by(self, module: nn.Module, caller: Named) -> Named | None:
         """The module's place below its caller, if it was put there after the walk."""
@@ -266,6 +300,21 @@ class ModuleNames:
             number += 1
             candidate = f"{name}_{number}"
         return candidate
+
+
+def _held_directly(named: Named, module: nn.Module) -> list[tuple[Named, str, nn.Module]]:
+    """The modules that ``module``, whose place is ``named``, holds itself, and as what."""
+    return [(named, name, child) for name, child in module._modules.items() if child is not None]
+
+
+def _in_order(named: Named, children: list[str]) -> list[str]:
+    """Fqns of children as the module holds them; those that it does not hold come last."""
+    module = named.module()
+    if module is None or len(children) < 2:
+        return children
+    names = (join(named.fqn, name) for name, _ in module._modules.items())
+    position = {fqn: number for number, fqn in enumerate(names)}
+    return sorted(children, key=lambda fqn: position.get(fqn, len(position)))
 
 
 def _path_to(module: nn.Module, top: nn.Module) -> list[str] | None:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _UNTAGGED = frozenset(("aten::_pack_padded_sequence",))  # its lengths are data
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_GROUPED_MM = torch.ops.aten._grouped_mm.default
 _ADVICE = (
     "dispatch_flops: {} reads values, and a tensor on the meta device (or a fake one) has none. "
     "Give the model what it looks for in its data, such as a 4-D attention mask; or pass "
@@ -51,6 +52,28 @@ def run(
     except Exception as error:
         error.add_note(_ADVICE.format(func))
         raise
+
+
+def kernel(func: OpOverload) -> Callable[..., Any]:
+    """What runs the operator, also on the tensors without data that torch refuses there."""
+    return _grouped_mm if func is _GROUPED_MM else func._op
+
+
+def _grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Torch takes bfloat16 alone on the meta device: of other dtypes this is the shape."""
+    if not has_no_data(a) or a.dtype is torch.bfloat16:
+        out: torch.Tensor = _GROUPED_MM._op(a, b, offs, bias, out_dtype)
+        return out
+    out = (a[0] if a.dim() > b.dim() else a) @ (b[0] if b.dim() > a.dim() else b)
+    if offs is not None and a.dim() == b.dim() == 2:
+        out = out.new_empty((len(offs), *out.shape))
+    return out.to(out_dtype or a.dtype)
 
 
 def _as_scalar(value: float, dtype: torch.dtype) -> bool | int | float:

@@ -19,7 +19,7 @@ from dispatch_flops.clock import (
     within_parents,
 )
 from dispatch_flops.counter import FlopCounterMode
-from dispatch_flops.devices import Devices, device_name
+from dispatch_flops.devices import Devices, brought_to, device_name
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.registry import Causal, Formula, Subclass
@@ -103,7 +103,8 @@ def profile_model(
         undo.enter_context(random_state_kept(model))
         if device == "meta":
             undo.enter_context(on_meta(model))
-        inputs = make_inputs(model, input_shape, args, device)
+        made_on = device if input_shape is None else device or _brought_to(model)
+        inputs = make_inputs(model, input_shape, args, made_on)
         if not isinstance(kwargs or {}, Mapping):
             raise TargetError(f"kwargs is a {type(kwargs).__name__}; pass a dict of named inputs")
         named_inputs = moved(dict(kwargs or {}), device)
@@ -130,6 +131,11 @@ def profile_model(
         notes += (f"operators' times: {method}",)
     profile = dataclasses.replace(profile, scope=scope, notes=notes)
     return without(profile, model, ignored)
+
+
+def _brought_to(model: nn.Module) -> str | None:
+    """Where a model computes whose first parameter need not say so; None for any other."""
+    return next(map(str, brought_to(model.modules())), None)
 
 
 def _check(model: Any, device: str | None, warm_up: int, repeats: int) -> None:

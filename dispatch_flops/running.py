@@ -102,7 +102,7 @@ def submodule(model: nn.Module, fqn: str) -> nn.Module | None:
     """The module of that name, ``torch.compile``'s wrappers looked through; None if none is."""
     module = _unwrapped(model)
     for name in fqn.split(".") if fqn else ():
-        below = module._modules.get(name)
+        below = _held_as(name, module)
         if below is None:
             return None
         module = _unwrapped(below)
@@ -110,9 +110,15 @@ def submodule(model: nn.Module, fqn: str) -> nn.Module | None:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    while (inner := module._modules.get("_orig_mod")) is not None:
+    while (inner := _held_as("_orig_mod", module)) is not None:
         module = inner
     return module
+
+
+def _held_as(name: str, module: nn.Module) -> nn.Module | None:
+    if name not in module._modules:  # TorchScript's has no get
+        return None
+    return module._modules[name]
 
 
 # -- leaving everything as it was ------------------------------------------------------------

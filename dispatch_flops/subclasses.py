@@ -6,6 +6,7 @@ import sys
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 _SHARDING = "_propagate_tensor_meta_non_cached"
 
@@ -22,6 +23,14 @@ def is_plain(cls: type) -> bool:
 def is_wrapper(types: tuple[type, ...]) -> bool:
     """True if one of the classes dispatches to tensors inside it."""
     return not all(is_plain(cls) for cls in types)
+
+
+def is_traced(types: tuple[type, ...]) -> bool:
+    """True if a class is the tracers' own: it stands for a tensor, and computes nothing.
+
+    It works only directly below ``FunctionalTensorMode``, which takes apart what it has to.
+    """
+    return any(issubclass(cls, FunctionalTensor) for cls in types)
 
 
 def in_sharding_propagation() -> bool:

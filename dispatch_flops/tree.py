@@ -211,7 +211,8 @@ class Profile:
 
     root: the model (fqn ``""``). outside: operators that ran in no module of the model: loss
     functions, data preparation, gradient accumulation and clipping, optimizer steps; its
-    children name the parts that are known.
+    children name the parts that are known. ran_elsewhere: names of modules under which these
+    never ran, while they did under another: a module that several parents hold has several.
     """
 
     root: ModuleNode
@@ -221,6 +222,7 @@ class Profile:
     timing: StepTiming = field(default_factory=StepTiming)
     scope: Scope = field(default_factory=Scope)
     notes: tuple[str, ...] = ()
+    ran_elsewhere: tuple[str, ...] = ()
 
     # -- totals ---------------------------------------------------------------------------
 
@@ -289,13 +291,18 @@ class Profile:
     def uncalled_modules(self) -> list[str]:
         """Modules that hold parameters or have no children, and whose forward never ran.
 
+        A module that ran under another of its names is none of them.
+
         Their parameters may have worked all the same, where another module passed them on:
         ``active_params`` says it.
         """
+        elsewhere = set(self.ran_elsewhere)
         return [
             node.fqn
             for node in self.root.walk()
-            if not node.calls and (node.own_params or not node.children)
+            if not node.calls
+            and (node.own_params or not node.children)
+            and node.fqn not in elsewhere
         ]
 
     def map_nodes(self, change: Callable[[ModuleNode], ModuleNode]) -> Profile:
@@ -310,8 +317,10 @@ class Profile:
         Raises InconsistentProfileError naming the first module that is wrong.
         """
         seen: set[str] = set()
+        beside = _params_beside(self.root, self.outside)
         for node in self.nodes():
-            flaws = ["another module has that name"] if node.fqn in seen else _flaws(node)
+            known = node.fqn in seen
+            flaws = ["another module has that name"] if known else _flaws(node, beside[id(node)])
             for flaw in flaws:
                 raise InconsistentProfileError(f"{node.fqn!r}: {flaw}")
             seen.add(node.fqn)
@@ -336,6 +345,7 @@ class Profile:
             "scope": dataclasses.asdict(self.scope),
             "timing": dataclasses.asdict(self.timing),
             "notes": list(self.notes),
+            **({"ran_elsewhere": list(self.ran_elsewhere)} if self.ran_elsewhere else {}),
             "root": _node_to_dict(self.root),
             "outside": _node_to_dict(self.outside),
         }
@@ -363,6 +373,7 @@ class Profile:
                 timing=build(StepTiming, data["timing"]),
                 scope=build(Scope, data["scope"]),
                 notes=tuple(str(note) for note in data["notes"]),
+                ran_elsewhere=tuple(str(name) for name in data.get("ran_elsewhere", ())),
             ).check()
         except (KeyError, TypeError, ValueError, InconsistentProfileError) as error:
             raise ProfileFormatError(f"the saved profile is damaged: {error}") from error
@@ -428,8 +439,19 @@ def _map_tree(root: ModuleNode, change: Callable[[ModuleNode], ModuleNode]) -> M
     return changed[id(root)]
 
 
-def _flaws(node: ModuleNode) -> Iterator[str]:
-    """What is wrong with the node by itself and against its children."""
+def _params_beside(*roots: ModuleNode) -> dict[int, int]:
+    """``{id of a node: own parameters of all nodes that are not at or below it}``."""
+    within: dict[int, int] = {}
+    for root in roots:
+        for node in reversed(list(root.walk())):
+            below = (within[id(child)] for child in node.children)
+            within[id(node)] = sum(below, start=_count_or_0(node.own_params))
+    everywhere = sum(within[id(root)] for root in roots)
+    return {node: everywhere - params for node, params in within.items()}
+
+
+def _flaws(node: ModuleNode, beside: int) -> Iterator[str]:
+    """What is wrong with the node by itself, against its children, and what lies beside it."""
     own = _costs_by_phase(node.ops)
     for phase in PHASES:
         parts = [own[phase], *(child.total(phase) for child in node.children)]
@@ -439,7 +461,10 @@ def _flaws(node: ModuleNode) -> Iterator[str]:
         if not _is_count(getattr(node, name)):
             yield f"{name} = {getattr(node, name)!r} is no count"
     below = [child.total_params for child in node.children]
-    if not max(node.own_params, *below, 0) <= node.total_params <= node.own_params + sum(below):
+    # What a node has beyond its own and its children's is a shared module's, whose line in the
+    # tree is another parent's: then it lies beside this node.
+    most = node.own_params + sum(below) + beside
+    if not max(node.own_params, *below, 0) <= node.total_params <= most:
         yield f"total_params = {node.total_params} are not its own {node.own_params} and {below}"
     if max(node.active_params, node.trainable_params) > node.total_params:
         yield "more active or trainable parameters than parameters"
@@ -457,6 +482,10 @@ def _flaws(node: ModuleNode) -> Iterator[str]:
             yield f"{op} is of no phase"
         if (op.cost is None) != (op.uncounted == op.calls > 0):
             yield f"{op} has a cost but no counted call, or counted calls but no cost"
+
+
+def _count_or_0(number: object) -> int:
+    return number if isinstance(number, int) else 0
 
 
 def _is_count(number: object) -> bool:

@@ -191,10 +191,49 @@ def test_step_is_what_ran_since_the_last_step() -> None:
     assert second.flops_per_s == second.total.flops / second.seconds
 
 
+def test_a_compiled_optimizer_is_a_phase_of_its_own() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    backend = counting_backend("aot_eager", model)
+    compiled = torch.compile(model, backend=backend)
+    update = torch.compile(optimizer.step, backend=backend)
+    for _ in range(2):
+        compiled(torch.ones(4, 8)).sum().backward()
+        update()
+        costs = backend.step().costs
+    products, params = 4 * 8 * 8, 8 * 8 + 8
+    assert (costs["forward"].macs, costs["forward"].flops) == (products, 2 * products + 4 * 8)
+    assert costs["backward"].macs == products  # the input needs no gradient
+    assert (costs["optimizer"].macs, costs["optimizer"].flops) == (0, 2 * params)
+    profile = backend.profile()
+    assert profile.outside.total("optimizer").flops == 2 * 2 * params
+    assert profile.root.calls == 2
+
+
+def test_a_model_that_is_compiled_with_its_optimizer_stays_forward() -> None:
+    model = nn.Linear(8, 8)
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    backend = counting_backend("aot_eager", model)
+
+    @torch.compile(backend=backend)
+    def evaluate_and_update(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            out = model(x) * 3
+        optimizer.step()
+        return out
+
+    evaluate_and_update(torch.ones(4, 8))
+    costs = backend.step().costs
+    assert costs["forward"].flops == 2 * 4 * 8 * 8 + 4 * 8 + 4 * 8
+    assert costs["optimizer"].flops == 2 * (8 * 8 + 8)
+    assert backend.profile().by_module("forward")[""].macs == 4 * 8 * 8
+
+
 def test_a_size_that_hangs_on_data_is_unknown_not_zero() -> None:
     backend = counting_backend("aot_eager")
 
-    @torch.compile(backend=backend, fullgraph=True)
+    @torch.compile(backend=backend)
     def pick(x: torch.Tensor) -> torch.Tensor:
         return x[torch.nonzero(x[:, 0]).squeeze(1)] @ x.T
 

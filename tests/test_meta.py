@@ -102,6 +102,49 @@ def test_transformers_mask_code_runs_on_meta() -> None:
     assert counter.profile.total().macs == layers * layer + hidden**2
 
 
+ROWS, K, N, GROUPS = 12, 20, 28, 3  # no multiples of 8, as torch wants them of bfloat16
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta", "fake"])
+@pytest.mark.parametrize(
+    ("a", "b", "macs"),
+    [
+        ((ROWS, K), (GROUPS, K, N), ROWS * K * N),
+        ((GROUPS, ROWS, K), (K, ROWS), ROWS * K * ROWS),
+        ((ROWS, K), (K, N), ROWS * K * N),
+        ((GROUPS, ROWS, K), (GROUPS, K, N), GROUPS * ROWS * K * N),
+    ],
+)
+def test_a_grouped_product_of_float32(device: str, a: Any, b: Any, macs: int) -> None:
+    with FakeTensorMode() if device == "fake" else torch.device(device):
+        left, right = torch.ones(a, requires_grad=True), torch.ones(b, requires_grad=True)
+        ends = None if len(a) == len(b) == 3 else torch.ones(GROUPS, dtype=torch.int32).cumsum(0)
+        ends = None if ends is None else (ends * 4).to(torch.int32)
+        grad = torch.ones((GROUPS, ROWS, N) if len(a) == len(b) else (a[-2], b[-1]))
+
+        def run() -> torch.Tensor:
+            out = nn.functional.grouped_mm(left, right, offs=ends)
+            out.backward(grad)
+            return out
+
+        profile = profile_of(run)
+    assert profile.total("forward").macs == macs
+    assert profile.total("backward").macs == 2 * macs
+    for leaf in (left, right):
+        assert leaf.grad is not None
+        assert (leaf.grad.shape, leaf.grad.dtype) == (leaf.shape, torch.float32)
+
+
+def test_a_grouped_product_whose_shapes_do_not_fit_is_refused() -> None:
+    left, right = torch.ones(12, 8, device="meta"), torch.ones(3, 12, 8, device="meta")
+    ends = torch.ones(3, dtype=torch.int32, device="meta")
+    with (
+        FlopCounterMode(display=False),
+        pytest.raises(RuntimeError, match="a and b must have same reduction dim"),
+    ):
+        nn.functional.grouped_mm(left, right, offs=ends)
+
+
 @pytest.mark.parametrize("size", ["8B", "405B"])
 def test_llama(size: str) -> None:
     config, s = llama.CONFIGS[size], 8192

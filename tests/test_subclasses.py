@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from functorch.compile import aot_function, nop
 from support import profile_of
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
@@ -128,6 +129,33 @@ def test_two_tensors(subclass: Any, times: int) -> None:
     pair = TwoTensor(a, a.clone())
     profile = profile_of(lambda: pair @ b, subclass=subclass)
     assert profile.total().macs == times * 3 * D * F
+
+
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
+def test_an_exported_program_is_taken_apart_below_the_mode() -> None:
+    layer, x = nn.Linear(3, 4), torch.ones(2, 3)
+    exported = torch.export.export(layer, (x,))
+    with FlopCounterMode(display=False) as counter:
+        core = exported.run_decompositions()
+    assert torch.equal(core.module()(x), layer(x))
+    assert counter.profile.total().macs == 0  # traced, not run
+    assert profile_of(core.module(), x).total().macs == 2 * 3 * 4
+
+
+@pytest.mark.parametrize("two", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
+def test_aot_autograd_below_the_mode_counts_what_runs(two: int) -> None:
+    x, w = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)
+    x = TwoTensor(x, x) if two == 2 else x
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).sum()
+
+    profile = profile_of(lambda: aot_function(loss, nop)(x, w).backward())
+    assert profile.total().macs == two * (2 * 3 * 4 + 3 * 2 * 4)  # x @ w; x.T @ its gradient
+    assert w.grad is not None
+    grad = w.grad.a if isinstance(w.grad, TwoTensor) else w.grad
+    assert torch.equal(grad, torch.full((3, 4), 2.0))
 
 
 def test_an_unknown_choice_is_refused() -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from dispatch_flops.cost import Phase
@@ -19,6 +21,9 @@ from dispatch_flops.tracker import ACCUMULATION
 from dispatch_flops.tree import OUTSIDE
 
 _STEP = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+_FILE = re.compile(r'File "([^"]*)", line')
+_OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+_POLYFILLS = str(Path(torch.__file__).parent / "_dynamo" / "polyfills")  # Python for builtins
 
 
 class Places:
@@ -71,6 +76,9 @@ class Places:
 
     def _function_itself(self, top: fx.GraphModule) -> str:
         """The fqn of the module whose forward was compiled; the outside where it is a function."""
+        made = [node for node in top.graph.nodes if node.op.startswith("call_")]
+        if made and all(is_optimizers(node) for node in made):
+            return OUTSIDE
         entered = {id(m) for node in top.graph.nodes for _, m in self._traced_in(node)}
         for path, value in _inputs(top):
             owner = self._owner(value, _STEP.findall(path))
@@ -90,7 +98,7 @@ class Places:
         for module in self._modules.values():
             at: Any = module
             for name in path:
-                at = at._modules.get(name) if at is not None else None
+                at = at._modules[name] if at is not None and name in at._modules else None
             if at is not None and any(
                 value is held for held in (at._parameters.get(last), at._buffers.get(last))
             ):
@@ -101,8 +109,17 @@ class Places:
         return self._names.find(module, self._names.roots)
 
 
+def is_optimizers(node: fx.Node) -> bool:
+    """True if a line of torch.optim, and of nothing that it calls in turn, made the node."""
+    files = _FILE.findall(str(node.meta.get("stack_trace") or ""))
+    own = [file for file in files if not file.startswith(_POLYFILLS)]
+    return bool(own) and own[-1].startswith(_OPTIMIZERS)
+
+
 def phase_of(node: fx.Node, *, is_backward: bool) -> Phase:
     """Forward work that the partitioner put into the backward graph is recomputation."""
+    if is_optimizers(node):
+        return "optimizer"
     tag = str(node.meta.get("partitioner_tag") or "")
     if is_backward:
         return "recompute" if tag == "is_forward" else "backward"
