@@ -27,7 +27,7 @@ from torch.nn.modules.module import (
 
 from dispatch_flops.callers import first_over
 from dispatch_flops.devices import CPU, Devices, Now, seconds_between
-from dispatch_flops.idle import IdleModules, alone
+from dispatch_flops.idle import IdleModules, alone, calling
 from dispatch_flops.names import ModuleNames, Named
 
 EVENT_RESOLUTION_S = 5e-7
@@ -233,16 +233,17 @@ def _unseen() -> Unseen:
 
 def _measure_unseen() -> Unseen:
     idle = IdleModules(100, lambda x: x)
+    latency = LatencyPass(ModuleNames(idle.modules), is_followed=lambda: True)
+    bare, hooked = calling(), calling([latency.before], [latency.after])
     per_call: list[float] = []
     inside: list[float] = []
     for _ in range(TURNS):  # by turns: whatever disturbs the machine disturbs both
-        idle.set_hooks()
+        idle.call_by(bare)
         plain, _spread = time_call(idle.run, repeats=1)
         each = plain / len(idle.modules)
-        latency = LatencyPass(ModuleNames(idle.modules), is_followed=lambda: True)
-        idle.set_hooks([latency.before], [latency.after])
+        idle.call_by(hooked)
         whole, _spread = time_call(idle.run, repeats=1)
-        (calls,) = latency.intervals()
+        calls = next(latency.intervals())[-len(idle.modules) :]
         seen = sum(call.start - call.hook_start + call.hook_end - call.end for call in calls)
         per_call.append((whole - seen) / len(calls) - each)
         inside.append(statistics.median(call.end - call.start for call in calls) - each)

@@ -43,9 +43,8 @@ class IdleModules:
         for module in self.modules:
             module(self.input)
 
-    def set_hooks(self, before: Sequence[Hook] = (), after: Sequence[Hook] = ()) -> None:
-        """What is called before and after each forward, as global hooks are."""
-        call = _call_with(before, after)
+    def call_by(self, call: Any) -> None:
+        """How they are called from now on: one of ``calling``."""
         for module in self.modules:
             object.__setattr__(module, "_call_impl", MethodType(call, module))
 
@@ -56,7 +55,7 @@ class _Idle(nn.Module):
         object.__setattr__(self, "forward", forward)
 
 
-def _call_with(before: Sequence[Hook], after: Sequence[Hook]) -> Any:
+def calling(before: Sequence[Hook] = (), after: Sequence[Hook] = ()) -> Any:
     """``nn.Module``'s own way of calling a module, in a world whose global hooks are these."""
     usual: Any = nn.Module._call_impl
     if not isinstance(usual, FunctionType):
@@ -68,4 +67,5 @@ def _call_with(before: Sequence[Hook], after: Sequence[Hook]) -> Any:
         "_global_forward_hooks": dict(enumerate(after)),
         "_global_forward_hooks_always_called": dict.fromkeys(range(len(after)), True),
     }
-    return FunctionType(usual.__code__, world, usual.__name__, usual.__defaults__)
+    # Code of its own: the interpreter adapts it to this world, and not the program's to it.
+    return FunctionType(usual.__code__.replace(), world, usual.__name__, usual.__defaults__)

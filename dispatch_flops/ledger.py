@@ -316,12 +316,17 @@ class _Forest:
             trainable_params=params.trainable,
             ops=ops,
             children=children,
-            latency_s=_seconds(ops, children, "forward")
-            if seen.latency_s is None
-            else seen.latency_s.get(fqn),
+            latency_s=self._latency_s(fqn, _seconds(ops, children, "forward")),
             backward_latency_s=_seconds(ops, children, "backward", "recompute"),
             tokens=seen.tokens.get(fqn),
         )
+
+    def _latency_s(self, fqn: str, in_operators: float | None) -> float | None:
+        """Seconds in forward: as measured, but no less than operators took in it."""
+        if self._seen.latency_s is None:
+            return in_operators
+        measured = self._seen.latency_s.get(fqn)
+        return None if measured is None else max(measured, in_operators or 0.0)
 
     def _shown(self, fqn: str) -> str:
         """The name that the profile gives it."""

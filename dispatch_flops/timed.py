@@ -28,7 +28,7 @@ from dispatch_flops.analysis import sum_known
 from dispatch_flops.clock import EVENT_RESOLUTION_S, TURNS, LatencyPass
 from dispatch_flops.cost import Phase
 from dispatch_flops.devices import Devices, Now, Stamp, seconds_between
-from dispatch_flops.idle import IdleModules, alone
+from dispatch_flops.idle import IdleModules, alone, calling
 from dispatch_flops.mode import CountingMode, Plan
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.places import Place
@@ -406,15 +406,16 @@ def _unseen(run: Callable[[], Any], own: OwnTime, idle: IdleModules) -> float:
         {"conventions": Conventions(), "own_rules": {}, "on_full": int},
     )
     both.tracker.join_thread(entered=True)
-    hooks = (
+    bare = calling()
+    hooked = calling(
         [both.clock.before, both.tracker.enter_module],
         [both.clock.after, both.tracker.leave_module],
     )
     more = []
     for _ in range(TURNS):
-        idle.set_hooks()
+        idle.call_by(bare)
         plain = _seconds(run, _now)
-        idle.set_hooks(*hooks)
+        idle.call_by(hooked)
         with both.mode:
             more.append(_seconds(run, own.now) - plain)
     return max(statistics.median(more), 0.0)

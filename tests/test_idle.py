@@ -16,7 +16,7 @@ from torch.nn.modules.module import (
 )
 
 from dispatch_flops import FlopCounterMode, clock, profile_model, timed
-from dispatch_flops.idle import IdleModules, alone
+from dispatch_flops.idle import IdleModules, alone, calling
 
 
 @pytest.fixture(autouse=True)
@@ -108,10 +108,10 @@ def test_within_vmap() -> None:
 def test_idle_modules_call_their_own_hooks_alone() -> None:
     idle = IdleModules(3, lambda x: x + 1)
     seen: list[str] = []
-    idle.set_hooks([lambda *_: seen.append("before")], [lambda *_: seen.append("after")])
+    idle.call_by(calling([lambda *_: seen.append("before")], [lambda *_: seen.append("after")]))
     idle.run()
     assert seen == ["before", "after"] * 3
-    idle.set_hooks()
+    idle.call_by(calling())
     idle.run()
     assert len(seen) == 6
 

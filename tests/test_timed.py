@@ -104,6 +104,18 @@ def test_only_a_look_up_counts_as_the_way(
     assert len(reaches) == 3 if composite else 4
 
 
+def test_no_module_takes_less_than_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is taken off for what is not seen, were it a hundred times too much."""
+    monkeypatch.setattr(timed.OwnTime, "_calibrated", (100 * WORK, 100 * WORK, 0.0))
+    model = nn.Sequential(Worker(), nn.Sequential(Worker(), Worker()))
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(torch.ones(3))
+    profile = counter.profile
+    assert profile.node("0").latency_s == WORK
+    assert profile.node("1").latency_s == 2 * WORK
+    assert profile.root.latency_s == 3 * WORK
+
+
 def test_operators_have_their_time() -> None:
     model = nn.Sequential(Worker(), Worker())
     with FlopCounterMode(model, display=False, latency=True) as counter:
