@@ -364,3 +364,16 @@ def test_a_module_in_a_gradient_hook_runs_for_the_first_time() -> None:
     }
     assert profile.node("gate").calls == 1
     assert profile.uncalled_modules() == []
+
+
+def test_a_reentrant_checkpoints_own_backward_is_no_recompute_under_hooks() -> None:
+    """Where hooks on saved tensors are on, every node's callers are looked at."""
+    model = Stack(lambda core, x: checkpoint(core, x, use_reentrant=True))
+
+    def run() -> None:
+        with torch.autograd.graph.save_on_cpu():
+            model(rows(2, 3)).sum().backward()
+
+    assert work_of(profile_of(run, model=model)) == stack_work(
+        {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW}
+    )
