@@ -18,6 +18,9 @@ from dispatch_flops.profiler import FlopsProfiler, report
 from dispatch_flops.renderers import deepspeed
 from dispatch_flops.tree import Profile
 
+# What a GradScaler asks of the gradients before it lets the optimizer step, or does not.
+_UNSCALED = "aten._amp_foreach_non_finite_check_and_unscale_.default"
+
 
 class StepProfiler:
     """Profiles one optimizer step of a loop; the other steps run untouched.
@@ -35,8 +38,9 @@ class StepProfiler:
     With gradient accumulation each micro-batch may be a ``step()`` block of its own: a step
     ends when the optimizer has stepped, and its micro-batches are profiled as one; what runs
     between the blocks is not. At its end the profile is printed as DeepSpeed's engine prints
-    it, and kept as ``profile``. A hook on the optimizer says when it steps, and is gone then;
-    ``close`` takes it away where no step follows.
+    it, and kept as ``profile``. What a GradScaler skips is no step: the next one is profiled. A
+    hook on the optimizer says when it steps, and is gone then; ``close`` takes it away where no
+    step follows.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class StepProfiler:
         self.steps_done = 0
         self._profiler = FlopsProfiler(model, recompute_fwd_factor=self.config.recompute_fwd_factor)
         self._samples = 0
+        self._skipped = 0
         self._inside = self._stepped = False
         self._profile: Profile | None = None
         self._optimizer = optimizer
@@ -90,6 +95,9 @@ class StepProfiler:
             self._profiler.pause_profile()  # what runs between micro-batches is not of the step
         if self._stepped:
             self._end()
+        elif due and _UNSCALED in self._profiler.profile.by_operator():
+            self._skipped += 1
+            self._profiler.end_profile()
 
     def close(self) -> None:
         """Drop a step that is under way, as when the loop ends in its midst."""
@@ -128,6 +136,8 @@ class StepProfiler:
 
     def _finish(self, notes: Sequence[str]) -> None:
         config = self.config
+        if self._skipped:
+            notes = (*notes, f"before it, steps skipped by the GradScaler: {self._skipped}")
         self._profiler.stop_profile()
         self._profiler.amend_scope(
             world_size=_world_size(), batch_size=self._samples or None, step=config.profile_step

@@ -224,3 +224,23 @@ def test_a_block_works_on_no_less_than_nothing() -> None:
     profiler = StepProfiler(model, torch.optim.SGD(model.parameters()), {"enabled": True})
     with pytest.raises(ConfigError, match="samples=-1"), profiler.step(samples=-1):
         pass
+
+
+def test_what_a_grad_scaler_skips_is_no_step(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(IN, OUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    profiler = StepProfiler(model, optimizer, {"enabled": True})
+    for value in (float("inf"), float("inf"), 1.0, 1.0):
+        for micro_batch in range(2):
+            with profiler.step(samples=B):
+                scaler.scale(model(torch.full((B, IN), value)).sum()).backward()
+                if micro_batch:
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad()
+    assert profiler.steps_done == 2
+    assert profiler.profile.root.total("forward").macs == 2 * FORWARD
+    assert profiler.profile.scope.batch_size == 2 * B
+    assert profiler.profile.total("optimizer").flops > 0
+    assert "skipped by the GradScaler: 2" in capsys.readouterr().out
