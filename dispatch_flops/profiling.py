@@ -100,7 +100,7 @@ def profile_model(
     )
     with ExitStack() as undo:
         undo.enter_context(evaluating(model))
-        undo.enter_context(random_state_kept(model))
+        undo.enter_context(random_state_kept(Devices.of(model.modules()).accelerators))
         if device == "meta":
             undo.enter_context(on_meta(model))
         made_on = device if input_shape is None else device or _brought_to(model)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import operator
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -141,10 +143,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def random_state_kept(model: nn.Module) -> Iterator[None]:
-    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices)):
-        yield
+def random_state_kept(accelerators: Sequence[torch.device]) -> Iterator[None]:
+    """What is drawn inside is drawn again afterwards: by torch, Python and (if loaded) numpy.
+
+    accelerators: those on which the program may draw, of one type.
+    """
+    kind = accelerators[0].type if accelerators else None
+    drawn = random.getstate()
+    numpys = sys.modules.get("numpy")
+    drawn_by_numpy = numpys.random.get_state() if numpys is not None else None
+    try:
+        with torch.random.fork_rng([d.index for d in accelerators], device_type=kind):
+            yield
+    finally:
+        random.setstate(drawn)
+        if numpys is not None:
+            numpys.random.set_state(drawn_by_numpy)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import sys
 import time
 from pathlib import Path
@@ -137,6 +138,21 @@ def test_nothing_is_left_changed(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert [m.training for m in model.modules()] == flags
     assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
+
+
+class Draws(nn.Module):
+    """Draws from every generator that programs use."""
+
+    def forward(self) -> Any:
+        return torch.rand(2) + random.random() + float(np.random.rand())
+
+
+def test_what_a_model_draws_is_drawn_again() -> None:
+    states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+    profile_model(Draws())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert repr(np.random.get_state()) == states[2]
 
 
 def test_modules_tell_how_runs_of_them_vary() -> None:

@@ -91,7 +91,7 @@ def profile_generate(
 
     def run(relay: _Relay) -> _Relay:
         own = {**options, _CACHE: copy.deepcopy(options[_CACHE])} if _CACHE in options else options
-        with random_state_kept(model):
+        with random_state_kept(devices.accelerators):
             relay.run(lambda criteria: _generate(model, inputs, own, criteria))
         return relay
 
