@@ -11,9 +11,10 @@ from dispatch_flops.analysis import Change, Figures, Key, diff, latency_of
 from dispatch_flops.cli.arguments import Commands, add_command, add_phase_option, natural
 from dispatch_flops.cli.output import FAILED, OK, emit
 from dispatch_flops.cli.saved import load
+from dispatch_flops.cost import Phase
 from dispatch_flops.errors import TargetError
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
-from dispatch_flops.tree import OUTSIDE, Phase, Profile
+from dispatch_flops.tree import OUTSIDE, Profile
 from dispatch_flops.units import (
     Number,
     bytes_text,
