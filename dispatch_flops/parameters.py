@@ -17,8 +17,8 @@ Holder = TypeVar("Holder", bound=Hashable)
 class ParameterFacts(NamedTuple):
     """key: the parameter's id, the same wherever it is held. elements: see ``elements_of``.
 
-    stands_in: operators do not see it itself, but its gathered or its local part: it is a tensor
-        subclass, as a sharded parameter is.
+    stands_in: operators do not see it itself. It is a tensor subclass, as a sharded parameter is,
+        or rests on the meta device and is brought in for each call, as accelerate's hooks do.
     """
 
     key: int
@@ -53,13 +53,14 @@ class ParameterCounts:
 
 def facts_of(module: nn.Module) -> Iterator[ParameterFacts]:
     """Of the parameters that the module holds itself."""
+    offloaded = getattr(module, "_hf_hook", None) is not None
     for parameter in module._parameters.values():
         if parameter is not None:
             yield ParameterFacts(
                 key=id(parameter),
                 elements=elements_of(parameter),
                 trainable=parameter.requires_grad,
-                stands_in=type(parameter) is not nn.Parameter,
+                stands_in=type(parameter) is not nn.Parameter or (offloaded and parameter.is_meta),
             )
 
 

@@ -38,6 +38,15 @@ def test_computes_where_it_is_brought_to(inputs: dict[str, Any], chained: bool) 
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
+def test_parameters_that_were_brought_in_took_part() -> None:
+    model = nn.ModuleList([offloaded(), offloaded()])
+    with FlopCounterMode(model, display=False) as counter:
+        model[0](torch.ones(2, 8))
+    params = 8 * 16 + 16 + 16 * 3 + 3
+    assert counter.profile.total_params == 2 * params
+    assert counter.profile.root.active_params == params
+
+
 def test_the_counter_names_the_device_too() -> None:
     model = offloaded()
     with FlopCounterMode(model, display=False) as counter:
