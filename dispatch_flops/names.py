@@ -140,7 +140,7 @@ class ModuleNames:
         """The place of a module that has none yet, held by ``above``."""
         if name == WRAPPED:
             above.wrapper = True
-            below = Named(above.fqn, weakref.ref(child), above.parent)
+            below = self._named(child, above.fqn, above.parent)
             above.same_as = self._by_id[id(child)] = self.nodes[above.fqn] = below
         else:
             below = self._add(child, join(above.fqn, name), above)
@@ -162,20 +162,34 @@ class ModuleNames:
         self._mark_shared(seen)
 
     def _add(self, module: nn.Module, fqn: str, parent: Named | None) -> Named:
-        if parent is not None:
-            parent = self.nodes[parent.fqn]
-        named = Named(
-            fqn,
-            weakref.ref(module),
-            parent,
-            expert=_is_expert(module, parent),
-            class_name=type(module).__name__,
-            # The user holds the models that were given; of others nobody may.
-            remembered=tuple(facts_of(module)) if self._adopting else (),
-        )
+        named = self._named(module, fqn, parent)
         self._by_id[id(module)] = named
         self.nodes[fqn] = named
         return named
+
+    def _named(
+        self,
+        module: nn.Module,
+        fqn: str,
+        parent: Named | None,
+        *,
+        same_as: Named | None = None,
+        shared: bool = False,
+        wrapper: bool = False,
+    ) -> Named:
+        holder = self.nodes[parent.fqn] if parent is not None else None
+        return Named(
+            fqn,
+            weakref.ref(module),
+            holder,
+            shared=shared,
+            wrapper=wrapper,
+            expert=_is_expert(module, holder),
+            class_name=type(module).__name__,
+            # The user holds the models that were given; of others nobody may.
+            remembered=tuple(facts_of(module)) if self._adopting else (),
+            same_as=same_as,
+        )
 
     def _mark_shared(self, named: Named) -> None:
         stack = [named]
@@ -226,17 +240,8 @@ class ModuleNames:
         return None
 
     def _alias(self, module: nn.Module, fqn: str, parent: Named) -> Named:
-        parent = self.nodes[parent.fqn]
-        expert = _is_expert(module, parent)
-        named = Named(
-            fqn,
-            weakref.ref(module),
-            parent,
-            shared=True,
-            expert=expert,
-            same_as=self._by_id.get(id(module)),
-        )
-        self.nodes[fqn] = named
+        itself = self._by_id.get(id(module))
+        named = self.nodes[fqn] = self._named(module, fqn, parent, same_as=itself, shared=True)
         return named
 
     # -- modules that were not there at the start ---------------------------------------------
@@ -252,10 +257,9 @@ class ModuleNames:
             )
         wrapped = self._wrapped_by(module)
         if wrapped is not None:
-            named = Named(
-                wrapped.fqn, weakref.ref(module), wrapped.parent, wrapper=True, same_as=wrapped
+            named = self._by_id[id(module)] = self._named(
+                module, wrapped.fqn, wrapped.parent, same_as=wrapped, wrapper=True
             )
-            self._by_id[id(module)] = named
             return named
         name = type(module).__name__
         if self._adopting:

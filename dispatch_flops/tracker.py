@@ -13,7 +13,7 @@ import math
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import FrameType
 from typing import Any
@@ -301,8 +301,6 @@ class Tracker:
             thread.recompute_task = task
         if place.phase != "recompute" and not named.wrapper:
             thread.calls[named.fqn] += 1
-            if named.expert:
-                thread.tokens[named.fqn] += _rows(args)
         hooks = _saved_tensors_hooks(True)
         if hooks is not None:
             self._note_checkpoint(hooks, stack[-1])
@@ -338,7 +336,9 @@ class Tracker:
             return
         stack = thread.stack
         if stack[-1].owner is module:
-            stack.pop()
+            left = stack.pop()
+            if left.named is not None and left.named.expert:
+                _note_tokens(thread, left, args, output)
             frame = stack[-1]
             if frame.named is not None and frame.place is not None:  # most calls, so at once
                 thread.current = frame.place
@@ -379,9 +379,20 @@ class Tracker:
             self._resume(thread, _sequence_nr())
 
 
-def _rows(args: Any) -> int:
-    """Rows of the first tensor among a module's arguments: all its dimensions but the last."""
-    for arg in args:
-        if isinstance(arg, torch.Tensor) and not arg.is_nested:
-            return math.prod(arg.shape[:-1])
+def _note_tokens(thread: Thread, expert: Frame, args: Any, output: Any) -> None:
+    """Count the rows that entered an expert: of what it was called with or, as hooks are not told
+    of keyword arguments, of what came out.
+    """
+    if expert.named is None or expert.named.wrapper:
+        return
+    if expert.place is not None and expert.place.phase != "recompute":
+        results = output if isinstance(output, (list, tuple)) else (output,)
+        thread.tokens[expert.named.fqn] += _rows((*args, *results))
+
+
+def _rows(values: Iterable[Any]) -> int:
+    """Rows of the first tensor among these: all its dimensions but the last."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and not value.is_nested:
+            return math.prod(value.shape[:-1])
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from typing import Any
@@ -439,6 +440,29 @@ def test_a_model_that_is_gone_is_remembered() -> None:
     root = counter.profile.root
     assert root.total_params == 3 * 5 + 5
     assert [node.class_name for node in root.walk()] == ["Sequential", "Linear", "ReLU"]
+
+
+def test_a_compiled_module_that_is_gone_is_remembered() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.compiled = torch.compile(nn.Linear(3, 5), backend="eager")
+            self.linear = nn.Linear(5, 7)
+            self.list = nn.Sequential(self.linear)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.compiled(x)
+            return self.linear(y) + self.list(y)  # type: ignore[no-any-return]
+
+    with FlopCounterMode(display=False) as counter:
+        Model()(rows(2, 3))
+        gc.collect()
+    nodes = {node.fqn: node for node in counter.profile.root.walk()}
+    assert {fqn: node.class_name for fqn, node in nodes.items()} == {
+        "": "Model", "compiled": "Linear", "linear": "Linear", "list": "Sequential",
+        "list.0": "Linear",
+    }  # fmt: skip
+    assert counter.profile.total_params == 3 * 5 + 5 + 5 * 7 + 7
 
 
 @pytest.mark.parametrize("latency", [False, True])

@@ -401,6 +401,21 @@ def test_lists_of_other_modules_have_no_tokens() -> None:
     assert all(node.tokens is None for node in profile.nodes())
 
 
+def test_tokens_of_experts_called_by_keyword_and_of_compiled_ones() -> None:
+    model = nn.Module()
+    model.experts = nn.ModuleList(
+        [Expert(5), torch.compile(Expert(5), backend="eager"), Expert(5)]  # type: ignore[list-item]
+    )
+
+    def run() -> None:
+        model.experts[0](x=torch.ones(3, 5))
+        model.experts[1](torch.ones(2, 5))
+        model.experts[1](x=torch.ones(2, 2, 5))
+
+    profile = profile_of(run, model=model)
+    assert [profile.node(f"experts.{i}").tokens for i in range(3)] == [3, 2 + 2 * 2, 0]
+
+
 def test_experts_told_by_their_class() -> None:
     model = Mixture(2, container="ffn")
     profile = profile_of(model, torch.randn(3, 5), [0, 1, 1], model=model)
