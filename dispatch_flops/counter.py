@@ -18,6 +18,7 @@ from dispatch_flops import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
 )
+from dispatch_flops.conventions import Causal, Conventions, Subclass
 from dispatch_flops.errors import (
     AlreadyActiveError,
     ConfigError,
@@ -31,7 +32,7 @@ from dispatch_flops.ledger import Ledger, Observed
 from dispatch_flops.mode import CountingMode
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.opaque import OpaqueModules
-from dispatch_flops.registry import Causal, Conventions, Formula, Subclass
+from dispatch_flops.registry import Formula
 from dispatch_flops.running import garbage_collection_later
 from dispatch_flops.stance import eager_stance
 from dispatch_flops.timed import EventPass, HostPass, timed_pass

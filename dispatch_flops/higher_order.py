@@ -20,10 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dispatch_flops import registry
+from dispatch_flops.conventions import Conventions
 from dispatch_flops.ledger import Entry
 from dispatch_flops.no_data import has_no_data
 from dispatch_flops.pricing import price
-from dispatch_flops.registry import Conventions, Rule
+from dispatch_flops.registry import Rule
 from dispatch_flops.tracker import Place, Tracker
 
 Body = Callable[..., Any]

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from dispatch_flops.analysis import sum_known
+from dispatch_flops.conventions import Causal
 from dispatch_flops.cost import OpCost, Phase, Share
 from dispatch_flops.devices import device_name
 from dispatch_flops.names import ModuleNames, Named, join
 from dispatch_flops.parameters import ParameterCounts, ParameterFacts, count_held
-from dispatch_flops.registry import Causal
 from dispatch_flops.tracker import Place
 from dispatch_flops.tree import OUTSIDE, ModuleNode, OpTotal, Profile, Scope
 

@@ -14,12 +14,13 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from dispatch_flops import no_data, registry
+from dispatch_flops.conventions import Conventions
 from dispatch_flops.cost import ZERO
 from dispatch_flops.higher_order import HANDLERS, Handler, HigherOrder
 from dispatch_flops.ledger import Entry
 from dispatch_flops.places import Place
 from dispatch_flops.pricing import price
-from dispatch_flops.registry import Conventions, Rule
+from dispatch_flops.registry import Rule
 from dispatch_flops.subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.tensors import tensors_in
 from dispatch_flops.tracker import Tracker

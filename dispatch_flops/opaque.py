@@ -22,10 +22,11 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dispatch_flops import registry
+from dispatch_flops.conventions import Conventions
 from dispatch_flops.cost import OpCost
 from dispatch_flops.ledger import Entry
 from dispatch_flops.pricing import moved_bytes, price
-from dispatch_flops.registry import Conventions, Rule
+from dispatch_flops.registry import Rule
 from dispatch_flops.tracker import Frame, Place, Thread, Tracker
 
 _FAILED = object()

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from dispatch_flops.conventions import Conventions, using
 from dispatch_flops.cost import OpCost, Split
 from dispatch_flops.errors import FormulaError
 from dispatch_flops.ledger import Entry
-from dispatch_flops.registry import Conventions, Rule, using
+from dispatch_flops.registry import Rule
 from dispatch_flops.tensors import nbytes, tensors_in
 
 
@@ -36,7 +37,7 @@ def price(
     dtype = compute_dtype(args, kwargs, out, promoting=rule.kind == "pointwise")
     try:
         with using(conventions):
-            answer = rule.formula(*args, out=out, **kwargs)
+            answer = rule.answer(func, args, kwargs, out)
         own, shares = _as_cost(answer)
         if rule.moves and not (own.bytes_read or own.bytes_written):
             read, written = (0, 0) if _is_view(func) else moved_bytes((args, kwargs), out)

@@ -18,11 +18,12 @@ from dispatch_flops.clock import (
     time_call,
     within_parents,
 )
+from dispatch_flops.conventions import Causal, Subclass
 from dispatch_flops.counter import FlopCounterMode
 from dispatch_flops.devices import Devices, brought_to, device_name
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.names import ModuleNames
-from dispatch_flops.registry import Causal, Formula, Subclass
+from dispatch_flops.registry import Formula
 from dispatch_flops.running import (
     caller,
     evaluating,

@@ -9,10 +9,8 @@ exact key wins. In-place and ``out=`` variants share the formula of the function
 from __future__ import annotations
 
 import contextlib
-import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -21,12 +19,11 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from dispatch_flops.cost import OpCost, Split
 from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
+from dispatch_flops.torch_style import accept_torch_style, registered_with_torch
 
 Formula = Callable[..., "OpCost | Split | int"]
 F = TypeVar("F", bound=Formula)
 Kind = Literal["formula", "pointwise", "reduction", "free"]
-Causal = Literal["full", "half"]
-Subclass = Literal["executed", "logical"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,35 +32,28 @@ class Rule:
 
     kind: "formula", "pointwise" or "reduction" (the tables), or "free" (0, by declaration).
     note: for a free op the reason; for a table entry the cost per element.
+    by_name: the formula wants its arguments under the schema's names.
     cacheable: the cost follows from shapes, dtypes and plain arguments alone.
     moves: False where no element is read or written, as for an allocation.
     builtin: ours, not the user's.
     """
 
-    target: str
     kind: Kind
     formula: Formula
     note: str = ""
+    by_name: bool = False
     cacheable: bool = True
     moves: bool = True
     builtin: bool = True
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conventions:
-    """What a counter lets its user choose.
-
-    causal: "full" counts the whole Sq x Sk rectangle of attention, "half" the part that a
-        causal kernel needs.
-    subclass: of tensors that are made of others, such as DTensor and quantised weights,
-        "executed" counts the operators that run on the inner ones (of a DTensor: on this
-        rank), "logical" the operator on the whole.
-    meta_value: answers ``.item()`` and its like on tensors without data; None: they raise.
-    """
-
-    causal: Causal = "full"
-    subclass: Subclass = "executed"
-    meta_value: float | None = None
+    def answer(
+        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+    ) -> OpCost | Split | int:
+        """What the formula says of a call of ``op`` that returned ``out``."""
+        if not self.by_name:
+            return self.formula(*args, out=out, **kwargs)
+        names = (argument.name for argument in _schema_of(op).arguments)
+        return self.formula(**dict(zip(names, args, strict=False)), **kwargs, out=out)
 
 
 class RuleReader(Protocol):
@@ -73,24 +63,7 @@ class RuleReader(Protocol):
 
 
 _RULES: dict[Any, Rule] = {}
-_CONVENTIONS: ContextVar[Conventions] = ContextVar("dispatch_flops_conventions")
-_DEFAULT_CONVENTIONS = Conventions()
 _READERS: weakref.WeakSet[RuleReader] = weakref.WeakSet()
-
-
-def conventions() -> Conventions:
-    """The conventions of the counter that is asking for a cost."""
-    return _CONVENTIONS.get(_DEFAULT_CONVENTIONS)
-
-
-@contextlib.contextmanager
-def using(chosen: Conventions) -> Iterator[None]:
-    """Formulas called inside see ``chosen``."""
-    token = _CONVENTIONS.set(chosen)
-    try:
-        yield
-    finally:
-        _CONVENTIONS.reset(token)
 
 
 def watch(reader: RuleReader) -> None:
@@ -104,7 +77,12 @@ def _changed() -> None:
 
 
 def register_flops(
-    targets: Any, *, override: bool = False, cacheable: bool = True, note: str = ""
+    targets: Any,
+    *,
+    override: bool = False,
+    by_name: bool = False,
+    cacheable: bool = True,
+    note: str = "",
 ) -> Callable[[F], F]:
     """Register a formula for an operator, or for a list of operators.
 
@@ -113,6 +91,8 @@ def register_flops(
         ``nn.Module`` class (its call is then one opaque op), the name ``"lib::op"`` of an
         operator whose library may not be loaded yet, or a list of these.
     override: replace an existing formula instead of refusing.
+    by_name: every argument comes under the schema's name for it, so that one formula may serve
+        operators whose arguments stand in other places, and names those alone that it reads.
     cacheable: pass False if the cost depends on more than shapes, dtypes and plain arguments.
     note: the cost in words, as ``dispatch-flops ops`` lists it; by default the docstring's.
 
@@ -129,26 +109,22 @@ def register_flops(
             return OpCost(macs=(m := x.shape[0] * (w1.numel() + w2.numel())), flops=2 * m)
     """
 
-    keys = _keys(targets)
+    keys = list(dict.fromkeys(_keys(targets)))
 
     def decorate(formula: F) -> F:
-        adapted = accept_torch_style(formula)
         builtin = str(formula.__module__).startswith("dispatch_flops.formulas")
         if not override:
-            _refuse_duplicates(keys if builtin else [*keys, *_overloads(keys)])
+            _refuse_duplicates(keys if builtin else _replaced_by(keys))
+        rule = Rule(
+            kind="formula",
+            formula=formula if builtin else accept_torch_style(formula),
+            by_name=by_name,
+            cacheable=cacheable,
+            builtin=builtin,
+            note=note,
+        )
         for key in keys:
-            add_rule(
-                key,
-                Rule(
-                    target=name_of(key),
-                    kind="formula",
-                    formula=adapted,
-                    cacheable=cacheable,
-                    builtin=builtin,
-                    note=note,
-                ),
-                override=override,
-            )
+            add_rule(key, rule, override=True)
         return formula
 
     return decorate
@@ -171,20 +147,41 @@ def _refuse_duplicates(keys: Iterable[Any]) -> None:
             )
 
 
-def _overloads(keys: Iterable[Any]) -> Iterator[OpOverload]:
-    """The overloads of the packets among the keys, which may have rules of their own."""
+def _replaced_by(keys: Iterable[Any]) -> Iterator[Any]:
+    """Keys of the rules that the user's formula for these would replace, and perhaps of others."""
     for key in keys:
+        yield key
         if isinstance(key, OpOverloadPacket):
-            yield from (getattr(key, name) for name in key.overloads())
+            yield key._qualified_op_name
+            overloads = [getattr(key, name) for name in key.overloads()]
+            yield from overloads
+        else:
+            overloads = [key] if isinstance(key, OpOverload) else []
+        for overload in overloads:
+            rule = _found(_RULES, overload)
+            if rule is not None and rule.builtin:
+                yield from _keys_of(overload)
 
 
 def unregister_flops(targets: Any) -> None:
-    """Remove the formulas of ``targets``; raises UnknownOperatorError where there is none."""
-    for key in _keys(targets):
+    """Remove the formulas of ``targets``; raises UnknownOperatorError where one has none, and
+    removes none then.
+    """
+    keys = list(dict.fromkeys(map(_key_in_use, _keys(targets))))
+    for key in keys:
         if key not in _RULES:
             raise UnknownOperatorError(f"{name_of(key)} has no formula to remove")
+    for key in keys:
         del _RULES[key]
-        _changed()
+    _changed()
+
+
+def _key_in_use(key: Any) -> Any:
+    """The key itself, or the name that stood for it while its library was not loaded."""
+    if key in _RULES or not isinstance(key, (OpOverload, OpOverloadPacket)):
+        return key
+    name = key.name() if isinstance(key, OpOverload) else key._qualified_op_name
+    return name if name in _RULES else key
 
 
 @contextlib.contextmanager
@@ -212,9 +209,7 @@ def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
             f"a {type(mapping).__name__} is no mapping: pass {{operator: formula}}"
         )
     return {
-        key: Rule(
-            target=name_of(key), kind="formula", formula=accept_torch_style(formula), builtin=False
-        )
+        key: Rule(kind="formula", formula=accept_torch_style(formula), builtin=False)
         for target, formula in mapping.items()
         for key in _keys(target)
     }
@@ -228,19 +223,42 @@ def lookup(op: Any, extra: Mapping[Any, Rule] | None = None) -> Rule | None:
     and there the user's before the package's own; last, formulas that the user registered with
     torch's own flop counter.
     """
-    keys = [op]
-    if isinstance(op, OpOverload):
-        packet = op.overloadpacket
-        keys = [op, packet]
-        functional = _functional_packet(packet)
-        if functional is not None:
-            keys.append(functional)
-        keys.append(packet._qualified_op_name)
     for rules in (extra or {}, _RULES):
-        found = [rules[key] for key in keys if key in rules]
-        if found:
-            return next((rule for rule in found if not rule.builtin), found[0])
-    return _rule_from_torch(op)
+        rule = _found(rules, op)
+        if rule is not None:
+            return rule
+    theirs = registered_with_torch(op)
+    if theirs is None:
+        return None
+    return Rule(
+        kind="formula", formula=theirs, note="registered with torch.utils.flop_counter",
+        builtin=False,
+    )  # fmt: skip
+
+
+def _schema_of(op: OpOverload | OpOverloadPacket) -> torch.FunctionSchema:
+    overload = op if isinstance(op, OpOverload) else getattr(op, op.overloads()[0])
+    return overload._schema
+
+
+def _found(rules: Mapping[Any, Rule], op: Any) -> Rule | None:
+    found = [rules[key] for key in _keys_of(op) if key in rules]
+    return next((rule for rule in found if not rule.builtin), found[0] if found else None)
+
+
+def _keys_of(op: Any) -> list[Any]:
+    """Every key under which an operator's rule may stand, the most exact first."""
+    if not isinstance(op, OpOverload):
+        return [op]
+    packet = op.overloadpacket
+    functional = _functional_packet(packet)
+    return [
+        op,
+        packet,
+        *([functional] if functional is not None else []),
+        op.name(),
+        packet._qualified_op_name,
+    ]
 
 
 def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:
@@ -282,7 +300,7 @@ def _key(target: Any) -> Any:
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
         return target
     if isinstance(target, str) and target.count("::") == 1:
-        return target
+        return _loaded(target) or target
     if isinstance(target, torch.library.CustomOpDef):
         return target._opoverload.overloadpacket
     if callable(getattr(target, "run", None)) and hasattr(target, "fn"):  # a Triton kernel
@@ -294,6 +312,14 @@ def _key(target: Any) -> Any:
     )
 
 
+def _loaded(name: str) -> OpOverload | OpOverloadPacket | None:
+    """The operator ``"lib::op"`` or ``"lib::op.overload"``, if its library is loaded."""
+    library, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(torch.ops, library), packet, None)
+    return getattr(found, overload, None) if overload else found
+
+
 def _functional_packet(packet: OpOverloadPacket) -> OpOverloadPacket | None:
     """``aten.add_`` -> ``aten.add``: an in-place op costs what its functional form costs."""
     name = packet.__name__
@@ -301,57 +327,6 @@ def _functional_packet(packet: OpOverloadPacket) -> OpOverloadPacket | None:
         return None
     library = packet._qualified_op_name.split("::")[0]
     return getattr(getattr(torch.ops, library), name[:-1], None)
-
-
-def accept_torch_style(formula: Formula) -> Formula:
-    """A formula as ``torch.utils.flop_counter`` wants it, made to take our arguments.
-
-    Theirs are called with shapes in place of tensors and ``out_shape=`` (or, undecorated,
-    with tensors and ``out_val=``) and return FLOPs; told by those parameter names.
-    """
-    if getattr(formula, "_get_raw", False):
-        return lambda *args, out=None, **kwargs: formula(*args, out_val=out, **kwargs)
-    try:
-        # torch's own decorator wraps a formula of shapes in one of tensors: the outer one counts.
-        outer = inspect.signature(formula, follow_wrapped=False).parameters
-        names = outer if "out_val" in outer else inspect.signature(formula).parameters
-    except (TypeError, ValueError):
-        return formula
-    if "out_shape" in names and "out" not in names:
-        return lambda *args, out=None, **kwargs: formula(
-            *_shapes(args), out_shape=_shapes(out), **_shapes(kwargs)
-        )
-    if "out_val" in names and "out" not in names:
-        return lambda *args, out=None, **kwargs: formula(*args, out_val=out, **kwargs)
-    return formula
-
-
-def _shapes(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.shape
-    if isinstance(value, (list, tuple)):
-        return type(value)(_shapes(item) for item in value)
-    if isinstance(value, dict):
-        return {name: _shapes(item) for name, item in value.items()}
-    return value
-
-
-def _rule_from_torch(op: Any) -> Rule | None:
-    """What the user registered with ``torch.utils.flop_counter.register_flop_formula``."""
-    if not isinstance(op, OpOverload) or op.namespace == "aten":
-        return None
-    from torch.utils.flop_counter import flop_registry
-
-    formula = flop_registry.get(op.overloadpacket)
-    if formula is None:
-        return None
-    return Rule(
-        target=name_of(op.overloadpacket),
-        kind="formula",
-        formula=accept_torch_style(formula),
-        note="registered with torch.utils.flop_counter",
-        builtin=False,
-    )
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> OpCost:
@@ -367,6 +342,4 @@ def free(
     formula: of the bytes, where they are not those of all tensors that go in and come out.
     """
     for key in _keys(list(targets)):
-        add_rule(
-            key, Rule(target=name_of(key), kind="free", formula=formula, note=reason, moves=moves)
-        )
+        add_rule(key, Rule(kind="free", formula=formula, note=reason, moves=moves))

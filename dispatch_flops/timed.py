@@ -26,13 +26,13 @@ from torch import nn
 
 from dispatch_flops.analysis import sum_known
 from dispatch_flops.clock import EVENT_RESOLUTION_S, TURNS, LatencyPass
+from dispatch_flops.conventions import Conventions
 from dispatch_flops.cost import Phase
 from dispatch_flops.devices import Devices, Now, Stamp, seconds_between
 from dispatch_flops.idle import IdleModules, alone, calling
 from dispatch_flops.mode import CountingMode, Plan
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.places import Place
-from dispatch_flops.registry import Conventions
 from dispatch_flops.tracker import Tracker
 from dispatch_flops.tree import Profile, StepTiming
 

@@ -15,9 +15,21 @@ PACKAGE = Path(dispatch_flops.__file__).parent
 
 # Each file and folder stands on one floor, and imports only from floors below its own.
 # Within a folder files may import each other.
+# fmt: off
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("units", "errors", "plain"),
-    ("cost", "config", "stance", "subclasses", "no_data", "running", "devices", "parameters"),
+    (
+        "cost",
+        "config",
+        "conventions",
+        "torch_style",
+        "stance",
+        "subclasses",
+        "no_data",
+        "running",
+        "devices",
+        "parameters",
+    ),
     ("tree", "hardware", "registry", "targets", "tensors"),
     ("analysis", "efficiency", "names", "formulas", "callers", "idle"),
     ("places", "clock", "renderers"),
@@ -34,6 +46,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("training", "integrations"),
     ("cli", "demo"),
 )
+# fmt: on
 # The package's own face and its command line's.
 DOORS = ("__init__", "__main__")
 WITHOUT_TORCH = (

@@ -75,6 +75,51 @@ def test_built_in_formulas_are_not_replaced_by_accident() -> None:
         register_flops(aten.mm)(costs(5))
 
 
+def test_an_overload_of_a_built_in_is_not_replaced_by_accident() -> None:
+    with pytest.raises(DuplicateFormulaError, match=r"aten\.mm"):
+        register_flops(aten.mm.default)(costs(5))
+
+
+def test_a_target_said_twice_is_one() -> None:
+    register_flops([ONE, one, "dispatch_flops_test::one"])(costs(3))
+    assert flops_of(one) == 3
+    with pytest.raises(DuplicateFormulaError, match=r"dispatch_flops_test\.one"):
+        register_flops("dispatch_flops_test::one")(costs(3))
+    unregister_flops("dispatch_flops_test::one")
+    assert lookup(ONE.default) is None
+
+
+def test_a_name_stands_for_the_operator_that_is_loaded_later() -> None:
+    name = "dispatch_flops_test::loaded_later"
+    register_flops(name)(costs(7))
+    library = torch.library.Library("dispatch_flops_test", "FRAGMENT")
+    library.define("loaded_later(Tensor x) -> Tensor")
+    library.impl("loaded_later", lambda x: x.clone(), "CPU")
+    later = torch.ops.dispatch_flops_test.loaded_later
+    assert flops_of(later) == 7
+    with pytest.raises(DuplicateFormulaError, match="loaded_later"):
+        register_flops(later)(costs(5))
+    unregister_flops(later)
+    assert lookup(later.default) is None
+
+
+def test_arguments_by_their_names() -> None:
+    @register_flops([ONE, TWO], by_name=True)
+    def elements(*, x: torch.Tensor, out: torch.Tensor, **_: Any) -> int:
+        return 2 * x.numel() + out.numel()
+
+    assert flops_of(one) == flops_of(two) == 2 * 2 + 2
+    unregister_flops([one, two])
+
+
+def test_unregister_all_or_none() -> None:
+    register_flops(one)(costs(3))
+    with pytest.raises(UnknownOperatorError, match=r"dispatch_flops_test\.two has no formula"):
+        unregister_flops([one, two])
+    assert flops_of(one) == 3
+    unregister_flops(one)
+
+
 def test_unregister_what_is_not_there() -> None:
     with pytest.raises(UnknownOperatorError, match=r"dispatch_flops_test\.one has no formula"):
         unregister_flops(one)

@@ -18,11 +18,12 @@ from dispatch_flops import (
 )
 from dispatch_flops.compile.graph import GraphCost
 from dispatch_flops.compile.places import Places
+from dispatch_flops.conventions import Causal, Conventions
 from dispatch_flops.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.ledger import Ledger, Observed
 from dispatch_flops.names import ModuleNames
-from dispatch_flops.registry import Causal, Conventions, Formula
+from dispatch_flops.registry import Formula
 from dispatch_flops.tracker import Place
 from dispatch_flops.tree import OUTSIDE, Profile, add_costs
 

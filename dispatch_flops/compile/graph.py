@@ -18,11 +18,12 @@ from torch.fx.node import map_aggregate
 
 from dispatch_flops import registry
 from dispatch_flops.compile.places import Places, phase_of
+from dispatch_flops.conventions import Conventions
 from dispatch_flops.cost import ZERO, OpCost, Phase
 from dispatch_flops.ledger import Entry
 from dispatch_flops.mode import METADATA
 from dispatch_flops.pricing import price
-from dispatch_flops.registry import Conventions, Rule
+from dispatch_flops.registry import Rule
 
 Sizes = tuple[int, ...]
 Costs = Counter[tuple[str, Phase, Entry]]

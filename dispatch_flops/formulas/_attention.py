@@ -14,8 +14,8 @@ from operator import add
 
 import torch
 
+from dispatch_flops.conventions import conventions
 from dispatch_flops.cost import OpCost, Share, Split, contraction
-from dispatch_flops.registry import conventions
 from dispatch_flops.tensors import is_strided_nested, nested_sizes, product
 
 # Primitives per pair and per row of one softmax: max (a reduction, 1 per pair less 1 per row),

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from dispatch_flops.conventions import conventions
 from dispatch_flops.cost import OpCost, Share, Split, contraction
 from dispatch_flops.formulas._attention import Scores, rectangle, softmax
 from dispatch_flops.formulas._ops import higher_order
 from dispatch_flops.no_data import has_no_data
-from dispatch_flops.registry import conventions, register_flops
+from dispatch_flops.registry import register_flops
 
 Tensor = torch.Tensor
 

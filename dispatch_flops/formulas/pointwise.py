@@ -22,7 +22,7 @@ import torch
 from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.sparse import elements
-from dispatch_flops.registry import Rule, add_rule, name_of
+from dispatch_flops.registry import Rule, add_rule
 from dispatch_flops.tensors import is_inexact, tensors_in
 
 #: 1 FLOP per output element on floating-point data.
@@ -229,10 +229,10 @@ def register_table(table: dict[str, str]) -> None:
 def register_rule(name: str, formula: Callable[..., int], note: str) -> None:
     """Register one formula for an operator and for its ``_foreach_`` form, if torch has them."""
     for packet in packets(name):
-        add_rule(packet, Rule(target=name_of(packet), kind="pointwise", formula=formula, note=note))
+        add_rule(packet, Rule(kind="pointwise", formula=formula, note=note))
     for packet in packets(f"_foreach_{name}"):
         summed = each(formula)
-        add_rule(packet, Rule(target=name_of(packet), kind="pointwise", formula=summed, note=note))
+        add_rule(packet, Rule(kind="pointwise", formula=summed, note=note))
 
 
 _WITH_ARGUMENTS: dict[str, tuple[Callable[..., int], str]] = {

@@ -17,7 +17,7 @@ from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import overloads, packets
 from dispatch_flops.formulas.pointwise import broadcast_elements, per_element
 from dispatch_flops.formulas.sparse import elements
-from dispatch_flops.registry import Formula, Kind, Rule, add_rule, name_of, register_flops
+from dispatch_flops.registry import Formula, Kind, Rule, add_rule, register_flops
 from dispatch_flops.tensors import is_inexact, is_strided_nested, nested_sizes, tensors_in
 
 
@@ -55,7 +55,7 @@ def _plain(per_input: int = 0, per_output: int = 0) -> Callable[..., int]:
 def _register(targets: list[Any], formula: Formula, note: str) -> None:
     kind: Kind = "reduction"
     for target in targets:
-        add_rule(target, Rule(target=name_of(target), kind=kind, formula=formula, note=note))
+        add_rule(target, Rule(kind=kind, formula=formula, note=note))
 
 
 _register(packets("sum", "amax", "amin", "argmax", "argmin"), _plain(), "n-m")

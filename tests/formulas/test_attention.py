@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from support import profile_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dispatch_flops.conventions import Conventions, using
 from dispatch_flops.cost import OpCost, Split
 from dispatch_flops.formulas._attention import Band
-from dispatch_flops.registry import Conventions, lookup, using
+from dispatch_flops.registry import lookup
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

@@ -60,7 +60,7 @@ def test_a_formula_that_lacks_an_argument_is_seen() -> None:
     def formula(self: object, mat2: object, *, out: object) -> int:
         return 0
 
-    rule = registry.Rule(target="mm", kind="formula", formula=formula)
+    rule = registry.Rule(kind="formula", formula=formula)
     assert not list(refusals(torch.ops.aten.mm.default, rule))
     assert len(list(refusals(torch.ops.aten.mm.dtype, rule))) == 2
 

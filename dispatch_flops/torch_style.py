@@ -1,0 +1,53 @@
+"""Formulas written for ``torch.utils.flop_counter``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+
+def accept_torch_style(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """A formula as ``torch.utils.flop_counter`` wants it, made to take our arguments.
+
+    Theirs are called with shapes in place of tensors and ``out_shape=`` (or, undecorated,
+    with tensors and ``out_val=``) and return FLOPs; told by those parameter names.
+    """
+    if getattr(formula, "_get_raw", False):
+        return lambda *args, out=None, **kwargs: formula(*args, out_val=out, **kwargs)
+    try:
+        # torch's own decorator wraps a formula of shapes in one of tensors: the outer one counts.
+        outer = inspect.signature(formula, follow_wrapped=False).parameters
+        names = outer if "out_val" in outer else inspect.signature(formula).parameters
+    except (TypeError, ValueError):
+        return formula
+    if "out_shape" in names and "out" not in names:
+        return lambda *args, out=None, **kwargs: formula(
+            *_shapes(args), out_shape=_shapes(out), **_shapes(kwargs)
+        )
+    if "out_val" in names and "out" not in names:
+        return lambda *args, out=None, **kwargs: formula(*args, out_val=out, **kwargs)
+    return formula
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape
+    if isinstance(value, (list, tuple)):
+        return type(value)(_shapes(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _shapes(item) for name, item in value.items()}
+    return value
+
+
+def registered_with_torch(op: Any) -> Callable[..., Any] | None:
+    """What the user registered with ``torch.utils.flop_counter.register_flop_formula``."""
+    if not isinstance(op, OpOverload) or op.namespace == "aten":
+        return None
+    from torch.utils.flop_counter import flop_registry
+
+    formula = flop_registry.get(op.overloadpacket)
+    return None if formula is None else accept_torch_style(formula)
