@@ -53,7 +53,7 @@ class Rule:
         if not self.by_name:
             return self.formula(*args, out=out, **kwargs)
         names = (argument.name for argument in _schema_of(op).arguments)
-        return self.formula(**dict(zip(names, args, strict=False)), **kwargs, out=out)
+        return self.formula(**{**dict(zip(names, args, strict=False)), **kwargs, "out": out})
 
 
 class RuleReader(Protocol):
@@ -92,7 +92,8 @@ def register_flops(
         operator whose library may not be loaded yet, or a list of these.
     override: replace an existing formula instead of refusing.
     by_name: every argument comes under the schema's name for it, so that one formula may serve
-        operators whose arguments stand in other places, and names those alone that it reads.
+        operators whose arguments stand in other places, and names those alone that it reads. An
+        argument that is called ``out`` gives way to the result.
     cacheable: pass False if the cost depends on more than shapes, dtypes and plain arguments.
     note: the cost in words, as ``dispatch-flops ops`` lists it; by default the docstring's.
 

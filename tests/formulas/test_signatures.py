@@ -42,10 +42,10 @@ def refusals(op: OpOverload, rule: registry.Rule) -> Iterator[str]:
     required = [argument for argument in inputs if not argument.has_default_value()]
     signature = inspect.signature(rule.formula)
     for arguments in (inputs, required):
-        positional = [None for argument in arguments if not argument.kwarg_only]
-        named = {argument.name: None for argument in arguments if argument.kwarg_only}
+        by_position = [a for a in arguments if not (a.kwarg_only or rule.by_name)]
+        named = {argument.name: None for argument in arguments if argument not in by_position}
         try:
-            signature.bind(*positional, out=None, **named)
+            signature.bind(*(None for _ in by_position), **{**named, "out": None})
         except TypeError as error:
             yield f"{op}: {error}"
 
@@ -54,6 +54,28 @@ def test_formulas_take_what_their_operators_take() -> None:
     pairs = list(served())
     assert len(pairs) > 2000
     assert [refusal for op, rule in pairs for refusal in refusals(op, rule)] == []
+
+
+def other_defaults(op: OpOverload, rule: registry.Rule) -> Iterator[str]:
+    """Where the formula takes something else than the operator for what is not said."""
+    own = inspect.signature(rule.formula).parameters
+    for argument in op._schema.arguments if rule.by_name else ():
+        if argument.has_default_value() and argument.name in own and argument.name != "out":
+            default = own[argument.name].default
+            if default != argument.default_value:
+                yield f"{op}: {argument.name} is {default}, not {argument.default_value}"
+
+
+def test_what_is_not_said_is_what_the_operator_takes_for_it() -> None:
+    assert [flaw for op, rule in served() for flaw in other_defaults(op, rule)] == []
+
+
+def test_another_default_is_seen() -> None:
+    def formula(*, input: object, beta: float = 2.0, out: object, **_: object) -> int:
+        return 0
+
+    rule = registry.Rule(kind="formula", formula=formula, by_name=True)
+    assert len(list(other_defaults(torch.ops.aten.softplus.default, rule))) == 1
 
 
 def test_a_formula_that_lacks_an_argument_is_seen() -> None:

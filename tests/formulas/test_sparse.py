@@ -131,7 +131,7 @@ def test_semi_structured_products_count_half() -> None:
     def formula(op: Any, *args: Any, result: torch.Tensor = out, **kwargs: Any) -> tuple[int, int]:
         rule = lookup(op.default)
         assert rule is not None
-        found: Any = rule.formula(*args, out=result, **kwargs)
+        found: Any = rule.answer(op, args, kwargs, result)
         return found.macs, found.flops
 
     assert formula(aten._sparse_semi_structured_mm, compressed, meta, b) == (half, 2 * half)
