@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from dispatch_flops.devices import Devices
@@ -187,7 +188,7 @@ class ModuleNames:
             expert=_is_expert(module, holder),
             class_name=type(module).__name__,
             # The user holds the models that were given; of others nobody may.
-            remembered=tuple(facts_of(module)) if self._adopting else (),
+            remembered=_facts(module) if self._adopting else (),
             same_as=same_as,
         )
 
@@ -304,6 +305,16 @@ class ModuleNames:
             number += 1
             candidate = f"{name}_{number}"
         return candidate
+
+
+def _facts(module: nn.Module) -> tuple[ParameterFacts, ...]:
+    """What the module's parameters are; ``torch.jit.trace``, if at work, sees nothing of it."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        return tuple(facts_of(module))
+    finally:
+        torch._C._set_tracing_state(state)
 
 
 def _held_directly(named: Named, module: nn.Module) -> list[tuple[Named, str, nn.Module]]:

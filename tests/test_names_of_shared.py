@@ -230,3 +230,13 @@ def test_no_more_parameters_than_there_are_beside() -> None:
     root = dataclasses.replace(root, total_params=73, children=(first, enc))
     with pytest.raises(InconsistentProfileError, match="total_params = 73"):
         Profile(root=root).check()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_model_is_traced_within_the_block_as_outside_it() -> None:
+    model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
+    x = torch.ones(2, 7)
+    with FlopCounterMode(display=False) as counter:
+        traced = torch.jit.trace(model, x)  # raises where two traces differ
+    assert torch.equal(traced(x), model(x))
+    assert counter.profile.total_params == 7 * 5 + 5 + 5 * 3 + 3
