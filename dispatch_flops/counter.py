@@ -29,14 +29,12 @@ from dispatch_flops.errors import (
     WrongThreadError,
 )
 from dispatch_flops.ledger import Ledger, Observed
-from dispatch_flops.mode import CountingMode
 from dispatch_flops.names import ModuleNames
 from dispatch_flops.opaque import OpaqueModules
 from dispatch_flops.registry import Formula
 from dispatch_flops.running import garbage_collection_later
 from dispatch_flops.stance import eager_stance
-from dispatch_flops.timed import EventPass, HostPass, timed_pass
-from dispatch_flops.tracker import Tracker
+from dispatch_flops.timed import counting_pass
 from dispatch_flops.tree import ModuleNode, Profile
 
 
@@ -231,19 +229,12 @@ class _Session:
     ) -> None:
         self._conventions = conventions
         self._names = ModuleNames(roots)
-        self._tracker: Tracker
-        self._mode: CountingMode
         self._ledger = Ledger()
-        self._timed: HostPass | EventPass | None = None
         options: dict[str, Any] = {
             "conventions": conventions, "own_rules": own_rules, "on_full": self._fold
         }  # fmt: skip
-        if timed and self._names.devices().type != "meta":
-            self._timed = timed_pass(self._names, self._names.devices(), options)
-            self._tracker, self._mode = self._timed.tracker, self._timed.mode
-        else:
-            self._tracker = Tracker(self._names)
-            self._mode = CountingMode(self._tracker, **options)
+        self._pass = counting_pass(self._names, options, timed=timed)
+        self._tracker, self._mode = self._pass.tracker, self._pass.mode
         self._tracker.is_mode_on = self._is_on
         self._opaque = OpaqueModules(self._tracker, conventions, own_rules)
         self._undo = ExitStack()
@@ -255,13 +246,12 @@ class _Session:
             return
         with ExitStack() as undo:
             undo.enter_context(eager_stance())
-            if self._timed is not None and self._timed.clock is not None:
-                undo.enter_context(self._timed.clock)
             self._tracker.start()
             undo.callback(self._tracker.stop)
             undo.enter_context(self._opaque)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
             undo.callback(self._mode.leave)
+            undo.enter_context(self._pass.measuring())
             self._undo = undo.pop_all()
         self._is_open = True
         self._thread = threading.get_ident()
@@ -279,9 +269,7 @@ class _Session:
             )
 
     def note_running(self, module: nn.Module) -> None:
-        self._tracker.enter_module(module, ())
-        if self._timed is not None and self._timed.clock is not None:
-            self._timed.clock.before(module, ())
+        self._pass.note_running(module)
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
@@ -297,14 +285,13 @@ class _Session:
 
     def profile(self) -> Profile:
         # A profile is many new objects, none of them garbage: looking for it would take longest.
-        with _disable_current_modes(), garbage_collection_later():
-            if self._timed is not None:
-                self._timed.read()
+        with self._pass.aside(), _disable_current_modes(), garbage_collection_later():
+            self._pass.read()
             seen = Observed(
                 calls=self._tracker.calls(),
                 used_params=self._tracker.used_params(),
                 tokens=self._tracker.tokens(),
-                latency_s=self._timed.module_seconds() if self._timed is not None else None,
+                latency_s=self._pass.module_seconds(),
             )
             profile = self._ledger.with_open(self._tracker.places()).freeze(
                 self._names,
@@ -312,13 +299,10 @@ class _Session:
                 causal=self._conventions.causal,
                 notes=tuple(self._mode.higher_order.notes),
             )
-            if self._timed is None:
-                return profile
-            return dataclasses.replace(profile, timing=self._timed.timing(profile))
+        return dataclasses.replace(profile, timing=self._pass.timing(profile))
 
     def _fold(self) -> None:
-        if self._timed is not None:
-            self._timed.read()
+        self._pass.read()
         self._ledger.fold(self._tracker.join_thread().places.values())
 
     def _is_on(self) -> bool:

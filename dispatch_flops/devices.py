@@ -57,10 +57,18 @@ class Devices:
         device = torch.device(name)
         return cls(device.type, () if device.type in _AT_ONCE else (device,))
 
+    def is_capturing(self) -> bool:
+        """True while a CUDA graph is captured: nothing runs, and nothing may be waited for."""
+        if not self.accelerators:
+            return False
+        module = torch.get_device_module(self.accelerators[0])
+        return bool(getattr(module, "is_current_stream_capturing", bool)())
+
     def synchronize(self) -> None:
-        """Wait until the accelerators have done what they were given."""
-        for device in self.accelerators:
-            torch.accelerator.synchronize(device)
+        """Wait until the accelerators have done what they were given, if they may be waited for."""
+        if not self.is_capturing():
+            for device in self.accelerators:
+                torch.accelerator.synchronize(device)
 
     def clock(self) -> Now:
         """Seconds on a clock that waits for the accelerators at every reading."""
@@ -86,10 +94,9 @@ class Devices:
         module = torch.get_device_module(device)
         if not hasattr(module, "Event") or not hasattr(module, "current_stream"):
             return None
-        is_capturing = getattr(module, "is_current_stream_capturing", lambda: False)
 
         def record() -> Any:
-            if is_capturing():
+            if self.is_capturing():
                 return None
             event = module.Event(enable_timing=True)
             event.record(module.current_stream(device))

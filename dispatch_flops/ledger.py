@@ -119,8 +119,8 @@ class Ledger:
     def _book_all(
         self, place: Place, counts: Mapping[Any, int], seconds: Mapping[Any, float]
     ) -> None:
-        for entry, calls in counts.items():
-            self._book(place, entry, calls, seconds.get(entry))
+        for entry in {**counts, **seconds}:  # a time may be known later than its call
+            self._book(place, entry, counts.get(entry, 0), seconds.get(entry))
 
     def _book(self, place: Place, entry: Entry, calls: int, seconds: float | None) -> None:
         balance = self._balances[

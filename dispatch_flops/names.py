@@ -310,11 +310,11 @@ class ModuleNames:
 def _facts(module: nn.Module) -> tuple[ParameterFacts, ...]:
     """What the module's parameters are; ``torch.jit.trace``, if at work, sees nothing of it."""
     state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
         return tuple(facts_of(module))
     finally:
-        torch._C._set_tracing_state(state)
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def _held_directly(named: Named, module: nn.Module) -> list[tuple[Named, str, nn.Module]]:

@@ -8,17 +8,24 @@ that do next to nothing, and taken off per call. A large operator leaves caches 
 the way is then as many times slower as the part of it that is seen, from the mode's first line to
 the operator's run.
 
-On an accelerator (``EventPass``) an event lies on each side of every operator. They measure how
-long the device was at it, however late the profiler made the next one come; modules and phases
-take as long as their operators.
+On an accelerator (``EventPass``) an event lies on each side of every operator that gives it work.
+They measure how long the device was at it, however late the profiler made the next one come;
+modules and phases take as long as their operators. A device that has nothing else to do waits
+between the first event and the operator's launch: short operators then seem longer, and the
+latencies of modules that are made of them are marked.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,12 +34,12 @@ from torch import nn
 from dispatch_flops.analysis import sum_known
 from dispatch_flops.clock import EVENT_RESOLUTION_S, TURNS, LatencyPass
 from dispatch_flops.conventions import Conventions
-from dispatch_flops.cost import Phase
+from dispatch_flops.cost import PHASES, Phase
 from dispatch_flops.devices import Devices, Now, Stamp, seconds_between
 from dispatch_flops.idle import IdleModules, alone, calling
 from dispatch_flops.mode import CountingMode, Plan
 from dispatch_flops.names import ModuleNames
-from dispatch_flops.places import Place
+from dispatch_flops.places import NO_TASK, Place
 from dispatch_flops.tracker import Tracker
 from dispatch_flops.tree import Profile, StepTiming
 
@@ -93,7 +100,8 @@ class OwnTime(threading.local):
 class TimedTracker(Tracker):
     """A tracker whose hooks' time is the profiler's own.
 
-    step_s: seconds in optimizer steps; None where there was none.
+    step_s: seconds in optimizer steps; None where there was none. in_backward_s: of these, those
+        in steps that a backward pass ran, as a hook on a gradient may.
     with_closure: a step ran forward and backward itself, so that ``step_s`` is not its own alone.
     """
 
@@ -101,6 +109,7 @@ class TimedTracker(Tracker):
         super().__init__(names)
         self.own = own
         self.step_s: float | None = None
+        self.in_backward_s = 0.0
         self.with_closure = False
         self._steps = _Steps()
 
@@ -129,6 +138,7 @@ class TimedTracker(Tracker):
             begun, in_operators = self._steps.begun
             taken = max(self.own.now() - begun, self.own.in_operators - in_operators)
             self.step_s = (self.step_s or 0.0) + taken
+            self.in_backward_s += taken if _graph_task() != NO_TASK else 0.0
         super().leave_optimizer(optimizer, args, kwargs)
 
 
@@ -159,6 +169,28 @@ class _Call(threading.local):
         return last
 
 
+@dataclass(slots=True)
+class _Span:
+    """What one thread did of one backward pass: from its first operator to the end of its last, on
+    the clock and in its own ``OwnTime.seconds``.
+    """
+
+    begun: float
+    own_begun: float
+    ended: float = 0.0
+    own_ended: float = 0.0
+    in_operators: float = 0.0
+
+
+def _covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of what these intervals cover together."""
+    total, until = 0.0, -math.inf
+    for begin, end in sorted(intervals):
+        total += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return total
+
+
 class _TimedMode(CountingMode):
     """A mode in which every operator that runs leaves in ``_call`` what was measured."""
 
@@ -169,8 +201,12 @@ class _TimedMode(CountingMode):
 
     def _decide(self, func: Any) -> Plan:
         plan = super()._decide(func)
-        plan.call = self._timed(plan.call)
+        if self._takes_time(plan):
+            plan.call = self._timed(plan.call)
         return plan
+
+    def _takes_time(self, plan: Plan) -> bool:
+        return True
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         raise NotImplementedError
@@ -182,28 +218,31 @@ class HostTimedMode(_TimedMode):
     def __init__(self, tracker: Tracker, own: OwnTime, **options: Any) -> None:
         super().__init__(tracker, **options)
         self.own = own
-        self._spans: dict[int, tuple[float, float, float]] = {}
+        self._spans: dict[tuple[int, int], _Span] = {}
 
     def backward_s(self) -> float | None:
         """Seconds from the first to the last operator of the backward passes; None if none ran.
 
-        Passes nested in another (reentrant checkpoints) are part of it.
+        Passes nested in another (reentrant checkpoints) are part of it. Several threads may work
+        on one; of what each took for the profiler, all is taken off.
         """
-        if not self._spans:
+        by_thread: defaultdict[int, list[_Span]] = defaultdict(list)
+        for (_, thread), span in list(self._spans.items()):
+            by_thread[thread].append(span)
+        if not by_thread:
             return None
-        total, until = 0.0, float("-inf")
-        for begin, last, in_operators in sorted(self._spans.values()):
-            end = max(last, begin + in_operators)
-            total += max(end - max(begin, until), 0.0)
-            until = max(until, end)
-        return total
+        spans = [span for each in by_thread.values() for span in each]
+        passed = _covered((span.begun, span.ended) for span in spans)
+        own = sum(_covered((s.own_begun, s.own_ended) for s in each) for each in by_thread.values())
+        in_operators = max(sum(span.in_operators for span in each) for each in by_thread.values())
+        return max(passed - own, in_operators)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = self._call
         if call.inside:  # below a composite operator: the outermost dispatch keeps the time
             return super().__torch_dispatch__(func, types, args, kwargs)
         begun = call.begun = self.own.clock()
-        began_own = begun - self.own.seconds
+        own_begun = self.own.seconds
         call.inside = call.is_looked_up = True
         call.seconds = 0.0
         call.reach_s = None
@@ -214,9 +253,11 @@ class HostTimedMode(_TimedMode):
             self.own.in_operators += call.seconds
             self.own.operator(self.own.clock() - begun - call.seconds, call.reach_s)
             task = _graph_task()
-            if task != -1:
-                first, _, before = self._spans.get(task, (began_own, 0.0, 0.0))
-                self._spans[task] = (first, began_own + call.seconds, before + call.seconds)
+            if task != NO_TASK:
+                at = task, threading.get_ident()
+                span = self._spans.get(at) or self._spans.setdefault(at, _Span(begun, own_begun))
+                span.ended, span.own_ended = begun + call.seconds, own_begun
+                span.in_operators += call.seconds
 
     def _decide(self, func: Any) -> Plan:
         self._call.is_looked_up = False
@@ -258,12 +299,21 @@ class EventTimedMode(_TimedMode):
         self._reading = threading.Lock()
 
     def read(self) -> None:
-        """Wait for the device, once, and book the time of the operators so far."""
+        """Wait for the device, once, and book the time of the operators so far.
+
+        Later, while a CUDA graph is captured: waiting would end that.
+        """
+        if self._devices.is_capturing():
+            return
         with self._reading:
             unread, self._unread = self._unread, []
             self._devices.synchronize()
             for place, entry, start, end in unread:
                 place.seconds[entry] += seconds_between(start, end)
+
+    def _takes_time(self, plan: Plan) -> bool:
+        """False for views, bare allocations and their like, which give the device nothing to do."""
+        return plan.fixed is None or plan.fixed.kind != "free"
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         record, this = self._record, self._call
@@ -271,7 +321,8 @@ class EventTimedMode(_TimedMode):
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = record()
             out = call(*args, **kwargs)
-            this.last = (start, record())
+            if start is not None:
+                this.last = (start, record())
             return out
 
         return timed
@@ -283,74 +334,143 @@ class EventTimedMode(_TimedMode):
                 self.read()
 
 
-class HostPass:
-    """Tracker, mode and clock of a pass that counts and times, the profiler's time taken off."""
+class CountingPass:
+    """Tracker and mode of a pass that counts and takes no times."""
 
-    method = "counted and timed in one pass, the profiler's own time measured and taken off"
+    def __init__(self, tracker: Tracker, mode: CountingMode) -> None:
+        self.tracker = tracker
+        self.mode = mode
+
+    def measuring(self) -> AbstractContextManager[Any]:
+        """Inside, modules are timed, and the whole."""
+        return nullcontext()
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """What takes place inside is none of the program's time."""
+        return nullcontext()
+
+    def note_running(self, module: nn.Module) -> None:
+        """A module's forward runs already."""
+        self.tracker.enter_module(module, ())
+
+    def read(self) -> None:
+        """Book the times that the device has not told yet."""
+
+    def module_seconds(self) -> Mapping[str, float] | None:
+        """``{fqn: seconds}`` in forward; None: modules take as long as their operators."""
+        return None
+
+    def timing(self, profile: Profile) -> StepTiming:
+        """Of the whole, of backward, and of the optimizer's step."""
+        return StepTiming()
+
+
+class HostPass(CountingPass):
+    """A pass that counts and times, the profiler's own time taken off."""
+
+    method = (
+        "counted and timed in one pass, the profiler's own time measured and taken off; "
+        "iter latency is of all that ran meanwhile"
+    )
 
     def __init__(self, names: ModuleNames, own: OwnTime, mode_options: Mapping[str, Any]) -> None:
-        self.tracker = TimedTracker(names, own)
-        self.mode = HostTimedMode(self.tracker, own, **mode_options)
+        self.steps = TimedTracker(names, own)
+        self.host = HostTimedMode(self.steps, own, **mode_options)
+        super().__init__(self.steps, self.host)
+        self.own = own
         self.clock = LatencyPass(
             names, now=own.now, is_followed=lambda: self.tracker.thread() is not None
         )
+        self._whole_s = 0.0
+        self._begun: tuple[float, float] | None = None
 
-    def read(self) -> None:
-        """Nothing is left to be read."""
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        with self.clock:
+            self._begun = self.own.now(), self.own.in_operators
+            try:
+                yield
+            finally:
+                self._whole_s, self._begun = self._so_far_s(), None
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        begun = self.own.clock()
+        try:
+            yield
+        finally:
+            self.own.seconds += self.own.clock() - begun
+
+    def _so_far_s(self) -> float:
+        if self._begun is None:
+            return self._whole_s
+        begun, in_operators = self._begun
+        passed = max(self.own.now() - begun, self.own.in_operators - in_operators)
+        return self._whole_s + passed
+
+    def note_running(self, module: nn.Module) -> None:
+        super().note_running(module)
+        self.clock.before(module, ())
 
     def module_seconds(self) -> Mapping[str, float] | None:
-        """``{fqn: seconds}`` in forward."""
         return self.clock.seconds()
 
     def timing(self, profile: Profile) -> StepTiming:
-        """Of backward and step. A step that was given a closure takes as long as its operators."""
+        """A step that was given a closure takes as long as its operators."""
         in_operators = operator_seconds(profile, "optimizer")
+        backward_s = self.host.backward_s()
+        if backward_s is not None:
+            at_least = operator_seconds(profile, "backward", "recompute") or 0.0
+            backward_s = max(backward_s - self.steps.in_backward_s, at_least)
         return StepTiming(
-            backward_s=self.mode.backward_s(),
-            step_s=in_operators if self.tracker.with_closure else self.tracker.step_s,
+            backward_s=backward_s,
+            step_s=in_operators if self.steps.with_closure else self.steps.step_s,
+            iteration_s=self._so_far_s(),
             method=self.method,
-            resolution_s=10 * self.mode.own.per_module,
-            operator_resolution_s=10 * self.mode.own.per_op,
+            resolution_s=10 * self.own.per_module,
+            operator_resolution_s=10 * self.own.per_op,
         )
 
 
-class EventPass:
-    """Tracker and mode of a pass that counts, with events on the device around every operator."""
+class EventPass(CountingPass):
+    """A pass that counts, with events on the device around every operator."""
 
     method = (
         "counted and timed in one pass, by events on the device around every operator; "
         "what the host does between operators is left out"
     )
-    clock = None
 
     def __init__(
         self, names: ModuleNames, devices: Devices, record: Stamp, mode_options: Mapping[str, Any]
     ) -> None:
-        self.tracker = Tracker(names)
-        self.mode = EventTimedMode(self.tracker, devices, record, **mode_options)
+        tracker = Tracker(names)
+        self.events = EventTimedMode(tracker, devices, record, **mode_options)
+        super().__init__(tracker, self.events)
+        self._gap_s = None if devices.is_capturing() else _gap_s(devices)
 
     def read(self) -> None:
-        """Book the times that the device has not told yet."""
-        self.mode.read()
-
-    def module_seconds(self) -> Mapping[str, float] | None:
-        """None: modules take as long as their operators."""
-        return None
+        self.events.read()
 
     def timing(self, profile: Profile) -> StepTiming:
-        """Of backward, with what it runs again, and step."""
+        """Each as long as its operators; backward with what it runs again."""
         return StepTiming(
             backward_s=operator_seconds(profile, "backward", "recompute"),
             step_s=operator_seconds(profile, "optimizer"),
+            iteration_s=operator_seconds(profile, *PHASES),
             method=self.method,
             resolution_s=10 * EVENT_RESOLUTION_S,
+            operator_resolution_s=None if self._gap_s is None else 10 * self._gap_s,
         )
 
 
-def timed_pass(
-    names: ModuleNames, devices: Devices, mode_options: Mapping[str, Any]
-) -> HostPass | EventPass:
-    """The pass that is right on these devices."""
+def counting_pass(
+    names: ModuleNames, mode_options: Mapping[str, Any], *, timed: bool
+) -> CountingPass:
+    """The pass that is right where these modules compute."""
+    devices = names.devices()
+    if not timed or devices.type == "meta":
+        tracker = Tracker(names)
+        return CountingPass(tracker, CountingMode(tracker, **mode_options))
     record = devices.events()
     if record is not None:
         return EventPass(names, devices, record, mode_options)
@@ -361,6 +481,30 @@ def timed_pass(
 def operator_seconds(profile: Profile, *phases: Phase) -> float | None:
     """Seconds of all operators in these phases, in the model and outside it; None if none ran."""
     return sum_known(op.latency_s for op in profile.op_totals() if op.phase in phases)
+
+
+@functools.cache
+def _gap_s(devices: Devices) -> float:
+    """Seconds between the events around an operator that does next to nothing, on a device that
+    has nothing else to do.
+    """
+    return alone(lambda: _measure_gap(devices))
+
+
+def _measure_gap(devices: Devices) -> float:
+    record = devices.events()
+    assert record is not None
+    number = torch.zeros(1, device=devices.accelerators[0])
+    gaps = []
+    with torch.no_grad():
+        for _ in range(TURNS):
+            devices.synchronize()
+            start = record()
+            number.add_(1)
+            end = record()
+            devices.synchronize()
+            gaps.append(seconds_between(start, end))
+    return statistics.median(gaps)
 
 
 def _calibrate() -> tuple[float, float, float]:
@@ -408,8 +552,8 @@ def _unseen(run: Callable[[], Any], own: OwnTime, idle: IdleModules) -> float:
     both.tracker.join_thread(entered=True)
     bare = calling()
     hooked = calling(
-        [both.clock.before, both.tracker.enter_module],
-        [both.clock.after, both.tracker.leave_module],
+        [both.tracker.enter_module, both.clock.before],
+        [both.tracker.leave_module, both.clock.after],
     )
     more = []
     for _ in range(TURNS):

@@ -17,6 +17,7 @@ from dispatch_flops.devices import CPU, Devices
 from dispatch_flops.names import ModuleNames
 
 KERNEL, GRADIENT, PRICING, UPDATE = 2.0, 3.0, 100.0, 5.0
+GAP = 1 / 64
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
@@ -36,6 +37,7 @@ class Gpu:
 
     def synchronize(self, device: torch.device) -> None:
         assert device.type == "cuda"
+        assert not self.capturing  # torch raises, and the capture is lost
         self.waited += 1
         self.host = self.queue()
 
@@ -106,6 +108,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(torch.accelerator, "synchronize", GPU.synchronize)
     monkeypatch.setattr(ModuleNames, "devices", lambda names: Devices("cuda", (FIRST,)))
+    monkeypatch.setattr(timed, "_gap_s", lambda devices: GAP)
     register_flops([work, work_backward, update])(slow_formula)
     yield GPU
     unregister_flops([work, work_backward, update])
@@ -170,6 +173,43 @@ def test_a_capture_runs_nothing(gpu: Gpu) -> None:
         model(torch.ones(3))
     assert counter.profile.root.latency_s == KERNEL
     assert counter.profile.root.calls == 2
+
+
+@pytest.mark.parametrize("limit", ["timed._UNREAD", "mode._LIMIT"])
+def test_a_capture_is_not_waited_in(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(f"dispatch_flops.{limit}", 7)
+    model = Worker()
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(torch.ones(3))
+        gpu.capturing = True
+        for size in range(1, 20):
+            model(torch.ones(size))
+        gpu.capturing = False
+        model(torch.ones(5))
+    assert counter.profile.root.latency_s == 2 * KERNEL
+    assert counter.profile.root.calls == 21
+
+
+def test_a_capture_is_not_waited_in_by_the_clock_of_several_devices(gpu: Gpu) -> None:
+    now = Devices("cuda", (FIRST, SECOND)).clock()
+    gpu.capturing = True
+    now()
+    assert gpu.waited == 0
+
+
+def test_what_gives_the_device_no_work_has_no_time(gpu: Gpu) -> None:
+    class Views(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gpu.host += 50.0
+            return work(x).t().reshape(3, 2)
+
+    model = Views()
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(torch.ones(3, 2))
+    profile = counter.profile
+    assert profile.root.latency_s == KERNEL
+    assert profile.by_operator()["aten.t.default"].latency_s is None
+    assert profile.timing.operator_resolution_s == 10 * GAP
 
 
 def test_a_pass_of_its_own_synchronizes_once(gpu: Gpu) -> None:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from dispatch_flops import FlopCounterMode, OpCost, register_flops, timed, unregister_flops
+from dispatch_flops import (
+    FlopCounterMode,
+    OpCost,
+    Profile,
+    register_flops,
+    timed,
+    unregister_flops,
+)
+from dispatch_flops.conventions import Conventions
+from dispatch_flops.ledger import Ledger
+from dispatch_flops.names import ModuleNames
 
+OPTIONS: dict[str, Any] = {"conventions": Conventions(), "own_rules": {}, "on_full": int}
 WORK, PRICING, GRADIENT = 2.0, 100.0, 3.0
 
 
@@ -133,6 +145,74 @@ def test_backward_lasts_from_its_first_to_its_last_operator() -> None:
     profile = counter.profile
     assert profile.timing.backward_s == 2 * 2 * GRADIENT
     assert profile.root.latency_s == 2 * 2 * WORK
+
+
+def test_the_whole_is_all_that_ran_but_the_profiler() -> None:
+    model = Worker()
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        CLOCK.now += 5.0  # other code
+        model(torch.ones(3))
+        assert counter.profile.timing.iteration_s == 5.0 + WORK
+        counter.pause()
+        CLOCK.now += 50.0
+        counter.resume()
+        work(torch.ones(3))  # outside the model
+    CLOCK.now += 50.0
+    assert counter.profile.timing.iteration_s == 5.0 + WORK + WORK
+
+
+def test_what_reading_a_profile_takes_is_the_profilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_freeze(ledger: Ledger, *args: Any, **kwargs: Any) -> Profile:
+        CLOCK.now += PRICING
+        return freeze(ledger, *args, **kwargs)
+
+    freeze = Ledger.freeze
+    monkeypatch.setattr(Ledger, "freeze", slow_freeze)
+    model = Worker()
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(torch.ones(3))
+        assert counter.profile.timing.iteration_s == WORK
+        model(torch.ones(3))
+    assert counter.profile.timing.iteration_s == 2 * WORK
+
+
+def test_a_step_that_a_backward_pass_runs_is_no_part_of_it() -> None:
+    class Slow(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            CLOCK.now += 7.0
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return work(work(x) * self.scale)
+
+    model = Scaled()
+    optimizer = Slow(model.parameters(), lr=0.1)
+    model.scale.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    x = torch.ones(3, requires_grad=True)
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(x).sum().backward()
+    timing = counter.profile.timing
+    assert (timing.step_s, timing.backward_s) == (7.0, 2 * GRADIENT)
+    assert timing.iteration_s == 2 * WORK + 2 * GRADIENT + 7.0
+
+
+def test_of_a_backward_pass_in_two_threads_each_ones_own_time_is_taken_off() -> None:
+    model = Worker()
+    own = timed.OwnTime()
+    host = timed.HostPass(ModuleNames([model]), own, OPTIONS).host
+    host._spans = {
+        (1, 11): timed._Span(
+            begun=20.0, own_begun=1.0, ended=30.0, own_ended=3.0, in_operators=4.0
+        ),
+        (1, 12): timed._Span(begun=30.0, own_begun=90.0, ended=50.0, own_ended=95.0),
+        (2, 12): timed._Span(begun=35.0, own_begun=91.0, ended=40.0, own_ended=93.0),  # nested
+        (3, 11): timed._Span(begun=60.0, own_begun=5.0, ended=61.0, own_ended=5.0),
+    }
+    assert host.backward_s() == (10.0 - 2.0) + (20.0 - 5.0) + 1.0
 
 
 def test_optimizer_steps_are_timed() -> None:

@@ -56,6 +56,7 @@ class StepWatch:
         self._profiler: FlopsProfiler | None = None
         self._profile: Profile | None = None
         self._begun: float | None = None
+        self._unprofiled_s: float | None = None
         self._silent = False
         self._reported = False
 
@@ -71,12 +72,12 @@ class StepWatch:
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilisation of the step; None if the peak or the step's time is unknown."""
-        return mfu(self.profile, self._machine_known(), self.profile.timing.iteration_s)
+        return mfu(self.profile, self._machine_known(), self._unprofiled_s)
 
     @property
     def hfu(self) -> float | None:
         """Hardware FLOPs utilisation, recomputation and optimizer included; None likewise."""
-        return hfu(self.profile, self._machine_known(), self.profile.timing.iteration_s)
+        return hfu(self.profile, self._machine_known(), self._unprofiled_s)
 
     def begin(self, model: nn.Module) -> None:
         """An optimizer step begins."""
@@ -137,6 +138,7 @@ class StepWatch:
             f"iter latency is that of step {self.config.profile_step + 1}, "
             "which ran without the profiler"
         )
+        self._unprofiled_s = seconds
         self._profile = dataclasses.replace(
             profile,
             timing=dataclasses.replace(profile.timing, iteration_s=seconds),

@@ -120,6 +120,8 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
     iteration_s = timing.iteration_s
     if iteration_s is None:
         iteration_s = _sum(both_s, timing.step_s)
+    elif both_s is not None:  # a backward pass within a forward is in both
+        both_s = min(both_s, iteration_s)
     backward_ran = "backward" in phases_of(profile)
     _, bwd_flops, bwd_bound = _counted(profile, "backward")
 

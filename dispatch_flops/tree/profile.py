@@ -27,6 +27,8 @@ OUTSIDE = "<outside>"
 class StepTiming:
     """Seconds of one step's parts; None where not measured.
 
+    forward_s: of the model; backward_s, step_s: of backward passes and optimizer steps;
+        iteration_s: of everything that ran, other code included.
     method: how the latencies of this profile were taken, in words for the reader.
     resolution_s, operator_resolution_s: a module's latency is exact to 10 % where it is at least
         this for every call of a module in it, and this for every operator (where these were timed
