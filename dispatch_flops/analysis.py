@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from dispatch_flops.cost import PHASES, ZERO, OpCost, Phase
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.tree import (
     ModuleNode,
     OpTotal,
@@ -62,6 +63,9 @@ class Figures:
                 return self.cost.bytes_total
             case "latency":
                 return self.latency_s
+            case _:
+                keys = ", ".join(map(repr, get_args(Key)))
+                raise ConfigError(f"{key!r} is no figure of a module: choose one of {keys}")
 
     @property
     def flops_per_s(self) -> float | None:

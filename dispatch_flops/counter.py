@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -117,8 +117,7 @@ class FlopCounterMode:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        session = self._session
-        assert session is not None
+        session = self._running("leaving it")
         session.check_thread()
         try:
             session.close()
@@ -126,37 +125,40 @@ class FlopCounterMode:
         finally:
             self._session = None
             self._lock.release()
+        if kind is not None:
+            with suppress(UncountedWarning):  # the program's own exception goes before
+                self._warn_of_uncounted()
+            return
         self._warn_of_uncounted()
-        if kind is None:
-            if self.display:
-                print(self.get_table(self.depth))
-            self._refuse_uncounted()
+        if self.display:
+            print(self.get_table(self.depth))
+        self._refuse_uncounted()
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
         """Count in this worker thread too: a dispatch mode sees only threads that enter it."""
-        if self._session is None:
-            raise NotProfiledError("in_thread() works inside the counter's block only")
-        with self._session.in_thread():
+        with self._running("in_thread()").in_thread():
             yield
 
     def note_running(self, module: nn.Module) -> None:
         """Say that ``module``'s forward runs already: the block was entered in its midst."""
-        if self._session is None:
-            raise NotProfiledError("note_running() works inside the counter's block only")
-        self._session.note_running(module)
+        self._running("note_running()").note_running(module)
 
     def pause(self) -> None:
-        """Let the program run uncounted, as outside the block, until ``resume`` is called."""
-        if self._session is None:
-            raise NotProfiledError("pause() works inside the counter's block only")
-        self._session.close()
+        """Let the program run uncounted, as outside the block, until ``resume`` is called.
+
+        Worker threads that are inside ``in_thread()`` by then go on.
+        """
+        self._running("pause()").close()
 
     def resume(self) -> None:
         """Count on."""
+        self._running("resume()").open()
+
+    def _running(self, what: str) -> _Session:
         if self._session is None:
-            raise NotProfiledError("resume() works inside the counter's block only")
-        self._session.open()
+            raise NotProfiledError(f"{what} works inside the counter's block only")
+        return self._session
 
     # -- results --------------------------------------------------------------------------------
 
@@ -273,7 +275,7 @@ class _Session:
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
-        if self._is_on():
+        if self._is_on() or not self._is_open:
             yield
             return
         self._tracker.join_thread(entered=True)

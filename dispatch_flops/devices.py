@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 _META = torch.device("meta")
 _AT_ONCE = ("cpu", "meta")  # what these are given is done when the call returns
@@ -28,10 +29,12 @@ class Devices:
     """The devices of a program's tensors.
 
     type: "cpu", "cuda", "meta", ...; the accelerator's where there is one.
+    computes: False where tensors have shapes alone, as meta and fake ones: nothing takes time.
     """
 
     type: str = "cpu"
     accelerators: tuple[torch.device, ...] = ()
+    computes: bool = True
 
     @classmethod
     def of(cls, modules: Iterable[nn.Module]) -> Devices:
@@ -48,14 +51,17 @@ class Devices:
         if not found and torch.cuda.is_initialized():
             found = {torch.device("cuda", torch.cuda.current_device()): None}
         accelerators = tuple(device for device in found if device.type not in _AT_ONCE)
-        first = next(iter((*accelerators, *found)), None)
-        return cls(first.type if first is not None else "cpu", accelerators)
+        kind = next((device.type for device in (*accelerators, *found)), "cpu")
+        if any(isinstance(tensor, FakeTensor) for module in modules for tensor in _held_by(module)):
+            return cls(kind, computes=False)
+        return cls(kind, accelerators, computes=kind != "meta")
 
     @classmethod
     def at(cls, name: str) -> Devices:
         """The one of that name: "cpu", "cuda", "cuda:1"."""
         device = torch.device(name)
-        return cls(device.type, () if device.type in _AT_ONCE else (device,))
+        accelerators = () if device.type in _AT_ONCE else (device,)
+        return cls(device.type, accelerators, computes=device != _META)
 
     def is_capturing(self) -> bool:
         """True while a CUDA graph is captured: nothing runs, and nothing may be waited for."""

@@ -6,11 +6,13 @@ in ``_decide``; afterwards a call costs one look-up by signature and one increme
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from dispatch_flops import no_data, registry
@@ -75,6 +77,13 @@ class Plan:
         self.handler: Handler | None = None
 
 
+class _Wrapper(threading.local):
+    """Where a thread is at operators on wrapper subclasses: how deep, and which is handed over."""
+
+    depth = 0
+    desugaring: Any = None
+
+
 class CountingMode(TorchDispatchMode):
     """Books every operator under the place that ``tracker`` names.
 
@@ -101,8 +110,7 @@ class CountingMode(TorchDispatchMode):
         registry.watch(self)
         self._signatures = 0
         self._plain_types: set[tuple[type, ...]] = set()
-        self._desugaring: Any = None
-        self._inside_wrapper = 0
+        self._wrapper = _Wrapper()
         self.higher_order = HigherOrder(self, tracker, conventions, own_rules)
 
     @classmethod
@@ -120,7 +128,7 @@ class CountingMode(TorchDispatchMode):
         plan = self._plans.get(func)
         if plan is None:
             plan = self._decide(func)
-        if plan.special or (types and (self._inside_wrapper or types not in self._plain_types)):
+        if plan.special or (types and (self._wrapper.depth or types not in self._plain_types)):
             done, out = self._special(plan, types, args, kwargs or {})
             if done:
                 return out
@@ -231,7 +239,7 @@ class CountingMode(TorchDispatchMode):
             if is_traced(types):
                 return True, func(*args, **kwargs)
             return self._on_wrapper(plan, types, args, kwargs)
-        if self._inside_wrapper and types and in_sharding_propagation():
+        if self._wrapper.depth and types and in_sharding_propagation():
             return True, func(*args, **kwargs)
         if plan.handler is not None:
             return True, plan.handler(self.higher_order, func, args, kwargs)
@@ -269,8 +277,8 @@ class CountingMode(TorchDispatchMode):
         )
         if plan.rule is not None and not plan.rule.builtin:
             return False, plan.call(*args, **kwargs)
-        if self._desugaring is func:
-            self._desugaring = None
+        if self._wrapper.desugaring is func:
+            self._wrapper.desugaring = None
             return True, NotImplemented
         if plan.composite and not _is_nested(types):
             with self:
@@ -279,14 +287,14 @@ class CountingMode(TorchDispatchMode):
                 return True, out
         if logical:
             return False, plan.call(*args, **kwargs)
-        self._inside_wrapper += 1
-        self._desugaring = func
+        self._wrapper.depth += 1
+        self._wrapper.desugaring = func
         try:
             with self:
                 return True, func(*args, **kwargs)
         finally:
-            self._inside_wrapper -= 1
-            self._desugaring = None
+            self._wrapper.depth -= 1
+            self._wrapper.desugaring = None
 
     # -- pricing ----------------------------------------------------------------------------------
 
@@ -345,6 +353,8 @@ def _signature(value: Any, used_params: set[int]) -> Any:
         return tuple([(v.__class__, _signature(v, used_params)) for v in value])
     if isinstance(value, dict):
         return tuple([(k, v.__class__, _signature(v, used_params)) for k, v in value.items()])
+    if isinstance(value, torch.ScriptObject):  # packed weights: a key would keep them alive
+        raise TypeError
     return value
 
 
@@ -399,4 +409,4 @@ def _of_zeros(func: OpOverload, args: Any) -> torch.Tensor | None:
 
 
 def _is_nested(types: tuple[type, ...]) -> bool:
-    return any("Nested" in cls.__name__ for cls in types)
+    return any(issubclass(cls, NestedTensor) for cls in types)

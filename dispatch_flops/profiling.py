@@ -116,7 +116,7 @@ def profile_model(
             undo.enter_context(gradients_kept(leaves))
             whole = with_backward(forward, leaves)
         devices = Devices.at("meta") if device == "meta" else Devices.of(model.modules())
-        for _ in range(warm_up if devices.type != "meta" else 0):
+        for _ in range(warm_up if devices.computes else 0):
             whole()
         seconds, spread, timing = _measure(
             model, forward, whole if backward else None, devices, repeats
@@ -221,8 +221,8 @@ def _measure(
 ) -> tuple[dict[str, float], dict[str, float], StepTiming]:
     """Forward latency per module and by what share runs of it vary, and the timing of the whole
     (``both``: with backward), without the mode."""
-    if devices.type == "meta":
-        return {}, {}, StepTiming(method="n/a: the meta device computes nothing")
+    if not devices.computes:
+        return {}, {}, StepTiming(method="n/a: tensors without data take no time")
     if both is not None:
         forward()  # the warm-up ran backward too: memory that its graph held is found anew
     whole, spread = time_call(forward, devices=devices, repeats=repeats)

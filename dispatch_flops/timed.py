@@ -468,7 +468,7 @@ def counting_pass(
 ) -> CountingPass:
     """The pass that is right where these modules compute."""
     devices = names.devices()
-    if not timed or devices.type == "meta":
+    if not timed or not devices.computes:
         tracker = Tracker(names)
         return CountingPass(tracker, CountingMode(tracker, **mode_options))
     record = devices.events()

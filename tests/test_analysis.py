@@ -20,8 +20,9 @@ from trees import (
 )
 
 from dispatch_flops import analysis
-from dispatch_flops.analysis import Figures
+from dispatch_flops.analysis import Figures, top_modules
 from dispatch_flops.cost import PHASES, ZERO, OpCost
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.tree import ModuleNode, Profile, add_costs, flops_of
 
 MACS = 4 * 64 * 256  # of each Linear of training_step, forward
@@ -262,3 +263,8 @@ def test_deep_and_wide_trees() -> None:
     flat = wide(10_000)
     best = analysis.top_modules(flat, "macs", 2)
     assert [figures.cost.macs for _, figures in best] == [10_000, 9_999]
+
+
+def test_a_key_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="'time' is no figure of a module: choose .*'latency'"):
+        top_modules(lenet5(), "time")  # type: ignore[arg-type]

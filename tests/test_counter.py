@@ -519,3 +519,22 @@ def test_an_interrupted_module_is_over_when_the_model_is_called_again() -> None:
         model(torch.ones(2, 3))
         torch.mm(torch.ones(11, 13), torch.ones(13, 17))
     assert counter.profile.outside.own("forward").macs == 11 * 13 * 17
+
+
+def test_leaving_what_was_not_entered_is_named() -> None:
+    counter = FlopCounterMode(display=False)
+    with pytest.raises(NotProfiledError, match="inside the counter's block only"):
+        counter.__exit__(None, None, None)
+
+
+@pytest.mark.filterwarnings("error::dispatch_flops.errors.UncountedWarning")
+def test_the_programs_own_exception_is_the_one_that_is_raised() -> None:
+    @torch.library.custom_op("dispatch_flops_counter::opaque", mutates_args=())
+    def opaque(x: Tensor) -> Tensor:
+        return x.clone()
+
+    counter = FlopCounterMode(display=False, strict=True)
+    with pytest.raises(KeyError, match="own"), counter:
+        opaque(rows(2, 3))
+        raise KeyError("own")
+    assert counter.profile.uncounted_ops() == {"dispatch_flops_counter.opaque.default": 1}

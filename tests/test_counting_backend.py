@@ -13,8 +13,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from dispatch_flops import Profile
-from dispatch_flops.compile import counting_backend
+from dispatch_flops import OpCost, Profile
+from dispatch_flops.compile import Step, counting_backend
 from dispatch_flops.compile.backend import _counted
 from dispatch_flops.errors import ConfigError, TargetError
 
@@ -296,3 +296,8 @@ def test_a_peak_is_above_zero() -> None:
     backend = counting_backend("aot_eager")
     with pytest.raises(ConfigError, match="peak_flops_per_s=0"):
         backend.step().mfu(0)
+
+
+def test_a_step_without_time_has_no_rate() -> None:
+    step = Step(costs={"forward": OpCost(flops=6)}, seconds=0.0)
+    assert step.flops_per_s is step.mfu(2.0) is None

@@ -265,7 +265,7 @@ def on(*names: str) -> nn.Module:
     ("modules", "devices"),
     [
         ([on("cpu")], CPU),
-        ([on("meta")], Devices("meta")),
+        ([on("meta")], Devices("meta", computes=False)),
         ([], CPU),
         ([on("meta"), on("cuda:1")], Devices("cuda", (SECOND,))),  # offloaded in part
         ([on("cpu", "cuda:0", "cuda:0")], Devices("cuda", (FIRST,))),

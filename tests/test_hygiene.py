@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -278,3 +279,16 @@ def test_pickled_after_profiling() -> None:
         train(model, rows(2, 3))
         copied = copy.deepcopy(model)
     assert same_values(model.state_dict(), copied.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_packed_weights_live_no_longer_than_without_the_counter() -> None:
+    x = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8)
+    with FlopCounterMode(display=False) as counter:
+        weight = torch.quantize_per_tensor(torch.ones(5, 3), 0.1, 0, torch.qint8)
+        packed = torch.ops.quantized.linear_prepack(weight, None)
+        before = sys.getrefcount(packed)
+        for _ in range(2):
+            torch.ops.quantized.linear(x, packed, 0.1, 0)
+        assert sys.getrefcount(packed) == before
+    assert counter.get_total_macs() == 2 * 2 * 3 * 5

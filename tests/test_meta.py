@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from zoo import CASES
 
-from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops import FlopCounterMode, Profile, profile_model
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
@@ -183,3 +183,13 @@ def test_a_fused_scan_costs_what_its_operators_cost() -> None:
     )
     assert fused.macs == plain.macs == shape.product_macs(1, s) + shape.scan_macs(1, s)
     assert fused.flops == plain.flops
+
+
+def test_fake_tensors_take_no_time() -> None:
+    with FakeTensorMode():
+        model, x = nn.Linear(3, 5), torch.ones(2, 3)
+        with FlopCounterMode(model, display=False, latency=True) as counter:
+            model(x)
+        assert profile_model(model, args=[x]).timing.forward_s is None
+    assert counter.profile.root.latency_s is None
+    assert counter.profile.total().macs == 2 * 3 * 5

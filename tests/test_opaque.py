@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -146,3 +147,18 @@ def test_module_class_with_a_broken_formula() -> None:
     with pytest.warns(UncountedWarning, match=r"module\.Block"):
         profile = profile_of(model, rows(2, 3), model=model, custom_mapping={Block: broken})
     assert profile.formula_errors() == {"module.Block": "ZeroDivisionError: oh"}
+
+
+def test_a_result_that_is_a_dataclass_is_written() -> None:
+    @dataclasses.dataclass
+    class Output:
+        logits: Tensor
+        name: str = "x"
+
+    class Head(nn.Module):
+        def forward(self, x: Tensor) -> Output:
+            return Output(logits=x.new_ones(7, 11))
+
+    mapping = {Head: lambda module, x, *, out: OpCost(flops=1)}
+    profile = profile_of(Head(), rows(2, 3), custom_mapping=mapping)
+    assert profile.total().bytes_written == 7 * 11 * 4

@@ -321,3 +321,12 @@ def test_two_real_ranks() -> None:
     for rank in ranks:
         _, errors = rank.communicate(timeout=120)
         assert rank.returncode == 0, errors
+
+
+def test_a_class_that_is_called_nested_is_none() -> None:
+    class NestedPair(TwoTensor):  # type: ignore[misc]
+        pass
+
+    pair = NestedPair(torch.ones(2, 3), torch.ones(2, 3))
+    profile = profile_of(torch.mm, pair, torch.ones(3, 5), subclass="logical")
+    assert profile.total().macs == 2 * 3 * 5

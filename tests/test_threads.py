@@ -227,3 +227,18 @@ def test_data_loader_workers(model: nn.Module) -> None:
 
     found = work_of(profile_of(epoch, model=model))
     assert found["1"] == {"forward": 2 * 70, "backward": 2 * 140}
+
+
+def test_a_worker_that_joins_while_the_counter_pauses_is_not_counted(model: nn.Module) -> None:
+    with FlopCounterMode(model, display=False) as counter:
+        counter.pause()
+        with counter.in_thread():
+            train(model, rows(2, 3))
+
+        def run() -> None:
+            with counter.in_thread():
+                train(model, rows(2, 3))
+
+        in_new_thread(run)
+        counter.resume()
+    assert counter.profile.total().macs == 0

@@ -26,6 +26,7 @@ from dispatch_flops.names import ModuleNames
 from dispatch_flops.registry import Formula
 from dispatch_flops.tracker import Place
 from dispatch_flops.tree import OUTSIDE, Profile, add_costs
+from dispatch_flops.units import ratio
 
 Backend = Literal["inductor", "aot_eager"]
 Count = Callable[[fx.GraphModule, bool], Callable[[Callable[..., Any]], Callable[..., Any]]]
@@ -54,15 +55,15 @@ class Step:
         return add_costs(self.costs.get(phase) for phase in MODEL_PHASES)
 
     @property
-    def flops_per_s(self) -> float:
-        """FLOPs that ran, per second."""
-        return self.total.flops / self.seconds
+    def flops_per_s(self) -> float | None:
+        """FLOPs that ran, per second; None where no time passed."""
+        return ratio(self.total.flops, self.seconds)
 
-    def mfu(self, peak_flops_per_s: float) -> float:
-        """The share of a device's peak that the model's FLOPs took."""
+    def mfu(self, peak_flops_per_s: float) -> float | None:
+        """The share of a device's peak that the model's FLOPs took; None likewise."""
         if not peak_flops_per_s > 0:
             raise ConfigError(f"peak_flops_per_s={peak_flops_per_s!r}: pass FLOP/s above 0")
-        return self.model_total.flops / self.seconds / peak_flops_per_s
+        return ratio(self.model_total.flops, self.seconds * peak_flops_per_s)
 
 
 def counting_backend(

@@ -22,8 +22,8 @@ def render(profile: Profile, *, by: Key = "flops", phase: Phase | None = None) -
     for root in (profile.root, profile.outside):
         figures = exclusive(root, phase)
         for stack, node in _stacks(root):
+            value = figures[node.fqn].value(by) or 0
             if by in ("params", "latency"):
-                value = figures[node.fqn].value(by) or 0
                 weights = [("", round(value * _NANOSECONDS) if by == "latency" else int(value))]
             else:
                 weights = [
