@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -284,11 +283,12 @@ def test_pickled_after_profiling() -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_packed_weights_live_no_longer_than_without_the_counter() -> None:
     x = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8)
+    weight = torch.quantize_per_tensor(torch.ones(5, 3), 0.1, 0, torch.qint8)
     with FlopCounterMode(display=False) as counter:
-        weight = torch.quantize_per_tensor(torch.ones(5, 3), 0.1, 0, torch.qint8)
-        packed = torch.ops.quantized.linear_prepack(weight, None)
-        before = sys.getrefcount(packed)
         for _ in range(2):
+            packed = torch.ops.quantized.linear_prepack(weight, None)
             torch.ops.quantized.linear(x, packed, 0.1, 0)
-        assert sys.getrefcount(packed) == before
+        assert counter._session is not None
+        plan = counter._session._mode._plans[torch.ops.quantized.linear.default]
+        assert not plan.cache  # its keys would be the packed weights themselves
     assert counter.get_total_macs() == 2 * 2 * 3 * 5
