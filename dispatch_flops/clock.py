@@ -1,8 +1,9 @@
-"""Latency: how long modules take without a dispatch mode in the way.
+"""Latency: how long modules take.
 
-``LatencyPass`` is a pass of its own with the lightest hooks there are. They only take time
-stamps (on an accelerator: record events); sums are formed afterwards, one synchronisation in
-all, and what the hooks themselves took is taken off every module that was running meanwhile.
+``LatencyPass``, alone or beside the counting mode, has the lightest hooks there are. They only
+take time stamps (on an accelerator: record events); sums are formed afterwards, one
+synchronisation in all, and what the hooks themselves took is taken off every module that was
+running meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -113,12 +113,7 @@ class LatencyPass:
             self._hooks.callback(handle.remove)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._hooks.close()
 
     def seconds(self) -> dict[str, float]:

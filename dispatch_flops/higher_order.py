@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dispatch_flops import registry
 from dispatch_flops.conventions import Conventions
-from dispatch_flops.ledger import Entry
 from dispatch_flops.no_data import has_no_data
+from dispatch_flops.places import Entry, Place
 from dispatch_flops.pricing import price
 from dispatch_flops.registry import Rule
-from dispatch_flops.tracker import Place, Tracker
+from dispatch_flops.tracker import Tracker
 
 Body = Callable[..., Any]
 Args = tuple[Any, ...]
@@ -33,7 +33,7 @@ Kwargs = dict[str, Any]
 
 
 class Tally:
-    """Calls that were counted, and not booked."""
+    """Calls held back until it is known how often they count."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Place, Entry, int]] = []
@@ -43,9 +43,9 @@ class Tally:
 
     def flops(self) -> int:
         return sum(
-            calls * (entry.cost.flops + sum(share.cost.flops for share in entry.shares))
-            for _, entry, calls in self._calls
-            if entry.cost is not None
+            calls * cost.flops
+            for place, entry, calls in self._calls
+            for _, _, cost in entry.parts(place.phase)
         )
 
     def book(self, times: int = 1) -> None:
@@ -53,7 +53,7 @@ class Tally:
             place.counts[entry] += calls * times
 
 
-class HigherOrder:
+class Host:
     """What handlers need of the counting host.
 
     aside: tallies that are being taken just now. notes: what the profile's reader should know.
@@ -118,15 +118,10 @@ class HigherOrder:
             self._book(price(name, kernel, rule, (), kwargs, out, self._conventions))
 
     def _book(self, entry: Entry) -> None:
-        thread = self._tracker.join_thread()
-        task = torch._C._current_graph_task_id()
-        place = thread.current
-        if task != -1 or place is None:
-            place = self._tracker.locate(thread, task)
-        place.counts[entry] += 1
+        self._tracker.here().counts[entry] += 1
 
 
-Handler = Callable[[HigherOrder, HigherOrderOperator, Args, Kwargs], Any]
+Handler = Callable[[Host, HigherOrderOperator, Args, Kwargs], Any]
 
 
 # -- operators that call the functions given to them -------------------------------------------
@@ -135,7 +130,7 @@ Handler = Callable[[HigherOrder, HigherOrderOperator, Args, Kwargs], Any]
 def _counting(*positions: int) -> Handler:
     """The operator itself, with the functions at these positions counted."""
 
-    def handler(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
+    def handler(host: Host, op: Any, args: Args, kwargs: Kwargs) -> Any:
         counted = list(args)
         for position in positions:
             counted[position] = host.under(args[position])
@@ -147,13 +142,13 @@ def _counting(*positions: int) -> Handler:
 def _inlined(call: Body) -> Handler:
     """``call``, counted, in place of an operator that does nothing beside it."""
 
-    def handler(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
+    def handler(host: Host, op: Any, args: Args, kwargs: Kwargs) -> Any:
         return host.under(call)(*args, **kwargs)
 
     return handler
 
 
-def _by_its_own_kernel(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
+def _by_its_own_kernel(host: Host, op: Any, args: Args, kwargs: Kwargs) -> Any:
     """The operator's own implementation, all of it counted."""
     return host.under(op.py_kernels[DispatchKey.CompositeExplicitAutograd])(*args, **kwargs)
 
@@ -171,7 +166,7 @@ def _quantised(subgraph: Body, *operands: Any, **_options: Any) -> Any:
 # -- control flow --------------------------------------------------------------------------------
 
 
-def _cond(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
+def _cond(host: Host, op: Any, args: Args, kwargs: Kwargs) -> Any:
     """The branch taken; where the predicate has no data, the costlier of the two."""
     pred, on_true, on_false, operands = args
     if not has_no_data(pred):
@@ -197,7 +192,7 @@ def _cond(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
     return out
 
 
-def _while_loop(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
+def _while_loop(host: Host, op: Any, args: Args, kwargs: Kwargs) -> Any:
     """Every turn; where the condition has no data, one turn, as a lower bound."""
     condition, body, carried, additional = args[:4]
     values = (*carried, *additional)
@@ -218,34 +213,28 @@ def _stacked_once(values: Any) -> tuple[Any, ...]:
     return tuple(v.unsqueeze(0) if isinstance(v, torch.Tensor) else v for v in values)
 
 
-def _repeated(find_lengths: Callable[..., int]) -> Handler:
-    """Every turn of scan and map; fakes run one, which is counted as often as it stands for."""
+def _repeated(position: int) -> Handler:
+    """Every turn of scan and map, over the tensors at that position; fakes run one turn, which is
+    counted as often as it stands for.
+    """
 
-    def handler(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
+    def handler(host: Host, op: Any, args: Args, kwargs: Kwargs) -> Any:
         body = args[0]
         lists = [value for value in args[1:] if isinstance(value, (list, tuple))]
         if not any(isinstance(value, FakeTensor) for values in lists for value in values):
             return op(host.under(body), *args[1:], **kwargs)
         with host.set_aside() as tally:
             out = op(host.under(body), *args[1:], **kwargs)
-        tally.book(find_lengths(*args[1:]))
+        tally.book(int(args[position][0].shape[0]))
         return out
 
     return handler
 
 
-def _scan_length(_init: Any, xs: Any, *_: Any) -> int:
-    return int(xs[0].shape[0])
-
-
-def _map_length(xs: Any, *_: Any) -> int:
-    return int(xs[0].shape[0])
-
-
 # -- Triton ---------------------------------------------------------------------------------------
 
 
-def _triton_kernel(host: HigherOrder, op: Any, args: Args, kwargs: Kwargs) -> Any:
+def _triton_kernel(host: Host, op: Any, args: Args, kwargs: Kwargs) -> Any:
     """A Triton kernel is priced by the formula registered on it, called with its arguments by name.
 
     The formula also gets ``grid``, the programs launched.
@@ -263,8 +252,8 @@ HANDLERS: dict[str, Handler] = {
     "cond": _cond,
     "while_loop": _while_loop,
     "while_loop_stack_output": _while_loop,
-    "scan": _repeated(_scan_length),
-    "map_impl": _repeated(_map_length),
+    "scan": _repeated(2),
+    "map_impl": _repeated(1),
     "associative_scan": _by_its_own_kernel,
     "out_dtype": _by_its_own_kernel,
     "auto_functionalized": _by_its_own_kernel,

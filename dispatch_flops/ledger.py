@@ -18,34 +18,12 @@ from torch import nn
 
 from dispatch_flops.analysis import sum_known
 from dispatch_flops.conventions import Causal
-from dispatch_flops.cost import OpCost, Phase, Share
+from dispatch_flops.cost import OpCost, Phase
 from dispatch_flops.devices import device_name
 from dispatch_flops.names import ModuleNames, Named, join
 from dispatch_flops.parameters import ParameterCounts, ParameterFacts, count_held
-from dispatch_flops.tracker import Place
+from dispatch_flops.places import Entry, Place
 from dispatch_flops.tree import OUTSIDE, ModuleNode, OpTotal, Profile, Scope
-
-
-class Entry:
-    """One overload at one signature: what a call of it costs (None: unknown, see ``error``)."""
-
-    __slots__ = ("cost", "dtype", "error", "kind", "op", "shares")
-
-    def __init__(
-        self,
-        op: str,
-        kind: str,
-        dtype: str | None = None,
-        cost: OpCost | None = None,
-        shares: tuple[Share, ...] = (),
-        error: str | None = None,
-    ) -> None:
-        self.op = op
-        self.kind = kind
-        self.dtype = dtype
-        self.cost = cost
-        self.shares = shares
-        self.error = error
 
 
 class _Account(NamedTuple):
@@ -123,21 +101,18 @@ class Ledger:
             self._book(place, entry, counts.get(entry, 0), seconds.get(entry))
 
     def _book(self, place: Place, entry: Entry, calls: int, seconds: float | None) -> None:
-        balance = self._balances[
-            _Account(place.fqn, "", place.phase, entry.op, entry.dtype, entry.kind, entry.error)
-        ]
+        balance = self._balance(place.fqn, "", place.phase, entry)
         balance.calls += calls
         if seconds is not None:
             balance.latency_s = (balance.latency_s or 0.0) + seconds
         if entry.cost is None:
             balance.uncounted += calls
-            return
-        balance.add(entry.cost, calls)
-        for share in entry.shares:
-            phase = share.phase or place.phase
-            self._balances[
-                _Account(place.fqn, share.child, phase, entry.op, entry.dtype, entry.kind, None)
-            ].add(share.cost, calls)
+        for child, phase, cost in entry.parts(place.phase):
+            self._balance(place.fqn, child, phase, entry).add(cost, calls)
+
+    def _balance(self, fqn: str, child: str, phase: Phase, entry: Entry) -> _Balance:
+        account = _Account(fqn, child, phase, entry.op, entry.dtype, entry.kind, entry.error)
+        return self._balances[account]
 
     def freeze(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,10 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from dispatch_flops import no_data, registry
 from dispatch_flops.conventions import Conventions
 from dispatch_flops.cost import ZERO
-from dispatch_flops.higher_order import HANDLERS, Handler, HigherOrder
-from dispatch_flops.ledger import Entry
-from dispatch_flops.places import Place
-from dispatch_flops.pricing import price
+from dispatch_flops.higher_order import HANDLERS, Handler, Host
+from dispatch_flops.places import Entry, Place
+from dispatch_flops.pricing import METADATA, price
 from dispatch_flops.registry import Rule
 from dispatch_flops.subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.tensors import tensors_in
@@ -39,19 +39,8 @@ _SHAPES_OF_ZEROS = frozenset(("prims.add.default", "prims.mul.default", "prims.d
 _SCALARS = frozenset((int, bool, float, type(None)))
 _LIMIT = 8192  # signatures kept before the books are folded
 
-METADATA = frozenset(
-    f"aten.{name}"
-    for name in (
-        "size.default size.int sym_size.default sym_size.int stride.default stride.int "
-        "sym_stride.default sym_stride.int storage_offset.default sym_storage_offset.default "
-        "numel.default sym_numel.default dim.default is_contiguous.default "
-        "is_contiguous.memory_format sym_is_contiguous.default is_strides_like_format.default "
-        "is_non_overlapping_and_dense.default _nested_tensor_size.default "
-        "_nested_tensor_strides.default _nested_tensor_storage_offsets.default"
-    ).split()
-) | {"prim.layout.default", "prim.device.default"}
 
-
+@dataclass(slots=True, eq=False)
 class Plan:
     """What is to be done when one overload reaches the mode.
 
@@ -59,22 +48,18 @@ class Plan:
     fixed: the entry of every call, where signatures make no difference.
     """
 
-    __slots__ = ("cache", "call", "composite", "fixed", "func", "handler", "metadata", "name",
-                 "of_zeros", "reads_data", "rule", "special")  # fmt: skip
-
-    def __init__(self, func: Any, name: str) -> None:
-        self.func = func
-        self.name = name
-        self.call: Callable[..., Any] = func
-        self.rule: Rule | None = None
-        self.fixed: Entry | None = None
-        self.cache: dict[Any, Entry] = {}
-        self.special = False
-        self.metadata = False
-        self.of_zeros = False
-        self.composite = False
-        self.reads_data = False
-        self.handler: Handler | None = None
+    func: Any
+    name: str
+    call: Callable[..., Any]
+    rule: Rule | None
+    fixed: Entry | None = None
+    cache: dict[Any, Entry] = field(default_factory=dict)
+    special: bool = False
+    metadata: bool = False
+    of_zeros: bool = False
+    composite: bool = False
+    reads_data: bool = False
+    handler: Handler | None = None
 
 
 class _Wrapper(threading.local):
@@ -111,7 +96,7 @@ class CountingMode(TorchDispatchMode):
         self._signatures = 0
         self._plain_types: set[tuple[type, ...]] = set()
         self._wrapper = _Wrapper()
-        self.higher_order = HigherOrder(self, tracker, conventions, own_rules)
+        self.higher_order = Host(self, tracker, conventions, own_rules)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -201,11 +186,9 @@ class CountingMode(TorchDispatchMode):
         return plan
 
     def _plan_operator(self, func: OpOverload) -> Plan:
-        plan = Plan(func, str(func))
-        plan.call = no_data.kernel(func)
-        plan.metadata = plan.name in METADATA
         rule = registry.lookup(func, self._own_rules)
-        plan.rule = rule
+        plan = Plan(func, str(func), no_data.kernel(func), rule)
+        plan.metadata = plan.name in METADATA
         if rule is None or rule.builtin:
             plan.composite = _is_composite(func)
         plan.reads_data = no_data.reads_data(func)
@@ -218,8 +201,8 @@ class CountingMode(TorchDispatchMode):
         return plan
 
     def _plan_higher_order(self, func: HigherOrderOperator) -> Plan:
-        plan = Plan(func, registry.name_of(func))
-        plan.rule = registry.lookup(func, self._own_rules)
+        rule = registry.lookup(func, self._own_rules)
+        plan = Plan(func, registry.name_of(func), func, rule)
         plan.handler = HANDLERS.get(func.name()) if plan.rule is None else None
         plan.special = True
         if plan.rule is None:

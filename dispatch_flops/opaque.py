@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -23,11 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dispatch_flops import registry
 from dispatch_flops.conventions import Conventions
-from dispatch_flops.cost import OpCost
-from dispatch_flops.ledger import Entry
-from dispatch_flops.pricing import moved_bytes, price
+from dispatch_flops.places import Entry, Frame, Place, Thread
+from dispatch_flops.pricing import price
 from dispatch_flops.registry import Rule
-from dispatch_flops.tracker import Frame, Place, Thread, Tracker
+from dispatch_flops.tracker import Tracker
 
 _FAILED = object()
 
@@ -61,12 +58,7 @@ class OpaqueModules:
             self._hooks.callback(after.remove)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._hooks.close()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -97,18 +89,10 @@ class OpaqueModules:
 
     def _price(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Entry:
         cls = type(module)
-        rule = self._rules[cls]
         entry = price(
-            registry.name_of(cls), cls, replace(rule, moves=False), (module, *args), kwargs,
-            output, self._conventions,
+            registry.name_of(cls), cls, self._rules[cls], (module, *args), kwargs, output,
+            self._conventions, read=(args, kwargs, tuple(module.parameters())),
         )  # fmt: skip
-        cost = entry.cost
-        if cost is not None and rule.moves and not cost.bytes_total:
-            inputs = (args, kwargs, tuple(module.parameters()))
-            read, written = moved_bytes(inputs, output)
-            entry.cost = OpCost(
-                macs=cost.macs, flops=cost.flops, bytes_read=read, bytes_written=written
-            )
         return self._entries.setdefault(
             (entry.op, entry.dtype, entry.cost, entry.shares, entry.error), entry
         )

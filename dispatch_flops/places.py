@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from dispatch_flops.cost import Phase
+from dispatch_flops.cost import OpCost, Phase, Share
 from dispatch_flops.names import Named
 from dispatch_flops.tree import OUTSIDE
 
@@ -18,52 +20,56 @@ NO_TASK = -1
 _TIMELINE = 2**18  # changes of module remembered; a graph older than that counts as outside
 
 
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One overload at one signature: what a call of it costs (None: unknown, see ``error``)."""
+
+    op: str
+    kind: str
+    dtype: str | None = None
+    cost: OpCost | None = None
+    shares: tuple[Share, ...] = ()
+    error: str | None = None
+
+    def parts(self, phase: Phase) -> Iterator[tuple[str, Phase, OpCost]]:
+        """Whose its cost is in a call of that phase: ``(child, phase, cost)`` of the module itself
+        (child ``""``), of submodules and other phases. Nothing where the cost is unknown.
+        """
+        if self.cost is not None:
+            yield "", phase, self.cost
+            for share in self.shares:
+                yield share.child, share.phase or phase, share.cost
+
+
+@dataclass(slots=True, eq=False)
 class Place:
     """A module (or a named part of the outside) in a phase, and what ran there.
 
-    counts: calls by the collector's own keys; the tracker never looks inside.
-    seconds: time by the same keys, where it is measured.
+    counts: calls by entry; the tracker never looks inside.
+    seconds: time by entry, where it is measured.
     """
 
-    __slots__ = ("counts", "fqn", "phase", "seconds")
-
-    def __init__(self, fqn: str, phase: Phase) -> None:
-        self.fqn = fqn
-        self.phase = phase
-        self.counts: defaultdict[Any, int] = defaultdict(int)
-        self.seconds: defaultdict[Any, float] = defaultdict(float)
+    fqn: str
+    phase: Phase
+    counts: defaultdict[Entry, int] = field(default_factory=lambda: defaultdict(int))
+    seconds: defaultdict[Entry, float] = field(default_factory=lambda: defaultdict(float))
 
 
+@dataclass(slots=True, eq=False)
 class Frame:
-    """One entry of the module stack: a module; at its bottom, the outside.
+    """One entry of the module stack: a module, or an optimizer's step; at its bottom, the outside.
 
     task: the graph task (backward pass) in which it was entered; -1 for none.
+    step: of an optimizer's step, the id of the Python frame that runs it; else 0.
+    closure: the step was given a function that computes the loss.
     """
 
-    __slots__ = ("named", "owner", "place", "task")
-    step = 0
-    closure = False
-
-    def __init__(self, named: Named | None, owner: Any, place: Place | None, task: int) -> None:
-        self.named = named
-        self.owner = owner
-        self.place = place
-        self.task = task
-
-
-class Step(Frame):
-    """An optimizer's step on the module stack.
-
-    step: the id of the Python frame that runs it.
-    closure: it was given a function that computes the loss.
-    """
-
-    __slots__ = ("closure", "step")
-
-    def __init__(self, owner: Any, place: Place, task: int, step: int, *, closure: bool) -> None:
-        super().__init__(None, owner, place, task)
-        self.step = step
-        self.closure = closure
+    named: Named | None
+    owner: Any
+    place: Place | None
+    task: int
+    step: int = 0
+    closure: bool = False
 
 
 class Thread:
@@ -71,8 +77,8 @@ class Thread:
 
     entered: the thread entered the counter; else it is one of autograd's own.
     current: the place of the operator that comes next; None where ``locate`` has to say it.
-    used_params: ids of the parameters that took part. noting: where the mode writes ids now;
-    unnoted where parameters that take part do not count, as in an optimizer's step.
+    used_params: ids of the parameters that took part. noting: the set that the mode writes ids to
+    now: ``used_params``, or ``unnoted``, which nobody reads, in an optimizer's step.
     """
 
     def __init__(self, start: int, *, entered: bool) -> None:

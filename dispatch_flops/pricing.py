@@ -15,9 +15,22 @@ from torch._ops import OpOverload
 from dispatch_flops.conventions import Conventions, using
 from dispatch_flops.cost import OpCost, Split
 from dispatch_flops.errors import FormulaError
-from dispatch_flops.ledger import Entry
+from dispatch_flops.places import Entry
 from dispatch_flops.registry import Rule
 from dispatch_flops.tensors import nbytes, tensors_in
+
+# Questions to a tensor's description: no work, and not listed.
+METADATA = frozenset(
+    f"aten.{name}"
+    for name in (
+        "size.default size.int sym_size.default sym_size.int stride.default stride.int "
+        "sym_stride.default sym_stride.int storage_offset.default sym_storage_offset.default "
+        "numel.default sym_numel.default dim.default is_contiguous.default "
+        "is_contiguous.memory_format sym_is_contiguous.default is_strides_like_format.default "
+        "is_non_overlapping_and_dense.default _nested_tensor_size.default "
+        "_nested_tensor_strides.default _nested_tensor_storage_offsets.default"
+    ).split()
+) | {"prim.layout.default", "prim.device.default"}
 
 
 def price(
@@ -28,10 +41,13 @@ def price(
     kwargs: dict[str, Any],
     out: Any,
     conventions: Conventions,
+    *,
+    read: Any = None,
 ) -> Entry:
-    """The entry of a call that has just returned ``out``; a formula that raises costs nobody's run.
+    """The entry of a call that has just returned ``out``.
 
-    The entry's cost is then None and its error says what went wrong.
+    read: what the call reads, by default its arguments. An exception in the formula is kept in the
+    entry's ``error``, and its cost is None; the user's run never sees it.
     """
     kwargs = _without_outs(func, kwargs)
     dtype = compute_dtype(args, kwargs, out, promoting=rule.kind == "pointwise")
@@ -40,8 +56,9 @@ def price(
             answer = rule.answer(func, args, kwargs, out)
         own, shares = _as_cost(answer)
         if rule.moves and not (own.bytes_read or own.bytes_written):
-            read, written = (0, 0) if _is_view(func) else moved_bytes((args, kwargs), out)
-            own = OpCost(macs=own.macs, flops=own.flops, bytes_read=read, bytes_written=written)
+            inputs = (args, kwargs) if read is None else read
+            ins, outs = (0, 0) if _is_view(func) else (nbytes(inputs), nbytes(out))
+            own = OpCost(macs=own.macs, flops=own.flops, bytes_read=ins, bytes_written=outs)
     except Exception as error:
         return Entry(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
     return Entry(name, rule.kind, dtype, own, shares)
@@ -75,11 +92,6 @@ def _without_outs(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _is_view(func: Any) -> bool:
     return isinstance(func, OpOverload) and func.is_view
-
-
-def moved_bytes(inputs: Any, out: Any) -> tuple[int, int]:
-    """Bytes that an unfused op must read and write: elements x element size of all tensors."""
-    return nbytes(inputs), nbytes(out)
 
 
 def compute_dtype(

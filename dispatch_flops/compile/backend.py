@@ -23,8 +23,8 @@ from dispatch_flops.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.ledger import Ledger, Observed
 from dispatch_flops.names import ModuleNames
+from dispatch_flops.places import Place
 from dispatch_flops.registry import Formula
-from dispatch_flops.tracker import Place
 from dispatch_flops.tree import OUTSIDE, Profile, add_costs
 from dispatch_flops.units import ratio
 

@@ -20,9 +20,8 @@ from dispatch_flops import registry
 from dispatch_flops.compile.places import Places, phase_of
 from dispatch_flops.conventions import Conventions
 from dispatch_flops.cost import ZERO, OpCost, Phase
-from dispatch_flops.ledger import Entry
-from dispatch_flops.mode import METADATA
-from dispatch_flops.pricing import price
+from dispatch_flops.places import Entry
+from dispatch_flops.pricing import METADATA, price
 from dispatch_flops.registry import Rule
 
 Sizes = tuple[int, ...]
@@ -108,11 +107,8 @@ class GraphCost:
         if sizes not in self._by_phase:
             totals: dict[Phase, OpCost] = {}
             for (_, phase, entry), times in self.costs(sizes).items():
-                if entry.cost is not None:
-                    totals[phase] = totals.get(phase, ZERO) + entry.cost * times
-                for share in entry.shares:
-                    own = share.phase or phase
-                    totals[own] = totals.get(own, ZERO) + share.cost * times
+                for _, own, cost in entry.parts(phase):
+                    totals[own] = totals.get(own, ZERO) + cost * times
             self._by_phase[sizes] = totals
         return self._by_phase[sizes]
 

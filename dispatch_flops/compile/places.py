@@ -17,7 +17,7 @@ from torch import fx, nn
 
 from dispatch_flops.cost import Phase
 from dispatch_flops.names import ModuleNames, Named
-from dispatch_flops.tracker import ACCUMULATION
+from dispatch_flops.places import ACCUMULATION
 from dispatch_flops.tree import OUTSIDE
 
 _STEP = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
