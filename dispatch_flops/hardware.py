@@ -1,8 +1,9 @@
 """What machines can do: dense peak FLOP/s per dtype and memory bandwidth, each with its source.
 
-Dense throughout: vendors' figures "with sparsity" are twice what a dense matmul can reach.
-``float32`` is what float32 code gets by default in PyTorch (no TF32); for TF32 ask for
-``"tf32"``. A machine that is not here has no peak: MFU is then None, never a guess.
+Dense throughout: vendors' figures "with sparsity" are twice what a dense matmul can reach. They
+are the tensor cores' (AMD's matrix cores') wherever libraries use these for the dtype; NVIDIA's
+``float32`` and the V100's ``float64`` are the vector units'. A machine that is not here has no
+peak: MFU is then None, never a guess.
 """
 
 from __future__ import annotations
@@ -63,38 +64,38 @@ MACHINES: dict[str, Machine] = {
             "NVIDIA H200",
             "NVIDIA H200 Tensor Core GPU datasheet (SXM); half of the figures with sparsity",
             bandwidth=4.8 * T, float16=989.4 * T, bfloat16=989.4 * T,
-            float8=1978.9 * T, int8=1978.9 * T, tf32=494.7 * T, float32=66.9 * T, float64=33.5 * T,
+            float8=1978.9 * T, int8=1978.9 * T, tf32=494.7 * T, float32=66.9 * T, float64=66.9 * T,
         ),
         _gpu(
             "NVIDIA H100 80GB HBM3",
             "NVIDIA H100 Tensor Core GPU architecture whitepaper, table 2 (SXM5), dense",
             bandwidth=3.35 * T, float16=989.4 * T, bfloat16=989.4 * T,
-            float8=1978.9 * T, int8=1978.9 * T, tf32=494.7 * T, float32=66.9 * T, float64=33.5 * T,
+            float8=1978.9 * T, int8=1978.9 * T, tf32=494.7 * T, float32=66.9 * T, float64=66.9 * T,
         ),
         _gpu(
             "NVIDIA H100 PCIe",
             "NVIDIA H100 Tensor Core GPU architecture whitepaper, table 2 (PCIe), dense",
             bandwidth=2.0 * T, float16=756 * T, bfloat16=756 * T,
-            float8=1513 * T, int8=1513 * T, tf32=378 * T, float32=51.2 * T, float64=25.6 * T,
+            float8=1513 * T, int8=1513 * T, tf32=378 * T, float32=51.2 * T, float64=51.2 * T,
         ),
         _gpu(
             "NVIDIA A100-SXM4-80GB",
             "NVIDIA A100 80GB datasheet (SXM), dense",
             bandwidth=2039 * G, float16=312 * T, bfloat16=312 * T,
-            int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=9.7 * T,
+            int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=19.5 * T,
         ),
         _gpu(
             "NVIDIA A100-SXM4-40GB",
             "NVIDIA A100 Tensor Core GPU architecture whitepaper, table 1, dense",
             aliases=("NVIDIA A100-PCIE-40GB",),
             bandwidth=1555 * G, float16=312 * T, bfloat16=312 * T,
-            int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=9.7 * T,
+            int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=19.5 * T,
         ),
         _gpu(
             "NVIDIA A100 80GB PCIe",
             "NVIDIA A100 80GB datasheet (PCIe), dense",
             bandwidth=1935 * G, float16=312 * T, bfloat16=312 * T,
-            int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=9.7 * T,
+            int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=19.5 * T,
         ),
         _gpu(
             "NVIDIA A10",
@@ -152,9 +153,10 @@ MACHINES: dict[str, Machine] = {
         ),
         _gpu(
             "AMD Instinct MI250X",
-            "AMD Instinct MI250X datasheet, matrix, both dies",
-            bandwidth=3276.8 * G, float16=383 * T, bfloat16=383 * T,
-            int8=383 * T, float32=95.7 * T, float64=95.7 * T,
+            "AMD CDNA 2 architecture whitepaper, matrix; half of the module's figures, "
+            "for each of its two dies is a device of its own",
+            bandwidth=1638.4 * G, float16=191.5 * T, bfloat16=191.5 * T,
+            int8=191.5 * T, float32=47.9 * T, float64=47.9 * T,
         ),
     )
 }  # fmt: skip

@@ -107,6 +107,30 @@ def test_every_machine_has_a_source_and_sane_figures() -> None:
         assert machine.peak("float8_e4m3fn") == machine.flops_per_s.get("float8")
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "units", "per_clock", "clock_hz"),
+    [  # SMs or CUs, and what the matrix cores of each do in a clock
+        ("NVIDIA A100-SXM4-80GB", "float16", 108, 2048, 1.41e9),
+        ("NVIDIA A100-SXM4-80GB", "float64", 108, 128, 1.41e9),
+        ("NVIDIA A100-SXM4-40GB", "float64", 108, 128, 1.41e9),
+        ("NVIDIA A100 80GB PCIe", "float64", 108, 128, 1.41e9),
+        ("NVIDIA H100 80GB HBM3", "float64", 132, 256, 1.98e9),
+        ("NVIDIA H200", "float64", 132, 256, 1.98e9),
+        ("NVIDIA H100 PCIe", "float64", 114, 256, 1.755e9),
+        ("AMD Instinct MI300X", "float16", 304, 2048, 2.1e9),
+        ("AMD Instinct MI300X", "float64", 304, 256, 2.1e9),
+        ("AMD Instinct MI250X", "float16", 110, 1024, 1.7e9),  # one die's
+        ("AMD Instinct MI250X", "float32", 110, 256, 1.7e9),
+        ("AMD Instinct MI250X", "float64", 110, 256, 1.7e9),
+    ],
+)
+def test_peaks_are_what_one_devices_matrix_cores_do(
+    name: str, dtype: str, units: int, per_clock: int, clock_hz: float
+) -> None:
+    peak = units * per_clock * clock_hz
+    assert MACHINES[name].flops_per_s[dtype] == pytest.approx(peak, rel=2e-3)
+
+
 def test_the_peak_bounds_all_of_the_flops() -> None:
     """0.5 s at the peak, of an operator that waits for memory for 10 s, and 1 s."""
     ops = [op(flops=50, moved=100), op(flops=100)]
