@@ -2,14 +2,15 @@
 
 Dense throughout: vendors' figures "with sparsity" are twice what a dense matmul can reach. They
 are the tensor cores' (AMD's matrix cores') wherever libraries use these for the dtype; NVIDIA's
-``float32`` and the V100's ``float64`` are the vector units'. A machine that is not here has no
-peak: MFU is then None, never a guess.
+``float32`` and the V100's ``float64`` are the vector units'. What runs in TF32 is held against
+another peak: see ``Machine.with_tf32``. A machine that is not here has no peak: MFU is then None,
+never a guess.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 T = 1e12
 G = 1e9
@@ -37,6 +38,22 @@ class Machine:
         if dtype.startswith("float8"):
             dtype = "float8"
         return self.flops_per_s.get(_COMPUTES_AS.get(dtype, dtype))
+
+    def with_tf32(self) -> Machine:
+        """The machine for float32 work that runs in TF32; where it has no TF32, itself.
+
+        On NVIDIA's GPUs torch runs convolutions and recurrent layers so by default
+        (``torch.backends.cudnn.allow_tf32``), matrix products only if told to
+        (``torch.set_float32_matmul_precision``). A program that does some of each lies between
+        its utilisation of this machine and that of the one without.
+        """
+        if "tf32" not in self.flops_per_s:
+            return self
+        return replace(
+            self,
+            flops_per_s={**self.flops_per_s, "float32": self.flops_per_s["tf32"]},
+            source=f"{self.source}; float32 work in TF32",
+        )
 
 
 # A complex contraction is counted in real MACs, so its peak is the real dtype's.

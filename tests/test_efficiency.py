@@ -43,6 +43,19 @@ def test_an_unknown_peak_gives_none_never_a_number() -> None:
     assert mfu(profile(op(flops=1)), MACHINE, 0.0) is None
 
 
+def test_float32_work_in_tf32_is_held_against_its_peak() -> None:
+    peaks = {"float32": 100.0, "tf32": 800.0, "bfloat16": 1600.0}
+    machine = Machine(name="test", flops_per_s=peaks, bytes_per_s=10.0, source="a sheet")
+    p = profile(op(flops=200), op(dtype="complex64", flops=200), op(dtype="bfloat16", flops=800))
+    assert mfu(p, machine, 5.0) == (200 / 100 + 200 / 100 + 800 / 1600) / 5.0
+    tf32 = machine.with_tf32()
+    assert mfu(p, tf32, 5.0) == (200 / 800 + 200 / 800 + 800 / 1600) / 5.0
+    assert roofline(p.op_totals(), tf32).attainable_s == 200 / 800 + 200 / 800 + 800 / 1600
+    assert (tf32.name, tf32.bytes_per_s) == ("test", 10.0)
+    assert tf32.source == "a sheet; float32 work in TF32"
+    assert MACHINE.with_tf32() is MACHINE
+
+
 def test_work_without_flops_needs_no_peak() -> None:
     assert mfu(profile(op(flops=50), op(dtype="int64")), MACHINE, 1.0) == 0.5
 
