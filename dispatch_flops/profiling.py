@@ -124,9 +124,8 @@ def profile_model(
         with counter:
             whole()
     profile = with_latency(counter.profile, seconds, timing, spread)
-    scope = dataclasses.replace(
-        profile.scope, device=devices.type, device_name=device_name(devices.type)
-    )
+    named = device_name(next(iter(devices.accelerators), devices.type))
+    scope = dataclasses.replace(profile.scope, device=devices.type, device_name=named)
     notes = profile.notes
     if (method := counter.profile.timing.method) is not None:
         notes += (f"operators' times: {method}",)

@@ -119,3 +119,10 @@ def test_a_captured_graph_is_counted_once() -> None:
             for _ in range(3):
                 graph.replay()
     assert counter.profile.total().macs == 8 * 64 * 32
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_the_name_is_that_of_the_models_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"the one of {device}")
+    model, x = nn.Linear(5, 7, device="cuda:1"), torch.randn(3, 5, device="cuda:1")
+    assert profile_model(model, args=[x]).scope.device_name == "the one of cuda:1"
