@@ -126,3 +126,23 @@ def test_the_name_is_that_of_the_models_own_device(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"the one of {device}")
     model, x = nn.Linear(5, 7, device="cuda:1"), torch.randn(3, 5, device="cuda:1")
     assert profile_model(model, args=[x]).scope.device_name == "the one of cuda:1"
+
+
+@pytest.mark.parametrize("model", [nn.Linear(1, 2), nn.Identity()], ids=["cpu", "empty"])
+@pytest.mark.parametrize("device", range(torch.cuda.device_count()))
+def test_random_state_is_kept_wherever_a_model_draws(model: nn.Module, device: int) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand_like(x)
+
+    x = torch.ones(3, device=torch.device("cuda", device))
+    before = torch.cuda.get_rng_state(device)
+    torch.rand_like(x)
+    after_a_draw = torch.cuda.get_rng_state(device)
+    assert not torch.equal(before, after_a_draw)
+    profile_model(Noisy(), args=[x])
+    assert torch.equal(torch.cuda.get_rng_state(device), after_a_draw)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dispatch_flops import FlopCounterMode
+from dispatch_flops import FlopCounterMode, profile_model
 from dispatch_flops.devices import device_name
 
 
@@ -31,3 +33,17 @@ def test_a_device_that_is_not_there_has_no_name(monkeypatch: pytest.MonkeyPatch)
         with FlopCounterMode(model, display=False) as counter:
             model(model.held)
     assert (counter.profile.scope.device, counter.profile.scope.device_name) == ("cuda", None)
+
+
+def test_random_state_is_kept_on_every_device_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[object] = []
+
+    def fork_rng(devices: list[int], device_type: str) -> AbstractContextManager[None]:
+        kept.append((devices, device_type))
+        return nullcontext()
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    profile_model(nn.Linear(5, 7), (2, 5))
+    assert kept == [([0, 1, 2], "cuda")]
