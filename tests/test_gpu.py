@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, profile_model
+from dispatch_flops.measure import measure
 
 pytestmark = [
     pytest.mark.gpu,
@@ -146,3 +147,9 @@ def test_random_state_is_kept_wherever_a_model_draws(model: nn.Module, device: i
     assert not torch.equal(before, after_a_draw)
     profile_model(Noisy(), args=[x])
     assert torch.equal(torch.cuda.get_rng_state(device), after_a_draw)
+
+
+def test_a_device_is_measured_alike_under_all_its_names() -> None:
+    by_index, by_type = (measure(name, [torch.bfloat16], repeats=1) for name in ("cuda:0", "cuda"))
+    assert by_index.name == by_type.name == torch.cuda.get_device_name(0)
+    assert by_index.source == by_type.source
