@@ -143,13 +143,19 @@ def _held_by(module: nn.Module) -> Iterator[torch.Tensor]:
         yield from (tensor for tensor in table.values() if tensor is not None)
 
 
-@functools.cache
-def device_name(device: str = "cpu") -> str | None:
+def device_name(device: torch.device | str) -> str | None:
     """What the driver (on CPU the operating system) calls the device; None if nothing does."""
-    if device not in ("cpu", "cuda"):
+    device = torch.device(device)
+    if device.type == "cpu":
+        return _cpu_name()
+    if device.type != "cuda" or not torch.cuda.is_available():
         return None
-    if device == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    is_there = (device.index or 0) < torch.cuda.device_count()  # a fake tensor's need not be
+    return torch.cuda.get_device_name(device) if is_there else None
+
+
+@functools.cache
+def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():

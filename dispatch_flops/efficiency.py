@@ -3,7 +3,8 @@
 Pure functions of a ``Profile`` and a ``Machine``. Work in several dtypes is held against
 several peaks: the least time that the peaks allow is the sum of ``flops / peak`` over dtypes,
 and a utilisation is that time over the time taken. In one dtype this is the usual
-``flops / (seconds * peak)``.
+``flops / (seconds * peak)``. float32 work is held against float32's peak, also where it ran in
+TF32, as convolutions do by default: then pass ``machine.with_tf32()``.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """What machines can do: dense peak FLOP/s per dtype and memory bandwidth, each with its source.
 
-Dense throughout: vendors' figures "with sparsity" are twice what a dense matmul can reach.
-``float32`` is what float32 code gets by default in PyTorch (no TF32); for TF32 ask for
-``"tf32"``. A machine that is not here has no peak: MFU is then None, never a guess.
+Dense throughout: vendors' figures "with sparsity" are twice what a dense matmul can reach. They
+are the tensor cores' (AMD's matrix cores') wherever libraries use these for the dtype; NVIDIA's
+``float32`` and the V100's ``float64`` are the vector units'. What runs in TF32 is held against
+another peak: see ``Machine.with_tf32``. A machine that is not here has no peak: MFU is then None,
+never a guess.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 T = 1e12
 G = 1e9
@@ -37,28 +39,32 @@ class Machine:
             dtype = "float8"
         return self.flops_per_s.get(_COMPUTES_AS.get(dtype, dtype))
 
+    def with_tf32(self) -> Machine:
+        """The machine for float32 work that runs in TF32; where it has no TF32, itself.
+
+        On NVIDIA's GPUs torch runs convolutions and recurrent layers so by default
+        (``torch.backends.cudnn.allow_tf32``), matrix products only if told to
+        (``torch.set_float32_matmul_precision``). A program that does some of each lies between
+        its utilisation of this machine and that of the one without.
+        """
+        if "tf32" not in self.flops_per_s:
+            return self
+        return replace(
+            self,
+            flops_per_s={**self.flops_per_s, "float32": self.flops_per_s["tf32"]},
+            source=f"{self.source}; float32 work in TF32",
+        )
+
 
 # A complex contraction is counted in real MACs, so its peak is the real dtype's.
 _COMPUTES_AS = {"complex64": "float32", "complex128": "float64", "uint8": "int8", "qint8": "int8"}
 
 
 def _gpu(
-    name: str,
-    source: str,
-    *,
-    bandwidth: float,
-    aliases: tuple[str, ...] = (),
-    fp16: float | None = None,
-    bf16: float | None = None,
-    **others: float,
+    name: str, source: str, *, bandwidth: float, aliases: tuple[str, ...] = (), **peaks: float
 ) -> Machine:
-    peaks = {"float16": fp16, "bfloat16": bf16, **others}
     return Machine(
-        name=name,
-        aliases=aliases,
-        flops_per_s={dtype: peak for dtype, peak in peaks.items() if peak is not None},
-        bytes_per_s=bandwidth,
-        source=source,
+        name=name, aliases=aliases, flops_per_s=peaks, bytes_per_s=bandwidth, source=source
     )
 
 
@@ -68,104 +74,106 @@ MACHINES: dict[str, Machine] = {
         _gpu(
             "NVIDIA B200",
             "NVIDIA Blackwell architecture technical brief, HGX B200 per GPU, dense",
-            bandwidth=8.0 * T, fp16=2250 * T, bf16=2250 * T, float8=4500 * T, int8=4500 * T,
-            tf32=1125 * T, float32=75 * T, float64=37 * T,
+            bandwidth=8.0 * T, float16=2250 * T, bfloat16=2250 * T,
+            float8=4500 * T, int8=4500 * T, tf32=1125 * T, float32=75 * T, float64=37 * T,
         ),
         _gpu(
             "NVIDIA H200",
             "NVIDIA H200 Tensor Core GPU datasheet (SXM); half of the figures with sparsity",
-            bandwidth=4.8 * T, fp16=989.4 * T, bf16=989.4 * T, float8=1978.9 * T, int8=1978.9 * T,
-            tf32=494.7 * T, float32=66.9 * T, float64=33.5 * T,
+            bandwidth=4.8 * T, float16=989.4 * T, bfloat16=989.4 * T,
+            float8=1978.9 * T, int8=1978.9 * T, tf32=494.7 * T, float32=66.9 * T, float64=66.9 * T,
         ),
         _gpu(
             "NVIDIA H100 80GB HBM3",
             "NVIDIA H100 Tensor Core GPU architecture whitepaper, table 2 (SXM5), dense",
-            bandwidth=3.35 * T, fp16=989.4 * T, bf16=989.4 * T, float8=1978.9 * T, int8=1978.9 * T,
-            tf32=494.7 * T, float32=66.9 * T, float64=33.5 * T,
+            bandwidth=3.35 * T, float16=989.4 * T, bfloat16=989.4 * T,
+            float8=1978.9 * T, int8=1978.9 * T, tf32=494.7 * T, float32=66.9 * T, float64=66.9 * T,
         ),
         _gpu(
             "NVIDIA H100 PCIe",
             "NVIDIA H100 Tensor Core GPU architecture whitepaper, table 2 (PCIe), dense",
-            bandwidth=2.0 * T, fp16=756 * T, bf16=756 * T, float8=1513 * T, int8=1513 * T,
-            tf32=378 * T, float32=51.2 * T, float64=25.6 * T,
+            bandwidth=2.0 * T, float16=756 * T, bfloat16=756 * T,
+            float8=1513 * T, int8=1513 * T, tf32=378 * T, float32=51.2 * T, float64=51.2 * T,
         ),
         _gpu(
             "NVIDIA A100-SXM4-80GB",
             "NVIDIA A100 80GB datasheet (SXM), dense",
-            bandwidth=2039 * G, fp16=312 * T, bf16=312 * T, int8=624 * T,
-            tf32=156 * T, float32=19.5 * T, float64=9.7 * T,
+            bandwidth=2039 * G, float16=312 * T, bfloat16=312 * T,
+            int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=19.5 * T,
         ),
         _gpu(
             "NVIDIA A100-SXM4-40GB",
             "NVIDIA A100 Tensor Core GPU architecture whitepaper, table 1, dense",
             aliases=("NVIDIA A100-PCIE-40GB",),
-            bandwidth=1555 * G, fp16=312 * T, bf16=312 * T, int8=624 * T,
-            tf32=156 * T, float32=19.5 * T, float64=9.7 * T,
+            bandwidth=1555 * G, float16=312 * T, bfloat16=312 * T,
+            int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=19.5 * T,
         ),
         _gpu(
             "NVIDIA A100 80GB PCIe",
             "NVIDIA A100 80GB datasheet (PCIe), dense",
-            bandwidth=1935 * G, fp16=312 * T, bf16=312 * T, int8=624 * T,
-            tf32=156 * T, float32=19.5 * T, float64=9.7 * T,
+            bandwidth=1935 * G, float16=312 * T, bfloat16=312 * T,
+            int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=19.5 * T,
         ),
         _gpu(
             "NVIDIA A10",
             "NVIDIA A10 Tensor Core GPU datasheet, dense",
-            bandwidth=600 * G, fp16=125 * T, bf16=125 * T, int8=250 * T,
-            tf32=62.5 * T, float32=31.2 * T,
+            bandwidth=600 * G, float16=125 * T, bfloat16=125 * T,
+            int8=250 * T, tf32=62.5 * T, float32=31.2 * T,
         ),
         _gpu(
             "NVIDIA L40S",
             "NVIDIA L40S datasheet, dense",
-            bandwidth=864 * G, fp16=362.05 * T, bf16=362.05 * T, float8=733 * T, int8=733 * T,
-            tf32=183 * T, float32=91.6 * T,
+            bandwidth=864 * G, float16=362.05 * T, bfloat16=362.05 * T,
+            float8=733 * T, int8=733 * T, tf32=183 * T, float32=91.6 * T,
         ),
         _gpu(
             "NVIDIA L40",
             "NVIDIA L40 datasheet, dense",
-            bandwidth=864 * G, fp16=181.05 * T, bf16=181.05 * T, float8=362 * T, int8=362 * T,
-            tf32=90.5 * T, float32=90.5 * T,
+            bandwidth=864 * G, float16=181.05 * T, bfloat16=181.05 * T,
+            float8=362 * T, int8=362 * T, tf32=90.5 * T, float32=90.5 * T,
         ),
         _gpu(
             "NVIDIA L4",
             "NVIDIA L4 datasheet; half of the figures with sparsity",
-            bandwidth=300 * G, fp16=121 * T, bf16=121 * T, float8=242.5 * T, int8=242.5 * T,
-            tf32=60 * T, float32=30.3 * T,
+            bandwidth=300 * G, float16=121 * T, bfloat16=121 * T,
+            float8=242.5 * T, int8=242.5 * T, tf32=60 * T, float32=30.3 * T,
         ),
         _gpu(
             "NVIDIA GeForce RTX 4090",
             "NVIDIA Ada GPU architecture whitepaper, appendix A, fp32 accumulate, dense",
-            bandwidth=1008 * G, fp16=165.2 * T, bf16=165.2 * T, float8=330.3 * T, int8=660.6 * T,
-            tf32=82.6 * T, float32=82.6 * T,
+            bandwidth=1008 * G, float16=165.2 * T, bfloat16=165.2 * T,
+            float8=330.3 * T, int8=660.6 * T, tf32=82.6 * T, float32=82.6 * T,
         ),
         _gpu(
             "NVIDIA GeForce RTX 3090",
             "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A, fp32 accumulate, dense",
-            bandwidth=936 * G, fp16=71 * T, bf16=71 * T, int8=284 * T,
-            tf32=35.6 * T, float32=35.6 * T,
+            bandwidth=936 * G, float16=71 * T, bfloat16=71 * T,
+            int8=284 * T, tf32=35.6 * T, float32=35.6 * T,
         ),
         _gpu(
             "Tesla V100-SXM2",
             "NVIDIA Tesla V100 GPU architecture whitepaper, table 1",
             aliases=("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
-            bandwidth=900 * G, fp16=125 * T, float32=15.7 * T, float64=7.8 * T,
+            bandwidth=900 * G, float16=125 * T, float32=15.7 * T, float64=7.8 * T,
         ),
         _gpu(
             "Tesla T4",
             "NVIDIA T4 Tensor Core GPU datasheet",
-            bandwidth=320 * G, fp16=65 * T, int8=130 * T, float32=8.1 * T,
+            bandwidth=320 * G, float16=65 * T, int8=130 * T, float32=8.1 * T,
         ),
         _gpu(
             "AMD Instinct MI300X",
             "AMD Instinct MI300X datasheet, matrix, dense",
-            bandwidth=5.3 * T, fp16=1307.4 * T, bf16=1307.4 * T, float8=2614.9 * T,
-            int8=2614.9 * T, tf32=653.7 * T, float32=163.4 * T, float64=163.4 * T,
+            bandwidth=5.3 * T, float16=1307.4 * T, bfloat16=1307.4 * T,
+            float8=2614.9 * T, int8=2614.9 * T,
+            tf32=653.7 * T, float32=163.4 * T, float64=163.4 * T,
         ),
         _gpu(
             "AMD Instinct MI250X",
-            "AMD Instinct MI250X datasheet, matrix, both dies",
-            bandwidth=3276.8 * G, fp16=383 * T, bf16=383 * T, int8=383 * T,
-            float32=95.7 * T, float64=95.7 * T,
+            "AMD CDNA 2 architecture whitepaper, matrix; half of the module's figures, "
+            "for each of its two dies is a device of its own",
+            bandwidth=1638.4 * G, float16=191.5 * T, bfloat16=191.5 * T,
+            int8=191.5 * T, float32=47.9 * T, float64=47.9 * T,
         ),
     )
 }  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import nn
 
 from dispatch_flops.clock import (
@@ -101,7 +102,7 @@ def profile_model(
     )
     with ExitStack() as undo:
         undo.enter_context(evaluating(model))
-        undo.enter_context(random_state_kept(Devices.of(model.modules()).accelerators))
+        undo.enter_context(random_state_kept(_drawing(model)))
         if device == "meta":
             undo.enter_context(on_meta(model))
         made_on = device if input_shape is None else device or _brought_to(model)
@@ -124,14 +125,20 @@ def profile_model(
         with counter:
             whole()
     profile = with_latency(counter.profile, seconds, timing, spread)
-    scope = dataclasses.replace(
-        profile.scope, device=devices.type, device_name=device_name(devices.type)
-    )
+    named = device_name(next(iter(devices.accelerators), devices.type))
+    scope = dataclasses.replace(profile.scope, device=devices.type, device_name=named)
     notes = profile.notes
     if (method := counter.profile.timing.method) is not None:
         notes += (f"operators' times: {method}",)
     profile = dataclasses.replace(profile, scope=scope, notes=notes)
     return without(profile, model, ignored)
+
+
+def _drawing(model: nn.Module) -> Sequence[torch.device]:
+    """The accelerators on which a run may draw: any of CUDA's, once the program uses it."""
+    if torch.cuda.is_initialized():
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return Devices.of(model.modules()).accelerators
 
 
 def _brought_to(model: nn.Module) -> str | None:

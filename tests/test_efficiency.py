@@ -43,6 +43,19 @@ def test_an_unknown_peak_gives_none_never_a_number() -> None:
     assert mfu(profile(op(flops=1)), MACHINE, 0.0) is None
 
 
+def test_float32_work_in_tf32_is_held_against_its_peak() -> None:
+    peaks = {"float32": 100.0, "tf32": 800.0, "bfloat16": 1600.0}
+    machine = Machine(name="test", flops_per_s=peaks, bytes_per_s=10.0, source="a sheet")
+    p = profile(op(flops=200), op(dtype="complex64", flops=200), op(dtype="bfloat16", flops=800))
+    assert mfu(p, machine, 5.0) == (200 / 100 + 200 / 100 + 800 / 1600) / 5.0
+    tf32 = machine.with_tf32()
+    assert mfu(p, tf32, 5.0) == (200 / 800 + 200 / 800 + 800 / 1600) / 5.0
+    assert roofline(p.op_totals(), tf32).attainable_s == 200 / 800 + 200 / 800 + 800 / 1600
+    assert (tf32.name, tf32.bytes_per_s) == ("test", 10.0)
+    assert tf32.source == "a sheet; float32 work in TF32"
+    assert MACHINE.with_tf32() is MACHINE
+
+
 def test_work_without_flops_needs_no_peak() -> None:
     assert mfu(profile(op(flops=50), op(dtype="int64")), MACHINE, 1.0) == 0.5
 
@@ -105,6 +118,30 @@ def test_every_machine_has_a_source_and_sane_figures() -> None:
         half = machine.flops_per_s["float16"]
         assert half >= machine.flops_per_s["float32"] > 1e12
         assert machine.peak("float8_e4m3fn") == machine.flops_per_s.get("float8")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "units", "per_clock", "clock_hz"),
+    [  # SMs or CUs, and what the matrix cores of each do in a clock
+        ("NVIDIA A100-SXM4-80GB", "float16", 108, 2048, 1.41e9),
+        ("NVIDIA A100-SXM4-80GB", "float64", 108, 128, 1.41e9),
+        ("NVIDIA A100-SXM4-40GB", "float64", 108, 128, 1.41e9),
+        ("NVIDIA A100 80GB PCIe", "float64", 108, 128, 1.41e9),
+        ("NVIDIA H100 80GB HBM3", "float64", 132, 256, 1.98e9),
+        ("NVIDIA H200", "float64", 132, 256, 1.98e9),
+        ("NVIDIA H100 PCIe", "float64", 114, 256, 1.755e9),
+        ("AMD Instinct MI300X", "float16", 304, 2048, 2.1e9),
+        ("AMD Instinct MI300X", "float64", 304, 256, 2.1e9),
+        ("AMD Instinct MI250X", "float16", 110, 1024, 1.7e9),  # one die's
+        ("AMD Instinct MI250X", "float32", 110, 256, 1.7e9),
+        ("AMD Instinct MI250X", "float64", 110, 256, 1.7e9),
+    ],
+)
+def test_peaks_are_what_one_devices_matrix_cores_do(
+    name: str, dtype: str, units: int, per_clock: int, clock_hz: float
+) -> None:
+    peak = units * per_clock * clock_hz
+    assert MACHINES[name].flops_per_s[dtype] == pytest.approx(peak, rel=2e-3)
 
 
 def test_the_peak_bounds_all_of_the_flops() -> None:

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, profile_model
+from dispatch_flops.measure import measure
 
 pytestmark = [
     pytest.mark.gpu,
@@ -119,3 +120,36 @@ def test_a_captured_graph_is_counted_once() -> None:
             for _ in range(3):
                 graph.replay()
     assert counter.profile.total().macs == 8 * 64 * 32
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_the_name_is_that_of_the_models_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"the one of {device}")
+    model, x = nn.Linear(5, 7, device="cuda:1"), torch.randn(3, 5, device="cuda:1")
+    assert profile_model(model, args=[x]).scope.device_name == "the one of cuda:1"
+
+
+@pytest.mark.parametrize("model", [nn.Linear(1, 2), nn.Identity()], ids=["cpu", "empty"])
+@pytest.mark.parametrize("device", range(torch.cuda.device_count()))
+def test_random_state_is_kept_wherever_a_model_draws(model: nn.Module, device: int) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand_like(x)
+
+    x = torch.ones(3, device=torch.device("cuda", device))
+    before = torch.cuda.get_rng_state(device)
+    torch.rand_like(x)
+    after_a_draw = torch.cuda.get_rng_state(device)
+    assert not torch.equal(before, after_a_draw)
+    profile_model(Noisy(), args=[x])
+    assert torch.equal(torch.cuda.get_rng_state(device), after_a_draw)
+
+
+def test_a_device_is_measured_alike_under_all_its_names() -> None:
+    by_index, by_type = (measure(name, [torch.bfloat16], repeats=1) for name in ("cuda:0", "cuda"))
+    assert by_index.name == by_type.name == torch.cuda.get_device_name(0)
+    assert by_index.source == by_type.source

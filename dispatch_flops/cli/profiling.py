@@ -120,7 +120,7 @@ def machine_named(name: str | None, device: str) -> Machine | None:
         from dispatch_flops.measure import measure as measured
 
         progress("measuring what a matmul and a copy reach here")
-        return measured("cpu" if device == "meta" else device.partition(":")[0])
+        return measured("cpu" if device == "meta" else device)
     machine = find(name)
     if machine is None:
         raise TargetError(f"--machine {name!r} is none of measure, {', '.join(sorted(MACHINES))}")

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops.config import FlopsProfilerConfig
-from dispatch_flops.devices import CPU, Devices, Now, device_name
+from dispatch_flops.devices import CPU, Devices, Now
 from dispatch_flops.efficiency import hfu, mfu
 from dispatch_flops.errors import NotProfiledError
 from dispatch_flops.hardware import Machine
@@ -126,10 +126,7 @@ class StepWatch:
 
     def _take(self, profiler: FlopsProfiler, scope: Mapping[str, Any]) -> None:
         profiler.stop_profile()
-        device = profiler.profile.scope.device
-        profiler.amend_scope(
-            **scope, step=self.config.profile_step, device_name=device_name(device)
-        )
+        profiler.amend_scope(**scope, step=self.config.profile_step)
         self._profile = profiler.profile
         self._profiler = None
 
