@@ -123,15 +123,15 @@ class Ledger:
         notes: tuple[str, ...] = (),
     ) -> Profile:
         """The profile of everything booked so far, checked."""
-        device = names.devices().type
+        devices = names.devices()
         ops = self._by_fqn(names.nodes)
         forest = _Forest(names, ops, seen)
         return Profile(
             root=forest.model(),
             outside=forest.node(OUTSIDE),
             scope=Scope(
-                device=device,
-                device_name=device_name(device),
+                device=devices.type,
+                device_name=device_name(next(iter(devices.accelerators), devices.type)),
                 torch_version=str(torch.__version__),
                 causal=causal,
             ),
