@@ -148,7 +148,7 @@ def random_state_kept(accelerators: Sequence[torch.device]) -> Iterator[None]:
 
     accelerators: those on which the program may draw, of one type.
     """
-    kind = accelerators[0].type if accelerators else None
+    kind = accelerators[0].type if accelerators else "cuda"  # fork_rng's own default
     drawn = random.getstate()
     numpys = sys.modules.get("numpy")
     drawn_by_numpy = numpys.random.get_state() if numpys is not None else None

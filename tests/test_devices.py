@@ -108,7 +108,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(torch.accelerator, "synchronize", GPU.synchronize)
     monkeypatch.setattr(ModuleNames, "devices", lambda names: Devices("cuda", (FIRST,)))
-    monkeypatch.setattr(timed, "_gap_s", lambda devices: GAP)
+    monkeypatch.setattr("dispatch_flops.session.gap_s", lambda devices: GAP)
     register_flops([work, work_backward, update])(slow_formula)
     yield GPU
     unregister_flops([work, work_backward, update])

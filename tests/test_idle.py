@@ -15,14 +15,15 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from dispatch_flops import FlopCounterMode, clock, profile_model, timed
+from dispatch_flops import FlopCounterMode, calibration, clock, profile_model
 from dispatch_flops.idle import IdleModules, alone, calling
+from dispatch_flops.own_time import OwnTime
 
 
 @pytest.fixture(autouse=True)
-def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def uncalibrated() -> Iterator[None]:
     """As in a new process."""
-    monkeypatch.setattr(timed.OwnTime, "_calibrated", None)
+    calibration.unseen_of_calls.cache_clear()
     clock._unseen.cache_clear()
     yield
     clock._unseen.cache_clear()
@@ -49,15 +50,15 @@ def everywhere() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
 def test_the_same_is_found_everywhere(place: str) -> None:
     """Two operators a linear, of which none is a cast; a module call has a cost of its own."""
     calls: list[float | None] = []
-    usual = timed.OwnTime.operator
+    usual = OwnTime.operator
 
-    def noting(own: timed.OwnTime, seen_s: float, reach_s: float | None) -> None:
+    def noting(own: OwnTime, seen_s: float, reach_s: float | None) -> None:
         calls.append(reach_s)
         usual(own, seen_s, reach_s)
 
     with pytest.MonkeyPatch.context() as patch, everywhere()[place]():
-        patch.setattr(timed.OwnTime, "operator", noting)
-        per_op, per_module, reach_s = timed._calibrate()
+        patch.setattr(OwnTime, "operator", noting)
+        per_op, per_module, reach_s = calibration.unseen_of_calls()
     turns = 2 * clock.TURNS  # of bare operators, and of modules
     assert len(calls) == turns * 100 * 2
     assert calls.count(None) == 2 * 2  # the two operators' first calls, of each pass

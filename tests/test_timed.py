@@ -16,12 +16,15 @@ from dispatch_flops import (
     OpCost,
     Profile,
     register_flops,
+    session,
     timed,
     unregister_flops,
 )
 from dispatch_flops.conventions import Conventions
 from dispatch_flops.ledger import Ledger
 from dispatch_flops.names import ModuleNames
+from dispatch_flops.own_time import OwnTime
+from dispatch_flops.passes import HostPass
 
 OPTIONS: dict[str, Any] = {"conventions": Conventions(), "own_rules": {}, "on_full": int}
 WORK, PRICING, GRADIENT = 2.0, 100.0, 3.0
@@ -64,8 +67,8 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return OpCost(flops=x.numel())
 
     CLOCK.now = 0.0
-    monkeypatch.setattr(timed, "_now", CLOCK)
-    monkeypatch.setattr(timed.OwnTime, "_calibrated", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("dispatch_flops.own_time._now", CLOCK)
+    monkeypatch.setattr(session, "unseen_of_calls", lambda: (0.0, 0.0, 0.0))
     register_flops([work, work_backward])(slow_formula)
     yield
     unregister_flops([work, work_backward])
@@ -83,7 +86,7 @@ def test_the_profilers_own_time_is_nobodys() -> None:
 
 
 def test_the_unseen_way_is_as_many_times_slower_as_the_seen_one() -> None:
-    own = timed.OwnTime(per_op=2.0, per_module=6.0, reach_s=0.5)
+    own = OwnTime(per_op=2.0, per_module=6.0, reach_s=0.5)
     own.operator(seen_s=7.0, reach_s=0.25)  # never faster than when it was measured
     assert own.seconds == 7.0 + 2.0
     own.operator(seen_s=0.0, reach_s=1.5)
@@ -102,9 +105,7 @@ def test_only_a_look_up_counts_as_the_way(
 ) -> None:
     """Not the first call of an operator, which is decided on, nor one that is taken apart."""
     reaches: list[float | None] = []
-    monkeypatch.setattr(
-        timed.OwnTime, "operator", lambda own, seen_s, reach_s: reaches.append(reach_s)
-    )
+    monkeypatch.setattr(OwnTime, "operator", lambda own, seen_s, reach_s: reaches.append(reach_s))
     x = torch.ones(2, 3)
     with grad_mode(), FlopCounterMode(display=False, latency=True):
         torch.neg(x)
@@ -118,7 +119,7 @@ def test_only_a_look_up_counts_as_the_way(
 
 def test_no_module_takes_less_than_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is taken off for what is not seen, were it a hundred times too much."""
-    monkeypatch.setattr(timed.OwnTime, "_calibrated", (100 * WORK, 100 * WORK, 0.0))
+    monkeypatch.setattr(session, "unseen_of_calls", lambda: (100 * WORK, 100 * WORK, 0.0))
     model = nn.Sequential(Worker(), nn.Sequential(Worker(), Worker()))
     with FlopCounterMode(model, display=False, latency=True) as counter:
         model(torch.ones(3))
@@ -202,8 +203,8 @@ def test_a_step_that_a_backward_pass_runs_is_no_part_of_it() -> None:
 
 def test_of_a_backward_pass_in_two_threads_each_ones_own_time_is_taken_off() -> None:
     model = Worker()
-    own = timed.OwnTime()
-    host = timed.HostPass(ModuleNames([model]), own, OPTIONS).host
+    own = OwnTime()
+    host = HostPass(ModuleNames([model]), own, OPTIONS).host
     host._spans = {
         (1, 11): timed._Span(
             begun=20.0, own_begun=1.0, ended=30.0, own_ended=3.0, in_operators=4.0
@@ -255,7 +256,7 @@ def test_a_step_that_another_optimizer_takes_part_in_is_one() -> None:
 
 
 def test_what_one_thread_has_profiled_is_not_taken_off_another() -> None:
-    own = timed.OwnTime(per_op=3.0)
+    own = OwnTime(per_op=3.0)
     own.operator(seen_s=2.0, reach_s=None)
     elsewhere: list[float] = []
     thread = threading.Thread(target=lambda: elsewhere.append(own.seconds))

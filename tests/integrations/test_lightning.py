@@ -18,7 +18,7 @@ pytest.importorskip("lightning")
 import lightning
 
 from dispatch_flops.integrations.lightning import FlopsCallback, _rows
-from dispatch_flops.timed import operator_seconds
+from dispatch_flops.passes import operator_seconds
 
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning warns of its own dependencies
 
