@@ -125,7 +125,8 @@ def _generate(model: Any, inputs: Any, options: dict[str, Any], criterion: _Rela
 
     named = dict(options)
     criteria = StoppingCriteriaList([*(named.pop("stopping_criteria", None) or ()), criterion])
-    model.generate(inputs, stopping_criteria=criteria, **named)
+    given = () if inputs is None else (inputs,)  # a model may have other names for the first
+    model.generate(*given, stopping_criteria=criteria, **named)
 
 
 class _Relay:

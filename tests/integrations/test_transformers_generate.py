@@ -21,6 +21,8 @@ from transformers import (
     LlamaForCausalLM,
     StoppingCriteria,
     StoppingCriteriaList,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 from dispatch_flops.integrations.transformers import GenerateProfile, profile_generate
@@ -193,6 +195,26 @@ def test_beams_are_a_batch() -> None:
     assert result.decode.total().macs == 3 * sum(gpt2_pass(1, PROMPT + t) for t in range(1, NEW))
 
 
+def test_inputs_by_another_name() -> None:
+    model = WhisperForConditionalGeneration(
+        WhisperConfig(
+            vocab_size=VOCAB, d_model=D, encoder_ffn_dim=INNER, decoder_ffn_dim=INNER,
+            encoder_layers=1, decoder_layers=1, encoder_attention_heads=3,
+            decoder_attention_heads=3, max_source_positions=20, max_target_positions=17,
+            num_mel_bins=10, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+            decoder_start_token_id=1,
+        )
+    )  # fmt: skip
+    model.generation_config.eos_token_id = None
+    features = torch.ones(B, 10, 40)
+    named, first = (
+        profile_generate(model, *args, warm_up=0, **named, max_new_tokens=NEW)
+        for args, named in [((), {"input_features": features}), ((features,), {})]
+    )
+    assert named.total() == first.total()
+    assert named.new_tokens == NEW
+
+
 def test_seconds_and_what_is_shown() -> None:
     result = profile_generate(gpt2(), IDS, **OPTIONS)
     assert isinstance(result, GenerateProfile)
@@ -214,4 +236,4 @@ def test_what_cannot_generate_is_named() -> None:
             pass
 
     with pytest.raises(TargetError, match="made no token"):
-        profile_generate(Lazy(1, 1))
+        profile_generate(Lazy(1, 1), IDS)
