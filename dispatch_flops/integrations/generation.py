@@ -68,9 +68,10 @@ class GenerateProfile:
             rows.append(_row("  last step", self.steps[-1], None))
         table = tabulate(rows, headers=["", "MACs", "FLOPs", "bytes", "latency"])
         per_token = f"; {seconds_text(self.token_s)} per token" if self.token_s is not None else ""
+        passes = self.prefill.root.calls + self.decode.root.calls
         return (
             f"{table}\n{self.new_tokens} new tokens per sequence in "
-            f"{1 + len(self.steps)} passes of the model{per_token}"
+            f"{passes} passes of the model{per_token}"
         )
 
 

@@ -215,6 +215,12 @@ def test_inputs_by_another_name() -> None:
     assert named.new_tokens == NEW
 
 
+def test_a_prompt_in_chunks_takes_several_passes() -> None:
+    result = profile_generate(llama(), IDS, prefill_chunk_size=5, warm_up=0, **OPTIONS)
+    assert result.prefill.root.calls == -(-PROMPT // 5)
+    assert f"in {-(-PROMPT // 5) + NEW - 1} passes of the model" in str(result)
+
+
 def test_seconds_and_what_is_shown() -> None:
     result = profile_generate(gpt2(), IDS, **OPTIONS)
     assert isinstance(result, GenerateProfile)
