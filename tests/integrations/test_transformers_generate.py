@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -15,12 +16,15 @@ from dispatch_flops.errors import TargetError
 pytest.importorskip("transformers")
 from transformers import (
     DynamicCache,
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     StoppingCriteria,
     StoppingCriteriaList,
+    T5Config,
+    T5ForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
@@ -76,6 +80,16 @@ def llama() -> LlamaForCausalLM:
             num_hidden_layers=LAYERS, hidden_size=D, num_attention_heads=HEADS,
             num_key_value_heads=KEY_HEADS, head_dim=HEAD, intermediate_size=INNER,
             vocab_size=VOCAB, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+def t5() -> T5ForConditionalGeneration:
+    torch.manual_seed(0)
+    return T5ForConditionalGeneration(
+        T5Config(
+            d_model=D, d_kv=8, d_ff=INNER, num_heads=3, num_layers=1, num_decoder_layers=1,
+            vocab_size=VOCAB, decoder_start_token_id=0, eos_token_id=None,
         )
     )  # fmt: skip
 
@@ -193,6 +207,78 @@ def test_beams_are_a_batch() -> None:
     result = profile_generate(gpt2(), IDS, num_beams=3, warm_up=0, **OPTIONS)
     assert result.decode.root.calls == NEW - 1
     assert result.decode.total().macs == 3 * sum(gpt2_pass(1, PROMPT + t) for t in range(1, NEW))
+
+
+DRAFT = 5
+
+
+def assistant(make: Any) -> Any:
+    """The model itself, certain of five tokens at a time: each pass accepts them and adds one."""
+    model = make()
+    model.generation_config.num_assistant_tokens = DRAFT
+    model.generation_config.num_assistant_tokens_schedule = "constant"
+    model.generation_config.assistant_confidence_threshold = 0.0
+    return model
+
+
+@pytest.mark.parametrize(
+    ("new", "after_first", "steps"), [(2 * (DRAFT + 1) + 1, DRAFT + 2, 2), (DRAFT - 1, 0, 0)]
+)
+def test_a_pass_of_assisted_generation_makes_several(
+    new: int, after_first: int, steps: int
+) -> None:
+    options = {**OPTIONS, "max_new_tokens": new, "min_new_tokens": new}
+    result = profile_generate(llama(), IDS[:1], assistant_model=assistant(llama), **options)
+    assert (result.new_tokens, result.decode_tokens) == (new, after_first)
+    assert len(result.steps) == steps
+    if after_first:
+        assert result.decode.timing.forward_s is not None
+        assert result.token_s == result.decode.timing.forward_s / after_first
+    else:
+        assert result.token_s is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "drafted"),
+    [
+        ("embeddings", False),  # an assistant takes ids alone
+        *itertools.product(["ids", "encoder's", "decoder's own"], [False, True]),
+    ],
+)
+def test_new_tokens_are_counted_from_the_prompts_end(prompt: str, drafted: bool) -> None:
+    make = llama if prompt in ("ids", "embeddings") else t5
+    model, ids = make(), IDS[:1]
+    options: dict[str, Any] = {
+        "ids": {"inputs": ids},
+        "embeddings": {"inputs_embeds": model.get_input_embeddings()(ids).detach()},
+        "encoder's": {"inputs": ids},
+        "decoder's own": {"inputs": ids, "decoder_input_ids": torch.arange(4)[None]},
+    }[prompt]
+    if drafted:
+        options["assistant_model"] = assistant(make)
+    result = profile_generate(model, warm_up=0, **options, **OPTIONS)
+    assert result.new_tokens == NEW
+    assert (result.decode_tokens < NEW - 1) is drafted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_return_sequences": 3, "do_sample": True},
+        {"generation_config": GenerationConfig(**OPTIONS)},
+        {"num_beams": 3, "num_return_sequences": 2},
+    ],
+)
+def test_new_tokens_are_each_sequences(options: dict[str, Any]) -> None:
+    own = {} if "generation_config" in options else OPTIONS
+    result = profile_generate(gpt2(), IDS, warm_up=0, **{**own, **options})
+    assert (result.new_tokens, result.decode_tokens) == (NEW, NEW - 1)
+
+
+def test_a_prompt_that_repeats_itself_is_looked_up() -> None:
+    ids = torch.arange(4).repeat(1, 4)
+    result = profile_generate(gpt2(), ids, prompt_lookup_num_tokens=3, warm_up=0, **OPTIONS)
+    assert result.new_tokens == NEW
 
 
 def test_inputs_by_another_name() -> None:
