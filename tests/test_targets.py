@@ -356,6 +356,15 @@ class TestHuggingFace:
         with pytest.raises(TargetError, match=words):
             prepare(target)
 
+    def test_a_config_that_transformers_saved(self) -> None:
+        transformers = pytest.importorskip("transformers")
+        config = transformers.Mamba2Config(
+            hidden_size=12, num_hidden_layers=1, num_heads=4, head_dim=6, vocab_size=11
+        )
+        assert config.time_step_limit[1] == float("inf")  # JSON has no infinity: it is written
+        config.save_pretrained("saved")  # as an object, which transformers alone reads
+        assert prepare("hf:saved").model.config.time_step_limit[1] == float("inf")
+
     def test_a_folder_with_a_config(self, tmp_path: Path) -> None:
         (tmp_path / "checkpoint").mkdir()
         (tmp_path / "bert.json").rename(tmp_path / "checkpoint" / "config.json")

@@ -63,11 +63,12 @@ class HuggingFace:
             ) from None
         except ValueError as error:
             raise TargetError(f"{str(path)!r} is no JSON: {error}") from error
-        kind = settings.pop("model_type", None) if isinstance(settings, dict) else None
-        if kind is None:
+        if not isinstance(settings, dict) or settings.get("model_type") is None:
             raise TargetError(f'{str(path)!r} has no "model_type": it is no transformers config')
         try:
-            return transformers.AutoConfig.for_model(kind, **settings)
+            return transformers.AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:
             blame(f"the config {str(path)!r} raised", error)
 
