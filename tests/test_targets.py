@@ -49,6 +49,12 @@ def needs(width):
 def broken():
     raise ValueError("first line\\nsecond line")
 
+def announced():
+    raise ValueError("these are wrong:\\n\\n  the first:\\n    it is 3\\nthird line")
+
+def silent():
+    raise ValueError("these are wrong:")
+
 def mismatched():
     return torch.ones(2, 3) @ torch.ones(2, 3)
 
@@ -122,6 +128,8 @@ class TestFinding:
             ("net.py:number", "gave a value of type int"),
             ("net.py:needs", "needs width: give it with --set width=..."),
             ("net.py:broken", "raised: ValueError: first line"),
+            ("net.py:announced", "raised: ValueError: these are wrong: the first: it is 3"),
+            ("net.py:silent", "raised: ValueError: these are wrong:"),
             ("bad.py:x", "importing bad.py raised: SyntaxError"),
             ("nested.py:x", "importing nested.py raised: ModuleNotFoundError"),
             ("missing.pt2", "no file 'missing.pt2'"),
