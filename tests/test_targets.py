@@ -337,6 +337,19 @@ class TestHuggingFace:
         assert self._shapes(t5) == {"input_ids": (2, 7), "decoder_input_ids": (2, 7)}
         assert all(tensor.dtype is torch.int64 for tensor in t5.inputs.kwargs.values())
 
+    def test_images_have_the_size_that_the_part_which_sees_asks_for(self) -> None:
+        vit, bert = ({"model_type": kind, **self.CONFIGS[kind]} for kind in ("vit", "bert"))
+        pair = {"model_type": "vision-encoder-decoder", "encoder": vit, "decoder": bert}
+        pair["decoder"] |= {"is_decoder": True, "add_cross_attention": True}
+        Path("pair.json").write_text(json.dumps(pair))
+        found = self._shapes(prepare("hf:pair.json:VisionEncoderDecoderModel"))
+        assert found["pixel_values"] == (1, 3, 16, 16)
+        vision = {"image_size": 64, "patch_size": 16, "num_hidden_layers": 1, "hidden_size": 12,
+                  "num_attention_heads": 3}  # fmt: skip
+        Path("sam.json").write_text(json.dumps({"model_type": "sam", "vision_config": vision}))
+        found = self._shapes(prepare("hf:sam.json", device="meta"))
+        assert found == {"pixel_values": (1, 3, 64, 64)}
+
     @pytest.mark.parametrize("device", ["cpu", "meta"])
     def test_a_profile(self, device: str) -> None:
         subject = prepare(

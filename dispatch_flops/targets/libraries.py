@@ -99,6 +99,12 @@ def default_inputs(model: Any, variables: Variables) -> Inputs | None:
     return Inputs((), inputs)
 
 
+def _part(config: Any, *names: str) -> Any:
+    """The first of the parts that a configuration has; all of it where it has none of them."""
+    parts = (getattr(config, name, None) for name in names)
+    return next((part for part in parts if part is not None), config)
+
+
 def _tokens(config: Any, batch: int, variables: Variables) -> torch.Tensor:
     text = getattr(config, "text_config", config)
     longest = getattr(text, "max_position_embeddings", None) or DEFAULT_TOKENS
@@ -107,7 +113,9 @@ def _tokens(config: Any, batch: int, variables: Variables) -> torch.Tensor:
 
 
 def _pixels(config: Any, batch: int) -> torch.Tensor:
-    size = getattr(config, "image_size", 224)
+    if getattr(config, "image_size", None) is None:
+        config = _part(config, "vision_config", "encoder")
+    size = getattr(config, "image_size", None) or 224
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     return torch.ones(batch, getattr(config, "num_channels", 3), height, width)
 
