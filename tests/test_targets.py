@@ -337,6 +337,20 @@ class TestHuggingFace:
         assert self._shapes(t5) == {"input_ids": (2, 7), "decoder_input_ids": (2, 7)}
         assert all(tensor.dtype is torch.int64 for tensor in t5.inputs.kwargs.values())
 
+    def test_tokens_are_no_more_than_the_decoder_has_positions_for(self) -> None:
+        bert = {"model_type": "bert", **self.CONFIGS["bert"]}
+        pair = {"model_type": "encoder-decoder", "encoder": {**bert, "max_position_embeddings": 19},
+                "decoder": {**bert, "is_decoder": True, "add_cross_attention": True}}  # fmt: skip
+        Path("pair.json").write_text(json.dumps(pair))
+        found = self._shapes(prepare("hf:pair.json:EncoderDecoderModel"))
+        assert found == {"input_ids": (1, 19), "decoder_input_ids": (1, 32)}
+        whisper = {"model_type": "whisper", "d_model": 12, "encoder_layers": 1, "decoder_layers": 1,
+                   "encoder_attention_heads": 3, "decoder_attention_heads": 3, "num_mel_bins": 10,
+                   "max_source_positions": 20, "max_target_positions": 17}  # fmt: skip
+        Path("whisper.json").write_text(json.dumps(whisper))
+        found = self._shapes(prepare("hf:whisper.json", device="meta"))
+        assert found == {"input_features": (1, 10, 40), "decoder_input_ids": (1, 17)}
+
     def test_images_have_the_size_that_the_part_which_sees_asks_for(self) -> None:
         vit, bert = ({"model_type": kind, **self.CONFIGS[kind]} for kind in ("vit", "bert"))
         pair = {"model_type": "vision-encoder-decoder", "encoder": vit, "decoder": bert}

@@ -83,7 +83,7 @@ def default_inputs(model: Any, variables: Variables) -> Inputs | None:
     kind = getattr(model, "main_input_name", "input_ids")
     match kind:
         case "input_ids":
-            inputs = {kind: _tokens(config, batch, variables)}
+            inputs = {kind: _tokens(_part(config, "text_config", "encoder"), batch, variables)}
         case "pixel_values":
             inputs = {kind: _pixels(config, batch)}
         case "input_values":
@@ -95,7 +95,8 @@ def default_inputs(model: Any, variables: Variables) -> Inputs | None:
     if kind == "input_ids" and hasattr(config, "vision_config"):
         inputs["pixel_values"] = _pixels(config.vision_config, batch)
     if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = _tokens(config, batch, variables)
+        decoder = _part(config, "decoder", "text_config")
+        inputs["decoder_input_ids"] = _tokens(decoder, batch, variables)
     return Inputs((), inputs)
 
 
@@ -106,9 +107,10 @@ def _part(config: Any, *names: str) -> Any:
 
 
 def _tokens(config: Any, batch: int, variables: Variables) -> torch.Tensor:
-    text = getattr(config, "text_config", config)
-    longest = getattr(text, "max_position_embeddings", None) or DEFAULT_TOKENS
-    length = size_of(variables, "seq", min(DEFAULT_TOKENS, longest))
+    limits = [
+        getattr(config, f"max_{of}", None) for of in ("position_embeddings", "target_positions")
+    ]
+    length = size_of(variables, "seq", min([DEFAULT_TOKENS, *filter(None, limits)]))
     return torch.ones(batch, length, dtype=torch.long)
 
 
