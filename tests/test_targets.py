@@ -351,6 +351,13 @@ class TestHuggingFace:
         found = self._shapes(prepare("hf:whisper.json", device="meta"))
         assert found == {"input_features": (1, 10, 40), "decoder_input_ids": (1, 17)}
 
+    def test_images_are_of_the_models_dtype(self) -> None:
+        vit = {"model_type": "vit", "dtype": "bfloat16", **self.CONFIGS["vit"]}
+        Path("vit.json").write_text(json.dumps(vit))
+        subject = prepare("hf:vit.json")
+        assert subject.inputs.kwargs["pixel_values"].dtype is torch.bfloat16
+        assert subject.model(**subject.inputs.kwargs).last_hidden_state.dtype is torch.bfloat16
+
     def test_images_have_the_size_that_the_part_which_sees_asks_for(self) -> None:
         vit, bert = ({"model_type": kind, **self.CONFIGS[kind]} for kind in ("vit", "bert"))
         pair = {"model_type": "vision-encoder-decoder", "encoder": vit, "decoder": bert}

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dispatch_flops.errors import TargetError
-from dispatch_flops.targets.inputs import Inputs, Variables, size_of
+from dispatch_flops.targets.inputs import Inputs, Variables, converted, size_of
 from dispatch_flops.targets.source import as_model, blame
 
 DEFAULT_TOKENS = 128
@@ -77,7 +77,7 @@ def default_inputs(model: Any, variables: Variables) -> Inputs | None:
     """Inputs for what the model says is its task, tokens, pixels or sound; else None.
 
     batch is 1 and seq 128 tokens unless the variables say otherwise; images, sound and
-    spectrograms have the size that the configuration asks for.
+    spectrograms have the size that the configuration asks for, and the model's dtype.
     """
     config, batch = model.config, size_of(variables, "batch", 1)
     kind = getattr(model, "main_input_name", "input_ids")
@@ -97,7 +97,7 @@ def default_inputs(model: Any, variables: Variables) -> Inputs | None:
     if getattr(config, "is_encoder_decoder", False):
         decoder = _part(config, "decoder", "text_config")
         inputs["decoder_input_ids"] = _tokens(decoder, batch, variables)
-    return Inputs((), inputs)
+    return converted(Inputs((), inputs), None, model.dtype)
 
 
 def _part(config: Any, *names: str) -> Any:
