@@ -7,6 +7,7 @@ import gc
 import operator
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dispatch_flops.errors import TargetError
+
+_CONTAINERS = (dict, OrderedDict, list, set)  # no subclasses: they may do more when written to
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -187,30 +190,61 @@ def gradients_kept(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def on_meta(model: nn.Module) -> Iterator[None]:
-    """Parameters and buffers have shapes alone inside, and are the very same as before after.
+    """Tensors that modules hold have shapes alone inside; afterwards all is held as before.
 
-    Tied tensors stay tied. A tensor that a module keeps elsewhere than among its parameters
-    and buffers stays where it is.
+    Tied tensors stay tied. What the model keeps for later inside is forgotten. A tensor held
+    deeper than in a list or a dict of a module's own stays where it is.
     """
-    swapped: dict[int, torch.Tensor] = {}
-    saved: list[tuple[dict[str, Any], str, torch.Tensor]] = [
-        (table, name, tensor)
-        for module in model.modules()
-        for table in (module._parameters, module._buffers)
-        for name, tensor in table.items()
-        if tensor is not None and tensor.device.type != "meta"
-    ]
+    held = [(holder, _content(holder)) for holder in _holders(model)]
+    shapes: dict[int, Any] = {}
+
+    def shape_of(value: Any) -> Any:
+        if id(value) not in shapes:
+            shapes[id(value)] = _without_data(value) if isinstance(value, torch.Tensor) else value
+        return shapes[id(value)]
+
     try:
-        for table, name, tensor in saved:
-            if id(tensor) not in swapped:
-                empty = torch.empty_like(tensor, device="meta")
-                swapped[id(tensor)] = (
-                    nn.Parameter(empty, requires_grad=tensor.requires_grad)
-                    if isinstance(tensor, nn.Parameter)
-                    else empty
-                )
-            table[name] = swapped[id(tensor)]
+        for holder, content in held:
+            _fill(holder, {name: shape_of(value) for name, value in content.items()})
         yield
     finally:
-        for table, name, tensor in saved:
-            table[name] = tensor
+        for holder, content in held:
+            _fill(holder, content)
+
+
+def _holders(model: nn.Module) -> list[Any]:
+    """Each module's attributes, and the lists, dicts and sets among them, each once."""
+    found = [
+        holder
+        for module in model.modules()
+        for holder in (vars(module), module._parameters, module._buffers, *vars(module).values())
+        if type(holder) in _CONTAINERS or holder is module._parameters or holder is module._buffers
+    ]
+    return list({id(holder): holder for holder in found}.values())
+
+
+def _content(holder: Any) -> dict[Any, Any]:
+    if isinstance(holder, list):
+        return dict(enumerate(holder))
+    return dict.fromkeys(holder) if isinstance(holder, set) else dict(holder)
+
+
+def _fill(holder: Any, content: dict[Any, Any]) -> None:
+    if isinstance(holder, list):
+        holder[:] = content.values()
+    elif isinstance(holder, (dict, set)):
+        holder.clear()
+        holder.update(content)
+    else:  # TorchScript's tables, whose names are fixed
+        for name, value in content.items():
+            holder[name] = value
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    cannot = tensor.is_quantized or (tensor.is_nested and tensor.layout is torch.strided)
+    if tensor.is_meta or cannot:
+        return tensor
+    empty = torch.empty_like(tensor, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty.requires_grad_(tensor.requires_grad)

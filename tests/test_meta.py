@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from support import profile_of
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from untouched import model_state
 from zoo import CASES
 
 from dispatch_flops import FlopCounterMode, Profile, profile_model
@@ -78,6 +80,78 @@ class TestData:
         profile = self.run(device, branch, meta_value=answer)
         assert profile.total().macs == B * D * taken
         assert seen == [(float(answer), bool(answer))]
+
+
+class Keeping(nn.Module):
+    """Keeps what depends on the length alone: as an attribute, a buffer, in a dict and a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, F)
+        self.longest = 0
+        self.by_length: dict[int, torch.Tensor] = {}
+        self.scales: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = len(x)
+        if n > self.longest:
+            self.longest = n
+            self.angles = torch.ones(n, 1, device=x.device)
+            self.register_buffer("positions", torch.ones(n, 1, device=x.device), persistent=False)
+            self.by_length[n] = torch.ones(n, 1, device=x.device)
+            self.scales.append(torch.ones(n, 1, device=x.device))
+        kept = self.angles * self.positions * self.by_length[n] * self.scales[0]
+        return self.linear(x) * kept
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+def test_what_a_model_keeps_is_as_it_was(used_before: bool) -> None:
+    model, x = Keeping(), torch.ones(B, D)
+    expected = copy.deepcopy(model)(x)
+    if used_before:
+        model(x)
+    before, unsaved = model_state(model), set(model._non_persistent_buffers_set)
+    profile = profile_model(model, args=[x], device="meta")
+    assert profile.total().macs == B * D * F
+    assert profile.total_params == D * F + F
+    assert model_state(model) == before
+    assert model._non_persistent_buffers_set == unsaved
+    assert len(model.scales) == len(model.by_length) == int(used_before)
+    assert torch.equal(model(x), expected)
+
+
+class Sealed(nn.Linear):
+    """Lets nothing be set but its mode, as TorchScript lets nothing be added."""
+
+    __slots__ = ("note",)
+    sealed = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.sealed and name != "training":
+            raise AttributeError(f"{name} is sealed")
+        super().__setattr__(name, value)
+
+
+def test_modules_that_let_nothing_be_set() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(D, F), nn.BatchNorm1d(F)))
+    model = nn.Sequential(
+        scripted, Sealed(F, D), torch.jit.freeze(torch.jit.script(nn.ReLU().eval()))
+    )
+    model[1].__dict__["sealed"] = True
+    held = [id(tensor) for tensor in (*model.parameters(), *model.buffers())]
+    profile = profile_model(model, args=[torch.ones(B, D)], device="meta")
+    assert profile.total().macs == 2 * B * D * F
+    assert [id(tensor) for tensor in (*model.parameters(), *model.buffers())] == held
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+def test_tensors_that_cannot_be_on_meta_do_not_matter() -> None:
+    model = nn.Linear(D, F)
+    model.rates = torch.quantize_per_tensor(torch.ones(B), 1.0, 0, torch.qint8)
+    model.rows = torch.nested.nested_tensor([torch.ones(B), torch.ones(D)])
+    assert profile_model(model, args=[torch.ones(B, D)], device="meta").total().macs == B * D * F
 
 
 def test_real_data_is_read_as_ever() -> None:

@@ -49,6 +49,12 @@ def needs(width):
 def broken():
     raise ValueError("first line\\nsecond line")
 
+def announced():
+    raise ValueError("these are wrong:\\n\\n  the first:\\n    it is 3\\nthird line")
+
+def silent():
+    raise ValueError("these are wrong:")
+
 def mismatched():
     return torch.ones(2, 3) @ torch.ones(2, 3)
 
@@ -122,6 +128,8 @@ class TestFinding:
             ("net.py:number", "gave a value of type int"),
             ("net.py:needs", "needs width: give it with --set width=..."),
             ("net.py:broken", "raised: ValueError: first line"),
+            ("net.py:announced", "raised: ValueError: these are wrong: the first: it is 3"),
+            ("net.py:silent", "raised: ValueError: these are wrong:"),
             ("bad.py:x", "importing bad.py raised: SyntaxError"),
             ("nested.py:x", "importing nested.py raised: ModuleNotFoundError"),
             ("missing.pt2", "no file 'missing.pt2'"),
@@ -329,6 +337,40 @@ class TestHuggingFace:
         assert self._shapes(t5) == {"input_ids": (2, 7), "decoder_input_ids": (2, 7)}
         assert all(tensor.dtype is torch.int64 for tensor in t5.inputs.kwargs.values())
 
+    def test_tokens_are_no_more_than_the_decoder_has_positions_for(self) -> None:
+        bert = {"model_type": "bert", **self.CONFIGS["bert"]}
+        pair = {"model_type": "encoder-decoder", "encoder": {**bert, "max_position_embeddings": 19},
+                "decoder": {**bert, "is_decoder": True, "add_cross_attention": True}}  # fmt: skip
+        Path("pair.json").write_text(json.dumps(pair))
+        found = self._shapes(prepare("hf:pair.json:EncoderDecoderModel"))
+        assert found == {"input_ids": (1, 19), "decoder_input_ids": (1, 32)}
+        whisper = {"model_type": "whisper", "d_model": 12, "encoder_layers": 1, "decoder_layers": 1,
+                   "encoder_attention_heads": 3, "decoder_attention_heads": 3, "num_mel_bins": 10,
+                   "max_source_positions": 20, "max_target_positions": 17}  # fmt: skip
+        Path("whisper.json").write_text(json.dumps(whisper))
+        found = self._shapes(prepare("hf:whisper.json", device="meta"))
+        assert found == {"input_features": (1, 10, 40), "decoder_input_ids": (1, 17)}
+
+    def test_images_are_of_the_models_dtype(self) -> None:
+        vit = {"model_type": "vit", "dtype": "bfloat16", **self.CONFIGS["vit"]}
+        Path("vit.json").write_text(json.dumps(vit))
+        subject = prepare("hf:vit.json")
+        assert subject.inputs.kwargs["pixel_values"].dtype is torch.bfloat16
+        assert subject.model(**subject.inputs.kwargs).last_hidden_state.dtype is torch.bfloat16
+
+    def test_images_have_the_size_that_the_part_which_sees_asks_for(self) -> None:
+        vit, bert = ({"model_type": kind, **self.CONFIGS[kind]} for kind in ("vit", "bert"))
+        pair = {"model_type": "vision-encoder-decoder", "encoder": vit, "decoder": bert}
+        pair["decoder"] |= {"is_decoder": True, "add_cross_attention": True}
+        Path("pair.json").write_text(json.dumps(pair))
+        found = self._shapes(prepare("hf:pair.json:VisionEncoderDecoderModel"))
+        assert found["pixel_values"] == (1, 3, 16, 16)
+        vision = {"image_size": 64, "patch_size": 16, "num_hidden_layers": 1, "hidden_size": 12,
+                  "num_attention_heads": 3}  # fmt: skip
+        Path("sam.json").write_text(json.dumps({"model_type": "sam", "vision_config": vision}))
+        found = self._shapes(prepare("hf:sam.json", device="meta"))
+        assert found == {"pixel_values": (1, 3, 64, 64)}
+
     @pytest.mark.parametrize("device", ["cpu", "meta"])
     def test_a_profile(self, device: str) -> None:
         subject = prepare(
@@ -355,6 +397,15 @@ class TestHuggingFace:
         (tmp_path / "odd.json").write_text('{"model_type": "odd"}')
         with pytest.raises(TargetError, match=words):
             prepare(target)
+
+    def test_a_config_that_transformers_saved(self) -> None:
+        transformers = pytest.importorskip("transformers")
+        config = transformers.Mamba2Config(
+            hidden_size=12, num_hidden_layers=1, num_heads=4, head_dim=6, vocab_size=11
+        )
+        assert config.time_step_limit[1] == float("inf")  # JSON has no infinity: it is written
+        config.save_pretrained("saved")  # as an object, which transformers alone reads
+        assert prepare("hf:saved").model.config.time_step_limit[1] == float("inf")
 
     def test_a_folder_with_a_config(self, tmp_path: Path) -> None:
         (tmp_path / "checkpoint").mkdir()

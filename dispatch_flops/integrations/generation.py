@@ -26,22 +26,26 @@ from dispatch_flops.tree import Profile, StepTiming
 from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text
 
 _CACHE = "past_key_values"  # filled by generate: every pass needs one of its own
+_CONFIG = "generation_config"
+_ONE_TOKEN = {"max_new_tokens": 1, "max_length": None, "min_new_tokens": None, "min_length": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateProfile:
     """What generating cost.
 
-    prefill: from the call to the first new token, the choice of that token included.
+    prefill: from the call to the first new token, the choice of that token included. Assisted
+        generation may choose several at once.
     decode: everything after it. steps: of that, each decode step's cost, in order: a step is one
         pass of the model and the choice of what comes next.
-    new_tokens: tokens generated per sequence, the first included.
+    new_tokens: tokens generated per sequence. decode_tokens: those of them made in decode.
     """
 
     prefill: Profile
     decode: Profile
     steps: tuple[OpCost, ...]
     new_tokens: int
+    decode_tokens: int
 
     def total(self) -> OpCost:
         """Prefill and decode together."""
@@ -54,8 +58,8 @@ class GenerateProfile:
 
     @property
     def token_s(self) -> float | None:
-        """Seconds per token after the first, on average; None if there is but one."""
-        seconds, tokens = self.decode.timing.forward_s, self.new_tokens - 1
+        """Seconds of decode per token made in it, on average; None if it made none."""
+        seconds, tokens = self.decode.timing.forward_s, self.decode_tokens
         return seconds / tokens if seconds is not None and tokens else None
 
     def __str__(self) -> str:
@@ -68,9 +72,10 @@ class GenerateProfile:
             rows.append(_row("  last step", self.steps[-1], None))
         table = tabulate(rows, headers=["", "MACs", "FLOPs", "bytes", "latency"])
         per_token = f"; {seconds_text(self.token_s)} per token" if self.token_s is not None else ""
+        passes = self.prefill.root.calls + self.decode.root.calls
         return (
             f"{table}\n{self.new_tokens} new tokens per sequence in "
-            f"{1 + len(self.steps)} passes of the model{per_token}"
+            f"{passes} passes of the model{per_token}"
         )
 
 
@@ -82,14 +87,15 @@ def profile_generate(
     warm_up: runs before anything is measured.
 
     Generates several times, each from the same random state and with a copy of a cache that is
-    passed in: once for each phase's seconds, once for the modules', once to count. The model
-    runs in evaluation mode; train flags and random state are as before afterwards.
+    passed in: a single token to see how long the prompt is, then once for each phase's seconds,
+    once for the modules', once to count. The model runs in evaluation mode; train flags and
+    random state are as before afterwards.
     Raises TargetError for what cannot generate.
     """
     if not isinstance(model, nn.Module) or not callable(getattr(model, "generate", None)):
         raise TargetError(f"{type(model).__name__} has no method generate")
 
-    def run(relay: _Relay) -> _Relay:
+    def run(relay: _Relay, options: dict[str, Any] = options) -> _Relay:
         own = {**options, _CACHE: copy.deepcopy(options[_CACHE])} if _CACHE in options else options
         with random_state_kept(devices.accelerators):
             relay.run(lambda criteria: _generate(model, inputs, own, criteria))
@@ -97,6 +103,7 @@ def profile_generate(
 
     devices = Devices.of(model.modules())
     with evaluating(model):
+        single = run(_Relay(nullcontext(), nullcontext(), devices), _for_one_token(options))
         for _ in range(warm_up):
             run(_Relay(nullcontext(), nullcontext(), devices))
         timed = run(_Relay(nullcontext(), nullcontext(), devices))
@@ -116,8 +123,19 @@ def profile_generate(
         prefill=prefill,
         decode=decode,
         steps=counted.steps(decode.total()),
-        new_tokens=counted.new_tokens,
+        new_tokens=counted.lengths[-1] - (single.lengths[0] - 1),
+        decode_tokens=counted.lengths[-1] - counted.lengths[0],
     )
+
+
+def _for_one_token(options: dict[str, Any]) -> dict[str, Any]:
+    """The same options, but for how much is generated: set in the configuration if one is given."""
+    changed = {name: value for name, value in options.items() if name not in _ONE_TOKEN}
+    config = copy.deepcopy(changed.get(_CONFIG))
+    if config is None:
+        return {**changed, **_ONE_TOKEN}
+    config.update(**_ONE_TOKEN)
+    return {**changed, _CONFIG: config}
 
 
 def _generate(model: Any, inputs: Any, options: dict[str, Any], criterion: _Relay) -> None:
@@ -125,14 +143,16 @@ def _generate(model: Any, inputs: Any, options: dict[str, Any], criterion: _Rela
 
     named = dict(options)
     criteria = StoppingCriteriaList([*(named.pop("stopping_criteria", None) or ()), criterion])
-    model.generate(inputs, stopping_criteria=criteria, **named)
+    given = () if inputs is None else (inputs,)  # a model may have other names for the first
+    model.generate(*given, stopping_criteria=criteria, **named)
 
 
 class _Relay:
     """A stopping criterion that never stops: it tells where a token is done.
 
     ``prefill`` is entered until the first token, ``decode`` after it. snapshot: what the decode
-    phase has cost so far, asked for after each of its steps.
+    phase has cost so far, asked for after each of its steps. lengths: of the sequence, prompt
+    included, each time.
     """
 
     def __init__(
@@ -148,7 +168,7 @@ class _Relay:
         self._open = ExitStack()
         self._costs: list[OpCost] = []
         self._stamps: list[float] = []
-        self._lengths: list[int] = []
+        self.lengths: list[int] = []
 
     def run(self, generate: Callable[[_Relay], None]) -> None:
         with self._open:
@@ -156,12 +176,12 @@ class _Relay:
             self._open.enter_context(self._prefill)
             generate(self)
             self._stamp()
-        if not self._lengths:
+        if not self.lengths:
             raise TargetError("generate made no token: give it room for one (max_new_tokens)")
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self._lengths.append(input_ids.shape[1])
-        if len(self._lengths) == 1:
+        self.lengths.append(input_ids.shape[1])
+        if len(self.lengths) == 1:
             self._open.close()
             self._stamp()
             self._open.enter_context(self._decode)
@@ -169,11 +189,6 @@ class _Relay:
             self._costs.append(self._snapshot())
         with _disable_current_modes():
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens from the first one on; a pass of assisted generation may add several."""
-        return 1 + self._lengths[-1] - self._lengths[0]
 
     def seconds(self) -> tuple[float, float]:
         """Seconds of prefill and decode."""

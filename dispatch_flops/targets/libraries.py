@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dispatch_flops.errors import TargetError
-from dispatch_flops.targets.inputs import Inputs, Variables, size_of
+from dispatch_flops.targets.inputs import Inputs, Variables, converted, size_of
 from dispatch_flops.targets.source import as_model, blame
 
 DEFAULT_TOKENS = 128
@@ -63,11 +63,12 @@ class HuggingFace:
             ) from None
         except ValueError as error:
             raise TargetError(f"{str(path)!r} is no JSON: {error}") from error
-        kind = settings.pop("model_type", None) if isinstance(settings, dict) else None
-        if kind is None:
+        if not isinstance(settings, dict) or settings.get("model_type") is None:
             raise TargetError(f'{str(path)!r} has no "model_type": it is no transformers config')
         try:
-            return transformers.AutoConfig.for_model(kind, **settings)
+            return transformers.AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:
             blame(f"the config {str(path)!r} raised", error)
 
@@ -76,13 +77,13 @@ def default_inputs(model: Any, variables: Variables) -> Inputs | None:
     """Inputs for what the model says is its task, tokens, pixels or sound; else None.
 
     batch is 1 and seq 128 tokens unless the variables say otherwise; images, sound and
-    spectrograms have the size that the configuration asks for.
+    spectrograms have the size that the configuration asks for, and the model's dtype.
     """
     config, batch = model.config, size_of(variables, "batch", 1)
     kind = getattr(model, "main_input_name", "input_ids")
     match kind:
         case "input_ids":
-            inputs = {kind: _tokens(config, batch, variables)}
+            inputs = {kind: _tokens(_part(config, "text_config", "encoder"), batch, variables)}
         case "pixel_values":
             inputs = {kind: _pixels(config, batch)}
         case "input_values":
@@ -94,19 +95,29 @@ def default_inputs(model: Any, variables: Variables) -> Inputs | None:
     if kind == "input_ids" and hasattr(config, "vision_config"):
         inputs["pixel_values"] = _pixels(config.vision_config, batch)
     if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = _tokens(config, batch, variables)
-    return Inputs((), inputs)
+        decoder = _part(config, "decoder", "text_config")
+        inputs["decoder_input_ids"] = _tokens(decoder, batch, variables)
+    return converted(Inputs((), inputs), None, model.dtype)
+
+
+def _part(config: Any, *names: str) -> Any:
+    """The first of the parts that a configuration has; all of it where it has none of them."""
+    parts = (getattr(config, name, None) for name in names)
+    return next((part for part in parts if part is not None), config)
 
 
 def _tokens(config: Any, batch: int, variables: Variables) -> torch.Tensor:
-    text = getattr(config, "text_config", config)
-    longest = getattr(text, "max_position_embeddings", None) or DEFAULT_TOKENS
-    length = size_of(variables, "seq", min(DEFAULT_TOKENS, longest))
+    limits = [
+        getattr(config, f"max_{of}", None) for of in ("position_embeddings", "target_positions")
+    ]
+    length = size_of(variables, "seq", min([DEFAULT_TOKENS, *filter(None, limits)]))
     return torch.ones(batch, length, dtype=torch.long)
 
 
 def _pixels(config: Any, batch: int) -> torch.Tensor:
-    size = getattr(config, "image_size", 224)
+    if getattr(config, "image_size", None) is None:
+        config = _part(config, "vision_config", "encoder")
+    size = getattr(config, "image_size", None) or 224
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     return torch.ones(batch, getattr(config, "num_channels", 3), height, width)
 

@@ -25,9 +25,13 @@ class Source(Protocol):
 
 
 def first_line(error: BaseException) -> str:
-    """``"ValueError: what it says"``, on one line of bearable length."""
+    """``"ValueError: what it says"``, on one line of bearable length.
+
+    A line that ends in a colon only announces the next.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else ""
+    said = next((n for n, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    text = " ".join(lines[:said])
     if len(text) > 300:
         text = f"{text[:297]}..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

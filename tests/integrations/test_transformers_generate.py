@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -15,12 +16,17 @@ from dispatch_flops.errors import TargetError
 pytest.importorskip("transformers")
 from transformers import (
     DynamicCache,
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     StoppingCriteria,
     StoppingCriteriaList,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 from dispatch_flops.integrations.transformers import GenerateProfile, profile_generate
@@ -74,6 +80,16 @@ def llama() -> LlamaForCausalLM:
             num_hidden_layers=LAYERS, hidden_size=D, num_attention_heads=HEADS,
             num_key_value_heads=KEY_HEADS, head_dim=HEAD, intermediate_size=INNER,
             vocab_size=VOCAB, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+def t5() -> T5ForConditionalGeneration:
+    torch.manual_seed(0)
+    return T5ForConditionalGeneration(
+        T5Config(
+            d_model=D, d_kv=8, d_ff=INNER, num_heads=3, num_layers=1, num_decoder_layers=1,
+            vocab_size=VOCAB, decoder_start_token_id=0, eos_token_id=None,
         )
     )  # fmt: skip
 
@@ -193,6 +209,104 @@ def test_beams_are_a_batch() -> None:
     assert result.decode.total().macs == 3 * sum(gpt2_pass(1, PROMPT + t) for t in range(1, NEW))
 
 
+DRAFT = 5
+
+
+def assistant(make: Any) -> Any:
+    """The model itself, certain of five tokens at a time: each pass accepts them and adds one."""
+    model = make()
+    model.generation_config.num_assistant_tokens = DRAFT
+    model.generation_config.num_assistant_tokens_schedule = "constant"
+    model.generation_config.assistant_confidence_threshold = 0.0
+    return model
+
+
+@pytest.mark.parametrize(
+    ("new", "after_first", "steps"), [(2 * (DRAFT + 1) + 1, DRAFT + 2, 2), (DRAFT - 1, 0, 0)]
+)
+def test_a_pass_of_assisted_generation_makes_several(
+    new: int, after_first: int, steps: int
+) -> None:
+    options = {**OPTIONS, "max_new_tokens": new, "min_new_tokens": new}
+    result = profile_generate(llama(), IDS[:1], assistant_model=assistant(llama), **options)
+    assert (result.new_tokens, result.decode_tokens) == (new, after_first)
+    assert len(result.steps) == steps
+    if after_first:
+        assert result.decode.timing.forward_s is not None
+        assert result.token_s == result.decode.timing.forward_s / after_first
+    else:
+        assert result.token_s is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "drafted"),
+    [
+        ("embeddings", False),  # an assistant takes ids alone
+        *itertools.product(["ids", "encoder's", "decoder's own"], [False, True]),
+    ],
+)
+def test_new_tokens_are_counted_from_the_prompts_end(prompt: str, drafted: bool) -> None:
+    make = llama if prompt in ("ids", "embeddings") else t5
+    model, ids = make(), IDS[:1]
+    options: dict[str, Any] = {
+        "ids": {"inputs": ids},
+        "embeddings": {"inputs_embeds": model.get_input_embeddings()(ids).detach()},
+        "encoder's": {"inputs": ids},
+        "decoder's own": {"inputs": ids, "decoder_input_ids": torch.arange(4)[None]},
+    }[prompt]
+    if drafted:
+        options["assistant_model"] = assistant(make)
+    result = profile_generate(model, warm_up=0, **options, **OPTIONS)
+    assert result.new_tokens == NEW
+    assert (result.decode_tokens < NEW - 1) is drafted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_return_sequences": 3, "do_sample": True},
+        {"generation_config": GenerationConfig(**OPTIONS)},
+        {"num_beams": 3, "num_return_sequences": 2},
+    ],
+)
+def test_new_tokens_are_each_sequences(options: dict[str, Any]) -> None:
+    own = {} if "generation_config" in options else OPTIONS
+    result = profile_generate(gpt2(), IDS, warm_up=0, **{**own, **options})
+    assert (result.new_tokens, result.decode_tokens) == (NEW, NEW - 1)
+
+
+def test_a_prompt_that_repeats_itself_is_looked_up() -> None:
+    ids = torch.arange(4).repeat(1, 4)
+    result = profile_generate(gpt2(), ids, prompt_lookup_num_tokens=3, warm_up=0, **OPTIONS)
+    assert result.new_tokens == NEW
+
+
+def test_inputs_by_another_name() -> None:
+    model = WhisperForConditionalGeneration(
+        WhisperConfig(
+            vocab_size=VOCAB, d_model=D, encoder_ffn_dim=INNER, decoder_ffn_dim=INNER,
+            encoder_layers=1, decoder_layers=1, encoder_attention_heads=3,
+            decoder_attention_heads=3, max_source_positions=20, max_target_positions=17,
+            num_mel_bins=10, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+            decoder_start_token_id=1,
+        )
+    )  # fmt: skip
+    model.generation_config.eos_token_id = None
+    features = torch.ones(B, 10, 40)
+    named, first = (
+        profile_generate(model, *args, warm_up=0, **named, max_new_tokens=NEW)
+        for args, named in [((), {"input_features": features}), ((features,), {})]
+    )
+    assert named.total() == first.total()
+    assert named.new_tokens == NEW
+
+
+def test_a_prompt_in_chunks_takes_several_passes() -> None:
+    result = profile_generate(llama(), IDS, prefill_chunk_size=5, warm_up=0, **OPTIONS)
+    assert result.prefill.root.calls == -(-PROMPT // 5)
+    assert f"in {-(-PROMPT // 5) + NEW - 1} passes of the model" in str(result)
+
+
 def test_seconds_and_what_is_shown() -> None:
     result = profile_generate(gpt2(), IDS, **OPTIONS)
     assert isinstance(result, GenerateProfile)
@@ -214,4 +328,4 @@ def test_what_cannot_generate_is_named() -> None:
             pass
 
     with pytest.raises(TargetError, match="made no token"):
-        profile_generate(Lazy(1, 1))
+        profile_generate(Lazy(1, 1), IDS)
