@@ -102,7 +102,7 @@ def profile_model(
     )
     with ExitStack() as undo:
         undo.enter_context(evaluating(model))
-        undo.enter_context(random_state_kept(_drawing(model)))
+        undo.enter_context(random_state_kept(accelerators_drawn_on(model)))
         if device == "meta":
             undo.enter_context(on_meta(model))
         made_on = device if input_shape is None else device or _brought_to(model)
@@ -134,7 +134,7 @@ def profile_model(
     return without(profile, model, ignored)
 
 
-def _drawing(model: nn.Module) -> Sequence[torch.device]:
+def accelerators_drawn_on(model: nn.Module) -> Sequence[torch.device]:
     """The accelerators on which a run may draw: any of CUDA's, once the program uses it."""
     if torch.cuda.is_initialized():
         return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]

@@ -20,7 +20,7 @@ from dispatch_flops.counter import FlopCounterMode
 from dispatch_flops.devices import Devices
 from dispatch_flops.errors import TargetError
 from dispatch_flops.names import ModuleNames
-from dispatch_flops.profiling import OWN_PASS, with_latency
+from dispatch_flops.profiling import OWN_PASS, accelerators_drawn_on, with_latency
 from dispatch_flops.running import evaluating, random_state_kept
 from dispatch_flops.tree import Profile, StepTiming
 from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text
@@ -97,7 +97,7 @@ def profile_generate(
 
     def run(relay: _Relay, options: dict[str, Any] = options) -> _Relay:
         own = {**options, _CACHE: copy.deepcopy(options[_CACHE])} if _CACHE in options else options
-        with random_state_kept(devices.accelerators):
+        with random_state_kept(accelerators_drawn_on(model)):
             relay.run(lambda criteria: _generate(model, inputs, own, criteria))
         return relay
 
