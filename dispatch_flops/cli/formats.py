@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_flops.errors import TargetError
 from dispatch_flops.hardware import Machine
-from dispatch_flops.renderers import collapsed, csv, deepspeed, json, table, trace
+from dispatch_flops.renderers import collapsed, csv, deepspeed, html, json, table, trace
 from dispatch_flops.renderers.text import Style
 from dispatch_flops.tree import Profile
 
 DEFAULT = "deepspeed"
-_HTML = "dispatch_flops.renderers.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +64,8 @@ def _tables(style: Style) -> Callable[[Profile, View], str]:
 
 
 def _html(profile: Profile, view: View) -> str:
-    renderer = importlib.import_module(_HTML)
     try:
-        return str(renderer.render(profile, machine=view.machine))
+        return html.render(profile, machine=view.machine)
     except ImportError as error:
         raise TargetError(
             f"the HTML report needs {error.name}: pip install 'dispatch-flops[report]'"
@@ -97,9 +93,8 @@ FORMATS: dict[str, Format] = {
         render=lambda p, _: trace.render(p),
         suffix=".trace.json",
     ),
+    "html": Format(help="a page for the browser", render=_html, suffix=".html"),
 }
-if importlib.util.find_spec(_HTML) is not None:
-    FORMATS["html"] = Format(help="a page for the browser", render=_html, suffix=".html")
 
 
 def choose(name: str | None, output: str | None) -> Format:

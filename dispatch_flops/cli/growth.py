@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import linear_regression
 
 Point = Mapping[str, float]
 
@@ -58,9 +59,5 @@ def _mean_logs(name: str, points: Sequence[Point], counts: Sequence[float]) -> d
 
 
 def _slope(means: Mapping[float, float]) -> float:
-    """Least squares of log count against log size."""
-    xs = [math.log(size) for size in means]
-    ys = list(means.values())
-    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
-    covariance = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True))
-    return covariance / sum((x - x_mean) ** 2 for x in xs)
+    """Of log count over log size, by least squares."""
+    return linear_regression([math.log(size) for size in means], list(means.values())).slope

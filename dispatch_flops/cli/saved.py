@@ -36,12 +36,11 @@ def add_commands(commands: Commands) -> None:
     add_machine_option(parser, _MACHINE)
     add_view_options(parser)
     parser.set_defaults(run=run_show)
-    if "html" in FORMATS:
-        report = add_command(commands, "report", "make a page for the browser of a saved profile")
-        report.add_argument("file", metavar="FILE", help="a profile saved as JSON; - reads stdin")
-        report.add_argument("output", metavar="FILE.html", help="the page to write")
-        add_machine_option(report, _MACHINE)
-        report.set_defaults(run=run_report)
+    report = add_command(commands, "report", "make a page for the browser of a saved profile")
+    report.add_argument("file", metavar="FILE", help="a profile saved as JSON; - reads stdin")
+    report.add_argument("output", metavar="FILE.html", help="the page to write")
+    add_machine_option(report, _MACHINE)
+    report.set_defaults(run=run_report)
 
 
 def run_show(options: Namespace) -> int:

@@ -15,34 +15,42 @@ Row = Mapping[str, str | int | float | None]
 
 def modules(profile: Profile) -> str:
     """One row per module, what ran outside the model last. Unknown values are empty."""
-    rows = [*_module_rows(profile.root), *_module_rows(profile.outside)]
-    return _text(rows)
+    return _text(module_rows(profile))
 
 
 def operators(profile: Profile) -> str:
     """One row per operator, module, phase and dtype. Unknown costs are empty."""
-    return _text(
-        {
-            "fqn": node.fqn,
-            "op": op.op,
-            "phase": op.phase,
-            "dtype": op.dtype,
-            "kind": op.kind,
-            "calls": op.calls,
-            "uncounted": op.uncounted,
-            "macs": op.cost.macs if op.cost else None,
-            "flops": op.cost.flops if op.cost else None,
-            "bytes_read": op.cost.bytes_read if op.cost else None,
-            "bytes_written": op.cost.bytes_written if op.cost else None,
-            "latency_s": op.latency_s,
-            "error": op.error,
-        }
-        for node in profile.nodes()
-        for op in node.ops
-    )
+    return _text(operator_rows(profile))
 
 
-def _module_rows(root: ModuleNode) -> Iterator[Row]:
+def module_rows(profile: Profile) -> Iterator[Row]:
+    """The rows of ``modules``; None is unknown."""
+    yield from _rows_below(profile.root)
+    yield from _rows_below(profile.outside)
+
+
+def operator_rows(profile: Profile) -> Iterator[Row]:
+    """The rows of ``operators``; None is unknown."""
+    for node in profile.nodes():
+        for op in node.ops:
+            yield {
+                "fqn": node.fqn,
+                "op": op.op,
+                "phase": op.phase,
+                "dtype": op.dtype,
+                "kind": op.kind,
+                "calls": op.calls,
+                "uncounted": op.uncounted,
+                "macs": op.cost.macs if op.cost else None,
+                "flops": op.cost.flops if op.cost else None,
+                "bytes_read": op.cost.bytes_read if op.cost else None,
+                "bytes_written": op.cost.bytes_written if op.cost else None,
+                "latency_s": op.latency_s,
+                "error": op.error,
+            }
+
+
+def _rows_below(root: ModuleNode) -> Iterator[Row]:
     latencies = {fqn: figures.latency_s for fqn, figures in inclusive(root).items()}
     for node, depth in walk_with_depth(root):
         own, total = node.own(), node.total()

@@ -6,50 +6,47 @@ an exact Python int in a column of objects. Seconds are floats.
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dispatch_flops.renderers import csv as rows
+from dispatch_flops.renderers.csv import Row, module_rows, operator_rows
 from dispatch_flops.tree import Profile
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_TEXTS = frozenset({"fqn", "class_name", "extra_repr", "op", "phase", "kind"})
-_TEXTS_OR_NONE = frozenset({"dtype", "error"})
+_TEXTS = frozenset({"fqn", "class_name", "extra_repr", "op", "phase", "kind", "dtype", "error"})
 
 
 def modules(profile: Profile) -> pd.DataFrame:
     """One row per module, what ran outside the model last."""
-    return _frame(rows.modules(profile))
+    return _frame(module_rows(profile))
 
 
 def operators(profile: Profile) -> pd.DataFrame:
     """One row per operator, module, phase and dtype."""
-    return _frame(rows.operators(profile))
+    return _frame(operator_rows(profile))
 
 
-def _frame(text: str) -> pd.DataFrame:
+def _frame(rows: Iterable[Row]) -> pd.DataFrame:
     pandas = _pandas()
-    header, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
-    columns = {name: [line[i] for line in lines] for i, name in enumerate(header)}
-    return pandas.DataFrame({name: _typed(name, cells) for name, cells in columns.items()})
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    series = {name: pandas.Series(v, dtype=_dtype(name, v)) for name, v in columns.items()}
+    return pandas.DataFrame(series)
 
 
-def _typed(name: str, cells: list[str]) -> Any:
-    pandas = _pandas()
+def _dtype(name: str, values: list[Any]) -> Any:
     if name in _TEXTS:
-        return pandas.Series(cells, dtype=object)
-    if name in _TEXTS_OR_NONE:
-        return pandas.Series([cell or None for cell in cells], dtype=object)
+        return object
     if name.endswith("_s"):
-        return pandas.Series([float(cell) if cell else None for cell in cells], dtype="float64")
+        return "float64"
     if name == "lower_bound":
-        return pandas.Series([cell == "1" for cell in cells], dtype=bool)
-    counts = [int(cell) if cell else None for cell in cells]
-    fits = all(count is None or -(2**63) <= count < 2**63 for count in counts)
-    return pandas.Series(counts, dtype="Int64" if fits else object)
+        return bool
+    fits = all(count is None or -(2**63) <= count < 2**63 for count in values)
+    return "Int64" if fits else object
 
 
 def _pandas() -> Any:

@@ -11,6 +11,7 @@ import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from statistics import linear_regression
 from typing import Any, Literal
 
 from dispatch_flops.analysis import Key
@@ -181,10 +182,7 @@ def _exponent(sizes: Sequence[float], counts: Sequence[float]) -> float:
         raise ConfigError(
             "a scaling plot needs a positive count for each size, and two sizes that differ"
         )
-    xs, ys = [math.log(size) for size in sizes], [math.log(count) for count in counts]
-    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((x - x_mean) ** 2 for x in xs)
-    return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread
+    return linear_regression(list(map(math.log, sizes)), list(map(math.log, counts))).slope
 
 
 def _paths(root: ModuleNode) -> dict[str, str]:

@@ -89,9 +89,9 @@ def _label(tree: ModuleNode, node: ModuleNode, *, is_model: bool) -> str:
     return f"{tree.class_name}.{node.fqn}" if node.fqn else tree.class_name
 
 
-def operator_table(profile: Profile, *, phase: Phase | None = None, style: Style = "plain") -> str:
+def operator_table(profile: Profile, *, style: Style = "plain") -> str:
     """Every operator that ran, with its cost; the free ones with 0, the unknown with n/a."""
-    rows = operator_rows(profile, phase)
+    rows = operator_rows(profile)
     whole_s = sum_known(row.latency_s for row in rows)
     header = ["Operator", "Kind", "Phase", "Dtype", "Calls", "MACs", "FLOPs", "% FLOPs"]
     header += ["Bytes/call", "FLOPs/byte", *(["Time", "% Time"] if whole_s else [])]
