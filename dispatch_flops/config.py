@@ -40,10 +40,10 @@ class FlopsProfilerConfig:
 
     @classmethod
     def load(
-        cls, source: FlopsProfilerConfig | Mapping[str, Any] | str | Path
+        cls, source: FlopsProfilerConfig | Mapping[str, Any] | str | Path, *, enabled: bool = False
     ) -> FlopsProfilerConfig:
         """From a config, a dict or the path of a JSON file: the section alone, or a whole
-        DeepSpeed configuration that holds it.
+        DeepSpeed configuration that holds it. enabled: what it is where that does not say.
 
         Raises ConfigError naming the file, the unknown key or the value of the wrong type.
         """
@@ -62,7 +62,7 @@ class FlopsProfilerConfig:
             raise ConfigError(f'the configuration has no section "{SECTION}"')
         for key, value in section.items():
             _check(key, value)
-        return cls(**section)
+        return cls(**{"enabled": enabled, **section})
 
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -117,53 +117,66 @@ class FlopsProfiler:
         self.ds_engine = ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
         self.started = False
+        self._paused = False
         self._counter: FlopCounterMode | None = None
         self._ignored: Sequence[type[nn.Module]] = ()
         self._profile: Profile | None = None
 
     def start_profile(self, ignore_list: Sequence[type[nn.Module]] | None = None) -> None:
         """Start counting and timing. ignore_list: classes of modules to leave out."""
-        if self._counter is not None:
-            self.stop_profile()
+        self.drop_profile()
         self._ignored = module_classes(ignore_list)
         counter = FlopCounterMode(self.model, display=False, latency=True)
         counter.__enter__()
         self._counter = counter
-        self._profile = None
+        self._paused = False
         self.started = True
 
     def pause_profile(self) -> None:
         """Let the program run unprofiled until ``resume_profile``; nothing if not started."""
         if self._counter is not None:
             self._counter.pause()
+            self._paused = True
 
     def resume_profile(self) -> None:
         """Go on counting and timing."""
         if self._counter is not None:
             self._counter.resume()
+            self._paused = False
 
     def stop_profile(self) -> None:
         """Stop counting and timing; the numbers stay until the next start."""
         counter = self._counter
         if counter is None:
             return
-        counter.__exit__(None, None, None)
+        counter.pause()  # in another thread this raises, and the counter stays
         self._counter = None
-        profile = without(counter.profile, self.model, self._ignored)
-        self._profile = profile
+        try:
+            counter.__exit__(None, None, None)  # raises where warnings are errors
+        finally:
+            self._profile = without(counter.profile, self.model, self._ignored)
 
     def reset_profile(self) -> None:
-        """Forget what was counted; while profiling, count from here on."""
-        ignored, running = self._ignored, self._counter is not None
-        self.stop_profile()
+        """Forget what was counted; while profiling, count from here on, or stay paused."""
         self._profile = None
-        if running:
-            self.start_profile(list(ignored))
+        if self._counter is not None:
+            paused = self._paused
+            self.start_profile(self._ignored)
+            if paused:
+                self.pause_profile()
+
+    def drop_profile(self) -> None:
+        """Stop and forget what was counted: nothing is warned of."""
+        self.pause_profile()
+        self._counter = self._profile = None
+        self.started = False
 
     def end_profile(self) -> None:
         """Stop, if still running. Nothing was written on the model, so nothing is cleaned up."""
-        self.stop_profile()
-        self.started = False
+        try:
+            self.stop_profile()
+        finally:
+            self.started = self._counter is not None
 
     @property
     def profile(self) -> Profile:

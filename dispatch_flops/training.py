@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dispatch_flops.config import FlopsProfilerConfig
-from dispatch_flops.errors import ConfigError, NotProfiledError, TargetError
-from dispatch_flops.profiler import FlopsProfiler, report
-from dispatch_flops.renderers import deepspeed
+from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError
+from dispatch_flops.profiler import report
+from dispatch_flops.step import ProfiledStep
 from dispatch_flops.tree import Profile
 
 # What a GradScaler asks of the gradients before it lets the optimizer step, or does not.
 _UNSCALED = "aten._amp_foreach_non_finite_check_and_unscale_.default"
 
 
-class StepProfiler:
+class StepProfiler(ProfiledStep):
     """Profiles one optimizer step of a loop; the other steps run untouched.
 
         profiler = StepProfiler(model, optimizer, {"enabled": True, "profile_step": 5})
@@ -36,11 +37,11 @@ class StepProfiler:
         (or the whole of it) as a dict, or the path of such a JSON file.
 
     With gradient accumulation each micro-batch may be a ``step()`` block of its own: a step
-    ends when the optimizer has stepped, and its micro-batches are profiled as one; what runs
-    between the blocks is not. At its end the profile is printed as DeepSpeed's engine prints
-    it, and kept as ``profile``. What a GradScaler skips is no step: the next one is profiled. A
-    hook on the optimizer says when it steps, and is gone then; ``close`` takes it away where no
-    step follows.
+    ends when the optimizer has stepped, or one that it holds, as SAM holds another; its
+    micro-batches are profiled as one, and what runs between the blocks is not. At its end the
+    profile is printed as DeepSpeed's engine prints it, and kept as ``profile``. What a GradScaler
+    skips is no step: the next one is profiled. Hooks on these optimizers say when they step, and
+    are gone then; ``close`` takes them away where no step follows.
     """
 
     def __init__(
@@ -53,100 +54,126 @@ class StepProfiler:
             raise TargetError(
                 f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer"
             )
-        self.config = FlopsProfilerConfig.load(config)
-        self.steps_done = 0
-        self._profiler = FlopsProfiler(model, recompute_fwd_factor=self.config.recompute_fwd_factor)
-        self._samples = 0
+        super().__init__(FlopsProfilerConfig.load(config))
+        self._profiler = self._new_profiler(model)
         self._skipped = 0
-        self._inside = self._stepped = False
-        self._profile: Profile | None = None
+        self._inside = self._stepped = self._warned = False
         self._optimizer = optimizer
-        self._hook: RemovableHandle | None = None  # on the optimizer, while a step is under way
-
-    @property
-    def profile(self) -> Profile:
-        """The profile of the step; raises NotProfiledError before that step is over."""
-        if self._profile is None:
-            raise NotProfiledError(
-                f"step {self.config.profile_step} is not over yet; {self.steps_done} are done"
-            )
-        return self._profile
+        self._hooks: list[RemovableHandle] = []  # on optimizers, while a step is under way
 
     @contextmanager
-    def step(self, samples: int | None = None) -> Iterator[None]:
-        """One step, or one micro-batch of it. samples: how many this block works on."""
-        if samples is not None and samples < 0:
-            raise ConfigError(f"samples={samples!r}: pass how many samples the block works on")
-        due = self.config.enabled and self.steps_done + 1 == self.config.profile_step
+    def step(self, samples: SupportsIndex | None = None) -> Iterator[None]:
+        """One step, or one micro-batch of it. samples: how many this block works on.
+
+        Raises ConfigError if that is no count, and AlreadyActiveError inside another block.
+        """
+        count = _count(samples)
+        if self._inside:
+            raise AlreadyActiveError(
+                "a step() block of this StepProfiler is active already: leave it first; "
+                "micro-batches have blocks one after the other"
+            )
         self._inside = True
-        if self._hook is None:
-            self._hook = self._stepping().register_step_post_hook(self._note_step)
         try:
-            if due:
-                self._begin()
-                self._samples += samples or 0
+            self._hook()
+            if self._is_next():
+                self._begin(count)
             yield
         except BaseException:
-            self._profiler.end_profile()
-            self._unhook()
+            self.steps_done += self._stepped
+            self.close()
             raise
         finally:
             self._inside = False
             self._profiler.pause_profile()  # what runs between micro-batches is not of the step
         if self._stepped:
             self._end()
-        elif due and _UNSCALED in self._profiler.profile.by_operator():
-            self._skipped += 1
-            self._profiler.end_profile()
+        elif self._profiler.started:
+            self._go_on()
 
     def close(self) -> None:
         """Drop a step that is under way, as when the loop ends in its midst."""
-        self._profiler.end_profile()
         self._unhook()
+        self._profiler.drop_profile()
 
-    def _stepping(self) -> Optimizer:
-        """The optimizer that steps: accelerate's holds it."""
-        held = getattr(self._optimizer, "optimizer", None)
-        return held if isinstance(held, Optimizer) else self._optimizer
-
-    def _begin(self) -> None:
+    def _begin(self, samples: int | None) -> None:
         if self._profiler.started:
             self._profiler.resume_profile()
         else:
-            self._samples = 0
+            self._batches.clear()
             self._profiler.start_profile()
+        self._batches.append(samples)
 
-    def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._stepped = True
-        if not self._inside:
-            self._end("the optimizer stepped outside the step() block: its work is not counted")
+    def _go_on(self) -> None:
+        """The block is over, the step is not, unless a GradScaler has skipped it."""
+        profile = self._profiler.profile
+        if _UNSCALED in profile.by_operator():
+            self._skipped += 1
+            self._profiler.drop_profile()
+        elif not self._warned and (others := _optimizers_in(profile)):
+            self._warned = True
+            warnings.warn(
+                f"{', '.join(others)} stepped in step {self.config.profile_step}, and the "
+                f"{type(self._optimizer).__name__} that StepProfiler was given did not: it goes on "
+                "until that one steps",
+                stacklevel=4,
+            )
 
     def _end(self, *notes: str) -> None:
         """The optimizer has stepped, and so the step is over."""
         self._unhook()
         self.steps_done += 1
         if self._profiler.started:
-            self._finish(notes)
+            self._finish(*notes)
+
+    def _finish(self, *notes: str) -> None:
+        if self._skipped:
+            notes = (*notes, f"before it, steps skipped by the GradScaler: {self._skipped}")
+        try:
+            self._keep(self._profiler, *notes, world_size=_world_size())
+        finally:
+            report(self._text(), self.config.output_file)
+
+    def _hook(self) -> None:
+        if not self._hooks:
+            self._hooks = [one.register_step_post_hook(self._note_step) for one in self._steppers()]
 
     def _unhook(self) -> None:
         self._stepped = False
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        while self._hooks:
+            self._hooks.pop().remove()
 
-    def _finish(self, notes: Sequence[str]) -> None:
-        config = self.config
-        if self._skipped:
-            notes = (*notes, f"before it, steps skipped by the GradScaler: {self._skipped}")
-        self._profiler.stop_profile()
-        self._profiler.amend_scope(
-            world_size=_world_size(), batch_size=self._samples or None, step=config.profile_step
-        )
-        profile = self._profiler.profile
-        self._profile = dataclasses.replace(profile, notes=(*profile.notes, *notes))
-        text = deepspeed.render(self._profile, **config.print_options())
-        report(text, config.output_file)
-        self._profiler.end_profile()
+    def _steppers(self) -> list[Optimizer]:
+        """The optimizer and those that it holds; accelerate's holds one, and is none itself."""
+        found = [self._optimizer]
+        for optimizer in found:  # which grows
+            held = (value for value in vars(optimizer).values() if isinstance(value, Optimizer))
+            found += [other for other in held if other not in found]
+        return [one for one in found if "_optimizer_step_post_hooks" in vars(one)]
+
+    def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepped = True
+        if not self._inside:
+            self._end("the optimizer stepped outside the step() block: its work is not counted")
+
+
+def _optimizers_in(profile: Profile) -> list[str]:
+    """Classes of the optimizers that stepped: what else is done then has no name of one word."""
+    parts = [part for part in profile.outside.children if part.total("optimizer").flops]
+    return [part.name for part in parts if part.name.isidentifier()]
+
+
+def _count(samples: Any) -> int | None:
+    """How many samples that is; ConfigError if it is no count."""
+    if samples is None:
+        return None
+    try:
+        count = -1 if isinstance(samples, bool) else operator.index(samples)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise ConfigError(f"samples={samples!r}: pass how many samples the block works on")
+    return count
 
 
 def _world_size() -> int:

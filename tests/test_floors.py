@@ -46,6 +46,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("counter",),
     ("profiling",),
     ("profiler",),
+    ("step",),
     ("training", "integrations"),
     ("cli", "demo"),
 )

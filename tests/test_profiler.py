@@ -6,6 +6,7 @@ import inspect
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +14,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_flops import FlopsProfiler, get_model_profile, profile_model
 from dispatch_flops.analysis import inexact_latencies
-from dispatch_flops.errors import DispatchFlopsError, NotProfiledError, TargetError
+from dispatch_flops.errors import (
+    DispatchFlopsError,
+    NotProfiledError,
+    TargetError,
+    UncountedWarning,
+    WrongThreadError,
+)
 from dispatch_flops.renderers.headline import measured_seconds
 
 
@@ -260,6 +268,72 @@ def test_repeated_starts_never_add_up() -> None:
     profiler.stop_profile()
     assert profiler.get_total_macs() == MACS
     profiler.end_profile()
+
+
+@torch.library.custom_op("dispatch_flops_profiler::unpriced", mutates_args=())
+def unpriced(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+class Unpriced(Net):
+    """Net, and an operator that has no known cost."""
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        unpriced(x)
+        return super().forward(x, scale)
+
+
+@pytest.mark.parametrize("stop", [FlopsProfiler.stop_profile, FlopsProfiler.end_profile])
+def test_a_warning_that_is_an_error_is_raised_once(stop: Any) -> None:
+    profiler = FlopsProfiler(Unpriced())
+    for _ in range(2):
+        profiler.start_profile()
+        profiler.model(torch.ones(B, 5))
+        with pytest.raises(UncountedWarning, match="unpriced"):
+            stop(profiler)
+        stop(profiler)
+        assert not _get_current_dispatch_mode_stack()
+        assert profiler.get_total_macs() == MACS
+    profiler.end_profile()
+    assert not profiler.started
+
+
+def test_what_is_forgotten_is_not_warned_of() -> None:
+    profiler = FlopsProfiler(Unpriced())
+    for forget in (profiler.start_profile, profiler.reset_profile, profiler.drop_profile):
+        profiler.start_profile()
+        profiler.model(torch.ones(B, 5))
+        forget()
+    assert not _get_current_dispatch_mode_stack()
+    assert not profiler.started
+    with pytest.raises(NotProfiledError):
+        _ = profiler.profile
+
+
+def test_a_reset_profiler_stays_paused() -> None:
+    model, x = Net(), torch.ones(B, 5)
+    profiler = FlopsProfiler(model)
+    for resumed in (False, True):
+        profiler.start_profile()
+        model(x)
+        profiler.pause_profile()
+        profiler.reset_profile()
+        model(x)
+        if resumed:
+            profiler.resume_profile()
+            model(x)
+        profiler.stop_profile()
+        assert profiler.get_total_macs() == resumed * MACS
+
+
+def test_stopping_in_another_thread_stops_nothing() -> None:
+    profiler = FlopsProfiler(Net())
+    profiler.start_profile()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(WrongThreadError):
+        pool.submit(profiler.stop_profile).result()
+    profiler.model(torch.ones(B, 5))
+    profiler.end_profile()
+    assert profiler.get_total_macs() == MACS
 
 
 def test_ignore_list() -> None:

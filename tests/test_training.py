@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_flops import StepProfiler
 from dispatch_flops.config import FlopsProfilerConfig
-from dispatch_flops.errors import ConfigError, NotProfiledError, TargetError
+from dispatch_flops.errors import (
+    AlreadyActiveError,
+    ConfigError,
+    NotProfiledError,
+    TargetError,
+    UncountedWarning,
+)
 
 B, IN, OUT = 3, 5, 7
 FORWARD = B * IN * OUT
@@ -65,7 +73,7 @@ def test_parts_of_the_step_take_time() -> None:
 def test_disabled_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     profiler = loop({"enabled": False})
     assert capsys.readouterr().out == ""
-    with pytest.raises(NotProfiledError, match="step 1 is not over"):
+    with pytest.raises(NotProfiledError, match="`enabled` is false in the configuration"):
         _ = profiler.profile
 
 
@@ -86,6 +94,13 @@ def test_the_optimizer_must_be_one() -> None:
         StepProfiler(nn.Linear(2, 3), object(), {})  # type: ignore[arg-type]
 
 
+def started(**config: Any) -> tuple[nn.Linear, torch.optim.Optimizer, StepProfiler]:
+    model = nn.Linear(IN, OUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {"enabled": True, "output_file": "/dev/null"} | config
+    return model, optimizer, StepProfiler(model, optimizer, config)
+
+
 # -- configuration --------------------------------------------------------------------------------
 
 
@@ -97,6 +112,15 @@ def test_a_section_a_whole_configuration_and_a_file(tmp_path: Path) -> None:
     expected = FlopsProfilerConfig(enabled=True, profile_step=7)
     for source in (section, whole, file, str(file), expected):
         assert FlopsProfilerConfig.load(source) == expected
+
+
+def test_what_is_asked_for_is_enabled_where_the_source_does_not_say() -> None:
+    for source, enabled in (
+        ({}, True),
+        ({"enabled": False}, False),
+        (FlopsProfilerConfig(), False),
+    ):
+        assert FlopsProfilerConfig.load(source, enabled=True).enabled is enabled
 
 
 def test_defaults_are_deepspeeds() -> None:
@@ -219,11 +243,150 @@ def test_an_optimizer_that_holds_the_one_that_steps() -> None:
     assert not optimizer.optimizer._optimizer_step_post_hooks
 
 
-def test_a_block_works_on_no_less_than_nothing() -> None:
+@pytest.mark.parametrize(
+    "samples", [-1, True, 2.0, "2", torch.tensor(2.0), torch.ones(2), np.float32(2)]
+)
+def test_what_is_no_count_of_samples_is_named(samples: Any) -> None:
+    _, _, profiler = started()
+    with pytest.raises(ConfigError, match="samples="), profiler.step(samples=samples):
+        raise AssertionError("the block has begun")
+    assert not is_anything_on()
+
+
+@pytest.mark.parametrize("samples", [B, torch.tensor(B), np.int64(B)])
+def test_samples_may_be_of_any_integer_type(samples: Any) -> None:
+    model, optimizer, profiler = started()
+    with profiler.step(samples=samples):
+        model(torch.ones(B, IN)).sum().backward()
+        optimizer.step()
+    assert profiler.profile.scope.batch_size == B
+    assert type(profiler.profile.scope.batch_size) is int
+
+
+@pytest.mark.parametrize("samples", [(B, None), (None, B)])
+def test_samples_not_told_make_the_whole_unknown(samples: tuple[int | None, ...]) -> None:
+    model, optimizer, profiler = started()
+    for count in samples:
+        with profiler.step(samples=count):
+            model(torch.ones(B, IN)).sum().backward()
+    optimizer.step()
+    assert profiler.profile.root.calls == 2
+    assert profiler.profile.scope.batch_size is None
+
+
+def test_a_block_within_a_block_is_refused_and_the_outer_one_goes_on() -> None:
+    model, optimizer, profiler = started()
+    with profiler.step(samples=B):
+        model(torch.ones(B, IN)).sum().backward()
+        with pytest.raises(AlreadyActiveError, match="leave it first"), profiler.step(samples=B):
+            raise AssertionError("the block has begun")
+        model(torch.ones(B, IN)).sum().backward()
+        optimizer.step()
+    assert profiler.profile.root.total("forward").macs == 2 * FORWARD
+    assert profiler.profile.scope.batch_size == B
+    assert profiler.steps_done == 1
+
+
+@torch.library.custom_op("dispatch_flops_training::unpriced", mutates_args=())
+def unpriced(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+def test_where_warnings_are_errors_the_users_own_comes_first() -> None:
+    """pytest makes errors of them here."""
+    model, optimizer, profiler = started()
+    with pytest.raises(KeyError, match="user"), profiler.step(samples=B):
+        unpriced(model(torch.ones(B, IN)).detach())
+        raise KeyError("user")
+    assert not is_anything_on()
+    assert not optimizer._optimizer_step_post_hooks
+    with pytest.raises(UncountedWarning, match="unpriced"), profiler.step(samples=B):
+        unpriced(model(torch.ones(B, IN)).detach()).sum()
+        optimizer.step()
+    assert not is_anything_on()
+    assert not optimizer._optimizer_step_post_hooks
+    assert profiler.steps_done == 1
+    assert profiler.profile.root.total("forward").macs == FORWARD
+    with profiler.step(samples=B):
+        optimizer.step()
+    assert profiler.steps_done == 2
+
+
+def test_a_step_that_is_dropped_is_not_warned_of() -> None:
+    model, _, profiler = started()
+    with profiler.step():
+        unpriced(model(torch.ones(B, IN)).detach())
+    profiler.close()
+    assert not is_anything_on()
+
+
+@pytest.mark.parametrize("profile_step", [1, 2])
+def test_an_optimizer_that_stepped_before_an_exception_has_stepped(profile_step: int) -> None:
+    model, optimizer, profiler = started(profile_step=profile_step)
+    for fails in (True, False):
+        with contextlib.suppress(KeyError), profiler.step(samples=B):
+            model(torch.ones(B, IN)).sum().backward()
+            optimizer.step()
+            if fails:
+                raise KeyError("user")
+    assert profiler.steps_done == 2
+    if profile_step == 1:
+        with pytest.raises(NotProfiledError, match="step 1 was not profiled: an exception"):
+            _ = profiler.profile
+    else:
+        assert profiler.profile.root.total("forward").macs == FORWARD
+
+
+class Sharpness(torch.optim.Optimizer):
+    """SAM: its two half steps are methods of its own, the second of which steps the base."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=0.1)
+
+    def first_step(self) -> None:
+        self.zero_grad()
+
+    def second_step(self) -> None:
+        self.base_optimizer.step()
+        self.zero_grad()
+
+
+def test_an_optimizer_whose_base_steps() -> None:
     model = nn.Linear(IN, OUT)
-    profiler = StepProfiler(model, torch.optim.SGD(model.parameters()), {"enabled": True})
-    with pytest.raises(ConfigError, match="samples=-1"), profiler.step(samples=-1):
-        pass
+    optimizer = Sharpness(model.parameters())
+    config = {"enabled": True, "profile_step": 2, "output_file": "/dev/null"}
+    profiler = StepProfiler(model, optimizer, config)
+    for _ in range(3):
+        with profiler.step(samples=B):
+            model(torch.ones(B, IN)).sum().backward()
+            optimizer.first_step()
+            model(torch.ones(B, IN)).sum().backward()
+            optimizer.second_step()
+    assert profiler.steps_done == 3
+    assert profiler.profile.root.total("forward").macs == 2 * FORWARD
+    assert profiler.profile.total("optimizer").flops == 2 * (IN * OUT + OUT)
+    assert not optimizer.base_optimizer._optimizer_step_post_hooks
+
+
+def test_an_optimizer_that_is_not_the_one_given_is_named_once() -> None:
+    model, given, profiler = started()
+    other = torch.optim.Adagrad(model.parameters())
+
+    def block() -> None:
+        with profiler.step(samples=B):
+            model(torch.ones(B, IN)).sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            other.step()
+
+    with pytest.warns(UserWarning, match="^Adagrad stepped in step 1, and the SGD"):
+        block()
+    block()
+    with profiler.step(samples=B):
+        model(torch.ones(B, IN)).sum().backward()
+        given.step()
+    assert profiler.steps_done == 1
+    assert profiler.profile.root.total("forward").macs == 3 * FORWARD
 
 
 def test_what_a_grad_scaler_skips_is_no_step(capsys: pytest.CaptureFixture[str]) -> None:

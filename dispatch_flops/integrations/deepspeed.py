@@ -69,7 +69,6 @@ class EngineProfiler(FlopsProfiler):
         evaluating = not (self.model.training and torch.is_grad_enabled())
         if evaluating or (self._counter is not None and not self._autotuning()):
             return
-        self.close()
         super().start_profile(ignore_list)
         assert self._counter is not None
         self._counter.note_running(self.model)
@@ -79,8 +78,7 @@ class EngineProfiler(FlopsProfiler):
 
     def reset_profile(self) -> None:
         """Forget what was counted."""
-        self.close()
-        self._profile = None
+        self.drop_profile()
 
     def print_model_profile(
         self,

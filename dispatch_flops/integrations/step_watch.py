@@ -8,31 +8,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from dispatch_flops.config import FlopsProfilerConfig
 from dispatch_flops.devices import CPU, Devices, Now
 from dispatch_flops.efficiency import hfu, mfu
-from dispatch_flops.errors import NotProfiledError
 from dispatch_flops.hardware import Machine
 from dispatch_flops.profiler import FlopsProfiler, report
-from dispatch_flops.renderers import deepspeed
 from dispatch_flops.renderers.headline import ABOVE_PEAK, machine_of
+from dispatch_flops.step import ProfiledStep
 from dispatch_flops.tree import Profile
 from dispatch_flops.units import fraction_text
 
 ConfigSource = FlopsProfilerConfig | Mapping[str, Any] | str | Path
 
 
-class StepWatch:
-    """Profiles one optimizer step, and takes the time of the step after it.
+class StepWatch(ProfiledStep):
+    """Profiles one optimizer step, and takes the time of the next step of its size.
 
-    That next step runs as it always does, without the profiler: its time is the profile's
-    ``timing.iteration_s``, which utilisations are of. Then the profile is printed, or, if there
-    is no next step, by ``finish``.
+    That one runs as it always does, without the profiler: its time is the profile's
+    ``timing.iteration_s``, which utilisations are of. It has as many micro-batches and samples;
+    a shorter one, as at an epoch's end, is let go by. Then the profile is printed, or, if no such
+    step comes, by ``finish``.
 
-    profile_step: the step to profile, the first of this run being 1; None for the config's.
-    config: what is printed and where to, as StepProfiler takes it; None for the defaults.
+    profile_step: the step to profile, the first of a run being 1; None for the config's.
+    config: what is printed and where to, as StepProfiler takes it; None for the defaults. With
+        neither, or with a step and a config that does not say, profiling is enabled.
     machine: whose peaks utilisations are of; None for the device's own, where they are known.
     """
 
@@ -44,30 +46,21 @@ class StepWatch:
         *,
         now: Now = time.perf_counter,
     ) -> None:
-        loaded = FlopsProfilerConfig.load({"enabled": True} if config is None else config)
+        asked = config is None or profile_step is not None
+        loaded = FlopsProfilerConfig.load({} if config is None else config, enabled=asked)
         if profile_step is not None:
             section = {**dataclasses.asdict(loaded), "profile_step": profile_step}
             loaded = FlopsProfilerConfig.load(section)
-        self.config = loaded
+        super().__init__(loaded)
         self.machine = machine
-        self.steps_done = 0
         self._now = now
         self._devices = CPU
         self._profiler: FlopsProfiler | None = None
-        self._profile: Profile | None = None
         self._begun: float | None = None
         self._unprofiled_s: float | None = None
+        self._size: tuple[int, int | None] = (0, None)  # of the step that was profiled
         self._silent = False
         self._reported = False
-
-    @property
-    def profile(self) -> Profile:
-        """The profile of the step; raises NotProfiledError before that step is over."""
-        if self._profile is None:
-            raise NotProfiledError(
-                f"step {self.config.profile_step} is not over yet; {self.steps_done} are done"
-            )
-        return self._profile
 
     @property
     def mfu(self) -> float | None:
@@ -79,20 +72,32 @@ class StepWatch:
         """Hardware FLOPs utilisation, recomputation and optimizer included; None likewise."""
         return hfu(self.profile, self._machine_known(), self._unprofiled_s)
 
+    def reset(self) -> None:
+        """A run begins: forget the one before, and stop what it may have left at work."""
+        self.close()
+        self.steps_done = 0
+        self._profile = self._unprofiled_s = None
+        self._ended = self._reported = False
+
     def begin(self, model: nn.Module) -> None:
         """An optimizer step begins."""
-        if not self.config.enabled or self._reported:
-            return
-        step = self.steps_done + 1
-        if step == self.config.profile_step:
-            self._profiler = FlopsProfiler(
-                model, recompute_fwd_factor=self.config.recompute_fwd_factor
-            )
-            self._profiler.start_profile()
+        self._batches.clear()
+        if self._is_next():
             self._devices = Devices.of(model.modules())
-        elif self._profile is not None:
+            self._profiler = self._new_profiler(model)
+            self._profiler.start_profile()
+        elif self._profile is not None and not self._reported:
             self._devices.synchronize()
             self._begun = self._now()
+
+    @property
+    def at_work(self) -> bool:
+        """True in a step that is profiled or timed."""
+        return self._profiler is not None or self._begun is not None
+
+    def add_batch(self, batch: Any) -> None:
+        """What a micro-batch of the step works on."""
+        self._batches.append(rows_of(batch))
 
     def end(self, *, silent: bool = False, **scope: Any) -> None:
         """It is over.
@@ -100,41 +105,39 @@ class StepWatch:
         silent: print nothing. scope: what is known of the run, for its ``Scope``.
         """
         self.steps_done += 1
-        if self._profiler is not None:
-            self._silent = silent
-            self._take(self._profiler, scope)
-        elif self._profile is not None and self._begun is not None:
+        size = (len(self._batches), self._batch_size())
+        profiler, self._profiler = self._profiler, None
+        begun, self._begun = self._begun, None
+        if profiler is not None:
+            self._silent, self._size = silent, size
+            self._keep(profiler, **scope)
+        elif self._profile is not None and begun is not None and size == self._size:
             self._devices.synchronize()
-            self._add_iteration(self._profile, self._now() - self._begun)
-            self.finish()
+            self._add_iteration(self._profile, self._now() - begun)
+            self._print()
 
     def finish(self) -> None:
         """No step follows: print what was profiled, if that is still to be done."""
         self.close()
-        if self._profile is None or self._reported:
-            return
-        self._reported = True
-        if not self._silent:
-            report(self._render(self._profile), self.config.output_file)
+        self._ended = True
+        self._print()
 
     def close(self) -> None:
         """Stop at once and drop the step at work, as when training ended in its midst."""
         profiler, self._profiler = self._profiler, None
         self._begun = None
         if profiler is not None:
-            profiler.end_profile()
+            profiler.drop_profile()
 
-    def _take(self, profiler: FlopsProfiler, scope: Mapping[str, Any]) -> None:
-        profiler.stop_profile()
-        profiler.amend_scope(**scope, step=self.config.profile_step)
-        self._profile = profiler.profile
-        self._profiler = None
+    def _print(self) -> None:
+        if self._profile is None or self._reported:
+            return
+        self._reported = True
+        if not self._silent:
+            report(self._text(), self.config.output_file)
 
     def _add_iteration(self, profile: Profile, seconds: float) -> None:
-        note = (
-            f"iter latency is that of step {self.config.profile_step + 1}, "
-            "which ran without the profiler"
-        )
+        note = f"iter latency is that of step {self.steps_done}, which ran without the profiler"
         self._unprofiled_s = seconds
         self._profile = dataclasses.replace(
             profile,
@@ -145,8 +148,8 @@ class StepWatch:
     def _machine_known(self) -> Machine | None:
         return machine_of(self.profile, self.machine)
 
-    def _render(self, profile: Profile) -> str:
-        text = deepspeed.render(profile, **self.config.print_options())
+    def _text(self) -> str:
+        text = super()._text()
         machine = self._machine_known()
         if machine is None or self.mfu is None or self.hfu is None:
             return text
@@ -156,22 +159,12 @@ class StepWatch:
         return f"{text} of {machine.name}'s dense peak ({machine.source})"
 
 
-class Watching:
-    """A callback that has a step watched, and tells what was seen."""
-
-    _watch: StepWatch
-
-    @property
-    def profile(self) -> Profile:
-        """The profile of the step; raises NotProfiledError before that step is over."""
-        return self._watch.profile
-
-    @property
-    def mfu(self) -> float | None:
-        """Model FLOPs utilisation of the step; None if the peak or the step's time is unknown."""
-        return self._watch.mfu
-
-    @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilisation, recomputation and optimizer included; None likewise."""
-        return self._watch.hfu
+def rows_of(batch: Any) -> int | None:
+    """Length of the first tensor in a nested batch along its first dimension; None without one."""
+    if isinstance(batch, torch.Tensor):
+        return batch.size(0) if batch.dim() else None
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if isinstance(batch, (list, tuple)):
+        return next((rows for rows in map(rows_of, batch) if rows is not None), None)
+    return None

@@ -81,9 +81,3 @@ class TestReport:
             assert run(*arguments, *named).code == 0
             assert MACHINES["NVIDIA H200"].source in Path("r.html").read_text(encoding="utf-8")
         refused(run("report", "p.json", "r.html", "--machine", "abacus"), "'abacus' is none of")
-
-    def test_it_is_not_offered_where_there_is_none(
-        self, run: Run, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delitem(formats.FORMATS, "html", raising=False)
-        refused(run("report", "p.json", "r.html"), "invalid choice: 'report'")

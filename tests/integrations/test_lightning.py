@@ -17,7 +17,7 @@ from dispatch_flops.hardware import Machine
 pytest.importorskip("lightning")
 import lightning
 
-from dispatch_flops.integrations.lightning import FlopsCallback, _rows
+from dispatch_flops.integrations.lightning import FlopsCallback
 from dispatch_flops.passes import operator_seconds
 
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning warns of its own dependencies
@@ -102,7 +102,7 @@ def test_the_last_step_is_printed_at_the_end(
 ) -> None:
     callback = FlopsCallback(profile_step=2, machine=TOY)
     fit(callback, Net(), tmp_path, steps=2)
-    assert callback.profile.timing.iteration_s is None
+    assert callback.mfu is None
     assert callback.mfu is callback.hfu is None
     assert capsys.readouterr().out.count("Profile Summary at step 2:") == 1
 
@@ -115,7 +115,11 @@ def test_an_exception_in_the_step_leaves_nothing(tmp_path: Path) -> None:
         _ = callback.profile
 
 
-def test_rows_of_a_batch() -> None:
-    two = torch.ones(2, 3)
-    assert _rows(two) == _rows([two, 1]) == _rows({"a": 1, "b": (two,)}) == 2
-    assert _rows("text") is _rows(torch.tensor(1.0)) is _rows([]) is None
+def test_a_second_fit_is_profiled_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(profile_step=2, machine=TOY)
+    fit(callback, Net(), tmp_path)
+    first = callback.profile
+    fit(callback, Net(), tmp_path)
+    assert callback.profile is not first
+    assert callback.profile.scope.batch_size == MICRO * B
+    assert capsys.readouterr().out.count("Profile Summary at step 2:") == 2

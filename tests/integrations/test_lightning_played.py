@@ -47,16 +47,25 @@ class Net(nn.Module):
         return loss
 
 
-def fit(callback: Any, steps: int, *, fail_in: int = -1, resumed_at: int = 0) -> None:
+def fit(
+    callback: Any,
+    steps: int,
+    *,
+    fail_in: int = -1,
+    resumed_at: int = 0,
+    rows: list[int] | None = None,
+) -> None:
     """Lightning's order of hooks: the last batch of a step runs inside ``optimizer.step``."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = SimpleNamespace(
         global_step=resumed_at, is_global_zero=True, global_rank=0, world_size=1
     )
+    rows = [B] * (steps * MICRO) if rows is None else rows
     try:
+        callback.on_train_start(trainer, model)
         for index in range(steps * MICRO):
-            batch = {"x": torch.ones(B, IN)}
+            batch = {"x": torch.ones(rows[index], IN)}
             callback.on_train_batch_start(trainer, model, batch, index)
             if index == fail_in:
                 raise KeyError("as told")
@@ -98,6 +107,30 @@ def test_an_exception_in_the_step_leaves_nothing(make: Callable[..., Any]) -> No
         fit(callback, 4, fail_in=MICRO + 1)
     with pytest.raises(NotProfiledError):
         _ = callback.profile
+
+
+def test_a_shorter_step_is_not_the_one_that_is_timed(
+    make: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = make(profile_step=1)
+    fit(callback, 3, rows=[B] * (2 * MICRO - 1) + [1] + [B] * MICRO)
+    assert callback.profile.timing.iteration_s is not None
+    assert "iter latency is that of step 3" in capsys.readouterr().out
+
+
+def test_a_second_fit_is_profiled_anew(
+    make: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = make(profile_step=2)
+    fit(callback, 1)
+    with pytest.raises(NotProfiledError, match="step 2 never came: training ended after 1"):
+        _ = callback.profile
+    fit(callback, 3)
+    assert callback.steps_done == 3
+    first = callback.profile
+    fit(callback, 3)
+    assert callback.profile is not first
+    assert capsys.readouterr().out.count("Profile Summary at step 2:") == 2
 
 
 @pytest.mark.parametrize("name", ["lightning", "transformers"])

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dispatch_flops.errors import NotProfiledError
 from dispatch_flops.hardware import Machine
 
 pytest.importorskip("transformers")
@@ -58,9 +59,7 @@ def nothing_is_left() -> Iterator[None]:
 
 def loop(callback: FlopsCallback, steps: int, fail_in: int = 0) -> None:
     """What a Trainer runs and calls, in its order."""
-    args = SimpleNamespace(
-        process_index=0, world_size=1, train_batch_size=B, gradient_accumulation_steps=MICRO
-    )
+    args = SimpleNamespace(process_index=0, world_size=1)
     state = SimpleNamespace(is_world_process_zero=True)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -96,9 +95,27 @@ def test_micro_batches_are_one_step(capsys: pytest.CaptureFixture[str]) -> None:
     check(callback, capsys.readouterr().out, 2)
 
 
+def test_a_second_run_is_profiled_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(profile_step=2, machine=TOY)
+    loop(callback, 1)
+    with pytest.raises(NotProfiledError, match="step 2 never came: training ended after 1"):
+        _ = callback.mfu
+    for _ in range(2):
+        loop(callback, 4)
+        check(callback, capsys.readouterr().out, 2)
+
+
+def test_a_step_with_a_configuration_is_enabled(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(2, {"detailed": False}, TOY)
+    loop(callback, 4)
+    check(callback, capsys.readouterr().out, 2)
+
+
 def test_an_exception_in_the_step() -> None:
-    with FlopsCallback(profile_step=2) as callback, pytest.raises(KeyboardInterrupt):
-        loop(callback, 4, fail_in=2)
+    for profile_step in (1, 2):  # in the step that is timed, and in the one that is profiled
+        with FlopsCallback(profile_step) as callback, pytest.raises(KeyboardInterrupt):
+            loop(callback, 4, fail_in=2)
+        assert callback._hook is None
 
 
 def test_a_new_run_drops_what_was_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,30 +123,96 @@ def test_a_new_run_drops_what_was_left(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(KeyboardInterrupt):
         loop(callback, 4, fail_in=3)
     assert _get_current_dispatch_mode_stack()
-    loop(callback, 4)  # steps 3 to 6 of this callback
+    loop(callback, 4)
     check(callback, capsys.readouterr().out, 3)
 
 
-@pytest.mark.skipif(
+needs_accelerate = pytest.mark.skipif(
     importlib.util.find_spec("accelerate") is None, reason="a Trainer needs accelerate"
 )
-def test_a_real_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+
+
+def train(callback: FlopsCallback, path: Path, rows: int, model: Net, **options: Any) -> None:
+    """A real Trainer, on so many rows an epoch."""
     from transformers import Trainer, TrainingArguments
 
-    callback = FlopsCallback(config={"enabled": True, "profile_step": 2}, machine=TOY)
+    defaults: dict[str, Any] = {
+        "per_device_train_batch_size": B,
+        "gradient_accumulation_steps": MICRO,
+    }
     arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=B,
-        gradient_accumulation_steps=MICRO,
-        max_steps=4,
+        output_dir=str(path),
         report_to=[],
         save_strategy="no",
         use_cpu=True,
         disable_tqdm=True,
         dataloader_pin_memory=False,
+        **(defaults | options),
     )
-    data = [{"x": torch.ones(IN)} for _ in range(4 * MICRO * B)]
-    Trainer(Net(), arguments, train_dataset=data, callbacks=[callback]).train()
+    data = [{"x": torch.ones(IN)} for _ in range(rows)]
+    Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+    assert not model._forward_pre_hooks
+
+
+@needs_accelerate
+def test_a_real_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(config={"enabled": True, "profile_step": 2}, machine=TOY)
+    train(callback, tmp_path, 4 * MICRO * B, Net(), max_steps=4)
     check(callback, capsys.readouterr().out, 2)
     clipped = callback.profile.node("<outside>.gradient clipping")
     assert clipped.total("optimizer").flops > 0
+
+
+@needs_accelerate
+@pytest.mark.parametrize(
+    ("profile_step", "samples", "timed"),
+    [(1, MICRO * B, 3), (2, B + 1, 4), (3, MICRO * B, None), (4, B + 1, None)],
+)
+def test_an_epochs_last_step_is_shorter(
+    profile_step: int,
+    samples: int,
+    timed: int | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two epochs of two steps: one whole, and one of a micro-batch of B rows and one of 1."""
+    callback = FlopsCallback(profile_step, machine=TOY)
+    train(callback, tmp_path, MICRO * B + B + 1, Net(), num_train_epochs=2)
+    profile = callback.profile
+    assert profile.scope.batch_size == samples
+    assert profile.root.total("forward").macs == samples * IN * OUT
+    assert (callback.mfu is None) is (timed is None)
+    out = capsys.readouterr().out
+    assert out.count("Profile Summary") == 1
+    assert (f"iter latency is that of step {timed}," in out) is (timed is not None)
+
+
+class Small(Net):
+    """Holds no more than so many rows."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        if len(x) > B:
+            raise RuntimeError("CUDA out of memory. Tried to allocate")
+        return super().forward(x)
+
+
+@needs_accelerate
+def test_a_batch_size_that_the_trainer_finds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = FlopsCallback(1, machine=TOY)
+    options = {"per_device_train_batch_size": 4 * B, "gradient_accumulation_steps": 1}
+    train(callback, tmp_path, 5 * 4 * B, Small(), max_steps=4, auto_find_batch_size=True, **options)
+    samples = callback.profile.scope.batch_size
+    assert samples is not None and samples <= B
+    assert callback.profile.root.total("forward").macs == samples * IN * OUT
+    assert callback.steps_done == 4
+    assert callback.profile.timing.iteration_s is not None
+
+
+@needs_accelerate
+def test_a_model_that_the_trainer_compiles(tmp_path: Path) -> None:
+    callback = FlopsCallback(2, {"output_file": str(tmp_path / "profile.txt")}, TOY)
+    options = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 4}
+    train(callback, tmp_path, 4 * MICRO * B, Net(), **options)
+    check(callback, (tmp_path / "profile.txt").read_text(), 2)
