@@ -7,7 +7,7 @@ operands have a batch dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,33 @@ from dispatch_flops.registry import register_flops
 Tensor = torch.Tensor
 
 
+def _scores(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor | None,
+    max_q: int | None,
+    max_k: int | None,
+    band: Band,
+    *,
+    batched: Callable[[Tensor, Tensor, Tensor, Band], Scores] = heads_third,
+    paged: bool = False,
+) -> Scores:
+    """``packed`` where there are offsets (a length not told is all there is), else ``batched``."""
+    if not is_given(offsets):
+        return batched(q, k, v, band)
+    return packed(
+        q,
+        k,
+        v,
+        items=offsets.shape[0] - 1,
+        longest_q=q.shape[1] if max_q is None else max_q,
+        longest_k=k.shape[1] if max_k is None else max_k,
+        band=band,
+        paged=paged,
+    )
+
+
 # -- flash ---------------------------------------------------------------------------------
 
 
@@ -41,23 +68,6 @@ def _flash_band(is_causal: bool, left: int | None, right: int | None) -> Band:
     if limit_left is None and limit_right is None:
         return FULL
     return Band(left=limit_left, right=limit_right, from_end=True)
-
-
-def _flash_scores(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor | None,
-    max_q: int,
-    max_k: int,
-    band: Band,
-    *,
-    paged: bool = False,
-) -> Scores:
-    if not is_given(offsets):
-        return heads_third(q, k, v, band)
-    items = offsets.shape[0] - 1
-    return packed(q, k, v, items=items, longest_q=max_q, longest_k=max_k, band=band, paged=paged)
 
 
 @register_flops(
@@ -88,7 +98,7 @@ def flash_forward(
     """
     band = _flash_band(is_causal, window_size_left, window_size_right)
     paged = block_table is not None
-    scores = _flash_scores(query, key, value, cum_seq_q, max_q, max_k, band, paged=paged)
+    scores = _scores(query, key, value, cum_seq_q, max_q, max_k, band, paged=paged)
     return forward(scores, masked=band != FULL or is_given(alibi_slopes), dropout=dropout_p > 0)
 
 
@@ -111,7 +121,7 @@ def flash_backward(
     """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
     band = _flash_band(is_causal, window_size_left, window_size_right)
     offsets = cum_seq_q if query.dim() == 3 else None
-    scores = _flash_scores(query, key, value, offsets, max_q, max_k, band)
+    scores = _scores(query, key, value, offsets, max_q, max_k, band)
     return backward(scores, masked=band != FULL, dropout=dropout_p > 0)
 
 
@@ -127,28 +137,6 @@ def _efficient_band(mask_type: int, window_size: int | None) -> Band:
         return FULL
     left = window_size - 1 if window_size else None
     return Band(left=left, right=0, from_end=mask_type == _CAUSAL_FROM_BOTTOM_RIGHT)
-
-
-def _efficient_scores(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor | None,
-    max_q: int | None,
-    max_k: int | None,
-    band: Band,
-) -> Scores:
-    if not is_given(offsets):
-        return heads_third(q, k, v, band)
-    return packed(
-        q,
-        k,
-        v,
-        items=offsets.shape[0] - 1,
-        longest_q=q.shape[1] if max_q is None else max_q,
-        longest_k=k.shape[1] if max_k is None else max_k,
-        band=band,
-    )
 
 
 @register_flops(packets("_efficient_attention_forward"), by_name=True)
@@ -172,7 +160,7 @@ def efficient_forward(
     MACs: pairs·(d+dv); packed: an upper bound. FLOPs: ``_attention.forward``'s.
     """
     band = _efficient_band(custom_mask_type, window_size)
-    scores = _efficient_scores(query, key, value, cu_seqlens_q, max_seqlen_q, max_seqlen_k, band)
+    scores = _scores(query, key, value, cu_seqlens_q, max_seqlen_q, max_seqlen_k, band)
     return forward(scores, masked=band != FULL or is_given(bias), dropout=dropout_p > 0)
 
 
@@ -196,31 +184,14 @@ def efficient_backward(
     """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
     band = _efficient_band(custom_mask_type, window_size)
     return backward(
-        _efficient_scores(query, key, value, cu_seqlens_q, max_seqlen_q, max_seqlen_k, band),
+        _scores(query, key, value, cu_seqlens_q, max_seqlen_q, max_seqlen_k, band),
         masked=band != FULL or is_given(bias),
         dropout=dropout_p > 0,
         bias_grad=bias.numel() if bias_requires_grad and bias is not None else None,
     )
 
 
-# -- cuDNN ---------------------------------------------------------------------------------
-
-
-def _cudnn_scores(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor | None,
-    max_q: int,
-    max_k: int,
-    is_causal: bool,
-) -> Scores:
-    """Packed like flash; with a batch dimension, unlike flash, heads come first."""
-    band = causal_band(is_causal)
-    if not is_given(offsets):
-        return heads_first(q, k, v, band)
-    items = offsets.shape[0] - 1
-    return packed(q, k, v, items=items, longest_q=max_q, longest_k=max_k, band=band)
+# -- cuDNN: packed like flash; with a batch dimension, unlike flash, heads come first ---------
 
 
 @register_flops(packets("_cudnn_attention_forward"), by_name=True)
@@ -242,7 +213,8 @@ def cudnn_forward(
 
     MACs: pairs·(d+dv); packed: an upper bound. FLOPs: ``_attention.forward``'s.
     """
-    scores = _cudnn_scores(query, key, value, cum_seq_q, max_q, max_k, is_causal)
+    band = causal_band(is_causal)
+    scores = _scores(query, key, value, cum_seq_q, max_q, max_k, band, batched=heads_first)
     return forward(scores, masked=is_causal or is_given(attn_bias), dropout=dropout_p > 0)
 
 
@@ -263,7 +235,8 @@ def cudnn_backward(
 ) -> Split:
     """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
     offsets = cum_seq_q if query.dim() == 3 else None
-    scores = _cudnn_scores(query, key, value, offsets, max_q, max_k, is_causal)
+    band = causal_band(is_causal)
+    scores = _scores(query, key, value, offsets, max_q, max_k, band, batched=heads_first)
     return backward(scores, masked=is_causal or is_given(attn_bias), dropout=dropout_p > 0)
 
 
