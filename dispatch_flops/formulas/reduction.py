@@ -103,16 +103,9 @@ def equal(self: torch.Tensor, other: torch.Tensor, *, out: Any, **_: Any) -> int
     return self.numel() * per_element("eq", complex_numbers=self.is_complex())
 
 
-@register_flops(packets("allclose"))
+@register_flops(packets("allclose"), by_name=True)
 def allclose(
-    self: torch.Tensor,
-    other: torch.Tensor,
-    rtol: float = 1e-5,
-    atol: float = 1e-8,
-    equal_nan: bool = False,
-    *,
-    out: Any,
-    **_: Any,
+    *, self: torch.Tensor, other: torch.Tensor, equal_nan: bool = False, out: Any, **_: Any
 ) -> int:
     """a = b, or |a-b| finite and at most atol + |rtol·b|, element by element.
 
