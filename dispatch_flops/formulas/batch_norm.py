@@ -55,7 +55,7 @@ def native_batch_norm(
     out: Any,
     **_: Any,
 ) -> int:
-    """``batch_norm`` as ``training`` says; what is not told, trains."""
+    """``batch_norm`` as ``training`` says; an operator that is not told trains."""
     return batch_norm(input, given(weight, bias), (running_mean, running_var), training)
 
 

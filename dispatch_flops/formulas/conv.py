@@ -125,7 +125,7 @@ def backend_convolution(
     out: torch.Tensor,
     **_: Any,
 ) -> OpCost:
-    """A convolution. MACs: N·Cout·out·(Cin/g)·k. FLOPs: 2·MACs + N·Cout·out (bias)."""
+    """A convolution. MACs: N·Cout·out·(Cin/g)·k. FLOPs: 2·MACs + N·Cout·out (if it has a bias)."""
     return forward_cost(self, weight, bias, out)
 
 
@@ -147,7 +147,10 @@ def backend_convolution_transpose(
     out: torch.Tensor,
     **_: Any,
 ) -> OpCost:
-    """A transposed convolution. MACs: N·Cin·in·(Cout/g)·k. FLOPs: 2·MACs + N·Cout·out (bias)."""
+    """A transposed convolution.
+
+    MACs: N·Cin·in·(Cout/g)·k. FLOPs: 2·MACs + N·Cout·out (if it has a bias).
+    """
     return forward_cost(self, weight, bias, out, transposed=True)
 
 
