@@ -60,9 +60,9 @@ def _scores_up_to(sq: int, sk: int, offset: int) -> int:
     return triangle + sk * max(0, offset + sq - max(sk, offset))
 
 
-def causal_band(is_causal: bool, *, from_end: bool = False) -> Band:
+def causal_band(is_causal: bool) -> Band:
     """No key after the query, if causal."""
-    return Band(right=0, from_end=from_end) if is_causal else FULL
+    return Band(right=0) if is_causal else FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

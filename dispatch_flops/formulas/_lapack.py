@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-COMPLEX_MULTIPLICATION = 6
-COMPLEX_ADDITION = 2
+from dispatch_flops.formulas._arithmetic import COMPLEX_ADD, COMPLEX_MUL
 
 
 class Work(NamedTuple):
@@ -29,7 +28,7 @@ class Work(NamedTuple):
 
     def flops(self, *, complex_numbers: bool) -> int:
         if complex_numbers:
-            return COMPLEX_MULTIPLICATION * self.mults + COMPLEX_ADDITION * self.adds
+            return COMPLEX_MUL * self.mults + COMPLEX_ADD * self.adds
         return self.mults + self.adds
 
 
@@ -137,9 +136,9 @@ def geev(n: int, *, vectors: bool) -> Work:
     return balanced(79 * n**3 // 3 if vectors else 10 * n**3)
 
 
-def balanced(flops: int) -> Work:
+def balanced(count: int) -> Work:
     """FLOPs of which half are multiplications, as in all that is made of products and sums."""
-    return Work(flops - flops // 2, flops // 2)
+    return Work(count - count // 2, count // 2)
 
 
 def scaled_and_symmetrised(n: int) -> Work:

@@ -38,21 +38,24 @@ def batch_norm(input: Tensor, affine: int, running: tuple[Tensor | None, ...], t
         "cudnn_batch_norm",
         "miopen_batch_norm",
         "_native_batch_norm_legit_functional",
+        "_batch_norm_with_update",
+        "_batch_norm_with_update_functional",
     )
-    + overloads("_native_batch_norm_legit.default", "_native_batch_norm_legit.out")
+    + overloads("_native_batch_norm_legit.default", "_native_batch_norm_legit.out"),
+    by_name=True,
 )
 def native_batch_norm(
+    *,
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    training: bool,
-    *_: Any,
+    training: bool = True,
     out: Any,
-    **__: Any,
+    **_: Any,
 ) -> int:
-    """``batch_norm`` as ``training`` says."""
+    """``batch_norm`` as ``training`` says; an operator that is not told trains."""
     return batch_norm(input, given(weight, bias), (running_mean, running_var), training)
 
 
@@ -64,21 +67,6 @@ def batch_norm_no_stats(
 ) -> int:
     """``batch_norm`` with the batch's own statistics and none kept (instance norm comes here)."""
     return batch_norm(input, given(weight, bias), (None, None), train=True)
-
-
-@register_flops(packets("_batch_norm_with_update", "_batch_norm_with_update_functional"))
-def batch_norm_with_update(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    *_: Any,
-    out: Any,
-    **__: Any,
-) -> int:
-    """``batch_norm`` in training."""
-    return batch_norm(input, given(weight, bias), (running_mean, running_var), train=True)
 
 
 @register_flops(packets("_native_batch_norm_legit_no_training", "_batch_norm_no_update"))
@@ -111,42 +99,17 @@ def batch_norm_grads(
     return flops + c * needs_weight
 
 
-@register_flops(packets("native_batch_norm_backward"))
+@register_flops(packets("native_batch_norm_backward"), by_name=True)
 def native_batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: list[bool],
-    *,
-    out: Any,
-    **_: Any,
+    *, input: Tensor, train: bool, output_mask: list[bool], out: Any, **_: Any
 ) -> int:
     """Gradients as ``output_mask`` asks."""
     return batch_norm_grads(input, train, *output_mask)
 
 
-@register_flops(packets("batch_norm_backward"))
+@register_flops(packets("batch_norm_backward"), by_name=True)
 def batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_var: Tensor | None,
-    update: bool,
-    eps: float,
-    output_mask: list[bool],
-    reserve: Tensor,
-    *,
-    out: Any,
-    **_: Any,
+    *, input: Tensor, update: bool, output_mask: list[bool], out: Any, **_: Any
 ) -> int:
     """Gradients as ``output_mask`` asks; ``update`` says that the forward was training."""
     return batch_norm_grads(input, update, *output_mask)
@@ -175,16 +138,16 @@ def batch_norm_elemt(
     return (2 + given(weight, bias)) * input.numel()
 
 
-@register_flops(packets("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"))
+@register_flops(
+    packets("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"), by_name=True
+)
 def batch_norm_gather_stats(
-    input: Tensor,
+    *,
     mean: Tensor,
-    invstd: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    *_: Any,
     out: Any,
-    **__: Any,
+    **_: Any,
 ) -> int:
     """Statistics of r devices, mean[r, c], merged pair by pair.
 
@@ -212,29 +175,15 @@ def batch_norm_update_stats(
     return variance(n) + (3 * given(running_mean) + 4 * given(running_var)) * c
 
 
-@register_flops(packets("batch_norm_backward_reduce"))
-def batch_norm_backward_reduce(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
-    *,
-    out: Any,
-    **_: Any,
-) -> int:
+@register_flops(packets("batch_norm_backward_reduce"), by_name=True)
+def batch_norm_backward_reduce(*, input: Tensor, weight_g: bool, out: Any, **_: Any) -> int:
     """Σg n-c, Σg·(x - mean) 3·n - c, the weight's gradient c."""
     n, c = input.numel(), input.shape[1]
     return 4 * n - 2 * c + c * weight_g
 
 
 @register_flops(packets("batch_norm_backward_elemt"))
-def batch_norm_backward_elemt(
-    grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, *_: Any, out: Any, **__: Any
-) -> int:
+def batch_norm_backward_elemt(grad_out: Tensor, input: Tensor, *_: Any, out: Any, **__: Any) -> int:
     """(g - m - (x - mean)·p)·s: 5·n; m, p = mean·invstd², s = weight·invstd: 5·c.
 
     Source: batch_norm_backward_elemt_kernel, aten/src/ATen/native/cuda/Normalization.cuh.

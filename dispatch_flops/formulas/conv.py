@@ -8,7 +8,7 @@ change places, so each input element, not each output element, meets Cout/g·k w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,78 +77,35 @@ def _channels(y: torch.Tensor, weight: torch.Tensor) -> int:
 # -- forward -------------------------------------------------------------------------------
 
 
-@register_flops(packets("convolution", "_convolution", "convolution_overrideable"))
+@register_flops(
+    packets(
+        "convolution", "_convolution", "convolution_overrideable", "_nnpack_spatial_convolution"
+    ),
+    by_name=True,
+)
 def convolution(
-    x: torch.Tensor,
+    *,
+    input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    *_: Any,
+    transposed: bool = False,
     out: torch.Tensor,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
     """Any convolution, as eager runs it on every device.
 
     MACs: N·Cout·out·(Cin/g)·k; transposed N·Cin·in·(Cout/g)·k. FLOPs: 2·MACs + N·Cout·out (bias).
     """
-    return forward_cost(x, weight, bias, out, transposed=transposed)
-
-
-@register_flops(packets("cudnn_convolution"))
-def cudnn_convolution(
-    x: torch.Tensor, weight: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any
-) -> OpCost:
-    """A convolution without bias. MACs: N·Cout·out·(Cin/g)·k. FLOPs: 2·MACs."""
-    return forward_cost(x, weight, None, out)
-
-
-@register_flops(packets("cudnn_convolution_transpose", "_mps_convolution_transpose"))
-def cudnn_convolution_transpose(
-    x: torch.Tensor, weight: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any
-) -> OpCost:
-    """A transposed convolution without bias. MACs: N·Cin·in·(Cout/g)·k. FLOPs: 2·MACs."""
-    return forward_cost(x, weight, None, out, transposed=True)
+    return forward_cost(input, weight, bias, out, transposed=transposed)
 
 
 @register_flops(
     packets(
+        "cudnn_convolution",
         "mkldnn_convolution",
         "miopen_convolution",
         "miopen_depthwise_convolution",
         "_mps_convolution",
-        "_nnpack_spatial_convolution",
-    )
-)
-def backend_convolution(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *_: Any,
-    out: torch.Tensor,
-    **__: Any,
-) -> OpCost:
-    """A convolution. MACs: N·Cout·out·(Cin/g)·k. FLOPs: 2·MACs + N·Cout·out (bias)."""
-    return forward_cost(x, weight, bias, out)
-
-
-@register_flops(packets("miopen_convolution_transpose"))
-def miopen_convolution_transpose(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *_: Any,
-    out: torch.Tensor,
-    **__: Any,
-) -> OpCost:
-    """A transposed convolution. MACs: N·Cin·in·(Cout/g)·k. FLOPs: 2·MACs + N·Cout·out (bias)."""
-    return forward_cost(x, weight, bias, out, transposed=True)
-
-
-@register_flops(
-    packets(
         "thnn_conv2d",
         "_slow_conv2d_forward",
         "slow_conv3d",
@@ -157,33 +114,44 @@ def miopen_convolution_transpose(
         "slow_conv_dilated3d",
         "_conv_depthwise2d",
         "conv_depthwise3d",
-    )
+    ),
+    by_name=True,
 )
-def slow_conv(
-    x: torch.Tensor,
+def backend_convolution(
+    *,
+    self: torch.Tensor,
     weight: torch.Tensor,
-    kernel_size: Sequence[int],
     bias: torch.Tensor | None = None,
-    *_: Any,
     out: torch.Tensor,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
-    """A convolution. MACs: N·Cout·out·(Cin/g)·k. FLOPs: 2·MACs + N·Cout·out (bias)."""
-    return forward_cost(x, weight, bias, out)
+    """A convolution. MACs: N·Cout·out·(Cin/g)·k. FLOPs: 2·MACs + N·Cout·out (if it has a bias)."""
+    return forward_cost(self, weight, bias, out)
 
 
-@register_flops(packets("slow_conv_transpose2d", "slow_conv_transpose3d"))
-def slow_conv_transpose(
-    x: torch.Tensor,
+@register_flops(
+    packets(
+        "cudnn_convolution_transpose",
+        "miopen_convolution_transpose",
+        "_mps_convolution_transpose",
+        "slow_conv_transpose2d",
+        "slow_conv_transpose3d",
+    ),
+    by_name=True,
+)
+def backend_convolution_transpose(
+    *,
+    self: torch.Tensor,
     weight: torch.Tensor,
-    kernel_size: Sequence[int],
     bias: torch.Tensor | None = None,
-    *_: Any,
     out: torch.Tensor,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
-    """A transposed convolution. MACs: N·Cin·in·(Cout/g)·k. FLOPs: 2·MACs + N·Cout·out (bias)."""
-    return forward_cost(x, weight, bias, out, transposed=True)
+    """A transposed convolution.
+
+    MACs: N·Cin·in·(Cout/g)·k. FLOPs: 2·MACs + N·Cout·out (if it has a bias).
+    """
+    return forward_cost(self, weight, bias, out, transposed=True)
 
 
 # -- forward with fused operations ---------------------------------------------------------
@@ -217,9 +185,14 @@ def convolution_add_relu(
 
     FLOPs: the convolution's + one per output element (z), another if alpha is not 1, + relu's.
     """
-    extra = adds(out.numel(), out) + (muls(out.numel(), out) if alpha not in (None, 1) else 0)
-    cost = forward_cost(x, weight, bias, out) + OpCost(flops=extra)
+    cost = forward_cost(x, weight, bias, out) + _scaled_sum(out, alpha)
     return cost + same_shaped(aten.relu, out)
+
+
+def _scaled_sum(out: torch.Tensor, alpha: float | None) -> OpCost:
+    """out += alpha·other; an alpha of None is 1."""
+    scaled = muls(out.numel(), out) if alpha not in (None, 1) else 0
+    return OpCost(flops=adds(out.numel(), out) + scaled)
 
 
 # oneDNN packs weights: their leading dimensions may be split or swapped, their size is kept.
@@ -236,42 +209,33 @@ def _packed_cost(
     return contract(counted.numel() * per_element, x, extra_flops=extra)
 
 
-@register_flops(overloads("_convolution_pointwise.default", library="mkldnn"))
+@register_flops(overloads("_convolution_pointwise.default", library="mkldnn"), by_name=True)
 def convolution_pointwise(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    attr: str,
-    scalars: Sequence[Any],
-    algorithm: str | None,
     *,
+    X: torch.Tensor,
+    W: torch.Tensor,
+    B: torch.Tensor | None,
+    attr: str,
+    algorithm: str | None,
     out: torch.Tensor,
     **_: Any,
 ) -> OpCost:
     """A convolution and an activation. FLOPs: the convolution's + the activation's."""
-    return _packed_cost(x, weight, bias, out, out) + post_op(attr, algorithm, out)
+    return _packed_cost(X, W, B, out, out) + post_op(attr, algorithm, out)
 
 
-@register_flops(overloads("_convolution_pointwise.binary", library="mkldnn"))
+@register_flops(
+    overloads("_convolution_pointwise.binary", "_convolution_pointwise_.binary", library="mkldnn"),
+    by_name=True,
+)
 def convolution_pointwise_binary(
-    x: torch.Tensor,
-    other: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    binary_attr: str,
+    *,
+    X: torch.Tensor,
+    W: torch.Tensor,
+    B: torch.Tensor | None,
     alpha: float | None,
     unary_attr: str | None,
-    unary_scalars: Sequence[Any],
     unary_algorithm: str | None,
-    *,
     out: torch.Tensor,
     **_: Any,
 ) -> OpCost:
@@ -280,57 +244,36 @@ def convolution_pointwise_binary(
     FLOPs: the convolution's + one per output element, another if alpha is not 1, + the
     activation's.
     """
-    extra = adds(out.numel(), out) + (muls(out.numel(), out) if alpha not in (None, 1) else 0)
-    cost = _packed_cost(x, weight, bias, out, out) + OpCost(flops=extra)
+    cost = _packed_cost(X, W, B, out, out) + _scaled_sum(out, alpha)
     return cost + post_op(unary_attr, unary_algorithm, out)
 
 
-@register_flops(overloads("_convolution_pointwise_.binary", library="mkldnn"))
-def convolution_pointwise_binary_(
-    other: torch.Tensor, x: torch.Tensor, *args: Any, out: torch.Tensor, **kwargs: Any
-) -> OpCost:
-    """``_convolution_pointwise.binary``, the other tensor first: the result is written over it."""
-    return convolution_pointwise_binary(x, other, *args, out=out, **kwargs)
-
-
-@register_flops(packets("_convolution_transpose_pointwise", library="mkldnn"))
+@register_flops(packets("_convolution_transpose_pointwise", library="mkldnn"), by_name=True)
 def convolution_transpose_pointwise(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    attr: str,
-    scalars: Sequence[Any],
-    algorithm: str | None,
     *,
+    X: torch.Tensor,
+    W: torch.Tensor,
+    B: torch.Tensor | None,
+    attr: str,
+    algorithm: str | None,
     out: torch.Tensor,
     **_: Any,
 ) -> OpCost:
     """A transposed convolution and an activation. FLOPs: the convolution's + the activation's."""
-    return _packed_cost(x, weight, bias, out, x) + post_op(attr, algorithm, out)
+    return _packed_cost(X, W, B, out, X) + post_op(attr, algorithm, out)
 
 
 # -- backward ------------------------------------------------------------------------------
 
 
-@register_flops(packets("convolution_backward"))
+@register_flops(packets("convolution_backward", "convolution_backward_overrideable"), by_name=True)
 def convolution_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
     *,
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    transposed: bool,
+    output_mask: Sequence[bool],
     out: Any,
     **_: Any,
 ) -> OpCost:
@@ -339,73 +282,35 @@ def convolution_backward(
     MACs: the forward's for each of x and weight that the mask asks for.
     FLOPs: 2·MACs + N·Cout·out - Cout for bias.
     """
-    return backward_cost(grad, x, weight, output_mask, transposed=transposed)
+    return backward_cost(grad_output, input, weight, output_mask, transposed=transposed)
 
 
-@register_flops(packets("convolution_backward_overrideable"))
-def convolution_backward_overrideable(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+@register_flops(packets("_slow_conv2d_backward", "mps_convolution_backward"), by_name=True)
+def backend_convolution_backward(
     *,
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    output_mask: Sequence[bool] = (True, True, True),
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """As ``convolution_backward``; the form that has no mask computes all three."""
+    return backward_cost(grad_output, self, weight, output_mask, transposed=False)
+
+
+@register_flops(packets("mps_convolution_transpose_backward"), by_name=True)
+def mps_convolution_transpose_backward(
+    *,
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    output_mask: Sequence[bool],
     out: Any,
     **_: Any,
 ) -> OpCost:
     """As ``convolution_backward``."""
-    return backward_cost(grad, x, weight, output_mask, transposed=transposed)
-
-
-@register_flops(overloads("_slow_conv2d_backward.output_mask"))
-def slow_conv2d_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_mask: Sequence[bool],
-    *,
-    out: Any,
-    **_: Any,
-) -> OpCost:
-    """As ``convolution_backward``."""
-    return backward_cost(grad, x, weight, output_mask, transposed=False)
-
-
-@register_flops(overloads("_slow_conv2d_backward.grad_input"))
-def slow_conv2d_backward_out(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *_: Any, out: Any, **__: Any
-) -> OpCost:
-    """As ``convolution_backward``, all three gradients, written into given tensors."""
-    return backward_cost(grad, x, weight, (True, True, True), transposed=False)
-
-
-def _mps_backward(*, transposed: bool) -> Callable[..., OpCost]:
-    def formula(
-        x: torch.Tensor,
-        grad: torch.Tensor,
-        weight: torch.Tensor,
-        *args: Any,
-        out: Any,
-        **kwargs: Any,
-    ) -> OpCost:
-        """As ``convolution_backward``; the mask is the last argument."""
-        mask = kwargs["output_mask"] if "output_mask" in kwargs else args[-1]
-        return backward_cost(grad, x, weight, mask, transposed=transposed)
-
-    formula.__module__ = __name__
-    return formula
-
-
-register_flops(packets("mps_convolution_backward"))(_mps_backward(transposed=False))
-register_flops(packets("mps_convolution_transpose_backward"))(_mps_backward(transposed=True))
+    return backward_cost(grad_output, self, weight, output_mask, transposed=True)
 
 
 # -- over time -----------------------------------------------------------------------------
@@ -413,13 +318,7 @@ register_flops(packets("mps_convolution_transpose_backward"))(_mps_backward(tran
 
 @register_flops(packets("conv_tbc"))
 def conv_tbc(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    pad: int = 0,
-    *,
-    out: torch.Tensor,
-    **_: Any,
+    x: torch.Tensor, weight: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any
 ) -> OpCost:
     """out[T',N,Cout] from x[T,N,Cin] and weight[k,Cin,Cout].
 
@@ -428,23 +327,16 @@ def conv_tbc(
     return contract(_tbc_macs(out, weight), x, weight, extra_flops=adds(out.numel(), x))
 
 
-@register_flops(packets("conv_tbc_backward"))
+@register_flops(packets("conv_tbc_backward"), by_name=True)
 def conv_tbc_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    pad: int,
-    *,
-    out: Any,
-    **_: Any,
+    *, self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: Any, **_: Any
 ) -> OpCost:
-    """Gradients for x, weight and bias, all three.
+    """Gradients for x, weight and bias, all three; ``self`` is the result's.
 
     MACs: 2 x forward. FLOPs: 2·MACs + T'·N·Cout - Cout for bias.
     """
-    summed = adds(max(0, grad.numel() - bias.numel()), grad)
-    return contract(2 * _tbc_macs(grad, weight), grad, weight, extra_flops=summed)
+    summed = adds(max(0, self.numel() - bias.numel()), self)
+    return contract(2 * _tbc_macs(self, weight), self, weight, extra_flops=summed)
 
 
 def _tbc_macs(y: torch.Tensor, weight: torch.Tensor) -> int:

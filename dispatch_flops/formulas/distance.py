@@ -104,16 +104,9 @@ def cdist_forward(
     return OpCost(flops=_distances(out.numel(), x1.shape[-1], p))
 
 
-@register_flops(packets("_cdist_backward"))
+@register_flops(packets("_cdist_backward"), by_name=True)
 def cdist_backward(
-    grad: torch.Tensor,
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    p: float,
-    cdist: torch.Tensor,
-    *,
-    out: torch.Tensor,
-    **_: Any,
+    *, x1: torch.Tensor, p: float, cdist: torch.Tensor, out: torch.Tensor, **_: Any
 ) -> OpCost:
     """Gradient for x1[B,P,D]: sums over r of what each pair contributes.
 
@@ -132,22 +125,16 @@ def pdist_forward(x: torch.Tensor, p: float = 2.0, *, out: torch.Tensor, **_: An
     return OpCost(flops=_distances(out.numel(), x.shape[-1], p))
 
 
-@register_flops(packets("_pdist_backward"))
+@register_flops(packets("_pdist_backward"), by_name=True)
 def pdist_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    p: float,
-    pdist: torch.Tensor,
-    *,
-    out: torch.Tensor,
-    **_: Any,
+    *, self: torch.Tensor, p: float, pdist: torch.Tensor, out: torch.Tensor, **_: Any
 ) -> OpCost:
     """Gradient for x[P,D]: each pair adds to one row and subtracts from the other.
 
     FLOPs: ``_pair_gradient`` per pair and feature + P·(P-2)·D sums: P-1 contributions per row.
     """
-    terms = pdist.numel() * x.shape[-1]
-    return OpCost(flops=terms * _pair_gradient(p) + max(0, 2 * terms - x.numel()))
+    terms = pdist.numel() * self.shape[-1]
+    return OpCost(flops=terms * _pair_gradient(p) + max(0, 2 * terms - self.numel()))
 
 
 def _distances(pairs: int, features: int, p: float) -> int:

@@ -26,18 +26,14 @@ from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import register_flops
 from dispatch_flops.tensors import flops, product
 
+Tensor = torch.Tensor
+
 FLOPS_PER_POINT_AND_PASS = 5
 
 
 @register_flops(packets("_fft_c2c"))
 def fft_c2c(
-    self: torch.Tensor,
-    dim: Sequence[int],
-    normalization: int,
-    forward: bool,
-    *,
-    out: torch.Tensor,
-    **_: Any,
+    self: Tensor, dim: Sequence[int], normalization: int, *_: Any, out: Tensor, **__: Any
 ) -> OpCost:
     """Complex to complex over the dimensions ``dim``.
 
@@ -48,13 +44,7 @@ def fft_c2c(
 
 @register_flops(packets("_fft_r2c"))
 def fft_r2c(
-    self: torch.Tensor,
-    dim: Sequence[int],
-    normalization: int,
-    onesided: bool,
-    *,
-    out: torch.Tensor,
-    **_: Any,
+    self: Tensor, dim: Sequence[int], normalization: int, *_: Any, out: Tensor, **__: Any
 ) -> OpCost:
     """Real to complex: the last of ``dim`` is the real one, the others are complex.
 
@@ -72,13 +62,7 @@ def fft_r2c(
 
 @register_flops(packets("_fft_c2r"))
 def fft_c2r(
-    self: torch.Tensor,
-    dim: Sequence[int],
-    normalization: int,
-    last_dim_size: int,
-    *,
-    out: torch.Tensor,
-    **_: Any,
+    self: Tensor, dim: Sequence[int], normalization: int, *_: Any, out: Tensor, **__: Any
 ) -> OpCost:
     """Complex (half a spectrum) to real: ``_fft_r2c`` backwards, the real dimension last.
 
@@ -93,7 +77,7 @@ def fft_c2r(
 
 
 @register_flops(packets("fft_fftfreq", "fft_rfftfreq"))
-def fft_freq(*_args: Any, out: torch.Tensor, **_: Any) -> OpCost:
+def fft_freq(*_args: Any, out: Tensor, **_: Any) -> OpCost:
     """One product per element: the integers from 0 on, divided by n·d."""
     return flops(out.numel())
 

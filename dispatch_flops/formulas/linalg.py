@@ -178,20 +178,13 @@ def solve_triangular(
     return batched_solve(out, A.shape[-1], triangular(unitriangular), A)
 
 
-@register_flops(packets("triangular_solve"), cacheable=False)
+@register_flops(packets("triangular_solve"), cacheable=False, by_name=True)
 def triangular_solve(
-    B: Tensor,
-    A: Tensor,
-    upper: bool = True,
-    transpose: bool = False,
-    unitriangular: bool = False,
-    *,
-    out: Any,
-    **_: Any,
+    *, self: Tensor, A: Tensor, unitriangular: bool = False, out: Any, **_: Any
 ) -> OpCost:
     """The older signature of ``linalg_solve_triangular``."""
     if A.layout is not torch.strided:
-        return sparse_triangular_solve(B, A, unitriangular)
+        return sparse_triangular_solve(self, A, unitriangular)
     return batched_solve(out[0], A.shape[-1], triangular(unitriangular), A)
 
 

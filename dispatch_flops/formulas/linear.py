@@ -122,33 +122,24 @@ def post_op(name: str | None, algorithm: str | None, out: torch.Tensor) -> OpCos
     return same_shaped(POST_OPS[str(name)], out, **kwargs)
 
 
-@register_flops(packets("_mkl_linear", library="mkl"))
+@register_flops(packets("_mkl_linear", library="mkl"), by_name=True)
 def mkl_linear(
-    x: torch.Tensor,
-    _packed: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    _batch_size: int,
-    *,
-    out: torch.Tensor,
-    **_: Any,
+    *, X: torch.Tensor, ORI_W: torch.Tensor, B: torch.Tensor | None, out: torch.Tensor, **_: Any
 ) -> OpCost:
     """``linear`` with a weight that MKL has packed; the plain one is passed along.
 
     MACs: T·N·K. FLOPs: 2·MACs + T·N (bias).
     """
-    return linear(x, weight, bias, out=out)
+    return linear(X, ORI_W, B, out=out)
 
 
-@register_flops(overloads("_linear_pointwise.default", library="mkldnn"))
+@register_flops(overloads("_linear_pointwise.default", library="mkldnn"), by_name=True)
 def linear_pointwise(
-    x: torch.Tensor,
-    _packed: torch.Tensor,
-    bias: torch.Tensor | None,
-    attr: str,
-    _scalars: Sequence[Any],
-    algorithm: str | None,
     *,
+    X: torch.Tensor,
+    B: torch.Tensor | None,
+    attr: str,
+    algorithm: str | None,
     out: torch.Tensor,
     **_: Any,
 ) -> OpCost:
@@ -156,24 +147,17 @@ def linear_pointwise(
 
     MACs: T·N·K. FLOPs: 2·MACs + T·N (bias) + the activation's.
     """
-    macs = x.numel() * out.shape[-1]
-    return product_and_bias(macs, x, out, out, bias=bias) + post_op(attr, algorithm, out)
+    macs = X.numel() * out.shape[-1]
+    return product_and_bias(macs, X, out, out, bias=B) + post_op(attr, algorithm, out)
 
 
-@register_flops(overloads("_linear_pointwise.binary", library="mkldnn"))
+@register_flops(overloads("_linear_pointwise.binary", library="mkldnn"), by_name=True)
 def linear_pointwise_binary(
-    x: torch.Tensor,
-    _other: torch.Tensor,
-    _packed: torch.Tensor,
-    bias: torch.Tensor | None,
-    _attr: str,
-    *,
-    out: torch.Tensor,
-    **_: Any,
+    *, X: torch.Tensor, B: torch.Tensor | None, out: torch.Tensor, **_: Any
 ) -> OpCost:
     """``linear``, then add, sub or mul with another tensor.
 
     MACs: T·N·K. FLOPs: 2·MACs + T·N (bias) + T·N (binary op).
     """
-    macs = x.numel() * out.shape[-1]
-    return product_and_bias(macs, x, out, out, bias=bias) + OpCost(flops=adds(out.numel(), out))
+    macs = X.numel() * out.shape[-1]
+    return product_and_bias(macs, X, out, out, bias=B) + OpCost(flops=adds(out.numel(), out))

@@ -16,24 +16,16 @@ from dispatch_flops.registry import register_flops
 Tensor = torch.Tensor
 
 
-@register_flops("torch_nn::_linear_cross_entropy_batch_chunked")
+@register_flops("torch_nn::_linear_cross_entropy_batch_chunked", by_name=True)
 def linear_cross_entropy(
+    *,
     input: Tensor,
     linear_weight: Tensor,
-    target: Tensor,
     linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int,
-    label_smoothing: float,
     batch_chunk_size: int,
-    acc_policy: str,
-    acc_dtype: Any,
-    allow_retain_graph: bool,
     compute_input_grad: bool,
     compute_linear_weight_grad: bool,
     compute_linear_bias_grad: bool,
-    *,
     out: Any,
     **_: Any,
 ) -> OpCost:
@@ -56,15 +48,9 @@ def linear_cross_entropy(
     return contraction(n * classes * features * (1 + grads), extra_flops=extra)
 
 
-@register_flops("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
+@register_flops("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction", by_name=True)
 def linear_cross_entropy_per_row(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    *_args: Any,
-    out: Any,
-    **_: Any,
+    *, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, out: Any, **_: Any
 ) -> OpCost:
     """The loss of each row; its backward is made of visible operators.
 

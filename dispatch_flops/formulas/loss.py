@@ -50,23 +50,19 @@ _register_loss("soft_margin_loss", "neg mul exp log1p")
 
 
 @register_flops(packets("mse_loss_backward"))
-def mse_loss_backward(grad_output: Tensor, self: Tensor, *_: Any, out: Tensor, **__: Any) -> int:
+def mse_loss_backward(*_: Any, out: Tensor, **__: Any) -> int:
     """2/n·(x - y)·grad: 3·n."""
     return 3 * out.numel()
 
 
 @register_flops(packets("smooth_l1_loss_backward"))
-def smooth_l1_loss_backward(
-    grad_output: Tensor, self: Tensor, target: Tensor, *_: Any, out: Tensor, **__: Any
-) -> int:
+def smooth_l1_loss_backward(grad_output: Tensor, *_: Any, out: Tensor, **__: Any) -> int:
     """d = x - y, g = grad/n; |d| < β ? g·d/β : g·sign d: 7·n, and g on grad's own elements."""
     return 7 * out.numel() + grad_output.numel()
 
 
 @register_flops(packets("huber_loss_backward"))
-def huber_loss_backward(
-    grad_output: Tensor, self: Tensor, target: Tensor, *_: Any, out: Tensor, **__: Any
-) -> int:
+def huber_loss_backward(grad_output: Tensor, *_: Any, out: Tensor, **__: Any) -> int:
     """d = x - y; d < -δ ? -grad/n·δ : d > δ ? grad/n·δ : d/n·grad.
 
     Subtract, 2 comparisons, 2 products: 5·n; grad/n·δ twice: 4 per element of grad.
@@ -74,16 +70,8 @@ def huber_loss_backward(
     return 5 * out.numel() + 4 * grad_output.numel()
 
 
-@register_flops(packets("soft_margin_loss_backward"))
-def soft_margin_loss_backward(
-    grad_output: Tensor,
-    self: Tensor,
-    target: Tensor,
-    reduction: int = MEAN,
-    *,
-    out: Tensor,
-    **_: Any,
-) -> int:
+@register_flops(packets("soft_margin_loss_backward"), by_name=True)
+def soft_margin_loss_backward(*, reduction: int, out: Tensor, **_: Any) -> int:
     """y·grad·(s(y·x) - 1): 5·n; divided by n for a mean: n."""
     return (6 if reduction == MEAN else 5) * out.numel()
 
@@ -103,16 +91,9 @@ def binary_cross_entropy(
     return n * (9 + (weight is not None)) + _reduced(n, reduction)
 
 
-@register_flops(packets("binary_cross_entropy_backward"))
+@register_flops(packets("binary_cross_entropy_backward"), by_name=True)
 def binary_cross_entropy_backward(
-    grad_output: Tensor,
-    self: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: int = MEAN,
-    *,
-    out: Tensor,
-    **_: Any,
+    *, weight: Tensor | None = None, reduction: int = MEAN, out: Tensor, **_: Any
 ) -> int:
     """grad·(x - y)/max(x·(1 - x), ε): 6·n; weight n; divided by n for a mean: n."""
     return out.numel() * (6 + (weight is not None) + (reduction == MEAN))
@@ -144,10 +125,9 @@ def nll_loss_forward(
     target: Tensor,
     weight: Tensor | None,
     reduction: int,
-    ignore_index: int,
-    *,
+    *_: Any,
     out: Any,
-    **_: Any,
+    **__: Any,
 ) -> int:
     """x[N, C, ...] at t targets: -x[target].
 
@@ -165,16 +145,13 @@ def nll_loss_forward(
     return flops + total_weight + reduced
 
 
-@register_flops(packets("nll_loss_backward", "nll_loss2d_backward"))
+@register_flops(packets("nll_loss_backward", "nll_loss2d_backward"), by_name=True)
 def nll_loss_backward(
+    *,
     grad_output: Tensor,
     self: Tensor,
-    target: Tensor,
     weight: Tensor | None,
     reduction: int,
-    ignore_index: int,
-    total_weight: Tensor,
-    *,
     out: Tensor,
     **_: Any,
 ) -> int:
@@ -190,15 +167,13 @@ def nll_loss_backward(
     return flops
 
 
-@register_flops(packets("multi_margin_loss"))
+@register_flops(packets("multi_margin_loss"), by_name=True)
 def multi_margin_loss(
+    *,
     self: Tensor,
     target: Tensor,
     p: Any = 1,
-    margin: Any = 1,
     weight: Tensor | None = None,
-    reduction: int = MEAN,
-    *,
     out: Tensor,
     **_: Any,
 ) -> int:
@@ -211,17 +186,15 @@ def multi_margin_loss(
     return max(target.numel(), 1) + n * (3 + int(p == 2) + (weight is not None))
 
 
-@register_flops(packets("multi_margin_loss_backward"))
+@register_flops(packets("multi_margin_loss_backward"), by_name=True)
 def multi_margin_loss_backward(
-    grad_output: Tensor,
+    *,
     self: Tensor,
     target: Tensor,
     p: Any,
-    margin: Any,
     weight: Tensor | None = None,
-    *_: Any,
     out: Tensor,
-    **__: Any,
+    **_: Any,
 ) -> int:
     """x[N, C]; where z = margin - x_t + x is positive, g (p is 2: 2·g·z), weighted; the sum of
     a row is taken from the target; times the gradient.
@@ -245,13 +218,13 @@ def multilabel_margin_loss_forward(
     n, labels = self.numel(), self.shape[-1] if self.dim() else 1
     total = n * labels
     samples = n // labels if labels else 0
-    sums = {MEAN: total - samples + samples, SUM: max(total - 1, 0)}.get(reduction, total - samples)
+    sums = {MEAN: total, SUM: max(total - 1, 0)}.get(reduction, total - samples)
     return n + 3 * total + sums
 
 
 @register_flops(packets("multilabel_margin_loss_backward"))
 def multilabel_margin_loss_backward(
-    grad_output: Tensor, self: Tensor, target: Tensor, *_: Any, out: Tensor, **__: Any
+    grad_output: Tensor, self: Tensor, *_: Any, out: Tensor, **__: Any
 ) -> int:
     """x[N, C]: for each label and class 1 - x_t + x compared, g added to one, taken from other.
 

@@ -154,7 +154,7 @@ def addr(
     return count + OpCost(flops=muls(elements, a, b))
 
 
-@register_flops(packets("_foreach_mm"))
+@register_flops(packets("_foreach_mm") + packets("_foreach_mm_native_0", library="_native"))
 def foreach_mm(
     a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], *, out: Any, **_: Any
 ) -> OpCost:

@@ -35,10 +35,9 @@ def native_layer_norm(
     normalized_shape: list[int],
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    *,
+    *_: Any,
     out: Any,
-    **_: Any,
+    **__: Any,
 ) -> int:
     """x[m, D] normalised over D: 6·n + 2·m, affine n each. Source: torch._refs."""
     n = input.numel()
@@ -46,17 +45,14 @@ def native_layer_norm(
     return normalised(n, m) + given(weight, bias) * n
 
 
-@register_flops(packets("native_layer_norm_backward"))
+@register_flops(packets("native_layer_norm_backward"), by_name=True)
 def native_layer_norm_backward(
-    grad_out: Tensor,
+    *,
     input: Tensor,
     normalized_shape: list[int],
-    mean: Tensor,
-    rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     output_mask: list[bool],
-    *,
     out: Any,
     **_: Any,
 ) -> int:
@@ -83,25 +79,22 @@ def fused_rms_norm(
     input: Tensor,
     normalized_shape: list[int],
     weight: Tensor | None,
-    eps: float | None,
-    *,
+    *_: Any,
     out: Any,
-    **_: Any,
+    **__: Any,
 ) -> int:
     """x·rsqrt(mean x² + eps): square n, mean n, eps and rsqrt 2·m, scale n; weight n."""
     n = input.numel()
     return 3 * n + 2 * _rows(input, normalized_shape) + n * given(weight)
 
 
-@register_flops(packets("_fused_rms_norm_backward"))
+@register_flops(packets("_fused_rms_norm_backward"), by_name=True)
 def fused_rms_norm_backward(
-    grad_out: Tensor,
+    *,
     input: Tensor,
     normalized_shape: list[int],
-    rstd: Tensor,
     weight: Tensor | None,
     output_mask: list[bool],
-    *,
     out: Any,
     **_: Any,
 ) -> int:
@@ -120,17 +113,14 @@ def fused_rms_norm_backward(
     return flops + (2 * n - size) * needs_weight
 
 
-@register_flops(packets("native_group_norm"))
+@register_flops(packets("native_group_norm"), by_name=True)
 def native_group_norm(
+    *,
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     N: int,
-    C: int,
-    HxW: int,
     group: int,
-    eps: float,
-    *,
     out: Any,
     **_: Any,
 ) -> int:
@@ -143,19 +133,15 @@ def native_group_norm(
     return normalised(n, N * group) + given(weight, bias) * n
 
 
-@register_flops(packets("native_group_norm_backward"))
+@register_flops(packets("native_group_norm_backward"), by_name=True)
 def native_group_norm_backward(
-    grad_out: Tensor,
+    *,
     input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
     weight: Tensor | None,
     N: int,
     C: int,
-    HxW: int,
     group: int,
     output_mask: list[bool],
-    *,
     out: Any,
     **_: Any,
 ) -> int:
@@ -198,17 +184,8 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0, *, out: Any, **_: Any) -> in
     return vector_norm(v.numel(), g.numel(), 2) + g.numel() + v.numel()
 
 
-@register_flops(packets("_weight_norm_interface_backward"))
-def weight_norm_backward(
-    grad_w: Tensor,
-    saved_v: Tensor,
-    saved_g: Tensor,
-    saved_norms: Tensor,
-    dim: int,
-    *,
-    out: Any,
-    **_: Any,
-) -> int:
+@register_flops(packets("_weight_norm_interface_backward"), by_name=True)
+def weight_norm_backward(*, saved_v: Tensor, saved_norms: Tensor, out: Any, **_: Any) -> int:
     """d = Σgrad·v 2·n - m; grad v = g/‖v‖·(grad - v·d/‖v‖²) 3·m + 3·n; grad g = d/‖v‖ m.
 
     Source: weight_norm_differentiable_backward, aten/src/ATen/native/WeightNorm.cpp.

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from dispatch_flops.formulas._arithmetic import COMPLEX_ADD, COMPLEX_MUL
 from dispatch_flops.formulas._foreach import each
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.sparse import elements
@@ -52,12 +53,12 @@ ELEMENTARY = frozenset(_ELEMENTARY.split())
 
 #: Real operations per complex element, z = a+bi. An elementary function of a real is 1.
 COMPLEX = {
-    "add": 2,  # re, im
-    "sub": 2,
-    "rsub": 2,
+    "add": COMPLEX_ADD,  # re, im
+    "sub": COMPLEX_ADD,
+    "rsub": COMPLEX_ADD,
     "neg": 2,
     "conj_physical": 1,  # the sign of im
-    "mul": 6,  # 4 products, 2 sums
+    "mul": COMPLEX_MUL,  # 4 products, 2 sums
     "div": 11,  # z·conj(w): 6; |w|² : 3; 2 quotients
     "reciprocal": 6,  # |z|²: 3; sign of im: 1; 2 quotients
     "abs": 4,  # a², b², sum, root

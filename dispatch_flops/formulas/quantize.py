@@ -115,19 +115,10 @@ def choose_qparams(self: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
 
 
 @register_flops(
-    packets("_fused_moving_avg_obs_fq_helper", "_fused_moving_avg_obs_fq_helper_functional")
+    packets("_fused_moving_avg_obs_fq_helper", "_fused_moving_avg_obs_fq_helper_functional"),
+    by_name=True,
 )
-def observe_and_fake_quantize(
-    self: Tensor,
-    observer_on: Tensor,
-    fake_quant_on: Tensor,
-    running_min: Tensor,
-    running_max: Tensor,
-    scale: Tensor,
-    *_args: Any,
-    out: Any,
-    **_: Any,
-) -> OpCost:
+def observe_and_fake_quantize(*, self: Tensor, scale: Tensor, out: Any, **_: Any) -> OpCost:
     """Observer and fake quantisation, both taken to be on: the flags are data.
 
     FLOPs per group: minimum, maximum, two moving averages, scale and zero point. Per element:

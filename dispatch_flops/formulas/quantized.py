@@ -19,6 +19,7 @@ from dispatch_flops.cost import ZERO, OpCost, contraction
 from dispatch_flops.formulas._arithmetic import same_shaped
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.quantize import QUANTIZE, dequantize, dynamic, quantize, reals
+from dispatch_flops.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
 from dispatch_flops.registry import free, register_flops
 from dispatch_flops.tensors import flops, nbytes, product
 
@@ -227,82 +228,77 @@ def surround_dynamic(x: Tensor, packed: Any, out: Tensor) -> OpCost:
 
 # -- recurrent -----------------------------------------------------------------------------
 
-# Per hidden element and step, beside the products. Gates add input's and state's part.
-# LSTM: 4 sums, 3 sigmoid, tanh; c = f·c + i·g: 3; h = o·tanh(c): 2.
-# GRU: 2 sums, 2 sigmoid; n = tanh(a + r·b): 3; h = n + z·(h - n): 3.
-# RNN: a sum and tanh, or relu.
-GATES = {"lstm": (4, 13), "gru": (3, 10), "rnn": (1, 2)}
+GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 
 
-@register_flops(packets("quantized_lstm"))
-def quantized_lstm(x: Tensor, *args: Any, out: Any, **_: Any) -> OpCost:
+@register_flops(packets("quantized_lstm"), by_name=True)
+def quantized_lstm(*, hx: Sequence[Tensor], **arguments: Any) -> OpCost:
     """Dynamically quantised LSTM, see ``recurrent``."""
-    return recurrent("lstm", x, args)
+    return recurrent(LSTM, hx[0], **arguments)
 
 
-@register_flops(packets("quantized_gru"))
-def quantized_gru(x: Tensor, *args: Any, out: Any, **_: Any) -> OpCost:
+@register_flops(packets("quantized_gru"), by_name=True)
+def quantized_gru(*, hx: Tensor, **arguments: Any) -> OpCost:
     """Dynamically quantised GRU, see ``recurrent``."""
-    return recurrent("gru", x, args)
+    return recurrent(GRU, hx, **arguments)
 
 
-def recurrent(kind: str, x: Tensor, args: Sequence[Any]) -> OpCost:
-    """All layers, directions and steps. T rows in all steps together.
+def recurrent(
+    mode: int,
+    state: Tensor,
+    *,
+    input: Any = None,
+    data: Any = None,
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """All layers, directions and steps. T rows in all steps together: of ``input``, or of
+    ``data``, which is packed.
 
-    MACs per layer and direction: T·G·H·(inputs + H). FLOPs: 2·MACs, the gates, and per
+    MACs per layer and direction: T·G·H·(inputs + H). FLOPs: 2·MACs, ``CELL_FLOPS``, and per
     product as ``linear_dynamic`` (steps quantised one by one; their 10 for scale and zero point
     are counted once per layer and direction).
-
-    args: ``(hx, params, has_biases, layers, dropout, train, bidirectional[, batch_first])``, or
-    ``(batch_sizes, hx, params, ...)`` for packed sequences.
     """
-    packed = isinstance(args[1], Tensor) or (
-        isinstance(args[0], Tensor) and isinstance(args[1], (list, tuple)) and _is_state(args[1])
-    )
-    hx, _params, has_biases, layers, _dropout, _train, both = args[1 if packed else 0 :][:7]
-    hidden = (hx[0] if isinstance(hx, (list, tuple)) else hx).shape[-1]
-    rows, inputs, directions = x.numel() // x.shape[-1], x.shape[-1], 1 + both
+    x: Tensor = data if input is None else input
+    hidden = state.shape[-1]
+    rows, inputs, directions = x.numel() // x.shape[-1], x.shape[-1], 1 + bidirectional
     total = ZERO
-    for _layer in range(layers):
-        total += directions * cell(kind, rows, inputs, hidden, has_biases)
+    for _layer in range(num_layers):
+        total += directions * cell(mode, rows, inputs, hidden, has_biases)
         inputs = hidden * directions
     return total
 
 
-def _is_state(value: Any) -> bool:
-    return bool(value) and isinstance(value[0], Tensor)
-
-
-def cell(kind: str, rows: int, inputs: int, hidden: int, bias: bool) -> OpCost:
+def cell(mode: int, rows: int, inputs: int, hidden: int, bias: bool) -> OpCost:
     """Rows of inputs and of states through one dynamically quantised cell."""
-    gates, pointwise = GATES[kind]
-    results = rows * gates * hidden
+    results = rows * GATES[mode] * hidden
     surround = dynamic(rows * inputs) + dynamic(rows * hidden) + 2 * results * (1 + bias)
     return contraction(
-        results * (inputs + hidden), extra_flops=surround + rows * hidden * pointwise
+        results * (inputs + hidden), extra_flops=surround + rows * hidden * CELL_FLOPS[mode]
     )
 
 
-_CELLS = {
-    "quantized_lstm_cell_dynamic": "lstm",
-    "quantized_gru_cell_dynamic": "gru",
-    "quantized_rnn_relu_cell_dynamic": "rnn",
-    "quantized_rnn_tanh_cell_dynamic": "rnn",
-}
+_CELLS = {"lstm": LSTM, "gru": GRU, "rnn_relu": RELU, "rnn_tanh": TANH}
 
 
-def register_cell(name: str, kind: str) -> None:
+def register_cell(name: str, mode: int) -> None:
     """Register one step of a dynamically quantised recurrent cell."""
 
-    @register_flops(quantized(name), note=f"one step of a dynamically quantised {kind}")
+    @register_flops(
+        quantized(f"quantized_{name}_cell_dynamic"),
+        note=f"one step of a dynamically quantised {name}",
+    )
     def formula(x: Tensor, hx: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
         state = hx[0] if isinstance(hx, (list, tuple)) else hx
         rows = x.numel() // x.shape[-1]
-        return cell(kind, rows, x.shape[-1], state.shape[-1], True)
+        return cell(mode, rows, x.shape[-1], state.shape[-1], True)
 
 
-for _name, _kind in _CELLS.items():
-    register_cell(_name, _kind)
+for _name, _mode in _CELLS.items():
+    register_cell(_name, _mode)
 
 
 # -- embeddings ----------------------------------------------------------------------------
@@ -321,19 +317,11 @@ def embedding(*_args: Any, out: Tensor, **_: Any) -> OpCost:
             for bits in ("byte", "4bit", "2bit")
             for form in ("", "_rowwise_offsets")
         )
-    )
+    ),
+    by_name=True,
 )
 def embedding_bag(
-    weight: Any,
-    indices: Tensor,
-    offsets: Tensor | None = None,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    pruned_weights: bool = False,
-    per_sample_weights: Tensor | None = None,
-    *_args: Any,
-    out: Tensor,
-    **_: Any,
+    *, indices: Tensor, per_sample_weights: Tensor | None = None, out: Tensor, **_: Any
 ) -> OpCost:
     """Bags of rows, dequantised (2), weighted if asked for (1), and summed: n - m."""
     picked = indices.numel() * out.shape[-1]

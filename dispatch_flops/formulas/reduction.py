@@ -52,10 +52,10 @@ def _plain(per_input: int = 0, per_output: int = 0) -> Callable[..., int]:
     return formula
 
 
-def _register(targets: list[Any], formula: Formula, note: str) -> None:
+def _register(targets: list[Any], formula: Formula, note: str, *, by_name: bool = False) -> None:
     kind: Kind = "reduction"
     for target in targets:
-        add_rule(target, Rule(kind=kind, formula=formula, note=note))
+        add_rule(target, Rule(kind=kind, formula=formula, note=note, by_name=by_name))
 
 
 _register(packets("sum", "amax", "amin", "argmax", "argmin"), _plain(), "n-m")
@@ -103,16 +103,9 @@ def equal(self: torch.Tensor, other: torch.Tensor, *, out: Any, **_: Any) -> int
     return self.numel() * per_element("eq", complex_numbers=self.is_complex())
 
 
-@register_flops(packets("allclose"))
+@register_flops(packets("allclose"), by_name=True)
 def allclose(
-    self: torch.Tensor,
-    other: torch.Tensor,
-    rtol: float = 1e-5,
-    atol: float = 1e-8,
-    equal_nan: bool = False,
-    *,
-    out: Any,
-    **_: Any,
+    *, self: torch.Tensor, other: torch.Tensor, equal_nan: bool = False, out: Any, **_: Any
 ) -> int:
     """a = b, or |a-b| finite and at most atol + |rtol·b|, element by element.
 
@@ -214,25 +207,19 @@ def trace(self: torch.Tensor, *, out: torch.Tensor, **_: Any) -> int:
     return max(k - 1, 0) * per_element("add", complex_numbers=self.is_complex()) * is_inexact(self)
 
 
-def scan(recipe: str) -> Callable[..., int]:
-    """The formula of a scan: a row of length L takes L-1 steps, n-m in all."""
+def _scan(names: str, recipe: str, note: str) -> None:
+    """Register scans: a row of length L takes L-1 steps, n-m in all."""
 
-    def formula(self: torch.Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
+    def formula(*, self: torch.Tensor, dim: int, out: Any, **_: Any) -> int:
         if not is_inexact(self, *tensors_in(out)) or self.numel() == 0:
             return 0
         step = per_element(recipe, complex_numbers=self.is_complex())
-        return (self.numel() - rows(self, _scanned(args, kwargs))) * step
+        return (self.numel() - rows(self, dim)) * step
 
-    return formula
-
-
-def _scanned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The dimension of a scan; ``_cummax_helper`` takes its results before it."""
-    dim: int = kwargs["dim"] if "dim" in kwargs else next(a for a in args if isinstance(a, int))
-    return dim
+    _register(packets(*names.split()), formula, note, by_name=True)
 
 
-_register(packets("cumsum"), scan("add"), "n-m")
-_register(packets("cumprod"), scan("mul"), "n-m")
-_register(packets("cummax", "cummin", "_cummax_helper", "_cummin_helper"), scan("maximum"), "n-m")
-_register(packets("logcumsumexp", "_logcumsumexp"), scan("logaddexp"), "logaddexp per step")
+_scan("cumsum", "add", "n-m")
+_scan("cumprod", "mul", "n-m")
+_scan("cummax cummin _cummax_helper _cummin_helper", "maximum", "n-m")
+_scan("logcumsumexp _logcumsumexp", "logaddexp", "logaddexp per step")

@@ -86,34 +86,18 @@ def cubic(
     return flops(blend + sum(out.shape[2:]) * coordinate)
 
 
-@register_flops(backward_of(LINEAR))
-def linear_backward(
-    grad: Tensor,
-    output_size: Any,
-    input_size: Any,
-    align_corners: bool,
-    *_args: Any,
-    out: Tensor,
-    **_: Any,
-) -> OpCost:
+@register_flops(backward_of(LINEAR), by_name=True)
+def linear_backward(*, grad_output: Tensor, align_corners: bool, out: Tensor, **_: Any) -> OpCost:
     """FLOPs: (d + 1) 2^d per gradient, and the weights of ``linear``, 1 - w among them."""
-    coordinates = sum(grad.shape[2:]) * (source_index(align_corners) + 5)
-    return flops(coordinates + spread(grad, LINEAR_TAPS))
+    coordinates = sum(grad_output.shape[2:]) * (source_index(align_corners) + 5)
+    return flops(coordinates + spread(grad_output, LINEAR_TAPS))
 
 
-@register_flops(backward_of(("upsample_bicubic2d",)))
-def cubic_backward(
-    grad: Tensor,
-    output_size: Any,
-    input_size: Any,
-    align_corners: bool,
-    *_args: Any,
-    out: Tensor,
-    **_: Any,
-) -> OpCost:
+@register_flops(backward_of(("upsample_bicubic2d",)), by_name=True)
+def cubic_backward(*, grad_output: Tensor, align_corners: bool, out: Tensor, **_: Any) -> OpCost:
     """FLOPs: 3 * 4^2 per gradient, and the weights of ``cubic``."""
-    coordinates = sum(grad.shape[2:]) * (source_index(align_corners) + 4 + CUBIC_WEIGHTS)
-    return flops(coordinates + spread(grad, CUBIC_TAPS))
+    coordinates = sum(grad_output.shape[2:]) * (source_index(align_corners) + 4 + CUBIC_WEIGHTS)
+    return flops(coordinates + spread(grad_output, CUBIC_TAPS))
 
 
 def source_index(align_corners: bool) -> int:

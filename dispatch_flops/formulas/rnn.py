@@ -98,152 +98,94 @@ def _between_layers(
 # -- oneDNN: one layer, one direction per call ---------------------------------------------
 
 
-@register_flops(packets("mkldnn_rnn_layer"))
+@register_flops(packets("mkldnn_rnn_layer"), by_name=True)
 def mkldnn_rnn_layer(
-    x: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor,
-    b_hh: Tensor,
-    _hx: Tensor,
-    _cx: Tensor,
-    _reverse: bool,
-    _batch_sizes: Sequence[int],
+    *,
+    input: Tensor,
+    weight0: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    weight3: Tensor,
     mode: int,
     hidden_size: int,
-    _num_layers: int,
     has_biases: bool,
-    *_: Any,
     out: Any,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
     """x[T,B,I] through one LSTM layer in one direction.
 
     MACs: T·B·4H·(I+H). FLOPs: 2·MACs + 13·T·B·H, + 8·T·B·H with biases.
     Source: aten's LSTMCell, which runs where oneDNN does not.
     """
-    weights = _without_placeholders((w_ih, w_hh, b_ih, b_hh), has_biases)
-    return layers_cost(_tokens(x), weights, mode, hidden_size)
+    weights = _without_placeholders((weight0, weight1, weight2, weight3), has_biases)
+    return layers_cost(_tokens(input), weights, mode, hidden_size)
 
 
-@register_flops(packets("mkldnn_rnn_layer_backward"))
+@register_flops(packets("mkldnn_rnn_layer_backward"), by_name=True)
 def mkldnn_rnn_layer_backward(
-    x: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor,
-    b_hh: Tensor,
-    _hx: Tensor,
-    _cx: Tensor,
-    _output: Tensor,
-    _hy: Tensor,
-    _cy: Tensor,
-    _grad_output: Tensor | None,
-    _grad_hy: Tensor | None,
-    _grad_cy: Tensor | None,
-    _reverse: bool,
+    *,
+    input: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    weight3: Tensor,
+    weight4: Tensor,
     mode: int,
     hidden_size: int,
-    _num_layers: int,
     has_biases: bool,
-    _train: bool,
-    *_: Any,
     out: Any,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
     """All gradients of ``mkldnn_rnn_layer``, wanted or not.
 
     MACs: 2 x forward. FLOPs: 2·MACs + 23·T·B·H, + (T·B-1)·8H with biases.
     """
-    weights = _without_placeholders((w_ih, w_hh, b_ih, b_hh), has_biases)
-    return layers_backward_cost(_tokens(x), weights, mode, hidden_size)
+    weights = _without_placeholders((weight1, weight2, weight3, weight4), has_biases)
+    return layers_backward_cost(_tokens(input), weights, mode, hidden_size)
 
 
 def _without_placeholders(weights: tuple[Tensor, ...], has_biases: bool) -> tuple[Tensor, ...]:
-    """Where there are no biases, zeros in the shapes of the matrices stand in for them."""
+    """w_ih, w_hh and, if any, b_ih and b_hh: zeros in the matrices' shapes stand in for none."""
     return weights if has_biases else weights[:2]
 
 
 # -- cuDNN, MIOpen: all layers and directions in one call ----------------------------------
 
 
-@register_flops(packets("_cudnn_rnn"))
-def cudnn_rnn(
-    x: Tensor,
+@register_flops(packets("_cudnn_rnn", "miopen_rnn"), by_name=True)
+def vendor_rnn(
+    *,
+    input: Tensor,
     weight: Sequence[Tensor],
-    _weight_stride0: int,
-    _weight_buf: Tensor | None,
-    _hx: Tensor,
-    _cx: Tensor | None,
     mode: int,
     hidden_size: int,
-    _proj_size: int,
     num_layers: int,
-    _batch_first: bool,
     dropout: float,
     train: bool,
-    *_: Any,
     out: Any,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
     """x[T,B,I] or packed x[Σ batch_sizes, I].
 
     MACs: over layers and directions, tokens·gates·H·(inputs + P or H), + tokens·P·H to project.
     FLOPs: ``layers_cost``'s + 2 per element for dropout between layers.
     """
-    tokens = _tokens(x)
+    tokens = _tokens(input)
     cost = layers_cost(tokens, weight, mode, hidden_size)
     return cost + _between_layers(tokens, out[0], num_layers, dropout, train)
 
 
-@register_flops(packets("miopen_rnn"))
-def miopen_rnn(
-    x: Tensor,
-    weight: Sequence[Tensor],
-    _weight_stride0: int,
-    _hx: Tensor,
-    _cx: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    _batch_first: bool,
-    dropout: float,
-    train: bool,
-    *_: Any,
-    out: Any,
-    **__: Any,
-) -> OpCost:
-    """As ``cudnn_rnn``, without projections."""
-    tokens = _tokens(x)
-    cost = layers_cost(tokens, weight, mode, hidden_size)
-    return cost + _between_layers(tokens, out[0], num_layers, dropout, train)
-
-
-@register_flops(packets("_cudnn_rnn_backward"))
-def cudnn_rnn_backward(
-    x: Tensor,
-    weight: Sequence[Tensor],
-    _weight_stride0: int,
-    _weight_buf: Tensor,
-    _hx: Tensor,
-    _cx: Tensor | None,
-    output: Tensor,
-    _grad_output: Tensor | None,
-    _grad_hy: Tensor | None,
-    _grad_cy: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    _proj_size: int,
-    num_layers: int,
-    _batch_first: bool,
-    dropout: float,
-    train: bool,
-    _bidirectional: bool,
-    _batch_sizes: Sequence[int],
-    _dropout_state: Tensor | None,
-    _reserve: Tensor,
-    output_mask: Sequence[bool],
+@register_flops(packets("_cudnn_rnn_backward", "miopen_rnn_backward"), by_name=True)
+def vendor_rnn_backward(
     *,
+    input: Tensor,
+    weight: Sequence[Tensor],
+    output: Tensor,
+    mode: int,
+    hidden_size: int,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    output_mask: Sequence[bool],
     out: Any,
     **_: Any,
 ) -> OpCost:
@@ -252,57 +194,9 @@ def cudnn_rnn_backward(
     MACs: the forward's for each of the two. FLOPs: ``layers_backward_cost``'s + 1 per element
     for dropout between layers.
     """
-    return _rnn_backward(
-        x, weight, output, mode, hidden_size, num_layers, dropout, train, output_mask
-    )
-
-
-@register_flops(packets("miopen_rnn_backward"))
-def miopen_rnn_backward(
-    x: Tensor,
-    weight: Sequence[Tensor],
-    _weight_stride0: int,
-    _weight_buf: Tensor,
-    _hx: Tensor,
-    _cx: Tensor | None,
-    output: Tensor,
-    _grad_output: Tensor | None,
-    _grad_hy: Tensor | None,
-    _grad_cy: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    _batch_first: bool,
-    dropout: float,
-    train: bool,
-    _bidirectional: bool,
-    _batch_sizes: Sequence[int],
-    _dropout_state: Tensor | None,
-    _reserve: Tensor,
-    output_mask: Sequence[bool],
-    *,
-    out: Any,
-    **_: Any,
-) -> OpCost:
-    """As ``cudnn_rnn_backward``, without projections."""
-    return _rnn_backward(
-        x, weight, output, mode, hidden_size, num_layers, dropout, train, output_mask
-    )
-
-
-def _rnn_backward(
-    x: Tensor,
-    weight: Sequence[Tensor],
-    output: Tensor,
-    mode: int,
-    hidden: int,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    output_mask: Sequence[bool],
-) -> OpCost:
-    tokens = _tokens(x)
-    cost = layers_backward_cost(tokens, weight, mode, hidden, to_weights=bool(output_mask[3]))
+    tokens = _tokens(input)
+    to_weights = bool(output_mask[3])
+    cost = layers_backward_cost(tokens, weight, mode, hidden_size, to_weights=to_weights)
     dropped = _between_layers(tokens, output, num_layers, dropout, train)
     return cost + OpCost(flops=dropped.flops // 2)
 
@@ -310,39 +204,27 @@ def _rnn_backward(
 # -- MPS -----------------------------------------------------------------------------------
 
 
-@register_flops(packets("_lstm_mps"))
+@register_flops(packets("_lstm_mps"), by_name=True)
 def lstm_mps(
-    x: Tensor,
+    *,
+    input: Tensor,
     hx: Sequence[Tensor],
     params: Sequence[Tensor],
-    _has_biases: bool,
     num_layers: int,
     dropout: float,
     train: bool,
-    *_: Any,
     out: Any,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
-    """x[T,B,I] through all layers and directions. As ``cudnn_rnn``, without projections."""
-    tokens = _tokens(x)
+    """x[T,B,I] through all layers and directions. As ``vendor_rnn``, without projections."""
+    tokens = _tokens(input)
     cost = layers_cost(tokens, params, LSTM, hx[1].shape[-1])
     return cost + _between_layers(tokens, out[0], num_layers, dropout, train)
 
 
-@register_flops(packets("lstm_mps_backward"))
+@register_flops(packets("lstm_mps_backward"), by_name=True)
 def lstm_mps_backward(
-    _grad_y: Tensor | None,
-    _grad_hy: Tensor | None,
-    _grad_cy: Tensor | None,
-    _z_state: Tensor,
-    _cell_state: Tensor,
-    x: Tensor,
-    _layers_outputs: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    *_: Any,
-    out: Any,
-    **__: Any,
+    *, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], out: Any, **_: Any
 ) -> OpCost:
     """All gradients of ``lstm_mps``. MACs: 2 x forward."""
-    return layers_backward_cost(_tokens(x), params, LSTM, hx[1].shape[-1])
+    return layers_backward_cost(_tokens(input), params, LSTM, hx[1].shape[-1])

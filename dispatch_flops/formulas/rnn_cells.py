@@ -26,14 +26,13 @@ def _present(*biases: Tensor | None) -> int:
     return sum(b is not None and b.numel() > 0 for b in biases)
 
 
-@register_flops(packets("_thnn_fused_lstm_cell"))
+@register_flops(packets("_thnn_fused_lstm_cell"), by_name=True)
 def fused_lstm_cell(
+    *,
     input_gates: Tensor,
-    _hidden_gates: Tensor,
     cx: Tensor,
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
-    *,
     out: Any,
     **_: Any,
 ) -> OpCost:
@@ -42,30 +41,21 @@ def fused_lstm_cell(
     return OpCost(flops=CELL_FLOPS[LSTM] * cx.numel() + biases)
 
 
-@register_flops(packets("_thnn_fused_lstm_cell_backward", "_thnn_fused_lstm_cell_backward_impl"))
-def fused_lstm_cell_backward(
-    _grad_hy: Tensor | None,
-    _grad_cy: Tensor | None,
-    cx: Tensor,
-    _cy: Tensor,
-    _workspace: Tensor,
-    has_bias: bool,
-    *,
-    out: Any,
-    **_: Any,
-) -> OpCost:
+@register_flops(
+    packets("_thnn_fused_lstm_cell_backward", "_thnn_fused_lstm_cell_backward_impl"), by_name=True
+)
+def fused_lstm_cell_backward(*, cx: Tensor, has_bias: bool, out: Any, **_: Any) -> OpCost:
     """Gradients for gates, cx and bias. FLOPs: 23·B·H + (B-1)·4H with biases (one sum for both)."""
     return _cell_backward(LSTM, cx, 4, has_bias)
 
 
-@register_flops(packets("_thnn_fused_gru_cell"))
+@register_flops(packets("_thnn_fused_gru_cell"), by_name=True)
 def fused_gru_cell(
+    *,
     input_gates: Tensor,
-    _hidden_gates: Tensor,
     hx: Tensor,
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
-    *,
     out: Any,
     **_: Any,
 ) -> OpCost:
@@ -74,10 +64,8 @@ def fused_gru_cell(
     return OpCost(flops=CELL_FLOPS[GRU] * hx.numel() + biases)
 
 
-@register_flops(packets("_thnn_fused_gru_cell_backward"))
-def fused_gru_cell_backward(
-    grad_hy: Tensor, _workspace: Tensor, has_bias: bool, *, out: Any, **_: Any
-) -> OpCost:
+@register_flops(packets("_thnn_fused_gru_cell_backward"), by_name=True)
+def fused_gru_cell_backward(*, grad_hy: Tensor, has_bias: bool, out: Any, **_: Any) -> OpCost:
     """Gradients for gates, hx and biases. FLOPs: 16·B·H + (B-1)·6H with biases (a sum for each)."""
     return _cell_backward(GRU, grad_hy, 6, has_bias)
 

@@ -6,15 +6,13 @@ would load the library.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dispatch_flops.cost import ZERO, OpCost
-from dispatch_flops.formulas._arithmetic import adds, contract, cost_of, muls
+from dispatch_flops.formulas._arithmetic import adds, cost_of, muls
 from dispatch_flops.formulas._ops import packets
-from dispatch_flops.formulas.matmul import inner_products
 from dispatch_flops.registry import free, register_flops
 from dispatch_flops.tensors import flops
 
@@ -62,13 +60,6 @@ def accumulate_grad(
     if grad is None or new_grad is None:
         return ZERO
     return flops(adds(new_grad.numel(), new_grad))
-
-
-@register_flops(packets("_foreach_mm_native_0", library="_native"))
-def foreach_mm(a: Sequence[Tensor], b: Sequence[Tensor], *, out: Any, **_: Any) -> OpCost:
-    """One matrix product for each pair. MACs: M·N·K each."""
-    pairs = zip(a, b, strict=True)
-    return sum((contract(inner_products(x, y), x, y) for x, y in pairs), start=ZERO)
 
 
 # Libraries that are loaded late ------------------------------------------------------------

@@ -15,6 +15,10 @@ from dispatch_flops.formulas._arithmetic import adds, contract
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.linear import post_op
 from dispatch_flops.registry import register_flops
+from dispatch_flops.tensors import tensors_in
+
+#: One tensor of scales, or one for each level of them.
+Scale = torch.Tensor | Sequence[torch.Tensor]
 
 # Two 4-bit floats share one element of this dtype; other packed weights are read off the result.
 _TWO_IN_ONE = getattr(torch, "float4_e2m1fn_x2", None)
@@ -27,48 +31,30 @@ def _contracted(a: torch.Tensor) -> int:
 # -- scaled --------------------------------------------------------------------------------
 
 
-@register_flops(packets("_scaled_mm"))
+def _passes(*operands: Scale | None) -> int:
+    """How many tensors go over the result: a bias, a scale, or each level of one."""
+    return sum(1 for _ in tensors_in(operands))
+
+
+@register_flops(packets("_scaled_mm", "_scaled_mm_v2"), by_name=True)
 def scaled_mm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    *,
+    self: torch.Tensor,
+    scale_a: Scale,
+    scale_b: Scale,
     scale_result: torch.Tensor | None = None,
-    *_: Any,
+    bias: torch.Tensor | None = None,
     out: torch.Tensor,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
     """out[M,N] = scale_a·scale_b·(a[M,K] @ b[K,N]) + bias, a and b in 8 or 4 bits.
 
     MACs: M·N·K. FLOPs: 2·MACs + one product per output element and scale (2·M·N; 3·M·N with a
-    scale of the result) + M·N (bias). Scales of blocks of K cost more than is counted.
+    scale of the result; M·N more for each further level of an operand's) + M·N (bias). Scales of
+    blocks of K cost more than is counted.
     """
-    passes = 2 + (scale_result is not None) + (bias is not None)
-    return contraction(out.numel() * _contracted(a), extra_flops=passes * out.numel())
-
-
-@register_flops(packets("_scaled_mm_v2"))
-def scaled_mm_v2(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: Sequence[torch.Tensor],
-    recipe_a: Sequence[int],
-    swizzle_a: Sequence[int],
-    scale_b: Sequence[torch.Tensor],
-    recipe_b: Sequence[int],
-    swizzle_b: Sequence[int],
-    bias: torch.Tensor | None = None,
-    *_: Any,
-    out: torch.Tensor,
-    **__: Any,
-) -> OpCost:
-    """``_scaled_mm`` with one or more levels of scales per operand.
-
-    MACs: M·N·K. FLOPs: 2·MACs + M·N per scale + M·N (bias).
-    """
-    passes = len(scale_a) + len(scale_b) + (bias is not None)
-    return contraction(out.numel() * _contracted(a), extra_flops=passes * out.numel())
+    passes = _passes(scale_a, scale_b, scale_result, bias)
+    return contraction(out.numel() * _contracted(self), extra_flops=passes * out.numel())
 
 
 # -- grouped -------------------------------------------------------------------------------
@@ -105,46 +91,25 @@ def grouped_mm(
     return contract(_grouped_macs(a, b, out), a, b, extra_flops=extra)
 
 
-@register_flops(packets("_scaled_grouped_mm"))
+@register_flops(packets("_scaled_grouped_mm", "_scaled_grouped_mm_v2"), by_name=True)
 def scaled_grouped_mm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    *,
+    self: torch.Tensor,
+    mat2: torch.Tensor,
+    scale_a: Scale,
+    scale_b: Scale,
     scale_result: torch.Tensor | None = None,
-    *_: Any,
+    bias: torch.Tensor | None = None,
     out: torch.Tensor,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
     """``_grouped_mm`` of scaled operands.
 
-    MACs: see ``_grouped_macs``. FLOPs: 2·MACs + one per output element for each scale and bias.
+    MACs: see ``_grouped_macs``. FLOPs: 2·MACs + one per output element for each scale (and level
+    of it) and bias.
     """
-    passes = 2 + (scale_result is not None) + (bias is not None)
-    return contraction(_grouped_macs(a, b, out), extra_flops=passes * out.numel())
-
-
-@register_flops(packets("_scaled_grouped_mm_v2"))
-def scaled_grouped_mm_v2(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: Sequence[torch.Tensor],
-    recipe_a: Sequence[int],
-    swizzle_a: Sequence[int],
-    scale_b: Sequence[torch.Tensor],
-    recipe_b: Sequence[int],
-    swizzle_b: Sequence[int],
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    *_: Any,
-    out: torch.Tensor,
-    **__: Any,
-) -> OpCost:
-    """``_scaled_grouped_mm`` with one or more levels of scales per operand."""
-    passes = len(scale_a) + len(scale_b) + (bias is not None)
-    return contraction(_grouped_macs(a, b, out), extra_flops=passes * out.numel())
+    passes = _passes(scale_a, scale_b, scale_result, bias)
+    return contraction(_grouped_macs(self, mat2, out), extra_flops=passes * out.numel())
 
 
 # -- quantised weights ---------------------------------------------------------------------
@@ -168,9 +133,7 @@ def weight_int8pack_mm(
         "_weight_int4pack_mm_with_scales_and_zeros",
     )
 )
-def weight_int4pack_mm(
-    x: torch.Tensor, weight: torch.Tensor, group_size: int, *_: Any, out: torch.Tensor, **__: Any
-) -> OpCost:
+def weight_int4pack_mm(x: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> OpCost:
     """out[M,N] = x[M,K] @ dequantised(weight).T; N is the result's, the weight is packed.
 
     MACs: M·N·K. FLOPs: 2·MACs + 2·N·K (a scale and a zero point for each weight).

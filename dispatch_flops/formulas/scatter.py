@@ -76,13 +76,20 @@ def scatter_add(
     return update(self, (index, src), out, touched=index.numel(), steps=_sum_steps(self))
 
 
-@register_flops(packets("scatter"))
-def scatter(self: Tensor, dim: int, index: Tensor, *args: Any, out: Any, **kwargs: Any) -> OpCost:
+@register_flops(packets("scatter"), by_name=True)
+def scatter(
+    *,
+    self: Tensor,
+    index: Tensor,
+    src: Tensor | None = None,
+    reduce: str | None = None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
     """self[index] = src; with ``reduce`` "add" or "multiply" one operation per index."""
-    reduce = kwargs.get("reduce")
     name = {"add": "add", "multiply": "mul"}.get(str(reduce))
     steps = 0 if name is None else per_element(name, complex_numbers=self.is_complex())
-    return update(self, (index, args, kwargs), out, touched=index.numel(), steps=steps)
+    return update(self, (index, src), out, touched=index.numel(), steps=steps)
 
 
 @register_flops(packets("scatter_reduce"))
@@ -210,16 +217,9 @@ def unsafe_masked_index_put_accumulate(
 # Embeddings ------------------------------------------------------------------------------
 
 
-@register_flops(packets("embedding_dense_backward"))
+@register_flops(packets("embedding_dense_backward"), by_name=True)
 def embedding_dense_backward(
-    grad_output: Tensor,
-    indices: Tensor,
-    num_weights: int,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-    *,
-    out: Tensor,
-    **_: Any,
+    *, grad_output: Tensor, scale_grad_by_freq: bool, out: Tensor, **_: Any
 ) -> int:
     """grad[T, D] added to the rows of weight[V, D]: T·D; divided by how often each occurs: T·D.
 
@@ -247,18 +247,16 @@ def embedding_renorm(
 _BAG_MEAN, _BAG_MAX = 1, 2
 
 
-@register_flops(packets("_embedding_bag", "_embedding_bag_forward_only"))
+@register_flops(packets("_embedding_bag", "_embedding_bag_forward_only"), by_name=True)
 def embedding_bag(
+    *,
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
-    scale_grad_by_freq: bool = False,
     mode: int = 0,
-    sparse: bool = False,
     per_sample_weights: Tensor | None = None,
-    *_: Any,
     out: Any,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
     """T rows of weight[V, D] in B bags: sums (or maxima) (T-B)·D, weights T·D, mean B·D.
 
@@ -272,54 +270,24 @@ def embedding_bag(
     return OpCost(flops=flops, bytes_read=read, bytes_written=nbytes(out))
 
 
-@register_flops(packets("_embedding_bag_dense_backward"))
-def embedding_bag_dense_backward(
+@register_flops(packets("_embedding_bag_dense_backward", "_embedding_bag_backward"), by_name=True)
+def embedding_bag_backward(
+    *,
     grad: Tensor,
     indices: Tensor,
-    offset2bag: Tensor,
-    bag_size: Tensor,
-    maximum_indices: Tensor,
-    num_weights: int,
     scale_grad_by_freq: bool,
     mode: int,
     per_sample_weights: Tensor | None,
-    *_: Any,
     out: Tensor,
-    **__: Any,
+    **_: Any,
 ) -> int:
     """grad[B, D] of each bag added to the T rows in it: T·D; weights, mean and frequency T·D
-    each. Maximum: added to one row per element, B·D.
+    each. Maximum: added to one row per element, B·D. (A sparse gradient leaves the summing to
+    later.)
     """
-    return _bag_backward(grad, indices, scale_grad_by_freq, mode, per_sample_weights)
-
-
-@register_flops(packets("_embedding_bag_backward"))
-def embedding_bag_backward(
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    offset2bag: Tensor,
-    bag_size: Tensor,
-    maximum_indices: Tensor,
-    num_weights: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Tensor | None,
-    *_: Any,
-    out: Tensor,
-    **__: Any,
-) -> int:
-    """As ``_embedding_bag_dense_backward``; a sparse gradient leaves the summing to later."""
-    return _bag_backward(grad, indices, scale_grad_by_freq, mode, per_sample_weights)
-
-
-def _bag_backward(
-    grad: Tensor, indices: Tensor, by_frequency: bool, mode: int, weights: Tensor | None
-) -> int:
     if mode == _BAG_MAX:
         return grad.numel()
-    passes = 1 + (weights is not None) + (mode == _BAG_MEAN) + by_frequency
+    passes = 1 + (per_sample_weights is not None) + (mode == _BAG_MEAN) + scale_grad_by_freq
     return indices.numel() * grad.shape[1] * passes
 
 

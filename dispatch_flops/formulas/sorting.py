@@ -44,48 +44,42 @@ def _rows(self: torch.Tensor, dim: int) -> tuple[int, int]:
     return (self.numel() // length if length else 0), length
 
 
-def _dimension(args: tuple[Any, ...], kwargs: dict[str, Any], position: int = 0) -> int:
-    dim = kwargs.get("dim", args[position] if len(args) > position else -1)
-    return int(dim)
-
-
-@register_flops(packets("sort"))
-def sort(self: torch.Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
-    """m rows of L: m·B(L). With ``stable`` the dimension is a keyword."""
-    named = [arg for arg in args if isinstance(arg, int) and not isinstance(arg, bool)]
-    m, length = _rows(self, int(kwargs.get("dim", named[0] if named else -1)))
+@register_flops(packets("sort"), by_name=True)
+def sort(*, self: torch.Tensor, dim: int = -1, out: Any, **_: Any) -> int:
+    """m rows of L: m·B(L)."""
+    m, length = _rows(self, dim)
     return m * comparisons(length) if is_inexact(self) else 0
 
 
 @register_flops(packets("topk"))
-def topk(self: torch.Tensor, k: int, *args: Any, out: Any, **kwargs: Any) -> int:
+def topk(self: torch.Tensor, k: int, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
     """The k best of m rows of L."""
-    m, length = _rows(self, _dimension(args, kwargs))
+    m, length = _rows(self, dim)
     return m * comparisons(length, k) if is_inexact(self) else 0
 
 
 @register_flops(packets("kthvalue"))
-def kthvalue(self: torch.Tensor, k: int, *args: Any, out: Any, **kwargs: Any) -> int:
+def kthvalue(self: torch.Tensor, k: int, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
     """The k best or the L-k+1 worst of m rows, whichever are fewer."""
-    m, length = _rows(self, _dimension(args, kwargs))
+    m, length = _rows(self, dim)
     return m * comparisons(length, min(k, length - k + 1)) if is_inexact(self) else 0
 
 
 @register_flops(packets("median", "nanmedian"))
-def median(self: torch.Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
+def median(self: torch.Tensor, dim: int | None = None, *_: Any, out: Any, **__: Any) -> int:
     """The lower middle of each row: the best ⌈L/2⌉; of all numbers where no dimension is given."""
     if not is_inexact(self):
         return 0
-    if not args and "dim" not in kwargs:
+    if dim is None:
         return comparisons(self.numel(), math.ceil(self.numel() / 2))
-    m, length = _rows(self, _dimension(args, kwargs))
+    m, length = _rows(self, dim)
     return m * comparisons(length, math.ceil(length / 2))
 
 
 @register_flops(packets("mode"))
-def mode(self: torch.Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
+def mode(self: torch.Tensor, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
     """Each row is sorted, then every neighbour compared: m·(B(L) + L-1)."""
-    m, length = _rows(self, _dimension(args, kwargs))
+    m, length = _rows(self, dim)
     return m * (comparisons(length) + max(length - 1, 0)) if is_inexact(self) else 0
 
 
@@ -96,23 +90,15 @@ def unique(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
     return comparisons(n) + max(n - 1, 0) if is_inexact(self) else 0
 
 
-@register_flops(packets("unique_consecutive"))
-def unique_consecutive(
-    self: torch.Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
-    *,
-    out: Any,
-    **_: Any,
-) -> int:
+@register_flops(packets("unique_consecutive"), by_name=True)
+def unique_consecutive(*, self: torch.Tensor, dim: int | None = None, out: Any, **_: Any) -> int:
     """Neighbours compared: n-1; along a dimension L-1 slices, n - n/L."""
     n = self.numel()
     return max(n - (n // self.shape[dim] if dim is not None and n else 1), 0) * is_inexact(self)
 
 
 @register_flops(packets("unique_dim", "unique_dim_consecutive"))
-def unique_dim(self: torch.Tensor, dim: int, *args: Any, out: Any, **kwargs: Any) -> int:
+def unique_dim(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     """L slices of n/L numbers sorted in dictionary order, neighbours compared: at most
     (B(L) + L-1)·n/L. A comparison of two slices ends at the first difference: an upper bound.
     """

@@ -55,22 +55,19 @@ def _attention_with_weights(scores: Scores, *, masked: bool, averaged: bool) -> 
     return contraction(scores.pairs * (scores.d + scores.dv), extra_flops=extra)
 
 
-@register_flops(packets("_native_multi_head_attention"))
+@register_flops(packets("_native_multi_head_attention"), by_name=True)
 def native_multi_head_attention(
+    *,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     embed_dim: int,
     num_head: int,
     qkv_weight: Tensor,
-    qkv_bias: Tensor,
     proj_weight: Tensor,
-    proj_bias: Tensor,
     mask: Tensor | None = None,
     need_weights: bool = True,
     average_attn_weights: bool = True,
-    mask_type: int | None = None,
-    *,
     out: Any,
     **_: Any,
 ) -> Split:
@@ -96,50 +93,21 @@ def native_multi_head_attention(
     return Split(own=projected + attended, shares=(Share(cost=output, child="out_proj"),))
 
 
-@register_flops(packets("_triton_multi_head_attention"))
-def triton_multi_head_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    mask: Tensor | None = None,
-    *,
-    out: Any,
-    **_: Any,
-) -> Split:
+@register_flops(packets("_triton_multi_head_attention"), by_name=True)
+def triton_multi_head_attention(**arguments: Any) -> Split:
     """As ``_native_multi_head_attention`` without weights."""
-    return native_multi_head_attention(
-        query,
-        key,
-        value,
-        embed_dim,
-        num_head,
-        qkv_weight,
-        qkv_bias,
-        proj_weight,
-        proj_bias,
-        mask,
-        need_weights=False,
-        out=out,
-    )
+    return native_multi_head_attention(**arguments, need_weights=False)
 
 
-@register_flops(packets("_transformer_encoder_layer_fwd"))
+@register_flops(packets("_transformer_encoder_layer_fwd"), by_name=True)
 def transformer_encoder_layer_fwd(
+    *,
     src: Tensor,
     embed_dim: int,
     num_heads: int,
     qkv_weight: Tensor,
-    qkv_bias: Tensor,
     proj_weight: Tensor,
-    proj_bias: Tensor,
     use_gelu: bool,
-    norm_first: bool,
     eps: float,
     norm_weight_1: Tensor,
     norm_bias_1: Tensor,
@@ -148,10 +116,7 @@ def transformer_encoder_layer_fwd(
     ffn_weight_1: Tensor,
     ffn_bias_1: Tensor,
     ffn_weight_2: Tensor,
-    ffn_bias_2: Tensor,
     mask: Tensor | None = None,
-    mask_type: int | None = None,
-    *,
     out: Any,
     **_: Any,
 ) -> Split:
@@ -164,16 +129,14 @@ def transformer_encoder_layer_fwd(
     """
     tokens = sum(_lengths(src))
     attention = native_multi_head_attention(
-        src,
-        src,
-        src,
-        embed_dim,
-        num_heads,
-        qkv_weight,
-        qkv_bias,
-        proj_weight,
-        proj_bias,
-        mask,
+        query=src,
+        key=src,
+        value=src,
+        embed_dim=embed_dim,
+        num_head=num_heads,
+        qkv_weight=qkv_weight,
+        proj_weight=proj_weight,
+        mask=mask,
         need_weights=False,
         out=out,
     ).total
@@ -216,13 +179,7 @@ def transform_bias_rescale_qkv(
 
 @register_flops(packets("_masked_softmax"))
 def masked_softmax(
-    self: Tensor,
-    mask: Tensor,
-    dim: int | None = None,
-    mask_type: int | None = None,
-    *,
-    out: Any,
-    **_: Any,
+    self: Tensor, mask: Tensor, dim: int | None = None, *_: Any, out: Any, **__: Any
 ) -> OpCost:
     """Softmax of scores, those at the mask filled with -inf, which is free. FLOPs: softmax's."""
     return OpCost(flops=softmax(self.numel(), _rows(self, dim)))

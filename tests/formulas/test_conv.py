@@ -201,3 +201,16 @@ def test_conv_tbc() -> None:
     grad = torch.ones(6, 2, 5)
     backward = cost_of(aten.conv_tbc_backward, grad, x, weight, bias, 1, out=None)
     assert (backward.macs, backward.flops) == (2 * once, 4 * once + outputs - 5)
+
+
+@pytest.mark.parametrize("overload", ["output_mask", "output_mask_out", "grad_input"])
+def test_every_form_of_the_slow_backward_costs_the_same(overload: str) -> None:
+    """The form that writes into three given tensors has no mask: it computes all of them."""
+    x, weight, grad = (
+        torch.ones(s, device="meta") for s in ((2, 3, 9, 9), (5, 3, 3, 3), (2, 5, 7, 7))
+    )
+    mask = [] if overload == "grad_input" else [[True, True, True]]
+    op = getattr(aten._slow_conv2d_backward, overload)
+    cost = cost_of(op, grad, x, weight, [3, 3], [1, 1], [0, 0], *mask, out=None)
+    assert cost.macs == 2 * (2 * 5 * 49) * (3 * 9)
+    assert cost.flops == 2 * cost.macs + 2 * 5 * 49 - 5

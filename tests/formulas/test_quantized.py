@@ -11,6 +11,7 @@ from support import profile_of
 from torch import nn
 
 from dispatch_flops import Profile
+from dispatch_flops.formulas._arithmetic import cost_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -157,6 +158,19 @@ def test_dynamic_convolution(bias: bool) -> None:
     macs = out * 6 * 3
     counted = cost(ops.conv1d_dynamic, x, packed)
     assert counted == (macs, 2 * macs + quantise + out * (2 if bias else 1))
+
+
+@pytest.mark.parametrize("form", ["input_legacy", "data_legacy"])
+def test_weights_may_be_given_as_tensors(form: str) -> None:
+    """As old programs do: no type then tells the state from the lengths of what is packed."""
+    x, state, weight = (torch.empty(n, 7, device="meta") for n in (3, 3, 3 * 7))
+    lengths = torch.empty(1, device="meta", dtype=torch.int64)
+    sequence = (x, lengths) if form == "data_legacy" else (x,)
+    op = getattr(torch.ops.aten.quantized_gru, form)
+    last = () if form == "data_legacy" else (False,)
+    options = (True, 1, 0.0, False, False, *last)
+    found = cost_of(op, *sequence, state, [weight, weight], *options, out=None)
+    assert found.macs == 3 * 3 * 7 * (7 + 7)
 
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTMCell, 4), (nn.GRUCell, 3), (nn.RNNCell, 1)])
