@@ -10,14 +10,14 @@ Letters: T rows, K contracted, O results per row; G gates, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from dispatch_flops.cost import ZERO, OpCost, contraction
-from dispatch_flops.formulas._arithmetic import same_shaped
 from dispatch_flops.formulas._ops import packets
+from dispatch_flops.formulas.linear import post_op
 from dispatch_flops.formulas.quantize import QUANTIZE, dequantize, dynamic, quantize, reals
 from dispatch_flops.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
 from dispatch_flops.registry import free, register_flops
@@ -128,10 +128,21 @@ def linear_fake(
     return matmul_cost(x, out) + flops(surround)
 
 
-@register_flops(packets("qlinear_pointwise", library="onednn"))
-def qlinear_pointwise(x: Tensor, *args: Any, out: Tensor, **_: Any) -> OpCost:
-    """x[T, K] @ weight, then a post-operation. MACs: T·O·K. See ``rescaled``."""
-    return matmul_cost(x, out) + rescaled(out, args)
+@register_flops(packets("qlinear_pointwise", library="onednn"), by_name=True)
+def qlinear_pointwise(
+    *,
+    qx: Tensor,
+    post_op_name: str = "none",
+    post_op_algorithm: str = "none",
+    binary_post_op: str = "none",
+    unary_post_op: str = "none",
+    unary_post_op_algorithm: str = "none",
+    out: Tensor,
+    **_: Any,
+) -> OpCost:
+    """qx[T, K] @ qw, then post-operations. MACs: T·O·K. See ``rescaled``."""
+    activations = (post_op_name, post_op_algorithm), (unary_post_op, unary_post_op_algorithm)
+    return matmul_cost(qx, out) + rescaled(out, binary_post_op, activations)
 
 
 @register_flops(packets("int4mm_packed_weight_cpu", library="quantized"))
@@ -145,21 +156,18 @@ def has_bias(packed: Any) -> bool:
     return packed.bias() is not None
 
 
-def rescaled(out: Tensor, args: Sequence[Any]) -> OpCost:
-    """FLOPs of a oneDNN result: rescaled to integers or reals, after a post-operation.
+def rescaled(
+    out: Tensor, binary: str, activations: Iterable[tuple[str | None, str | None]]
+) -> OpCost:
+    """FLOPs of a oneDNN result: rescaled to integers or reals, after post-operations.
 
-    args: the arguments after the input; the names among them are the post-operations.
+    binary: what is done with another tensor: "sum", "add" or "mul", else "none".
+    activations: names, "none" among them, each with its algorithm.
     """
-    cost = flops(out.numel() * (1 if out.is_floating_point() else QUANTIZE))
-    names = [arg for arg in args if isinstance(arg, str)]
+    steps = (1 if out.is_floating_point() else QUANTIZE) + (binary != "none")
     real = reals(out)
-    for name in names:
-        op = {"swish": "silu", "sum": "add"}.get(name, name)
-        if op in ("relu", "hardtanh", "hardswish", "silu", "gelu", "tanh", "sigmoid"):
-            cost += same_shaped(getattr(aten, op), real)
-        elif op in ("add", "mul"):
-            cost += flops(out.numel())
-    return cost
+    after = (post_op(name, algorithm, real) for name, algorithm in activations)
+    return sum(after, start=flops(steps * out.numel()))
 
 
 # -- convolution ---------------------------------------------------------------------------
@@ -200,14 +208,24 @@ def conv_transpose_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_
 
 
 @register_flops(
-    packets("qconv_pointwise", *(f"qconv{d}d_pointwise" for d in (1, 2, 3)), library="onednn")
+    packets("qconv_pointwise", *(f"qconv{d}d_pointwise" for d in (1, 2, 3)), library="onednn"),
+    by_name=True,
 )
 def qconv_pointwise(
-    x: Tensor, x_scale: Any, x_zero: Any, weight: Tensor, *args: Any, out: Tensor, **_: Any
+    *,
+    qw: Tensor,
+    attr: str = "none",
+    algorithm: str | None = None,
+    binary_attr: str = "none",
+    unary_attr: str | None = None,
+    unary_algorithm: str | None = None,
+    out: Tensor,
+    **_: Any,
 ) -> OpCost:
-    """A convolution, then a post-operation. MACs: results · K. See ``rescaled``."""
-    per_result = weight.numel() // out.shape[1]
-    return contraction(out.numel() * per_result) + rescaled(out, args)
+    """A convolution, then post-operations. MACs: results · K. See ``rescaled``."""
+    per_result = qw.numel() // out.shape[1]
+    activations = (attr, algorithm), (unary_attr, unary_algorithm)
+    return contraction(out.numel() * per_result) + rescaled(out, binary_attr, activations)
 
 
 def conv_macs(packed: Any, out: Tensor) -> OpCost:

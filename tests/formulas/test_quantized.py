@@ -207,3 +207,43 @@ def test_layer_norm_as_on_reals() -> None:
     x, w = small(T, K), torch.ones(K)
     real = cost(lambda: torch.nn.functional.layer_norm(torch.rand(T, K), (K,), w, w))[1]
     assert cost(ops.layer_norm, x, [K], w, w, 1e-5, 0.1, 0) == (0, real + (2 + 5) * T * K)
+
+
+ERF_GELU, TANH_GELU = 5, 9  # x/sqrt(2), erf, 1 +, x *, / 2; and x^3, its factor, x +, its factor,
+# tanh, 1 +, x *, / 2
+
+
+@pytest.mark.parametrize(
+    ("post", "per_result"),
+    [
+        ({"post_op_name": "none"}, 0),
+        ({"post_op_name": "relu"}, 1),
+        ({"post_op_name": "gelu", "post_op_algorithm": "none"}, ERF_GELU),
+        ({"post_op_name": "gelu", "post_op_algorithm": "tanh"}, TANH_GELU),
+        ({"binary_post_op": "sum", "unary_post_op": "relu"}, 1 + 1),
+        ({"binary_post_op": "add", "unary_post_op": "none"}, 1),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "rescale"), [(torch.float32, 1), (torch.uint8, 5)])
+def test_onednns_post_operations(
+    post: dict[str, str], per_result: int, dtype: torch.dtype, rescale: int
+) -> None:
+    t, k, o = 3, 5, 7
+    x, weight = (torch.empty(size, dtype=torch.uint8, device="meta") for size in ((t, k), (k, o)))
+    out = torch.empty(t, o, dtype=dtype, device="meta")
+    op = torch.ops.onednn.qlinear_pointwise.default
+    found = cost_of(op, x, 1.0, 0, weight, out=out, **post)
+    assert found.macs == t * k * o
+    assert found.flops == 2 * t * k * o + t * o * (rescale + per_result)
+
+
+def test_a_quantised_convolution_with_tanh_gelu() -> None:
+    image, weight = (
+        torch.empty(size, dtype=torch.uint8, device="meta")
+        for size in ((2, 3, 11, 11), (5, 3, 3, 3))
+    )
+    out = torch.empty(2, 5, 9, 9, device="meta")
+    op = torch.ops.onednn.qconv2d_pointwise.default
+    found = cost_of(op, image, 1.0, 0, weight, attr="gelu", algorithm="tanh", out=out)
+    macs, results = 2 * 5 * 9 * 9 * 3 * 3 * 3, 2 * 5 * 9 * 9
+    assert (found.macs, found.flops) == (macs, 2 * macs + results * (1 + TANH_GELU))

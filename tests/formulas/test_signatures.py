@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch._ops import OpOverload
+from torch.nn.attention import varlen  # noqa: F401  (brings its operators)
 
 from dispatch_flops import (
     formulas,  # noqa: F401  (fills the registry)
