@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 _DYNAMO = "torch._dynamo"
 
@@ -76,14 +76,16 @@ def _take_stance() -> Callable[[], None]:
 
 def _silence() -> Callable[[], None]:
     """torch warns of global hooks on compiled modules: it is the counter that has them."""
-    before = list(warnings.filters)
+    filters = cast("list[Any]", warnings.filters)
+    before = list(filters)
     warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global")
-    added = [entry for entry in warnings.filters if entry not in before]
+    added = [entry for entry in filters if entry not in before]
 
     def restore() -> None:
-        for entry in added:
-            if entry in warnings.filters:  # the program may have set filters of its own
-                warnings.filters.remove(entry)  # type: ignore[attr-defined]
+        # The program may have set filters of its own; and within its ``catch_warnings`` those in
+        # use are a copy.
+        for used in (filters, cast("list[Any]", warnings.filters)):
+            used[:] = [entry for entry in used if entry not in added]
 
     return restore
 

@@ -292,3 +292,13 @@ def test_packed_weights_live_no_longer_than_without_the_counter() -> None:
         plan = counter._session._mode._plans[torch.ops.quantized.linear.default]
         assert not plan.cache  # its keys would be the packed weights themselves
     assert counter.get_total_macs() == 2 * 2 * 3 * 5
+
+
+def test_a_block_that_ends_where_the_program_catches_warnings_leaves_the_filters_alone() -> None:
+    before = list(warnings.filters)
+    counter = FlopCounterMode(display=False)
+    counter.__enter__()
+    with warnings.catch_warnings():
+        counter.__exit__(None, None, None)
+        assert warnings.filters == before
+    assert warnings.filters == before

@@ -63,7 +63,8 @@ class Step:
         """The share of a device's peak that the model's FLOPs took; None likewise."""
         if not peak_flops_per_s > 0:
             raise ConfigError(f"peak_flops_per_s={peak_flops_per_s!r}: pass FLOP/s above 0")
-        return ratio(self.model_total.flops, self.seconds * peak_flops_per_s)
+        achieved = ratio(self.model_total.flops, self.seconds)
+        return None if achieved is None else achieved / peak_flops_per_s
 
 
 def counting_backend(
