@@ -64,6 +64,11 @@ class OpCost:
 ZERO = OpCost()
 
 
+def flops(count: int) -> OpCost:
+    """A cost of ``count`` FLOPs that are no MACs."""
+    return OpCost(flops=count)
+
+
 def contraction(macs: int, *, complex_numbers: bool = False, extra_flops: int = 0) -> OpCost:
     """Cost of ``macs`` multiply-accumulates, plus FLOPs that are no part of a MAC.
 

@@ -36,10 +36,10 @@ from dispatch_flops.running import (
     on_meta,
     random_state_kept,
     submodule,
-    tensors_in,
     with_backward,
 )
 from dispatch_flops.stance import eager_stance
+from dispatch_flops.tensors import tensors_in
 from dispatch_flops.tree import OUTSIDE, ModuleNode, Profile, StepTiming
 
 OWN_PASS = "a pass of its own, without the dispatch mode; the model's without any hook"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import operator
 import random
@@ -17,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dispatch_flops.errors import TargetError
+from dispatch_flops.tensors import tensors_in
 
 _CONTAINERS = (dict, OrderedDict, list, set)  # no subclasses: they may do more when written to
 
@@ -87,20 +87,6 @@ def with_backward(run: Callable[[], Any], leaves: Sequence[torch.Tensor]) -> Cal
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
 
     return forward_and_backward
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name))
 
 
 def submodule(model: nn.Module, fqn: str) -> nn.Module | None:

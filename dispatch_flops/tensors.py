@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-
-from dispatch_flops.cost import OpCost
 
 _SPARSE_LAYOUTS = frozenset(
     (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -36,19 +33,9 @@ def nbytes(*values: Any) -> int:
     return sum(_bytes_of(tensor) for tensor in tensors_in(values))
 
 
-def product(sizes: Iterable[int]) -> int:
-    """The product of sizes; 1 for none."""
-    return math.prod(sizes)
-
-
 def is_inexact(*tensors: torch.Tensor | None) -> bool:
     """True if one of the tensors holds floating-point or complex numbers."""
     return any(t is not None and (t.is_floating_point() or t.is_complex()) for t in tensors)
-
-
-def flops(count: int) -> OpCost:
-    """A cost of ``count`` FLOPs that are no MACs."""
-    return OpCost(flops=count)
 
 
 def nested_sizes(tensor: torch.Tensor) -> list[list[int]]:

@@ -17,7 +17,7 @@ PACKAGE = Path(dispatch_flops.__file__).parent
 # Within a folder files may import each other.
 # fmt: off
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("units", "errors", "plain"),
+    ("units", "errors", "plain", "tensors"),
     (
         "cost",
         "config",
@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "devices",
         "parameters",
     ),
-    ("tree", "hardware", "registry", "targets", "tensors", "own_time"),
+    ("tree", "hardware", "registry", "targets", "own_time"),
     ("analysis", "efficiency", "names", "formulas", "callers", "idle"),
     ("places", "clock", "renderers"),
     ("tracker",),

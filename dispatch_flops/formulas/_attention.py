@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 from operator import add
 
 import torch
 
 from dispatch_flops.conventions import conventions
 from dispatch_flops.cost import OpCost, Share, Split, contraction
-from dispatch_flops.tensors import is_strided_nested, nested_sizes, product
+from dispatch_flops.tensors import is_strided_nested, nested_sizes
 
 # Primitives per pair and per row of one softmax: max (a reduction, 1 per pair less 1 per row),
 # difference, exp, sum (as max), quotient. ``_safe_softmax`` also compares each score with -inf.
@@ -121,7 +122,7 @@ def heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band = 
             )
         )
     *batch, heads, sq, d = q.shape
-    return rectangle(product(batch), heads, k.shape[-3], sq, k.shape[-2], d, v.shape[-1], band)
+    return rectangle(prod(batch), heads, k.shape[-3], sq, k.shape[-2], d, v.shape[-1], band)
 
 
 def heads_third(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band = FULL) -> Scores:

@@ -9,6 +9,7 @@ change places, so each input element, not each output element, meets Cout/g·k w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from dispatch_flops.formulas._arithmetic import adds, contract, muls, same_shape
 from dispatch_flops.formulas._ops import overloads, packets
 from dispatch_flops.formulas.linear import post_op
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import product
 
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ def forward_macs(
     N·Cin·in·(Cout/g)·k. Either way the leading dimension of the weight is the channel of the
     tensor that is counted once per element, so groups need not be known.
     """
-    return (x if transposed else y).numel() * product(weight.shape[1:])
+    return (x if transposed else y).numel() * prod(weight.shape[1:])
 
 
 def forward_cost(
@@ -340,4 +340,4 @@ def conv_tbc_backward(
 
 
 def _tbc_macs(y: torch.Tensor, weight: torch.Tensor) -> int:
-    return y.numel() * product(weight.shape[:2])
+    return y.numel() * prod(weight.shape[:2])

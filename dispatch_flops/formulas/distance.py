@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from dispatch_flops.cost import OpCost
 from dispatch_flops.formulas._arithmetic import contract
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import product
 
 # cdist's compute_mode, and from how many rows on mode 0 (or none) takes the matrix product.
 _ALWAYS_MATMUL = 1
@@ -55,7 +55,7 @@ def trilinear(
         for dim, size in enumerate(pair)
     ]
     both = [max(a, b) if a and b else 0 for a, b in zip(kept, third, strict=True)]
-    return contract(product(pair) + product(both), i1, i2, i3)
+    return contract(prod(pair) + prod(both), i1, i2, i3)
 
 
 def _inserted(shape: Sequence[int], ones: Sequence[int]) -> list[int]:
@@ -76,7 +76,7 @@ def euclidean_dist(x1: torch.Tensor, x2: torch.Tensor, *, out: torch.Tensor, **_
     + 2·B·P·R (clamp, sqrt). Source: torch._decomp's _euclidean_dist.
     """
     features = x1.shape[-1]
-    rows = product(x1.shape[:-1]) + product(x2.shape[:-1])
+    rows = prod(x1.shape[:-1]) + prod(x2.shape[:-1])
     norms = rows * (features + max(0, features - 1))
     extra = norms + x1.numel() + 2 * out.numel()
     return contract(out.numel() * (features + 2), extra_flops=extra)

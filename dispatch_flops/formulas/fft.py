@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 
-from dispatch_flops.cost import OpCost
+from dispatch_flops.cost import OpCost, flops
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import flops, product
 
 Tensor = torch.Tensor
 
@@ -56,7 +56,7 @@ def fft_r2c(
     return flops(
         real_pass(self.shape, dim[-1])
         + complex_passes(half, dim[:-1])
-        + scaling(2 * product(half), normalization)
+        + scaling(2 * prod(half), normalization)
     )
 
 
@@ -99,7 +99,7 @@ def transform(n: int, halves: int = 2) -> int:
 
 def rows(shape: Sequence[int], dim: int) -> int:
     """How many transforms along ``dim`` there are."""
-    return product(shape) // shape[dim] if shape[dim] else 0
+    return prod(shape) // shape[dim] if shape[dim] else 0
 
 
 def halved(shape: Sequence[int], dim: int) -> list[int]:

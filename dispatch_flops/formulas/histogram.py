@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.cost import OpCost
+from dispatch_flops.cost import OpCost, flops
 from dispatch_flops.formulas._arithmetic import cost_of
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.sorting import log2_ceil
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import flops, is_inexact
+from dispatch_flops.tensors import is_inexact
 
 Tensor = torch.Tensor
 

@@ -11,16 +11,16 @@ Letters: b batch, A[..., m, n] a matrix, r right-hand sides.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
 
-from dispatch_flops.cost import OpCost, contraction
+from dispatch_flops.cost import OpCost, contraction, flops
 from dispatch_flops.formulas import _lapack
 from dispatch_flops.formulas._lapack import Work
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import free, register_flops
-from dispatch_flops.tensors import flops, product
 
 Tensor = torch.Tensor
 
@@ -104,7 +104,7 @@ def matrix_sqrth(A: Tensor, *, out: Any, **_: Any) -> OpCost:
 
     MACs: n³. FLOPs: 2·MACs + eigh + 2·n (of the eigenvalues) + 3·n². Source: ATen's kernel.
     """
-    n, batch = A.shape[-1], product(A.shape[:-2])
+    n, batch = A.shape[-1], prod(A.shape[:-2])
     work = _lapack.syevd(n, vectors=True).plus(_lapack.scaled_and_symmetrised(n))
     return contraction(
         batch * n**3,
@@ -122,7 +122,7 @@ def polar(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     m, n = A.shape[-2:]
     work = _lapack.gesvd(m, n, vectors=True, full=False).plus(_lapack.scaled_and_symmetrised(n))
     return contraction(
-        product(A.shape[:-2]) * (n**3 + m * n**2),
+        prod(A.shape[:-2]) * (n**3 + m * n**2),
         complex_numbers=A.is_complex(),
         extra_flops=batched(A, work).flops,
     )
@@ -241,7 +241,7 @@ def pinv(A: Tensor, *, hermitian: bool = False, out: Any, **_: Any) -> OpCost:
     """
     m, n = A.shape[-2:]
     k = min(m, n)
-    batch = product(A.shape[:-2])
+    batch = prod(A.shape[:-2])
     if hermitian:
         factor = _lapack.syevd(n, vectors=True)
     else:
@@ -273,7 +273,7 @@ def slogdet(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """
     n = A.shape[-1]
     pivots = 4 * n - 1 if n else 0
-    return batched(A, _lapack.getrf(n, n).plus(Work(n, 0))) + flops(product(A.shape[:-2]) * pivots)
+    return batched(A, _lapack.getrf(n, n).plus(Work(n, 0))) + flops(prod(A.shape[:-2]) * pivots)
 
 
 @register_flops(packets("linalg_matrix_exp"))
@@ -287,13 +287,13 @@ def matrix_exp(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     n = A.shape[-1]
     if n <= 1:
         return flops(A.numel())
-    return contraction(5 * product(A.shape[:-2]) * n**3, complex_numbers=A.is_complex())
+    return contraction(5 * prod(A.shape[:-2]) * n**3, complex_numbers=A.is_complex())
 
 
 @register_flops(packets("_compute_linear_combination"))
 def linear_combination(terms: Tensor, coefficients: Tensor, *, out: Any, **_: Any) -> OpCost:
     """out[i] = sum over j of coefficients[i, j] * terms[j]: a contraction over j."""
-    elements = product(terms.shape[1:])
+    elements = prod(terms.shape[1:])
     return contraction(coefficients.numel() * elements, complex_numbers=terms.is_complex())
 
 
@@ -313,7 +313,7 @@ def batched(A: Tensor, work: Work) -> OpCost:
     """The cost of ``work`` for each matrix of the batch A[..., m, n]."""
     if not A.numel():
         return flops(0)
-    return flops(product(A.shape[:-2]) * work.flops(complex_numbers=A.is_complex()))
+    return flops(prod(A.shape[:-2]) * work.flops(complex_numbers=A.is_complex()))
 
 
 def batched_solve(X: Tensor, n: int, routine: Callable[[int, int], Work], A: Tensor) -> OpCost:

@@ -6,6 +6,7 @@ Letters: T tokens (the product of all leading dimensions), K input features, N o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from dispatch_flops.formulas._arithmetic import adds, contract, same_shaped
 from dispatch_flops.formulas._ops import overloads, packets
 from dispatch_flops.formulas.matmul import product_and_bias
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import is_sparse, product, stored_elements
+from dispatch_flops.tensors import is_sparse, stored_elements
 
 aten = torch.ops.aten
 
@@ -38,7 +39,7 @@ def linear(
 
 def _linear_macs(x: torch.Tensor, weight: torch.Tensor) -> int:
     if is_sparse(weight):
-        return stored_elements(weight) * product(x.shape[:-1])
+        return stored_elements(weight) * prod(x.shape[:-1])
     elements = stored_elements(x) if is_sparse(x) else x.numel()
     return elements * (weight.shape[0] if weight.dim() > 1 else 1)
 
@@ -69,7 +70,7 @@ def mkldnn_linear_backward_input(
     input_size: Sequence[int], grad_out: torch.Tensor, weight: torch.Tensor, *, out: Any, **_: Any
 ) -> OpCost:
     """Gradient of ``linear`` for x. MACs: T·N·K. FLOPs: 2·MACs."""
-    return _linear_gradients(product(input_size), grad_out, weight, 1, to_bias=False)
+    return _linear_gradients(prod(input_size), grad_out, weight, 1, to_bias=False)
 
 
 @register_flops(packets("mkldnn_linear_backward_weights"))

@@ -8,6 +8,7 @@ afterwards costs FLOPs only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -16,13 +17,7 @@ from dispatch_flops.cost import ZERO, OpCost
 from dispatch_flops.formulas._arithmetic import adds, contract, muls, same_shaped
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import (
-    is_sparse,
-    is_strided_nested,
-    nested_sizes,
-    product,
-    stored_elements,
-)
+from dispatch_flops.tensors import is_sparse, is_strided_nested, nested_sizes, stored_elements
 
 aten = torch.ops.aten
 Number = int | float | complex
@@ -38,10 +33,10 @@ def inner_products(a: torch.Tensor, b: torch.Tensor) -> int:
     rows = a.shape[-2] if a.dim() > 1 else 1
     columns = b.shape[-1] if b.dim() > 1 else 1
     if not is_sparse(a) and not is_sparse(b):
-        return product(a.shape) * columns
+        return prod(a.shape) * columns
     # A matrix that faces a batch meets every item of it.
-    items_of_b = product(b.shape[:-2]) if a.dim() < b.dim() else 1
-    items_of_a = product(a.shape[:-2]) if b.dim() < a.dim() else 1
+    items_of_b = prod(b.shape[:-2]) if a.dim() < b.dim() else 1
+    items_of_a = prod(a.shape[:-2]) if b.dim() < a.dim() else 1
     bounds = [stored_elements(a) * columns * items_of_b] if is_sparse(a) else []
     if is_sparse(b):
         bounds.append(stored_elements(b) * rows * items_of_a)
@@ -209,7 +204,7 @@ def matmul_backward(
 def _matmul_macs(a: torch.Tensor, b: torch.Tensor) -> int:
     if is_strided_nested(a) and is_strided_nested(b):
         pairs = zip(nested_sizes(a), nested_sizes(b), strict=True)
-        return sum(product(x) * y[-1] for x, y in pairs)
+        return sum(prod(x) * y[-1] for x, y in pairs)
     if is_strided_nested(a):
         return a.numel() * (b.shape[-1] if b.dim() > 1 else 1)
     if is_strided_nested(b):
@@ -219,4 +214,4 @@ def _matmul_macs(a: torch.Tensor, b: torch.Tensor) -> int:
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     rows = a.shape[-2] if a.dim() > 1 else 1
     columns = b.shape[-1] if b.dim() > 1 else 1
-    return product(batch) * rows * columns * a.shape[-1]
+    return int(prod(batch)) * rows * columns * a.shape[-1]

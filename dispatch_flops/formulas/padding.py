@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.cost import OpCost
+from dispatch_flops.cost import OpCost, flops
 from dispatch_flops.formulas._arithmetic import adds
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import flops
 
 Tensor = torch.Tensor
 

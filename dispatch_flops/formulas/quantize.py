@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.cost import OpCost
+from dispatch_flops.cost import OpCost, flops
 from dispatch_flops.formulas._arithmetic import cost_of, same_shaped
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import free, register_flops
-from dispatch_flops.tensors import flops, is_inexact, tensors_in
+from dispatch_flops.tensors import is_inexact, tensors_in
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

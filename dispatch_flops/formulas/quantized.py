@@ -11,17 +11,18 @@ Letters: T rows, K contracted, O results per row; G gates, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 
-from dispatch_flops.cost import ZERO, OpCost, contraction
+from dispatch_flops.cost import ZERO, OpCost, contraction, flops
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.linear import post_op
 from dispatch_flops.formulas.quantize import QUANTIZE, dequantize, dynamic, quantize, reals
 from dispatch_flops.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
 from dispatch_flops.registry import free, register_flops
-from dispatch_flops.tensors import flops, nbytes, product
+from dispatch_flops.tensors import nbytes
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -230,12 +231,12 @@ def qconv_pointwise(
 
 def conv_macs(packed: Any, out: Tensor) -> OpCost:
     """weight[O, I/groups, *kernel]: each result takes one filter's elements."""
-    return contraction(out.numel() * product(packed.unpack()[0].shape[1:]))
+    return contraction(out.numel() * prod(packed.unpack()[0].shape[1:]))
 
 
 def conv_transpose_macs(x: Tensor, packed: Any) -> OpCost:
     """weight[I, O/groups, *kernel]: each input meets one filter's elements."""
-    return contraction(x.numel() * product(packed.unpack()[0].shape[1:]))
+    return contraction(x.numel() * prod(packed.unpack()[0].shape[1:]))
 
 
 def surround_dynamic(x: Tensor, packed: Any, out: Tensor) -> OpCost:

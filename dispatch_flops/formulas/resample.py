@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 
-from dispatch_flops.cost import OpCost, contraction
+from dispatch_flops.cost import OpCost, contraction, flops
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import flops, is_inexact, product
+from dispatch_flops.tensors import is_inexact
 
 Tensor = torch.Tensor
 
@@ -139,7 +140,7 @@ def antialiased(name: str) -> None:
         """
         if not is_inexact(self):
             return flops(0)
-        planes = product(self.shape[:2])
+        planes = prod(self.shape[:2])
         (in_h, in_w), (out_h, out_w) = self.shape[2:], out.shape[2:]
         along_w = 2 * taps(in_w, out_w, align_corners, scales_w, half_width) - out_w
         along_h = 2 * taps(in_h, out_h, align_corners, scales_h, half_width) - out_h
@@ -160,7 +161,7 @@ def antialiased(name: str) -> None:
         """Each gradient, times two weights, is added to all elements under both filters."""
         height = taps(input_size[2], grad.shape[2], align_corners, scales_h, half_width)
         width = taps(input_size[3], grad.shape[3], align_corners, scales_w, half_width)
-        return flops(3 * product(grad.shape[:2]) * height * width)
+        return flops(3 * prod(grad.shape[:2]) * height * width)
 
 
 def taps(

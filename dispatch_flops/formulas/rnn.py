@@ -9,6 +9,7 @@ layers and directions by summing over the weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ import torch
 from dispatch_flops.cost import OpCost, contraction
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import product
 
 Tensor = torch.Tensor
 
@@ -84,7 +84,7 @@ def _is_projection(weight: Tensor, hidden: int) -> bool:
 
 def _tokens(x: Tensor) -> int:
     """Of x[T,B,I] or, packed, x[tokens,I]."""
-    return product(x.shape[:-1])
+    return prod(x.shape[:-1])
 
 
 def _between_layers(

@@ -6,6 +6,7 @@ Letters: B batch, I inputs, H hidden units. The constants are derived in ``rnn``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from dispatch_flops.cost import OpCost, contraction
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.rnn import CELL_FLOPS, CELL_GRAD_FLOPS, GRU, LSTM, TANH
 from dispatch_flops.registry import register_flops
-from dispatch_flops.tensors import product
 
 Tensor = torch.Tensor
 
@@ -81,7 +81,7 @@ def _cell_backward(mode: int, state: Tensor, bias_rows: int, has_bias: bool) -> 
 
 def _quantized_cell(mode: int, x: Tensor, w_ih: Tensor, w_hh: Tensor, hidden: int) -> OpCost:
     """MACs: B·gates·H·(I+H). FLOPs: 2·MACs + both biases + the cell's."""
-    rows = product(x.shape[:-1])
+    rows = prod(x.shape[:-1])
     extra = rows * (2 * w_ih.shape[0] + CELL_FLOPS[mode] * hidden)
     return contraction(rows * (w_ih.numel() + w_hh.numel()), extra_flops=extra)
 

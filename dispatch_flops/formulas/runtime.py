@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.cost import ZERO, OpCost
+from dispatch_flops.cost import ZERO, OpCost, flops
 from dispatch_flops.formulas._arithmetic import adds, cost_of, muls
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import free, register_flops
-from dispatch_flops.tensors import flops
 
 Tensor = torch.Tensor
 

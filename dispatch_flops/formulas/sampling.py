@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.cost import OpCost
+from dispatch_flops.cost import OpCost, flops
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.registry import free, register_flops
-from dispatch_flops.tensors import flops, nbytes
+from dispatch_flops.tensors import nbytes
 
 Tensor = torch.Tensor
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.cost import OpCost
+from dispatch_flops.cost import OpCost, flops
 from dispatch_flops.formulas._arithmetic import adds, contract, muls, same_shaped
 from dispatch_flops.formulas._ops import packets
 from dispatch_flops.formulas.matmul import inner_products
 from dispatch_flops.registry import free, register_flops
-from dispatch_flops.tensors import flops, is_sparse, stored_elements
+from dispatch_flops.tensors import is_sparse, stored_elements
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
