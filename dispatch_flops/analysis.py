@@ -143,7 +143,8 @@ def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
     least: dict[str, float] = {}
     inexact = set()
     for node in reversed([*root.walk()]):  # children first
-        operators = sum(op.calls for op in node.ops if op.phase == "forward")
+        timed = (op for op in node.ops if op.phase == "forward" and op.latency_s is not None)
+        operators = sum(op.calls for op in timed)
         least[node.fqn] = (
             node.calls * (timing.resolution_s or 0.0)
             + operators * (timing.operator_resolution_s or 0.0)
@@ -224,6 +225,45 @@ def _alone_s(own_s: float | None, children_s: Iterable[float | None]) -> float |
 
 def _lacks_cost(node: ModuleNode, phase: Phase | None) -> bool:
     return any(op.uncounted for op in node.ops if phase is None or op.phase == phase)
+
+
+# -- time ---------------------------------------------------------------------------------------
+
+
+def measured_seconds(profile: Profile) -> tuple[float | None, str]:
+    """Seconds of all phases that ran, and the words for them; None if a phase lacks its time."""
+    timing = profile.timing
+    if timing.iteration_s is not None:
+        return timing.iteration_s, "whole iteration"
+    parts = {
+        "forward": _forward_s(profile),
+        "backward": timing.backward_s,
+        "optimizer": timing.step_s,
+    }
+    # Recomputation takes place within the backward pass.
+    ran = ["backward" if phase == "recompute" else phase for phase in phases_of(profile)]
+    if not ran and profile.root.calls:  # a model of which no operator ran
+        ran = ["forward"]
+    names = [name for name in parts if name in ran]
+    if not names or any(parts[name] is None for name in names):
+        return None, "not measured"
+    return sum_known(parts[name] for name in names), " + ".join(names)
+
+
+def phase_seconds(profile: Profile) -> dict[str, float | None]:
+    """Seconds per phase where the profile has them."""
+    timing = profile.timing
+    return {
+        "forward": _forward_s(profile),
+        "backward": timing.backward_s,
+        "recompute": None,
+        "optimizer": timing.step_s,
+    }
+
+
+def _forward_s(profile: Profile) -> float | None:
+    forward_s = profile.timing.forward_s
+    return latency_of(profile.root) if forward_s is None else forward_s
 
 
 # -- operators ----------------------------------------------------------------------------------

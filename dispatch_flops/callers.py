@@ -22,8 +22,8 @@ _PARTS = {
 }
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _CALL = torch.nn.Module._call_impl.__code__
-_RERUNNING = ("unpack_hook", "backward")  # functions of torch.utils.checkpoint: without and with
-# reentrant backward
+# Functions of torch.utils.checkpoint: without and with reentrant backward.
+_RERUNNING = ("unpack_hook", "backward")
 _PARTS_DEPTH = 16  # frames between an operator and the function that asked for it
 # Nodes between a parameter and the operator that it was meant for.
 _PASSING = ("TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dispatch_flops.cost import MODEL_PHASES, PHASES, OpCost, Phase
-from dispatch_flops.hardware import Machine
+from dispatch_flops.hardware import Machine, find
 from dispatch_flops.tree import ModuleNode, OpTotal, Profile, add_costs
 from dispatch_flops.units import ratio
 
@@ -118,3 +118,8 @@ def node_roofline(node: ModuleNode, machine: Machine | None, phase: Phase = "for
 
 def _exceeds(least_s: float | None, seconds: float | None) -> bool:
     return least_s is not None and seconds is not None and seconds < least_s
+
+
+def machine_of(profile: Profile, machine: Machine | None = None) -> Machine | None:
+    """The machine that was named, or else the one that the profile's device is known to be."""
+    return find(profile.scope.device_name) if machine is None else machine

@@ -1,7 +1,7 @@
-"""What does next to nothing: the profiler measures on it what it takes itself, and nobody notices.
+"""Modules that do almost nothing, to measure on them what the profiler takes itself.
 
-In a thread of its own no mode, no autocast and no inference mode is on, and modules that call
-hooks of their own run nobody else's.
+They run in a thread of its own, where none of the program's modes is on (autocast, inference), and
+call given hooks in place of the program's global ones.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Idle(nn.Module):
 
 
 def calling(before: Sequence[Hook] = (), after: Sequence[Hook] = ()) -> Any:
-    """``nn.Module``'s own way of calling a module, in a world whose global hooks are these."""
+    """A copy of ``nn.Module``'s way of calling a module that sees these global hooks alone."""
     usual: Any = nn.Module._call_impl
     if not isinstance(usual, FunctionType):
         return usual

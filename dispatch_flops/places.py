@@ -76,7 +76,7 @@ class Thread:
     """What is known of one thread: sequence numbers and stacks are per thread.
 
     entered: the thread entered the counter; else it is one of autograd's own.
-    current: the place of the operator that comes next; None where ``locate`` has to say it.
+    current: the next operator's place, if it is known; None: ask ``locate``.
     used_params: ids of the parameters that took part. noting: the set that the mode writes ids to
     now: ``used_params``, or ``unnoted``, which nobody reads, in an optimizer's step.
     """

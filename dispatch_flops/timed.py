@@ -79,8 +79,8 @@ class _Call(threading.local):
     """The operator that a thread is at.
 
     inside: it was dispatched and is not done. seconds: how long the operators below it took.
-    begun: when it was dispatched. reach_s: from then to its run; None before, and where more than
-    a look-up lay between.
+    begun: when it was dispatched. reach_s: from then to its run; None unless its plan was simply
+    looked up.
     """
 
     inside = False

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_flops import FlopsProfiler, get_model_profile, profile_model
-from dispatch_flops.analysis import inexact_latencies
+from dispatch_flops.analysis import inexact_latencies, measured_seconds
 from dispatch_flops.errors import (
     DispatchFlopsError,
     NotProfiledError,
@@ -25,7 +25,6 @@ from dispatch_flops.errors import (
     UncountedWarning,
     WrongThreadError,
 )
-from dispatch_flops.renderers.headline import measured_seconds
 
 
 class Net(nn.Module):

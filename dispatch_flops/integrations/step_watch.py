@@ -13,10 +13,10 @@ from torch import nn
 
 from dispatch_flops.config import FlopsProfilerConfig
 from dispatch_flops.devices import CPU, Devices, Now
-from dispatch_flops.efficiency import hfu, mfu
+from dispatch_flops.efficiency import hfu, machine_of, mfu
 from dispatch_flops.hardware import Machine
 from dispatch_flops.profiler import FlopsProfiler, report
-from dispatch_flops.renderers.headline import ABOVE_PEAK, machine_of
+from dispatch_flops.renderers.headline import ABOVE_PEAK
 from dispatch_flops.step import ProfiledStep
 from dispatch_flops.tree import Profile
 from dispatch_flops.units import fraction_text

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dispatch_flops.analysis import latency_of, phases_of, sum_known
+from dispatch_flops.analysis import measured_seconds
 from dispatch_flops.efficiency import hfu, mfu
-from dispatch_flops.hardware import Machine, find
-from dispatch_flops.tree import Profile, StepTiming
+from dispatch_flops.hardware import Machine
+from dispatch_flops.tree import Profile
 
 ABOVE_PEAK = "above the peak: a count, the time or the peak is wrong"
 
@@ -60,44 +60,3 @@ def headline(profile: Profile, machine: Machine | None = None) -> Headline:
         hfu=hfu(profile, machine, seconds),
         lower_bound=profile.is_lower_bound,
     )
-
-
-def measured_seconds(profile: Profile) -> tuple[float | None, str]:
-    """Seconds of all phases that ran, and the words for them; None if a phase lacks its time."""
-    timing = profile.timing
-    if timing.iteration_s is not None:
-        return timing.iteration_s, "whole iteration"
-    parts = {
-        "forward": _forward_s(profile),
-        "backward": timing.backward_s,
-        "optimizer": timing.step_s,
-    }
-    # Recomputation takes place within the backward pass.
-    ran = ["backward" if phase == "recompute" else phase for phase in phases_of(profile)]
-    if not ran and profile.root.calls:  # a model of which no operator ran
-        ran = ["forward"]
-    names = [name for name in parts if name in ran]
-    if not names or any(parts[name] is None for name in names):
-        return None, "not measured"
-    return sum_known(parts[name] for name in names), " + ".join(names)
-
-
-def phase_seconds(profile: Profile) -> dict[str, float | None]:
-    """Seconds per phase where the profile has them."""
-    timing: StepTiming = profile.timing
-    return {
-        "forward": _forward_s(profile),
-        "backward": timing.backward_s,
-        "recompute": None,
-        "optimizer": timing.step_s,
-    }
-
-
-def machine_of(profile: Profile, machine: Machine | None = None) -> Machine | None:
-    """The machine that was named, or else the one that the profile's device is known to be."""
-    return find(profile.scope.device_name) if machine is None else machine
-
-
-def _forward_s(profile: Profile) -> float | None:
-    forward_s = profile.timing.forward_s
-    return latency_of(profile.root) if forward_s is None else forward_s

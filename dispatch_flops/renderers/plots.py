@@ -17,10 +17,10 @@ from typing import Any, Literal
 from dispatch_flops.analysis import Key
 from dispatch_flops.analysis import top_modules as heaviest
 from dispatch_flops.cost import Phase
+from dispatch_flops.efficiency import machine_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.hardware import Machine
 from dispatch_flops.renderers.fold import fold
-from dispatch_flops.renderers.headline import machine_of
 from dispatch_flops.renderers.points import roofline_data
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.tree import ModuleNode, Profile

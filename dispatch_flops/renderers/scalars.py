@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dispatch_flops.analysis import by_depth, phases_of
+from dispatch_flops.analysis import by_depth, phase_seconds, phases_of
+from dispatch_flops.efficiency import machine_of
 from dispatch_flops.hardware import Machine
-from dispatch_flops.renderers.headline import headline, machine_of, phase_seconds
+from dispatch_flops.renderers.headline import headline
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.tree import Profile
 from dispatch_flops.units import ratio

@@ -30,9 +30,8 @@ class StepTiming:
     forward_s: of the model; backward_s, step_s: of backward passes and optimizer steps;
         iteration_s: of everything that ran, other code included.
     method: how the latencies of this profile were taken, in words for the reader.
-    resolution_s, operator_resolution_s: a module's latency is exact to 10 % where it is at least
-        this for every call of a module in it, and this for every operator (where these were timed
-        in the same pass).
+    resolution_s, operator_resolution_s: a module's latency is exact to 10 % from (calls of it and
+        of modules in it) x resolution_s + (operators in it) x operator_resolution_s on.
     """
 
     forward_s: float | None = None
@@ -76,8 +75,8 @@ class Profile:
 
     root: the model (fqn ``""``). outside: operators that ran in no module of the model: loss
     functions, data preparation, gradient accumulation and clipping, optimizer steps; its
-    children name the parts that are known. ran_elsewhere: names of modules under which these
-    never ran, while they did under another: a module that several parents hold has several.
+    children name the parts that are known. ran_elsewhere: unused names of modules that several
+    parents hold: these ran under another of their names.
     """
 
     root: ModuleNode

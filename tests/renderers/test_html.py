@@ -26,10 +26,11 @@ from trees import (
     wide,
 )
 
+from dispatch_flops.analysis import measured_seconds
 from dispatch_flops.cost import OpCost
 from dispatch_flops.hardware import MACHINES
 from dispatch_flops.renderers import html
-from dispatch_flops.renderers.headline import headline, measured_seconds
+from dispatch_flops.renderers.headline import headline
 from dispatch_flops.renderers.html.payload import payload
 from dispatch_flops.tree import ModuleNode, OpTotal, Profile, StepTiming
 

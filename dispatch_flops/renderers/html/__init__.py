@@ -15,8 +15,8 @@ import json
 import re
 from typing import Any
 
+from dispatch_flops.efficiency import machine_of
 from dispatch_flops.hardware import Machine
-from dispatch_flops.renderers.headline import machine_of
 from dispatch_flops.renderers.html.payload import payload
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.tree import Profile

@@ -16,6 +16,7 @@ from dispatch_flops.analysis import (
     by_type,
     inclusive,
     operator_rows,
+    phase_seconds,
     phases_of,
     sum_known,
     walk_with_depth,
@@ -23,7 +24,7 @@ from dispatch_flops.analysis import (
 from dispatch_flops.cost import Phase
 from dispatch_flops.hardware import Machine
 from dispatch_flops.renderers.fold import fold
-from dispatch_flops.renderers.headline import headline, phase_seconds
+from dispatch_flops.renderers.headline import headline
 from dispatch_flops.renderers.points import roofline_data
 from dispatch_flops.tree import ModuleNode, Profile
 
