@@ -20,10 +20,10 @@ from trees import (
 )
 
 from dispatch_flops import analysis
-from dispatch_flops.analysis import Figures, top_modules
+from dispatch_flops.analysis import Figures, inexact_latencies, top_modules
 from dispatch_flops.cost import PHASES, ZERO, OpCost
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.tree import ModuleNode, Profile, add_costs, flops_of
+from dispatch_flops.tree import ModuleNode, OpTotal, Profile, StepTiming, add_costs, flops_of
 
 MACS = 4 * 64 * 256  # of each Linear of training_step, forward
 
@@ -268,3 +268,27 @@ def test_deep_and_wide_trees() -> None:
 def test_a_key_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError, match="'time' is no figure of a module: choose .*'latency'"):
         top_modules(lenet5(), "time")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "spread_s", "is_exact"),
+    [(14.0, None, True), (13.0, None, False), (14.0, 1.4, True), (14.0, 1.5, False)],
+)
+def test_a_latency_is_exact_from_what_calls_and_timed_operators_take(
+    latency_s: float, spread_s: float | None, is_exact: bool
+) -> None:
+    """2 calls at 5 each, of itself and of its child, and 4 timed operators at 1 each."""
+    cost = OpCost(flops=1)
+    ops = (
+        OpTotal(op="lib.a", phase="forward", calls=4, cost=cost, latency_s=2.0),
+        OpTotal(op="lib.view", phase="forward", calls=9, cost=cost),  # not timed
+        OpTotal(op="lib.b", phase="backward", calls=9, cost=cost, latency_s=2.0),
+    )
+    child = ModuleNode(fqn="a.b", name="b", class_name="B", calls=1, latency_s=9.0)
+    node = ModuleNode(
+        fqn="a", name="a", class_name="A", calls=1, ops=ops, children=(child,),
+        latency_s=latency_s, latency_spread_s=spread_s,
+    )  # fmt: skip
+    root = ModuleNode(fqn="", class_name="Net", children=(node,))
+    timing = StepTiming(resolution_s=5.0, operator_resolution_s=1.0)
+    assert inexact_latencies(root, timing) == (frozenset() if is_exact else {"a"})
