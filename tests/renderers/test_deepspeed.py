@@ -239,7 +239,7 @@ def test_short_calls_are_marked() -> None:
 
 def test_what_holds_many_short_calls_and_operators_is_marked() -> None:
     """4 calls of 5 s and 3 operators of 2 s are 26 s: 25 are too short, 26 are not."""
-    operators = OpTotal(op="aten.mm.default", phase="forward", calls=3, cost=None)
+    operators = OpTotal(op="aten.mm.default", phase="forward", calls=3, cost=None, latency_s=1.0)
     backward = OpTotal(op="aten.mm.default", phase="backward", calls=100, cost=None)
     inner = ModuleNode(
         fqn="a.b", name="b", class_name="In", calls=3, latency_s=1.0, ops=(operators, backward)
