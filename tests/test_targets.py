@@ -169,6 +169,11 @@ class TestVariables:
         assert _shape(subject.inputs.args[0]) == (3, 11)
         assert subject.model.get_parameter("a.weight").shape == (7, 11)
 
+    def test_shapes_on_the_meta_device_take_no_memory(self) -> None:
+        shapes = [parse_shape(f"{2**40},width")]
+        subject = prepare("net.py:Net", shapes=shapes, variables={"width": 11}, device="meta")
+        assert subject.inputs.args[0].is_meta
+
     def test_they_reach_the_factory_of_the_inputs(self) -> None:
         subject = prepare("net.py:Net", inputs="net.py:batch", variables={"batch": 13})
         assert _shape(subject.inputs.kwargs["x"]) == (13, 5)

@@ -13,7 +13,7 @@ from trees import SMALL, deep, lenet5, linear, module, op, profiles, training_st
 
 from dispatch_flops.cost import OpCost
 from dispatch_flops.errors import InconsistentProfileError, ProfileFormatError
-from dispatch_flops.tree import ModuleNode, OpTotal, Profile
+from dispatch_flops.tree import ModuleNode, OpTotal, Profile, merge
 
 DEEP = 5_000
 
@@ -228,3 +228,11 @@ def test_operators_of_several_phases_are_of_none() -> None:
     profile = Profile(root=ModuleNode(fqn="", class_name="Net", ops=tuple(ops)))
     assert profile.by_operator()["aten.mm.default"].phase is None
     assert profile.by_operator("backward")["aten.mm.default"].phase == "backward"
+
+
+def test_a_share_that_was_never_called_takes_no_time() -> None:
+    kernel = OpTotal(op="lib.a", phase="backward", calls=2, cost=OpCost(flops=3), latency_s=5.0)
+    share = OpTotal(op="lib.a", phase="recompute", calls=0, cost=OpCost(flops=7))
+    untimed = OpTotal(op="lib.a", phase="forward", calls=1, cost=OpCost(flops=1))
+    assert merge(kernel, share).latency_s == merge(share, kernel).latency_s == 5.0
+    assert merge(kernel, untimed).latency_s is merge(share, share).latency_s is None

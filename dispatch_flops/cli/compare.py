@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dispatch_flops.analysis import Change, Figures, Key, diff, latency_of
+from dispatch_flops.analysis import Change, Figures, Key, diff, latency_of, phase_seconds
 from dispatch_flops.cli.arguments import Commands, add_command, add_phase_option, natural
 from dispatch_flops.cli.output import FAILED, OK, emit
 from dispatch_flops.cli.saved import load
@@ -188,7 +188,8 @@ def seconds(text: str) -> float:
 
 
 def _latency(profile: Profile, phase: Phase | None) -> float | None:
-    return latency_of(profile.root, phase or "forward")
+    measured = phase_seconds(profile)[phase or "forward"]
+    return latency_of(profile.root, phase or "forward") if measured is None else measured
 
 
 _LIMITS = {
@@ -222,7 +223,7 @@ _LIMITS = {
         countable=False,
     ),
     "latency": _Limit(
-        help="latency of the forward pass, such as 5ms",
+        help="latency of the forward pass (with --phase: of that phase), such as 5ms",
         label="latency",
         value=_latency,
         parse=seconds,

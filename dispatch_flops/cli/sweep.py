@@ -126,7 +126,14 @@ def values(name: str, text: str) -> list[Any]:
 
 def _table(rows: Sequence[Row], style: Style) -> str:
     timed = any(latency_of(row.profile.root) is not None for row in rows)
-    header = [*rows[0].sizes, "Params", "MACs", "FLOPs", "Bytes", *(["Latency"] if timed else [])]
+    header = [
+        *rows[0].sizes,
+        "Params",
+        "MACs",
+        "FLOPs",
+        "Bytes",
+        *(["fwd latency"] if timed else []),
+    ]
     cells = []
     for row in rows:
         total, bound = row.profile.total(), row.profile.is_lower_bound

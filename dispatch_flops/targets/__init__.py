@@ -93,7 +93,8 @@ def prepare(
         made = _built(lambda: objects.call(maker.label, maker.found, given), where, say)
         found = as_inputs(made)
     elif shapes:
-        found = from_shapes(tuple(shapes), model, kind, given)
+        # On the meta device at once: there may be no memory for them.
+        found = from_shapes(tuple(shapes), model, kind, given, where if where == "meta" else None)
     moved_to = None if where == "meta" else device
     try:
         if floating is not None:

@@ -45,14 +45,16 @@ class ShapeSpec:
     def variables(self) -> set[str]:
         return {size for size in self.sizes if isinstance(size, str)}
 
-    def tensor(self, default: torch.dtype, variables: Variables) -> torch.Tensor:
+    def tensor(
+        self, default: torch.dtype, variables: Variables, device: str | None
+    ) -> torch.Tensor:
         """Ones of the shape: valid as numbers, as token ids and as a mask."""
         missing = self.variables - set(variables)
         if missing:
             name = min(missing)
             raise TargetError(f"input shape: give {name!r} a size, as in --set {name}=4")
         sizes = [n if isinstance(n, int) else size_of(variables, n, 0) for n in self.sizes]
-        return torch.ones(sizes, dtype=self.dtype or default)
+        return torch.ones(sizes, dtype=self.dtype or default, device=device)
 
 
 def size_of(variables: Variables, name: str, default: int) -> int:
@@ -88,12 +90,16 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def from_shapes(
-    specs: tuple[ShapeSpec, ...], model: nn.Module, dtype: torch.dtype | None, variables: Variables
+    specs: tuple[ShapeSpec, ...],
+    model: nn.Module,
+    dtype: torch.dtype | None,
+    variables: Variables,
+    device: str | None = None,
 ) -> Inputs:
     """Tensors of ones; without any dtype given, in that of the model's first parameter."""
     numeric = (p.dtype for p in model.parameters() if p.is_floating_point() or p.is_complex())
     first = next(numeric, torch.float32)
-    tensors = [(spec.name, spec.tensor(dtype or first, variables)) for spec in specs]
+    tensors = [(spec.name, spec.tensor(dtype or first, variables, device)) for spec in specs]
     return Inputs(
         tuple(tensor for name, tensor in tensors if not name),
         {name: tensor for name, tensor in tensors if name},

@@ -173,8 +173,10 @@ def flops_of(op: OpTotal) -> int:
 
 
 def merge(a: OpTotal, b: OpTotal) -> OpTotal:
-    """Two totals of the same operator as one."""
-    timed = a.latency_s is not None and b.latency_s is not None
+    """Two totals of the same operator as one; what was never called (shares of a call that is
+    booked elsewhere) took no time.
+    """
+    timed = all(op.latency_s is not None for op in (a, b) if op.calls) and a.calls + b.calls > 0
     return OpTotal(
         op=a.op,
         phase=a.phase if a.phase == b.phase else None,

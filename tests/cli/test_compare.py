@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from cli.helpers import Result, Run, refused, tree
 from dispatch_flops import Profile
 from dispatch_flops.cli.compare import seconds
+from dispatch_flops.tree import StepTiming
 
 Compare = Callable[..., Result]
 
@@ -99,6 +101,14 @@ class TestCheck:
     def test_a_phase(self, run: Run) -> None:
         assert run("check", "p.json", "--max-macs", "0", "--phase", "backward").code == 0
         assert run("check", "p.json", "--max-macs", "0", "--phase", "forward").code == 1
+
+    def test_the_latency_of_a_phase_is_the_measured_one(self, run: Run) -> None:
+        profile = tree({"a": 1}, latency=0.005)
+        timing = StepTiming(backward_s=0.003)
+        Path("p.json").write_text(dataclasses.replace(profile, timing=timing).to_json())
+        assert run("check", "p.json", "--max-latency", "3ms", "--phase", "backward").code == 0
+        result = run("check", "p.json", "--max-latency", "2ms", "--phase", "backward")
+        assert result.out.splitlines() == ["latency: 3 ms exceed the limit of 2 ms"]
 
     def test_what_was_not_measured_keeps_no_limit(self, run: Run) -> None:
         Path("p.json").write_text(tree({"a": 1}).to_json())

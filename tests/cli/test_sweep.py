@@ -37,7 +37,7 @@ class TestSweep:
         assert [int(row["params"]) for row in rows[:2]] == [params(10), params(20)]
 
     def test_latency_is_shown_where_it_is_measured(self, run: Run) -> None:
-        assert "Latency" in run("sweep", "net.py:make", "--set", "batch=2").out
+        assert "fwd latency" in run("sweep", "net.py:make", "--set", "batch=2").out
 
     def test_values(self) -> None:
         assert values("x", "1,2,8..40,0.5,relu") == [1, 2, 8, 16, 32, 0.5, "relu"]
