@@ -31,12 +31,20 @@ def is_compiled(model: nn.Module) -> bool:
 def caller(
     model: nn.Module, mode: str, inputs: Sequence[Any], named: Mapping[str, Any]
 ) -> Callable[[], Any]:
-    if mode == "forward":
-        return lambda: model(*inputs, **named)
-    method = getattr(model, mode, None) if isinstance(mode, str) else None
+    """Calls the model, or a method of it, with these inputs."""
+    method = model if mode == "forward" else getattr(model, str(mode), None)
     if not callable(method):
         raise TargetError(f"mode={mode!r}: {type(model).__name__} has no method of that name")
-    return lambda: method(*inputs, **named)
+
+    def call() -> Any:
+        try:
+            return method(*inputs, **named)
+        except TypeError as error:
+            if not inputs and not named:
+                error.add_note("It was given no input: pass input_shape, args or kwargs.")
+            raise
+
+    return call
 
 
 def make_inputs(

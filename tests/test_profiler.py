@@ -546,3 +546,12 @@ def test_a_model_of_which_no_operator_ran(capsys: pytest.CaptureFixture[str]) ->
     get_model_profile(nn.Identity(), (B, 5))
     assert "Nothing has run" not in capsys.readouterr().out
     assert measured_seconds(profile_model(nn.Identity(), (B, 5)))[1] == "forward"
+
+
+def test_a_model_that_wants_an_input_says_how_to_give_one() -> None:
+    with pytest.raises(TypeError) as raised:
+        profile_model(nn.Linear(2, 3))
+    assert raised.value.__notes__ == ["It was given no input: pass input_shape, args or kwargs."]
+    with pytest.raises(TypeError) as raised:
+        profile_model(nn.Linear(2, 3), args=[torch.ones(2)], kwargs={"nope": 1})
+    assert not hasattr(raised.value, "__notes__")

@@ -7,7 +7,15 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dispatch_flops.analysis import Change, Figures, Key, diff, latency_of, phase_seconds
+from dispatch_flops.analysis import (
+    Change,
+    Figures,
+    Key,
+    diff,
+    latency_of,
+    phase_seconds,
+    phases_of,
+)
 from dispatch_flops.cli.arguments import Commands, add_command, add_phase_option, natural
 from dispatch_flops.cli.output import FAILED, OK, emit
 from dispatch_flops.cli.saved import load
@@ -77,13 +85,14 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_diff(options: Namespace) -> int:
-    compared = diff(load(options.before), load(options.after), options.phase)
+    before, after = load(options.before), load(options.after)
+    compared = diff(before, after, options.phase)
     style: Style = "markdown" if options.format == "markdown" else "plain"
     modules = compared.modules if options.all else compared.changed_modules()
     operators = compared.operators if options.all else compared.changed_operators()
     if options.depth is not None:
         modules = [change for change in modules if _depth(change.name) <= options.depth]
-    parts = [_table("", [compared.total], _COLUMNS, style)]
+    parts = [*_unlike(before, after), _table("", [compared.total], _COLUMNS, style)]
     if modules:
         parts.append(_table("Module", modules, _COLUMNS, style))
     if operators:
@@ -93,6 +102,17 @@ def run_diff(options: Namespace) -> int:
         parts.append("No count changed.")
     emit("\n\n".join(parts), options.output)
     return FAILED if changed and options.exit_code else OK
+
+
+def _unlike(before: Profile, after: Profile) -> Iterator[str]:
+    """How the two runs differ in what they are runs of."""
+    for what, of in (
+        ("phases", lambda profile: " + ".join(phases_of(profile)) or "none"),
+        ("device", lambda profile: profile.scope.device),
+        ("attention", lambda profile: f"causal {profile.scope.causal}"),
+    ):
+        if of(before) != of(after):
+            yield f"These are not alike: {what} {of(before)}, then {of(after)}."
 
 
 @dataclass(frozen=True, slots=True)

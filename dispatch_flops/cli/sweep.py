@@ -114,7 +114,9 @@ def values(name: str, text: str) -> list[Any]:
             found.append(plain_value(part))
             continue
         if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high)):
-            raise TargetError(f"--set {name}={part}: a range is two sizes, such as 128..4096")
+            raise TargetError(
+                f"--set {name}={part}: a range is two sizes from 1 on, the smaller first: 128..4096"
+            )
         size = int(low)
         while size <= int(high):
             found.append(size)

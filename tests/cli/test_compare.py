@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cli.helpers import Result, Run, refused, tree
-from dispatch_flops import Profile
+from dispatch_flops import OpCost, Profile
 from dispatch_flops.cli.compare import seconds
-from dispatch_flops.tree import StepTiming
+from dispatch_flops.tree import OpTotal, Scope, StepTiming
 
 Compare = Callable[..., Result]
 
@@ -64,6 +64,17 @@ class TestDiff:
         assert "No count changed." in same.out
         assert compare(one, tree({"a": 2}), "--exit-code").code == 1
         assert compare(one, tree({"a": 2})).code == 0
+
+    def test_runs_of_other_things_are_said_to_be(self, compare: Compare) -> None:
+        before, after = tree({"a": 1}), tree({"a": 1})
+        assert "not alike" not in compare(before, after).out
+        after = dataclasses.replace(after, scope=Scope(device="meta"))
+        out = compare(before, after).out
+        assert out.startswith("These are not alike: device cpu, then meta.\n")
+        backward = OpTotal(op="lib.a", phase="backward", calls=1, cost=OpCost())
+        root = dataclasses.replace(before.root, ops=(*before.root.ops, backward))
+        out = compare(before, dataclasses.replace(before, root=root)).out
+        assert out.startswith("These are not alike: phases forward, then forward + backward.\n")
 
     def test_a_phase(self, compare: Compare) -> None:
         out = compare(tree({"a": 1}), tree({"a": 2}), "--phase", "backward").out
