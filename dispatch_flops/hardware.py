@@ -40,14 +40,14 @@ class Machine:
         return self.flops_per_s.get(_COMPUTES_AS.get(dtype, dtype))
 
     def with_tf32(self) -> Machine:
-        """The machine for float32 work that runs in TF32; where it has no TF32, itself.
+        """The machine for float32 work that runs in TF32; itself where it has no TF32 or is that.
 
         On NVIDIA's GPUs torch runs convolutions and recurrent layers so by default
         (``torch.backends.cudnn.allow_tf32``), matrix products only if told to
         (``torch.set_float32_matmul_precision``). A program that does some of each lies between
         its utilisation of this machine and that of the one without.
         """
-        if "tf32" not in self.flops_per_s:
+        if self.flops_per_s.get("tf32") in (None, self.flops_per_s.get("float32")):
             return self
         return replace(
             self,

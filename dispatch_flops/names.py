@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from dispatch_flops.devices import Devices
 from dispatch_flops.parameters import ParameterFacts, facts_of
+from dispatch_flops.tensors import untraced
 from dispatch_flops.tree import OUTSIDE
 
 WRAPPED = "_orig_mod"
@@ -308,13 +308,8 @@ class ModuleNames:
 
 
 def _facts(module: nn.Module) -> tuple[ParameterFacts, ...]:
-    """What the module's parameters are; ``torch.jit.trace``, if at work, sees nothing of it."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
-    try:
+    with untraced():
         return tuple(facts_of(module))
-    finally:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def _held_directly(named: Named, module: nn.Module) -> list[tuple[Named, str, nn.Module]]:

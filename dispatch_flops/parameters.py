@@ -42,6 +42,10 @@ class ParameterCounts:
         elements = facts.elements
         return cls(elements, elements, elements * (facts.key in used), elements * facts.trainable)
 
+    def inherited(self) -> ParameterCounts:
+        """The same, as those above have them: not held by themselves."""
+        return dataclasses.replace(self, own=0)
+
     def __add__(self, other: ParameterCounts) -> ParameterCounts:
         return ParameterCounts(
             self.own + other.own,
@@ -100,10 +104,22 @@ def count_held(
     for key, by in holders.items():
         together[tuple(by)] += ParameterCounts.of(known[key], used)
     counts = dict.fromkeys(held, ParameterCounts())
+    # Models are trees, mostly: what has one holder is handed up to it, once all below has been.
+    waiting = {holder: len(below) for holder, below in held.items()}
+    ready = [holder for holder, below in held.items() if not below]
+    for holder in ready:  # which grows; of circles, and of what is above them, none is ever ready
+        for upper in above[holder]:
+            waiting[upper] -= 1
+            if not waiting[upper]:
+                ready.append(upper)
+        if len(above[holder]) == 1:
+            counted = together.pop((holder,), ParameterCounts())
+            counts[holder] += counted
+            together[(above[holder][0],)] += counted.inherited()
+    # All else goes to each that holds it at any depth.
     for group, counted in together.items():
-        inherited = dataclasses.replace(counted, own=0)
         for place, holder in enumerate(_at_or_above(group, above)):
-            counts[holder] += counted if place < len(group) else inherited
+            counts[holder] += counted if place < len(group) else counted.inherited()
     return counts
 
 

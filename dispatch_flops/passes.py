@@ -78,10 +78,12 @@ class HostPass(CountingPass):
         )
         self._whole_s = 0.0
         self._begun: tuple[float, float] | None = None
+        self._home: dict[str, Any] = {}  # what ``own`` is in the thread that is measured
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
         with self.clock:
+            self._home = vars(self.own)
             self._begun = self.own.now(), self.own.in_operators
             try:
                 yield
@@ -100,8 +102,8 @@ class HostPass(CountingPass):
         if self._begun is None:
             return self._whole_s
         begun, in_operators = self._begun
-        passed = max(self.own.now() - begun, self.own.in_operators - in_operators)
-        return self._whole_s + passed
+        passed = self.own.clock() - self._home["seconds"] - begun
+        return float(self._whole_s + max(passed, self._home["in_operators"] - in_operators))
 
     def note_running(self, module: nn.Module) -> None:
         super().note_running(module)

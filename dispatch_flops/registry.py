@@ -91,9 +91,9 @@ def register_flops(
         ``nn.Module`` class (its call is then one opaque op), the name ``"lib::op"`` of an
         operator whose library may not be loaded yet, or a list of these.
     override: replace an existing formula instead of refusing.
-    by_name: every argument comes under the schema's name for it, so that one formula may serve
-        operators whose arguments stand in other places, and names those alone that it reads. An
-        argument that is called ``out`` gives way to the result.
+    by_name: for operators with a schema. Every argument comes under the schema's name for it, so
+        that one formula may serve operators whose arguments stand in other places, and names those
+        alone that it reads. An argument that is called ``out`` gives way to the result.
     cacheable: pass False if the cost depends on more than shapes, dtypes and plain arguments.
     note: the cost in words, as ``dispatch-flops ops`` lists it; by default the docstring's.
 
@@ -111,11 +111,15 @@ def register_flops(
     """
 
     keys = list(dict.fromkeys(_keys(targets)))
+    if by_name:
+        _refuse_without_schema(keys)
 
     def decorate(formula: F) -> F:
         builtin = str(formula.__module__).startswith("dispatch_flops.formulas")
         if not override:
             _refuse_duplicates(keys if builtin else _replaced_by(keys))
+        elif not builtin:
+            _set_aside(keys)
         rule = Rule(
             kind="formula",
             formula=formula if builtin else accept_torch_style(formula),
@@ -159,9 +163,27 @@ def _replaced_by(keys: Iterable[Any]) -> Iterator[Any]:
         else:
             overloads = [key] if isinstance(key, OpOverload) else []
         for overload in overloads:
+            yield _full_name(overload)
             rule = _found(_RULES, overload)
             if rule is not None and rule.builtin:
                 yield from _keys_of(overload)
+
+
+def _refuse_without_schema(keys: Iterable[Any]) -> None:
+    for key in keys:
+        if not isinstance(key, (OpOverload, OpOverloadPacket, str)):
+            raise UnknownOperatorError(
+                f"{name_of(key)} has no schema, by which arguments have names: leave by_name out"
+            )
+
+
+def _set_aside(keys: Iterable[Any]) -> dict[Any, Rule]:
+    """Take away the user's own rules that would go before rules under these keys."""
+    found = {key: _RULES[key] for key in _replaced_by(keys) if key in _RULES}
+    aside = {key: rule for key, rule in found.items() if not rule.builtin}
+    for key in aside:
+        del _RULES[key]
+    return aside
 
 
 def unregister_flops(targets: Any) -> None:
@@ -181,15 +203,21 @@ def _key_in_use(key: Any) -> Any:
     """The key itself, or the name that stood for it while its library was not loaded."""
     if key in _RULES or not isinstance(key, (OpOverload, OpOverloadPacket)):
         return key
-    name = key.name() if isinstance(key, OpOverload) else key._qualified_op_name
+    name = _full_name(key) if isinstance(key, OpOverload) else key._qualified_op_name
     return name if name in _RULES else key
+
+
+def _full_name(op: OpOverload) -> str:
+    """``"lib::op.overload"``, also of the overload that is called default."""
+    return f"{op.overloadpacket._qualified_op_name}.{op._overloadname}"
 
 
 @contextlib.contextmanager
 def overridden(mapping: Mapping[Any, Formula]) -> Iterator[None]:
     """Inside the block, ``mapping``'s formulas stand in for the registered ones."""
     layer = rules_from(mapping)
-    saved = {key: _RULES.get(key) for key in layer}
+    aside = _set_aside(layer)
+    saved = {key: _RULES.get(key) for key in layer} | aside
     _RULES.update(layer)
     _changed()
     try:
@@ -252,14 +280,10 @@ def _keys_of(op: Any) -> list[Any]:
     if not isinstance(op, OpOverload):
         return [op]
     packet = op.overloadpacket
+    name = packet._qualified_op_name
     functional = _functional_packet(packet)
-    return [
-        op,
-        packet,
-        *([functional] if functional is not None else []),
-        op.name(),
-        packet._qualified_op_name,
-    ]
+    keys = [op, packet, functional, _full_name(op), name, name[:-1] if _is_in_place(name) else None]
+    return [key for key in keys if key is not None]
 
 
 def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:
@@ -324,10 +348,14 @@ def _loaded(name: str) -> OpOverload | OpOverloadPacket | None:
 def _functional_packet(packet: OpOverloadPacket) -> OpOverloadPacket | None:
     """``aten.add_`` -> ``aten.add``: an in-place op costs what its functional form costs."""
     name = packet.__name__
-    if not name.endswith("_") or name.endswith("__"):
+    if not _is_in_place(name):
         return None
     library = packet._qualified_op_name.split("::")[0]
     return getattr(getattr(torch.ops, library), name[:-1], None)
+
+
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> OpCost:

@@ -36,7 +36,7 @@ class ProfiledStep:
         if not self.config.enabled:
             return "nothing is profiled: `enabled` is false in the configuration; set it to true"
         if done >= step:
-            return f"step {step} was not profiled: an exception ended it"
+            return f"step {step} was not profiled to its end: an exception or close() ended it"
         if self._ended:
             return f"step {step} never came: training ended after {done}"
         return f"step {step} is not over yet; {done} are done"

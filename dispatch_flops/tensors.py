@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,6 +12,17 @@ import torch
 _SPARSE_LAYOUTS = frozenset(
     (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 )
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """What is asked of tensors inside leaves no trace where ``torch.jit.trace`` is at work."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

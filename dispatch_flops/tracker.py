@@ -50,6 +50,7 @@ from dispatch_flops.places import (
     Place,
     Thread,
 )
+from dispatch_flops.tensors import tensors_in, untraced
 from dispatch_flops.tree import OUTSIDE
 
 _sequence_nr = torch._C._autograd._get_sequence_nr
@@ -392,13 +393,15 @@ def _note_tokens(thread: Thread, expert: Frame, args: Any, output: Any) -> None:
     if expert.named is None or expert.named.wrapper:
         return
     if expert.place is not None and expert.place.phase != "recompute":
-        results = output if isinstance(output, (list, tuple)) else (output,)
-        thread.tokens[expert.named.fqn] += _rows((*args, *results))
+        with untraced():
+            rows = _rows((*args, *tensors_in(output)))
+        if type(rows) is int:  # under torch.export a symbol
+            thread.tokens[expert.named.fqn] += rows
 
 
-def _rows(values: Iterable[Any]) -> int:
-    """Rows of the first tensor among these: all its dimensions but the last."""
+def _rows(values: Iterable[Any]) -> int | None:
+    """Rows of the first tensor among these: all its dimensions but the last; None without one."""
     for value in values:
         if isinstance(value, torch.Tensor) and not value.is_nested:
             return math.prod(value.shape[:-1])
-    return 0
+    return None

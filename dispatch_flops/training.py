@@ -40,8 +40,9 @@ class StepProfiler(ProfiledStep):
     ends when the optimizer has stepped, or one that it holds, as SAM holds another; its
     micro-batches are profiled as one, and what runs between the blocks is not. At its end the
     profile is printed as DeepSpeed's engine prints it, and kept as ``profile``. What a GradScaler
-    skips is no step: the next one is profiled. Hooks on these optimizers say when they step, and
-    are gone then; ``close`` takes them away where no step follows.
+    skips is no step: the next one is profiled, if gradients are unscaled inside the block. Hooks
+    on these optimizers say when they step, and are gone then; ``close`` takes them away where no
+    step follows.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class StepProfiler(ProfiledStep):
         super().__init__(FlopsProfilerConfig.load(config))
         self._profiler = self._new_profiler(model)
         self._skipped = 0
-        self._inside = self._stepped = self._warned = False
+        self._inside = self._stepped = self._unscaled = self._warned = False
         self._optimizer = optimizer
         self._hooks: list[RemovableHandle] = []  # on optimizers, while a step is under way
 
@@ -97,6 +98,10 @@ class StepProfiler(ProfiledStep):
         self._profiler.drop_profile()
 
     def _begin(self, samples: int | None) -> None:
+        if self._unscaled:  # and nothing stepped since: a GradScaler has skipped that step
+            self._unscaled = False
+            self._skipped += 1
+            self._profiler.drop_profile()
         if self._profiler.started:
             self._profiler.resume_profile()
         else:
@@ -105,12 +110,11 @@ class StepProfiler(ProfiledStep):
         self._batches.append(samples)
 
     def _go_on(self) -> None:
-        """The block is over, the step is not, unless a GradScaler has skipped it."""
+        """The block is over, the step is not."""
         profile = self._profiler.profile
-        if _UNSCALED in profile.by_operator():
-            self._skipped += 1
-            self._profiler.drop_profile()
-        elif not self._warned and (others := _optimizers_in(profile)):
+        others = _optimizers_in(profile)
+        self._unscaled = _UNSCALED in profile.by_operator() and not others
+        if others and not self._warned:
             self._warned = True
             warnings.warn(
                 f"{', '.join(others)} stepped in step {self.config.profile_step}, and the "
@@ -139,7 +143,7 @@ class StepProfiler(ProfiledStep):
             self._hooks = [one.register_step_post_hook(self._note_step) for one in self._steppers()]
 
     def _unhook(self) -> None:
-        self._stepped = False
+        self._stepped = self._unscaled = False
         while self._hooks:
             self._hooks.pop().remove()
 

@@ -234,3 +234,32 @@ def test_a_decorator_without_its_operator_is_refused() -> None:
 
     with pytest.raises(UnknownOperatorError):
         register_flops(5)
+
+
+def test_an_override_prevails_over_what_is_more_exact() -> None:
+    register_flops(ONE.default)(costs(1))
+    with overridden({ONE: costs(99)}):
+        assert flops_of(one) == 99
+    assert flops_of(one) == 1
+    register_flops(ONE, override=True)(costs(50))
+    assert flops_of(one) == 50
+    unregister_flops(ONE)
+    assert lookup(ONE.default) is None
+
+
+@pytest.mark.parametrize("target", [nn.Linear, torch.ops.higher_order.cond])
+def test_arguments_have_names_where_there_is_a_schema(target: Any) -> None:
+    with pytest.raises(UnknownOperatorError, match="has no schema"):
+        register_flops(target, by_name=True)(costs(1))
+
+
+def test_names_of_overloads_and_of_in_place_forms_that_are_loaded_later() -> None:
+    register_flops(["dispatch_flops_test::exact.default", "dispatch_flops_test::plain"])(costs(7))
+    library = torch.library.Library("dispatch_flops_test", "FRAGMENT")
+    library.define("exact(Tensor x) -> Tensor")
+    library.define("plain_(Tensor(a!) x) -> Tensor(a!)")
+    library.impl("exact", lambda x: x.clone(), "CPU")
+    library.impl("plain_", lambda x: x.zero_(), "CPU")
+    later = torch.ops.dispatch_flops_test
+    assert (flops_of(later.exact), flops_of(later.plain_)) == (7, 7)
+    unregister_flops(["dispatch_flops_test::exact.default", "dispatch_flops_test::plain"])

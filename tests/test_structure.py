@@ -416,6 +416,45 @@ def test_tokens_of_experts_called_by_keyword_and_of_compiled_ones() -> None:
     assert [profile.node(f"experts.{i}").tokens for i in range(3)] == [3, 2 + 2 * 2, 0]
 
 
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore::torch.jit.TracerWarning",
+    "ignore::dispatch_flops.errors.UncountedWarning",  # of what has a symbol for a size
+)
+def test_tokens_are_counts_also_where_a_model_is_traced() -> None:
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList([Expert(5), Expert(5)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.experts[1](self.experts[0](x))  # type: ignore[no-any-return]
+
+    model, x = Chain(), torch.ones(3, 7, 5)
+    profile = profile_of(lambda: torch.jit.trace(model, x, check_trace=False), model=model)
+    assert [profile.node(f"experts.{i}").tokens for i in range(2)] == [3 * 7, 3 * 7]
+    rows = torch.export.Dim("rows", min=2, max=64)
+    with FlopCounterMode(model, display=False) as counter:
+        torch.export.export(model, (x,), dynamic_shapes=({0: rows},), strict=False)
+    counter.profile.to_json()
+
+
+def test_tokens_of_what_returns_no_bare_tensor() -> None:
+    class Mapped(Expert):
+        def forward(self, x: Tensor | None = None) -> Any:
+            return {"y": super().forward(x)} if x is not None else "nothing"
+
+    model = nn.Module()
+    model.experts = nn.ModuleList([Mapped(5), Mapped(5), Mapped(5)])
+
+    def run() -> None:
+        model.experts[0](x=torch.ones(7, 5))
+        model.experts[1]()
+
+    profile = profile_of(run, model=model)
+    assert [profile.node(f"experts.{i}").tokens for i in range(3)] == [7, None, 0]
+
+
 def test_experts_told_by_their_class() -> None:
     model = Mixture(2, container="ffn")
     profile = profile_of(model, torch.randn(3, 5), [0, 1, 1], model=model)

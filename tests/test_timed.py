@@ -162,6 +162,17 @@ def test_the_whole_is_all_that_ran_but_the_profiler() -> None:
     assert counter.profile.timing.iteration_s == 5.0 + WORK + WORK
 
 
+def test_the_whole_is_the_same_whoever_asks() -> None:
+    model = Worker()
+    seen: list[float | None] = []
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(torch.ones(3))
+        thread = threading.Thread(target=lambda: seen.append(counter.profile.timing.iteration_s))
+        thread.start()
+        thread.join()
+    assert seen == [WORK]
+
+
 def test_what_reading_a_profile_takes_is_the_profilers(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow_freeze(ledger: Ledger, *args: Any, **kwargs: Any) -> Profile:
         CLOCK.now += PRICING

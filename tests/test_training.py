@@ -331,7 +331,7 @@ def test_an_optimizer_that_stepped_before_an_exception_has_stepped(profile_step:
                 raise KeyError("user")
     assert profiler.steps_done == 2
     if profile_step == 1:
-        with pytest.raises(NotProfiledError, match="step 1 was not profiled: an exception"):
+        with pytest.raises(NotProfiledError, match="step 1 was not profiled to its end"):
             _ = profiler.profile
     else:
         assert profiler.profile.root.total("forward").macs == FORWARD
@@ -407,3 +407,49 @@ def test_what_a_grad_scaler_skips_is_no_step(capsys: pytest.CaptureFixture[str])
     assert profiler.profile.scope.batch_size == 2 * B
     assert profiler.profile.total("optimizer").flops > 0
     assert "skipped by the GradScaler: 2" in capsys.readouterr().out
+
+
+def scaled_loop(*values: float, between: bool) -> StepProfiler:
+    """One block a step; gradients are unscaled in it, and the optimizer steps there or after it."""
+    model = nn.Linear(IN, OUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    profiler = StepProfiler(model, optimizer, {"enabled": True})
+    for value in values:
+        with profiler.step(samples=B):
+            scaler.scale(model(torch.full((B, IN), value)).sum()).backward()
+            scaler.unscale_(optimizer)
+            if not between:
+                scaler.step(optimizer)
+        if between:
+            scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return profiler
+
+
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize("skipped", [0, 2])
+def test_gradients_unscaled_in_a_block_step_there_or_after_it(
+    between: bool, skipped: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiler = scaled_loop(*([float("inf")] * skipped), 1.0, 1.0, between=between)
+    assert profiler.steps_done == 2
+    assert profiler.profile.root.total("forward").macs == FORWARD
+    assert profiler.profile.scope.batch_size == B
+    out = capsys.readouterr().out
+    assert ("skipped by the GradScaler" in out) is bool(skipped)
+    assert ("stepped outside the step() block" in out) is between
+
+
+def test_another_optimizers_scaled_step_is_no_skip() -> None:
+    models = nn.ModuleList([nn.Linear(IN, OUT), nn.Linear(IN, OUT)])
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    profiler = StepProfiler(models, optimizers[1], {"enabled": True})
+    with pytest.warns(UserWarning, match="SGD stepped in step 1"):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            with profiler.step(samples=B):
+                scaler.scale(model(torch.ones(B, IN)).sum()).backward()
+                scaler.step(optimizer)
+    assert profiler.profile.root.total("forward").macs == 2 * FORWARD

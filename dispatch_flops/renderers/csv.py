@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dispatch_flops.analysis import inclusive, walk_with_depth
 from dispatch_flops.cost import PHASES
 from dispatch_flops.tree import ModuleNode, Profile
 
 Row = Mapping[str, str | int | float | None]
+OPERATOR_COLUMNS = (
+    "fqn", "op", "phase", "dtype", "kind", "calls", "uncounted", "macs", "flops", "bytes_read",
+    "bytes_written", "latency_s", "error",
+)  # fmt: skip
+_COSTS = ("macs", "flops", "bytes_read", "bytes_written")
 
 
 def modules(profile: Profile) -> str:
@@ -20,7 +25,7 @@ def modules(profile: Profile) -> str:
 
 def operators(profile: Profile) -> str:
     """One row per operator, module, phase and dtype. Unknown costs are empty."""
-    return _text(operator_rows(profile))
+    return _text(operator_rows(profile), OPERATOR_COLUMNS)
 
 
 def module_rows(profile: Profile) -> Iterator[Row]:
@@ -35,18 +40,10 @@ def operator_rows(profile: Profile) -> Iterator[Row]:
         for op in node.ops:
             yield {
                 "fqn": node.fqn,
-                "op": op.op,
-                "phase": op.phase,
-                "dtype": op.dtype,
-                "kind": op.kind,
-                "calls": op.calls,
-                "uncounted": op.uncounted,
-                "macs": op.cost.macs if op.cost else None,
-                "flops": op.cost.flops if op.cost else None,
-                "bytes_read": op.cost.bytes_read if op.cost else None,
-                "bytes_written": op.cost.bytes_written if op.cost else None,
-                "latency_s": op.latency_s,
-                "error": op.error,
+                **{
+                    name: getattr(op.cost if name in _COSTS else op, name, None)
+                    for name in OPERATOR_COLUMNS[1:]
+                },
             }
 
 
@@ -80,15 +77,14 @@ def _rows_below(root: ModuleNode) -> Iterator[Row]:
         yield row
 
 
-def _text(rows: Iterable[Row]) -> str:
+def _text(rows: Iterable[Row], columns: Sequence[str] | None = None) -> str:
+    """columns: of a table that may have no row; by default the first row's."""
+    rows = list(rows)
     buffer = io.StringIO()
-    writer: csv.DictWriter[str] | None = None
-    for row in rows:
-        if writer is None:
-            # Quotes every text: by itself the writer leaves a lone carriage return bare.
-            writer = csv.DictWriter(
-                buffer, list(row), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
-            )
-            writer.writeheader()
-        writer.writerow(row)
+    # Quotes every text: by itself the writer leaves a lone carriage return bare.
+    writer = csv.DictWriter(
+        buffer, list(columns or rows[0]), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
+    )
+    writer.writeheader()
+    writer.writerows(rows)
     return buffer.getvalue().encode(errors="backslashreplace").decode()  # lone surrogates

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dispatch_flops.renderers.csv import Row, module_rows, operator_rows
+from dispatch_flops.renderers.csv import OPERATOR_COLUMNS, Row, module_rows, operator_rows
 from dispatch_flops.tree import Profile
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ def modules(profile: Profile) -> pd.DataFrame:
 
 def operators(profile: Profile) -> pd.DataFrame:
     """One row per operator, module, phase and dtype."""
-    return _frame(operator_rows(profile))
+    return _frame(operator_rows(profile), OPERATOR_COLUMNS)
 
 
-def _frame(rows: Iterable[Row]) -> pd.DataFrame:
+def _frame(rows: Iterable[Row], names: Iterable[str] = ()) -> pd.DataFrame:
     pandas = _pandas()
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     for row in rows:
         for name, value in row.items():
             columns.setdefault(name, []).append(value)

@@ -110,7 +110,8 @@ def _tokens(config: Any, batch: int, variables: Variables) -> torch.Tensor:
     limits = [
         getattr(config, f"max_{of}", None) for of in ("position_embeddings", "target_positions")
     ]
-    length = size_of(variables, "seq", min([DEFAULT_TOKENS, *filter(None, limits)]))
+    known = (limit for limit in limits if limit is not None and limit > 0)
+    length = size_of(variables, "seq", min([DEFAULT_TOKENS, *known]))
     return torch.ones(batch, length, dtype=torch.long)
 
 

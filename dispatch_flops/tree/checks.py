@@ -30,6 +30,8 @@ def flaws(node: ModuleNode, beside: int) -> Iterator[str]:
     for name in ("calls", "own_params", "total_params", "active_params", "trainable_params"):
         if not _is_count(getattr(node, name)):
             yield f"{name} = {getattr(node, name)!r} is no count"
+    if node.tokens is not None and not _is_count(node.tokens):
+        yield f"tokens = {node.tokens!r} is no count"
     below = [child.total_params for child in node.children]
     # What a node has beyond its own and its children's is a shared module's, whose line in the
     # tree is another parent's: then it lies beside this node.

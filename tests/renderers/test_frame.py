@@ -49,6 +49,7 @@ def test_names_arrive_whole() -> None:
 
 def test_nothing_ran() -> None:
     assert len(frame.operators(empty())) == 0
+    assert frame.operators(empty())["flops"].sum() == 0
     assert len(frame.modules(empty())) == 2
 
 
