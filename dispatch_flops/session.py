@@ -124,8 +124,8 @@ class Session:
 
 def _pass_on(names: ModuleNames, mode_options: Mapping[str, Any], *, timed: bool) -> CountingPass:
     """The pass that is right where these modules compute."""
-    devices = names.devices()
-    if not timed or not devices.computes:
+    devices = names.devices() if timed else None  # which asks every module
+    if devices is None or not devices.computes:
         tracker = Tracker(names)
         return CountingPass(tracker, CountingMode(tracker, **mode_options))
     record = devices.events()
