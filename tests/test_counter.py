@@ -16,6 +16,7 @@ from torch.utils import flop_counter as theirs
 
 import dispatch_flops
 from dispatch_flops import FlopCounterMode, OpCost, Profile, Share, Split
+from dispatch_flops.devices import Devices
 from dispatch_flops.errors import (
     ConfigError,
     NotProfiledError,
@@ -24,6 +25,7 @@ from dispatch_flops.errors import (
     UncountedWarning,
     UnknownOperatorError,
 )
+from dispatch_flops.names import ModuleNames
 
 aten = torch.ops.aten
 
@@ -538,3 +540,14 @@ def test_the_programs_own_exception_is_the_one_that_is_raised() -> None:
         opaque(rows(2, 3))
         raise KeyError("own")
     assert counter.profile.uncounted_ops() == {"dispatch_flops_counter.opaque.default": 1}
+
+
+def test_entering_asks_no_module_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(names: ModuleNames) -> Devices:
+        raise AssertionError
+
+    counter = FlopCounterMode(nn.Linear(3, 5), display=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(ModuleNames, "devices", refuse)
+        counter.__enter__()
+    counter.__exit__(None, None, None)

@@ -54,6 +54,7 @@ def test_float32_work_in_tf32_is_held_against_its_peak() -> None:
     assert (tf32.name, tf32.bytes_per_s) == ("test", 10.0)
     assert tf32.source == "a sheet; float32 work in TF32"
     assert MACHINE.with_tf32() is MACHINE
+    assert tf32.with_tf32() is tf32
 
 
 def test_work_without_flops_needs_no_peak() -> None:

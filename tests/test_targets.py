@@ -356,6 +356,13 @@ class TestHuggingFace:
         found = self._shapes(prepare("hf:whisper.json", device="meta"))
         assert found == {"input_features": (1, 10, 40), "decoder_input_ids": (1, 17)}
 
+    def test_a_config_without_a_limit_of_positions(self) -> None:
+        xlnet = {"model_type": "xlnet", "vocab_size": 11, "d_model": 12, "n_layer": 1, "n_head": 3,
+                 "d_inner": 12}  # fmt: skip
+        Path("xlnet.json").write_text(json.dumps(xlnet))
+        found = self._shapes(prepare("hf:xlnet.json:AutoModel", device="meta"))
+        assert found == {"input_ids": (1, 128)}
+
     def test_images_are_of_the_models_dtype(self) -> None:
         vit = {"model_type": "vit", "dtype": "bfloat16", **self.CONFIGS["vit"]}
         Path("vit.json").write_text(json.dumps(vit))

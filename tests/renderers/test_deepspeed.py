@@ -24,6 +24,7 @@ from trees import (
 )
 
 from dispatch_flops.analysis import inexact_latencies
+from dispatch_flops.cost import OpCost
 from dispatch_flops.renderers import aggregated, deepspeed, detailed, summary
 from dispatch_flops.tree import ModuleNode, OpTotal, Profile, Scope, StepTiming
 
@@ -221,6 +222,24 @@ def test_any_profile_prints(profile: Profile) -> None:
     containers = [node for node in modules if node.children]
     legend = detailed.render(SMALL["empty"]()).splitlines()[:-1]
     assert len(tree) == len(legend) + len(modules) + 2 * len(containers)
+
+
+def test_a_backward_pass_within_the_forward_is_in_both_and_counts_once() -> None:
+    """10 FLOPs forward and 20 backward in 4 s, of which 3 s were the forward with its backward."""
+    ops = (
+        OpTotal(op="lib.a", phase="forward", calls=1, cost=OpCost(flops=10)),
+        OpTotal(op="lib.a", phase="backward", calls=1, cost=OpCost(flops=20)),
+    )
+    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=3.0, ops=ops)
+
+    def rate(**timing: float) -> str:
+        profile = Profile(root=root, timing=StepTiming(backward_s=3.0, **timing))
+        label = "fwd+bwd FLOPS per GPU = counted flops per GPU"
+        lines = deepspeed.render(profile).splitlines()
+        return next(line for line in lines if line.startswith(label)).split(":")[1].strip()
+
+    assert rate() == "5 FLOPS"  # not known to overlap
+    assert rate(iteration_s=4.0) == "7.5 FLOPS"
 
 
 def test_short_calls_are_marked() -> None:
