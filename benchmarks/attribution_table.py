@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, Profile
-from dispatch_flops.cost import PHASES
+from dispatch_flops.profile.cost import PHASES
 
 BLOCKS = 3
 BATCH, SEQUENCE, WIDTH, HEADS, HIDDEN, RANK, VOCABULARY = 2, 11, 40, 5, 96, 3, 101

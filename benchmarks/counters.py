@@ -22,9 +22,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from one_op.probe import total_of
+from tests.probes.probe import total_of
 
 SECONDS = 300  # for one workload under one counter
 
@@ -67,7 +67,7 @@ def _run(workload: Workload, model: nn.Module, inputs: tuple[Any, ...]) -> None:
 def ours(workload: Workload) -> Reading:
     """Model MACs: forward and backward. A total that something is missing from is no number."""
     from dispatch_flops import FlopCounterMode
-    from dispatch_flops.cost import contraction
+    from dispatch_flops.profile.cost import contraction
 
     def formula(macs: Callable[..., int]) -> Callable[..., Any]:
         return lambda *args, out: contraction(macs(*args))
@@ -174,7 +174,7 @@ def _importing(name: str) -> Callable[[], Any]:
 COUNTERS = {
     "dispatch_flops": Counter(
         package="dispatch-flops",
-        ready=_importing("dispatch_flops.formulas"),
+        ready=_importing("dispatch_flops.operators.formulas"),
         count=ours,
         backward=True,
     ),

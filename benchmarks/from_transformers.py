@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from program import ADDED, SDPA, THREE, Program
 from torch import nn
-from zoo.case import tokens
+
+from tests.models.case import tokens
 
 GROUPED = "grouped_mm, the default experts, runs most of the work, and no peer knows it"
 

@@ -14,10 +14,11 @@ from tabulate import tabulate
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from dispatch_flops import FlopCounterMode, efficiency, hardware, profile_model
-from dispatch_flops.analysis import latency_of
-from dispatch_flops.devices import device_name
-from dispatch_flops.measure import measure
+from dispatch_flops import FlopCounterMode, profile_model
+from dispatch_flops.analysis import efficiency, machines
+from dispatch_flops.analysis.latency import latency_of
+from dispatch_flops.timing.devices import device_name
+from dispatch_flops.timing.peaks import measure_machine
 from dispatch_flops.units import fraction_text, number_text, ratio, seconds_text
 
 
@@ -32,8 +33,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no CUDA device here")
         return 2
-    measured = measure("cuda", [torch.float32, torch.bfloat16])
-    sheet = hardware.find(device_name("cuda"))
+    measured = measure_machine("cuda", [torch.float32, torch.bfloat16])
+    sheet = machines.find(device_name("cuda"))
     print(f"{device_name('cuda')}, torch {torch.__version__}")
     print(f"measured: {measured.flops_per_s}, {measured.bytes_per_s:.3e} bytes/s")
     rows = []

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from zoo.graph import FULL_SIZE, GraphTransformer
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dispatch_flops import FlopCounterMode
+from tests.models.graph import FULL_SIZE, GraphTransformer
 
 
 def main() -> int:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from from_transformers import encoder
-from one_op.probe import Called, without_gradients
 from program import SDPA, Program
 from torch import nn
-from zoo.case import tokens
-from zoo.graph import GraphShape, GraphTransformer
-from zoo.language import Bert
-from zoo.special import CheckpointedMLP
+
+from tests.models.case import tokens
+from tests.models.graph import GraphShape, GraphTransformer
+from tests.models.language import Bert
+from tests.models.special import CheckpointedMLP
+from tests.probes.probe import Called, without_gradients
 
 
 def _small_bert() -> nn.Module:

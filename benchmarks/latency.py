@@ -21,8 +21,8 @@ from tabulate import tabulate
 from torch import nn
 
 from dispatch_flops import FlopCounterMode, profile_model
-from dispatch_flops.analysis import inexact_latencies, latency_of
-from dispatch_flops.demo import bert_base
+from dispatch_flops.analysis.latency import inexact_latencies, latency_of
+from dispatch_flops.cli.demo import bert_base
 
 ROUNDS = 15
 LEAF_ROUNDS = 5

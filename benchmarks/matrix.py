@@ -127,8 +127,8 @@ def row(build: Build, ways: Mapping[str, Callable[[Build], Counts]] = WAYS) -> d
 
 
 def main() -> None:
-    sys.path.append(str(Path(__file__).parent.parent / "tests"))
-    from zoo import CASES
+    sys.path.append(str(Path(__file__).parent.parent))
+    from tests.models import CASES
 
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--inductor", action="store_true", help="takes minutes")

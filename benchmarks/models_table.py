@@ -19,7 +19,7 @@ from mamba import Mamba, MambaShape, selective_scan, selective_scan_cost
 from torch import nn
 
 from dispatch_flops import FlopCounterMode, Profile
-from dispatch_flops.registry import Formula
+from dispatch_flops.operators.registry import Formula
 
 META = torch.device("meta")
 

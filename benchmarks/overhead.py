@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode as TorchCounter
 
 from dispatch_flops import FlopCounterMode
-from dispatch_flops.demo import bert_base
+from dispatch_flops.cli.demo import bert_base
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 
@@ -116,8 +116,8 @@ def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
         _first_tensor(bert(ids)).sum().backward()
         bert.zero_grad()
 
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-    from zoo.vision import ResNet
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from tests.models.vision import ResNet
 
     resnet = ResNet((3, 4, 6, 3), 4).eval()
     image = torch.randn(1, 3, 224, 224)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import counters  # noqa: F401  # puts tests/ on the path
 import side_by_side
-from one_op import GROUPS
+
+from tests.probes import GROUPS
 
 LEGEND = """\
 Reading / truth, in MACs; **1** is exact to the integer. Where the truth is 0 the reading itself

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 # Those who import this find the tests' models, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 ADDED = "biases and norms are no MACs: ptflops adds the first, fvcore norms and adaptive pooling"
 SDPA = (

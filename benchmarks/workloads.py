@@ -10,7 +10,8 @@ import from_transformers
 import in_particular
 from program import ADDED, SDPA, THREE, Program
 from torch import nn
-from zoo import CASES, Case
+
+from tests.models import CASES, Case
 
 ZOO_NOTES = {
     "mixture of experts": ADDED + "; calflops counts the shared perceptron under both its parents",

@@ -1,7 +1,7 @@
 """Exact FLOP, MAC, byte and parameter counts for PyTorch programs, per module and operator.
 
-Names are imported when they are first asked for: a saved ``Profile`` can be read, compared
-and rendered where torch is not installed.
+Names are imported when they are first used: a saved ``Profile`` can be read, compared and
+rendered where torch is not installed.
 """
 
 from __future__ import annotations
@@ -9,42 +9,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dispatch_flops.tree import Profile
-
 if TYPE_CHECKING:
-    from dispatch_flops.analysis import Diff, diff
-    from dispatch_flops.cost import OpCost, Phase, Share, Split
-    from dispatch_flops.counter import FlopCounterMode
+    from dispatch_flops import analysis, compile, errors, integrations, renderers
+    from dispatch_flops.analysis.diff import diff
+    from dispatch_flops.analysis.machines import Machine
+    from dispatch_flops.compile.backend import counting_backend
     from dispatch_flops.errors import DispatchFlopsError, UncountedOpsError, UncountedWarning
-    from dispatch_flops.hardware import Machine
-    from dispatch_flops.profiler import FlopsProfiler, get_model_profile
-    from dispatch_flops.profiling import profile_model
-    from dispatch_flops.registry import overridden, register_flops, unregister_flops
-    from dispatch_flops.training import StepProfiler
-    from dispatch_flops.tree import ModuleNode, OpTotal
+    from dispatch_flops.operators.registry import overridden, register_flops, unregister_flops
+    from dispatch_flops.profile.cost import OpCost, Share, Split
+    from dispatch_flops.profile.profile import Profile
+    from dispatch_flops.profile.tree import ModuleNode, OpTotal
+    from dispatch_flops.profilers.counter import FlopCounterMode
+    from dispatch_flops.profilers.flops_profiler import FlopsProfiler, get_model_profile
+    from dispatch_flops.profilers.model import profile_model
+    from dispatch_flops.profilers.training import StepProfiler
+    from dispatch_flops.timing.peaks import measure_machine
 
 __version__ = "0.1.0"
-
-_HOME = {
-    "DispatchFlopsError": "errors",
-    "FlopCounterMode": "counter",
-    "FlopsProfiler": "profiler",
-    "Machine": "hardware",
-    "ModuleNode": "tree",
-    "OpCost": "cost",
-    "OpTotal": "tree",
-    "Share": "cost",
-    "Split": "cost",
-    "StepProfiler": "training",
-    "UncountedOpsError": "errors",
-    "UncountedWarning": "errors",
-    "diff": "analysis",
-    "get_model_profile": "profiler",
-    "overridden": "registry",
-    "profile_model": "profiling",
-    "register_flops": "registry",
-    "unregister_flops": "registry",
-}
 
 __all__ = [
     "DispatchFlopsError",
@@ -60,45 +41,61 @@ __all__ = [
     "StepProfiler",
     "UncountedOpsError",
     "UncountedWarning",
+    "__version__",
+    "analysis",
+    "compile",
+    "counting_backend",
     "diff",
+    "errors",
     "get_model_profile",
+    "integrations",
+    "measure_machine",
     "overridden",
     "profile_model",
     "register_flops",
+    "renderers",
     "unregister_flops",
 ]
 
+_ROOMS = frozenset(("analysis", "compile", "errors", "integrations", "renderers"))
+_HOME = {
+    "DispatchFlopsError": "errors",
+    "FlopCounterMode": "profilers.counter",
+    "FlopsProfiler": "profilers.flops_profiler",
+    "Machine": "analysis.machines",
+    "ModuleNode": "profile.tree",
+    "OpCost": "profile.cost",
+    "OpTotal": "profile.tree",
+    "Profile": "profile.profile",
+    "Share": "profile.cost",
+    "Split": "profile.cost",
+    "StepProfiler": "profilers.training",
+    "UncountedOpsError": "errors",
+    "UncountedWarning": "errors",
+    "counting_backend": "compile.backend",
+    "diff": "analysis.diff",
+    "get_model_profile": "profilers.flops_profiler",
+    "measure_machine": "timing.peaks",
+    "overridden": "operators.registry",
+    "profile_model": "profilers.model",
+    "register_flops": "operators.registry",
+    "unregister_flops": "operators.registry",
+}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _HOME[name] == "registry":  # ours come first, so that a user's duplicate is refused
-        importlib.import_module(f"{__name__}.formulas")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    if _HOME[name] == "operators.registry":
+        # The formulas that ship come first, so that a user's duplicate is refused.
+        importlib.import_module(f"{__name__}.operators.formulas")
+    found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    found.__module__ = __name__  # the path that users import it by
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-def _notebook_html(self: Profile) -> str:
-    from dispatch_flops.renderers import notebook
-
-    return notebook.render(self)
-
-
-def _diff(self: Profile, other: Profile, phase: Phase | None = None) -> Diff:
-    """What changed from this profile to ``other``, by module and by operator.
-
-    Costs are those of one phase, or of all together. Modules are matched by name, operators by
-    overload. The same as ``dispatch_flops.diff(self, other, phase)``.
-    """
-    from dispatch_flops import analysis
-
-    return analysis.diff(self, other, phase)
-
-
-# A profile is plain data: it knows no renderer and no question but those of its own tree. A
-# notebook asks the object itself for its HTML, and a reader looks for ``diff`` there.
-Profile._repr_html_ = _notebook_html  # type: ignore[method-assign]
-Profile.diff = _diff  # type: ignore[method-assign]
+    return sorted(__all__)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from dispatch_flops.cli.formats import FORMATS
-from dispatch_flops.cost import PHASES
 from dispatch_flops.errors import TargetError
+from dispatch_flops.profile.cost import PHASES
 
 Commands = Any  # argparse's _SubParsersAction, which has no public name
 

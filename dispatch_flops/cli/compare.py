@@ -7,22 +7,17 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dispatch_flops.analysis import (
-    Change,
-    Figures,
-    Key,
-    diff,
-    latency_of,
-    phase_seconds,
-    phases_of,
-)
+from dispatch_flops.analysis.diff import Change, diff
+from dispatch_flops.analysis.figures import Figures, Key
+from dispatch_flops.analysis.latency import latency_of, phase_seconds
+from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.cli.arguments import Commands, add_command, add_phase_option, natural
 from dispatch_flops.cli.output import FAILED, OK, emit
-from dispatch_flops.cli.saved import load
-from dispatch_flops.cost import Phase
+from dispatch_flops.cli.show import load
 from dispatch_flops.errors import TargetError
+from dispatch_flops.profile import OUTSIDE, Profile
+from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
-from dispatch_flops.tree import OUTSIDE, Profile
 from dispatch_flops.units import (
     Number,
     bytes_text,
@@ -108,8 +103,8 @@ def _unlike(before: Profile, after: Profile) -> Iterator[str]:
     """How the two runs differ in what they are runs of."""
     for what, of in (
         ("phases", lambda profile: " + ".join(phases_of(profile)) or "none"),
-        ("device", lambda profile: profile.scope.device),
-        ("attention", lambda profile: f"causal {profile.scope.causal}"),
+        ("device", lambda profile: profile.run.device),
+        ("attention", lambda profile: f"causal {profile.run.causal}"),
     ):
         if of(before) != of(after):
             yield f"These are not alike: {what} {of(before)}, then {of(after)}."

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.errors import TargetError
-from dispatch_flops.hardware import Machine
-from dispatch_flops.renderers import collapsed, csv, deepspeed, html, json, table, trace
+from dispatch_flops.profile import Profile
+from dispatch_flops.renderers import chrome_trace, collapsed, csv, deepspeed, html, json, table
 from dispatch_flops.renderers.text import Style
-from dispatch_flops.tree import Profile
 
 DEFAULT = "deepspeed"
 
@@ -41,7 +41,7 @@ class Format:
 def _deepspeed(profile: Profile, view: View) -> str:
     return deepspeed.render(
         profile,
-        profile_step=profile.scope.step,
+        profile_step=profile.run.step,
         module_depth=-1 if view.depth is None else view.depth,
         top_modules=view.top,
         detailed=view.detailed,
@@ -90,7 +90,7 @@ FORMATS: dict[str, Format] = {
     ),
     "trace": Format(
         help="a timeline for Perfetto",
-        render=lambda p, _: trace.render(p),
+        render=lambda p, _: chrome_trace.render(p),
         suffix=".trace.json",
     ),
     "html": Format(help="a page for the browser", render=_html, suffix=".html"),

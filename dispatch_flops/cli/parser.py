@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from dispatch_flops.cli import compare, operators, profiling, saved, sweep
+from dispatch_flops.cli import compare, ops, profile, show, sweep
 from dispatch_flops.errors import TargetError
 
 _DESCRIPTION = """\
@@ -57,6 +57,6 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"dispatch-flops {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for command in (profiling, sweep, saved, compare, operators):
+    for command in (profile, sweep, show, compare, ops):
         command.add_commands(commands)
     return parser

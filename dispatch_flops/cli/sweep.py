@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dispatch_flops.analysis import latency_of
+from dispatch_flops.analysis.latency import latency_of
+from dispatch_flops.analysis.scaling import Exponent, exponents
 from dispatch_flops.cli.arguments import (
     TARGETS,
     Commands,
@@ -20,13 +21,12 @@ from dispatch_flops.cli.arguments import (
     assignments,
     plain_value,
 )
-from dispatch_flops.cli.growth import Exponent, exponents
 from dispatch_flops.cli.output import OK, emit, progress_bar
-from dispatch_flops.cli.profiling import measure
+from dispatch_flops.cli.run import measure
 from dispatch_flops.cli.sweep_plot import Figure, add_plot_option, numeric, sizes_text
 from dispatch_flops.errors import TargetError
+from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.text import Style, at_least, code, table
-from dispatch_flops.tree import Profile
 from dispatch_flops.units import bytes_text, count_text, number_text, params_text, seconds_text
 
 _EPILOG = f"""\

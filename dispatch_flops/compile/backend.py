@@ -12,20 +12,22 @@ from typing import Any, Literal, cast
 from torch import fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dispatch_flops import (
+from dispatch_flops.compile.attribution import Places
+from dispatch_flops.compile.graph import GraphCost
+from dispatch_flops.counting.aggregation import Ledger
+from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.placement import run_info
+from dispatch_flops.counting.profile_builder import Observed, build_profile
+from dispatch_flops.counting.thread_state import ModulePhase
+from dispatch_flops.errors import ConfigError, TargetError
+from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
 )
-from dispatch_flops.compile.graph import GraphCost
-from dispatch_flops.compile.places import Places
-from dispatch_flops.conventions import Causal, Conventions
-from dispatch_flops.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase
-from dispatch_flops.errors import ConfigError, TargetError
-from dispatch_flops.ledger import Ledger, Observed
-from dispatch_flops.names import ModuleNames
-from dispatch_flops.places import Place
-from dispatch_flops.registry import Formula
-from dispatch_flops.tree import OUTSIDE, Profile, add_costs
+from dispatch_flops.operators.conventions import Causal, Conventions
+from dispatch_flops.operators.registry import Formula
+from dispatch_flops.profile import OUTSIDE, Profile, add_costs
+from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase
 from dispatch_flops.units import ratio
 
 Backend = Literal["inductor", "aot_eager"]
@@ -157,17 +159,18 @@ class CountingBackend:
     def profile(self) -> Profile:
         """Everything that the compiled graphs have run, by module, phase and operator."""
         with _disable_current_modes():
-            places: dict[tuple[str, Phase], Place] = {}
+            places: dict[tuple[str, Phase], ModulePhase] = {}
             for (index, sizes), times in self._runs().items():
                 for (fqn, phase, entry), count in self.graphs[index].costs(sizes).items():
-                    place = places.setdefault((fqn, phase), Place(fqn, phase))
+                    place = places.setdefault((fqn, phase), ModulePhase(fqn, phase))
                     place.counts[entry] += count * times
             ledger = Ledger()
             ledger.fold(places.values())
-            return ledger.freeze(
+            return build_profile(
+                ledger,
                 self._names,
                 Observed(calls=self._module_calls(), used_params=self._used_params),
-                causal=self._conventions.causal,
+                run_info(self._names.modules(), self._conventions),
                 notes=("compiled graphs only: what ran outside of them is not counted",),
             )
 

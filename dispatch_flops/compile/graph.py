@@ -16,16 +16,15 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_aggregate
 
-from dispatch_flops import registry
-from dispatch_flops.compile.places import Places, phase_of
-from dispatch_flops.conventions import Conventions
-from dispatch_flops.cost import ZERO, OpCost, Phase
-from dispatch_flops.places import Entry
-from dispatch_flops.pricing import METADATA, price
-from dispatch_flops.registry import Rule
+from dispatch_flops.compile.attribution import Places, phase_of
+from dispatch_flops.operators import registry
+from dispatch_flops.operators.conventions import Conventions
+from dispatch_flops.operators.costing import METADATA, CallCost, price
+from dispatch_flops.operators.registry import Rule
+from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 
 Sizes = tuple[int, ...]
-Costs = Counter[tuple[str, Phase, Entry]]
+Costs = Counter[tuple[str, Phase, CallCost]]
 _INLINED = ("invoke_subgraph", "strict_mode", "hints_wrapper", "local_map_hop", "foreach_map")
 _UNKNOWN_SIZE = "a size hangs on data: it is known only inside the compiled code"
 
@@ -119,7 +118,7 @@ class GraphCost:
         if name in METADATA:
             return
         if rule is None:
-            self._fixed[fqn, phase, Entry(name, "unknown")] += 1
+            self._fixed[fqn, phase, CallCost(name, "unknown")] += 1
             return
         call = _Call(
             fqn=fqn,
@@ -144,13 +143,13 @@ class GraphCost:
                     _concrete(part, values) for part in (call.args, call.kwargs, call.out)
                 )
             except TypeError:
-                entry = Entry(registry.name_of(call.op), "unknown", error=_UNKNOWN_SIZE)
+                entry = CallCost(registry.name_of(call.op), "unknown", error=_UNKNOWN_SIZE)
             else:
                 entry = self._price(call, args, kwargs, out)
             costs[call.fqn, call.phase, entry] += 1
         return costs
 
-    def _price(self, call: _Call, args: Any, kwargs: Any, out: Any) -> Entry:
+    def _price(self, call: _Call, args: Any, kwargs: Any, out: Any) -> CallCost:
         name = registry.name_of(call.op)
         return price(name, call.op, call.rule, args, kwargs, out, self._conventions)
 

@@ -1,0 +1,1 @@
+"""Entry points that other frameworks' training loops and engines call."""

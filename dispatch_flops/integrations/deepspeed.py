@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dispatch_flops.counting.parameters import elements_of
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.parameters import elements_of
-from dispatch_flops.profiler import FlopsProfiler
+from dispatch_flops.profilers.flops_profiler import FlopsProfiler
 
 _EXPERT_GROUP = "ep_size_"
 

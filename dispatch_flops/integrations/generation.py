@@ -14,15 +14,15 @@ from tabulate import tabulate
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dispatch_flops.clock import LatencyPass
-from dispatch_flops.cost import ZERO, OpCost
-from dispatch_flops.counter import FlopCounterMode
-from dispatch_flops.devices import Devices
+from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import TargetError
-from dispatch_flops.names import ModuleNames
-from dispatch_flops.profiling import OWN_PASS, accelerators_drawn_on, with_latency
-from dispatch_flops.running import evaluating, random_state_kept
-from dispatch_flops.tree import Profile, StepTiming
+from dispatch_flops.profile import Profile, StepTiming
+from dispatch_flops.profile.cost import ZERO, OpCost
+from dispatch_flops.profilers.counter import FlopCounterMode
+from dispatch_flops.profilers.isolation import evaluating, random_state_kept
+from dispatch_flops.profilers.model import OWN_PASS, accelerators_drawn_on, attach_latencies
+from dispatch_flops.timing.devices import Devices
+from dispatch_flops.timing.module_timer import LatencyPass
 from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text
 
 _CACHE = "past_key_values"  # filled by generate: every pass needs one of its own
@@ -114,7 +114,7 @@ def profile_generate(
             _Relay(counters[0], counters[1], devices, lambda: counters[1].profile.total())
         )
     prefill, decode = (
-        with_latency(
+        attach_latencies(
             counter.profile, clock.seconds(), StepTiming(forward_s=seconds, method=OWN_PASS)
         )
         for counter, clock, seconds in zip(counters, clocks, timed.seconds(), strict=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dispatch_flops.integrations.step_watch import StepWatch
+from dispatch_flops.integrations.callback import StepWatch
 
 try:
     from lightning.pytorch.callbacks import Callback

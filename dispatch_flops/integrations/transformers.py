@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from dispatch_flops.integrations.callback import StepWatch
 from dispatch_flops.integrations.generation import GenerateProfile, profile_generate
-from dispatch_flops.integrations.step_watch import StepWatch
 
 try:
     from transformers import TrainerCallback

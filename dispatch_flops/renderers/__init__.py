@@ -1,1 +1,1 @@
-"""From a frozen ``Profile`` to text. Renderers return strings; they print and write nothing."""
+"""From a ``Profile`` to a str, bytes or a dict; renderers never print and never import torch."""

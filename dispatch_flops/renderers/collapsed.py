@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_flops.analysis import Key, exclusive
-from dispatch_flops.cost import Phase
+from dispatch_flops.analysis.figures import Key, exclusive
+from dispatch_flops.profile import ModuleNode, OpTotal, Profile
+from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import one_line
-from dispatch_flops.tree import ModuleNode, OpTotal, Profile
 
 _NANOSECONDS = 1_000_000_000
 

@@ -6,9 +6,9 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dispatch_flops.analysis import inclusive, walk_with_depth
-from dispatch_flops.cost import PHASES
-from dispatch_flops.tree import ModuleNode, Profile
+from dispatch_flops.analysis.figures import inclusive, walk_with_depth
+from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.cost import PHASES
 
 Row = Mapping[str, str | int | float | None]
 OPERATOR_COLUMNS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch_flops.tree import Profile
+from dispatch_flops.profile import Profile
 
 
 def render(profile: Profile, *, indent: int | None = 2) -> str:

@@ -6,12 +6,13 @@ import html
 from collections.abc import Iterator
 from itertools import islice
 
-from dispatch_flops.analysis import Figures, inclusive, phases_of, walk_with_depth
-from dispatch_flops.efficiency import machine_of
-from dispatch_flops.renderers.fold import fold
-from dispatch_flops.renderers.headline import headline
+from dispatch_flops.analysis.efficiency import machine_of
+from dispatch_flops.analysis.figures import Figures, inclusive, walk_with_depth
+from dispatch_flops.analysis.folding import fold
+from dispatch_flops.analysis.headline import headline
+from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.renderers.text import at_least, one_line
-from dispatch_flops.tree import ModuleNode, Profile
 from dispatch_flops.units import (
     NOT_AVAILABLE,
     bytes_text,

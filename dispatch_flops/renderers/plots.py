@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from statistics import linear_regression
 from typing import Any, Literal
 
-from dispatch_flops.analysis import Key
-from dispatch_flops.analysis import top_modules as heaviest
-from dispatch_flops.cost import Phase
-from dispatch_flops.efficiency import machine_of
+from dispatch_flops.analysis.efficiency import machine_of
+from dispatch_flops.analysis.figures import Key
+from dispatch_flops.analysis.figures import top_modules as heaviest
+from dispatch_flops.analysis.folding import fold
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.roofline_points import roofline_data
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.hardware import Machine
-from dispatch_flops.renderers.fold import fold
-from dispatch_flops.renderers.points import roofline_data
+from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import one_line
-from dispatch_flops.tree import ModuleNode, Profile
 from dispatch_flops.units import (
     bytes_text,
     count_text,

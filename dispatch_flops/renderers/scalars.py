@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dispatch_flops.analysis import by_depth, phase_seconds, phases_of
-from dispatch_flops.efficiency import machine_of
-from dispatch_flops.hardware import Machine
-from dispatch_flops.renderers.headline import headline
+from dispatch_flops.analysis.efficiency import machine_of
+from dispatch_flops.analysis.figures import by_depth
+from dispatch_flops.analysis.headline import headline
+from dispatch_flops.analysis.latency import phase_seconds
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.text import one_line
-from dispatch_flops.tree import Profile
 from dispatch_flops.units import ratio
 
 DEEPEST = 3

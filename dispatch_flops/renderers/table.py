@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dispatch_flops.analysis import (
-    Figures,
-    OperatorRow,
-    inclusive,
-    operator_rows,
-    phases_of,
-    sum_known,
-    walk_with_depth,
-)
-from dispatch_flops.cost import PHASES, Phase
+from dispatch_flops.analysis.figures import Figures, inclusive, sum_known, walk_with_depth
+from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
+from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.cost import PHASES, Phase
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
-from dispatch_flops.tree import ModuleNode, Profile
 from dispatch_flops.units import (
     bytes_text,
     count_text,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from oracles.contractions import linear, plus
-from oracles.counting import Array, Number, dot, elementwise, fill
-from oracles.elementwise import layer_norm, softmax
+from tests.oracles.contractions import linear, plus
+from tests.oracles.counting import Array, Number, dot, elementwise, fill
+from tests.oracles.elementwise import layer_norm, softmax
 
 
 def attention(

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from support import profile_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from oracles.counting import Count, values
+from tests.helpers.profiling import profile_of
+from tests.oracles.counting import Count, values
 
 size = st.sampled_from([1, 2, 3, 4, 5])
 size_or_zero = st.sampled_from([0, 1, 2, 3, 5])

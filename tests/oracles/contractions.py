@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from oracles.counting import ZERO, Array, dot, elementwise, fill
+from tests.oracles.counting import ZERO, Array, dot, elementwise, fill
 
 
 def mm(a: Array, b: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from oracles.counting import ZERO, Array, Number, dot, fill
+from tests.oracles.counting import ZERO, Array, Number, dot, fill
 
 
 def convolution(

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Sequence
 
-from oracles.counting import Number
+from tests.oracles.counting import Number
 
 Row = Sequence[Number]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from oracles.contractions import linear
-from oracles.counting import Array, Number
+from tests.oracles.contractions import linear
+from tests.oracles.counting import Array, Number
 
 Weights = Mapping[str, Array]
 State = tuple[Array, ...]

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dispatch_flops import FlopCounterMode
-from oracles.attention import attention, encoder_layer, multi_head_attention
-from oracles.comparing import check, examples, flag, macs_of, same_values, size, tensor
-from oracles.counting import count
+from tests.oracles.attention import attention, encoder_layer, multi_head_attention
+from tests.oracles.comparing import check, examples, flag, macs_of, same_values, size, tensor
+from tests.oracles.counting import count
 
 
 @examples(25)

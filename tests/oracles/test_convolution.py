@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracles.comparing import check, examples, flag, tensor
-from oracles.convolutions import convolution, transposed_convolution
-from oracles.counting import count
+from tests.oracles.comparing import check, examples, flag, tensor
+from tests.oracles.convolutions import convolution, transposed_convolution
+from tests.oracles.counting import count
 
 CALLS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

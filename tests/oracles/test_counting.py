@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from oracles import contractions as define
-from oracles.comparing import tensor
-from oracles.counting import Complex, Number, Tally, count, dot
+from tests.oracles import contractions as define
+from tests.oracles.comparing import tensor
+from tests.oracles.counting import Complex, Number, Tally, count, dot
 
 
 def test_each_operation_counts_once() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from oracles import contractions as define
-from oracles import elementwise
-from oracles.attention import attention
-from oracles.comparing import same_values, tensor
-from oracles.convolutions import convolution, transposed_convolution
-from oracles.counting import Tally, count, numbers, values
+from tests.oracles import contractions as define
+from tests.oracles import elementwise
+from tests.oracles.attention import attention
+from tests.oracles.comparing import same_values, tensor
+from tests.oracles.convolutions import convolution, transposed_convolution
+from tests.oracles.counting import Tally, count, numbers, values
 
 
 def test_products() -> None:

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracles import contractions as define
-from oracles.comparing import check, examples, flag, macs_of, size, tensor
-from oracles.counting import count
+from tests.oracles import contractions as define
+from tests.oracles.comparing import check, examples, flag, macs_of, size, tensor
+from tests.oracles.counting import count
 
 SIZES = {"a": 2, "b": 3, "c": 5, "d": 4, "e": 1}
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
-from support import profile_of
 
-from oracles import elementwise as define
-from oracles.comparing import examples, size, tensor
-from oracles.counting import Tally, numbers
+from tests.helpers.profiling import profile_of
+from tests.oracles import elementwise as define
+from tests.oracles.comparing import examples, size, tensor
+from tests.oracles.counting import Tally, numbers
 
 Row = list[Any]
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from oracles.comparing import cost_everywhere, macs_of, tensor
+from tests.oracles.comparing import cost_everywhere, macs_of, tensor
 
 Call = Callable[..., Any]
 

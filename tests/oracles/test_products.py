@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support import profile_of
 
-from oracles import contractions as define
-from oracles.comparing import check, examples, flag, macs_of, size, size_or_zero, tensor
-from oracles.counting import count
+from tests.helpers.profiling import profile_of
+from tests.oracles import contractions as define
+from tests.oracles.comparing import check, examples, flag, macs_of, size, size_or_zero, tensor
+from tests.oracles.counting import count
 
 Grads = tuple[bool, bool, bool]
 grads = st.tuples(flag, flag, flag)

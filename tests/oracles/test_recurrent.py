@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from oracles.comparing import check, examples, flag, macs_of, tensor
-from oracles.counting import Count, count
-from oracles.recurrent import recurrent
+from tests.oracles.comparing import check, examples, flag, macs_of, tensor
+from tests.oracles.counting import Count, count
+from tests.oracles.recurrent import recurrent
 
 KINDS = ("RNN", "GRU", "LSTM")
 IN, HIDDEN, PROJECTED = 3, 4, 2

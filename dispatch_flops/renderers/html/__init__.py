@@ -15,11 +15,11 @@ import json
 import re
 from typing import Any
 
-from dispatch_flops.efficiency import machine_of
-from dispatch_flops.hardware import Machine
+from dispatch_flops.analysis.efficiency import machine_of
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.html.payload import payload
 from dispatch_flops.renderers.text import one_line
-from dispatch_flops.tree import Profile
 
 _SCRIPTS = ("format.js", "table.js", "chart.js", "roofline.js", "page.js")
 _SLOT = re.compile(r"@@(\w+)@@")

@@ -10,23 +10,15 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dispatch_flops.analysis import (
-    Figures,
-    OperatorRow,
-    by_type,
-    inclusive,
-    operator_rows,
-    phase_seconds,
-    phases_of,
-    sum_known,
-    walk_with_depth,
-)
-from dispatch_flops.cost import Phase
-from dispatch_flops.hardware import Machine
-from dispatch_flops.renderers.fold import fold
-from dispatch_flops.renderers.headline import headline
-from dispatch_flops.renderers.points import roofline_data
-from dispatch_flops.tree import ModuleNode, Profile
+from dispatch_flops.analysis.figures import Figures, by_type, inclusive, sum_known, walk_with_depth
+from dispatch_flops.analysis.folding import fold
+from dispatch_flops.analysis.headline import headline
+from dispatch_flops.analysis.latency import phase_seconds
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
+from dispatch_flops.analysis.roofline_points import roofline_data
+from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.cost import Phase
 
 ALL = "all"
 _COLOURED = 8  # classes that get a colour of their own, if at least this share is their own
@@ -179,7 +171,7 @@ def _uncounted(profile: Profile) -> list[Data]:
 
 def _facts(profile: Profile, machine: Machine | None) -> Iterator[tuple[str, str]]:
     """Where and how the run took place, as labels and values."""
-    scope, timing = profile.scope, profile.timing
+    scope, timing = profile.run, profile.timing
     yield "Device", f"{scope.device_name} ({scope.device})" if scope.device_name else scope.device
     if scope.torch_version:
         yield "torch", scope.torch_version

@@ -1,0 +1,99 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dispatch_flops.analysis.figures import Figures, inclusive
+from dispatch_flops.profile import (
+    Profile,
+)
+from dispatch_flops.profile.cost import ZERO, Phase
+
+# -- comparison ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One module or operator in two profiles; ``None`` where a profile lacks it."""
+
+    name: str
+    before: Figures | None
+    after: Figures | None
+    calls_before: int = 0
+    calls_after: int = 0
+
+    @property
+    def changed(self) -> bool:
+        """True if a count differs; latencies, which never repeat, are no reason."""
+        if self.before is None or self.after is None:
+            return True
+        return (self.before.params, self.before.cost, self.calls_before) != (
+            self.after.params,
+            self.after.cost,
+            self.calls_after,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diff:
+    """Two profiles side by side: every module by fqn, every operator by overload, the whole."""
+
+    total: Change
+    modules: tuple[Change, ...] = field(default=())
+    operators: tuple[Change, ...] = field(default=())
+
+    def changed_modules(self) -> list[Change]:
+        return [change for change in self.modules if change.changed]
+
+    def changed_operators(self) -> list[Change]:
+        return [change for change in self.operators if change.changed]
+
+
+def diff(before: Profile, after: Profile, phase: Phase | None = None) -> Diff:
+    """What changed from one profile to another; what only ``after`` has comes last."""
+    return Diff(
+        total=_changes({"": _whole(before, phase)}, {"": _whole(after, phase)})[0],
+        modules=_changes(_modules(before, phase), _modules(after, phase)),
+        operators=_changes(_operators(before, phase), _operators(after, phase)),
+    )
+
+
+_Side = dict[str, tuple[Figures, int]]
+
+
+def _changes(before: _Side, after: _Side) -> tuple[Change, ...]:
+    nothing = (None, 0)
+    changes = []
+    for name in dict.fromkeys((*before, *after)):
+        (a, calls_a), (b, calls_b) = before.get(name, nothing), after.get(name, nothing)
+        changes.append(
+            Change(name=name, before=a, after=b, calls_before=calls_a, calls_after=calls_b)
+        )
+    return tuple(changes)
+
+
+def _whole(profile: Profile, phase: Phase | None) -> tuple[Figures, int]:
+    root = inclusive(profile.root, phase)[profile.root.fqn]
+    outside = inclusive(profile.outside, phase)[profile.outside.fqn]
+    return root + outside, profile.root.calls
+
+
+def _modules(profile: Profile, phase: Phase | None) -> _Side:
+    figures = inclusive(profile.root, phase) | inclusive(profile.outside, phase)
+    return {node.fqn: (figures[node.fqn], node.calls) for node in profile.nodes()}
+
+
+def _operators(profile: Profile, phase: Phase | None) -> _Side:
+    return {
+        name: (
+            Figures(
+                modules=0,
+                cost=op.cost or ZERO,
+                latency_s=op.latency_s,
+                lower_bound=bool(op.uncounted),
+            ),
+            op.calls,
+        )
+        for name, op in profile.by_operator(phase).items()
+    }

@@ -1,0 +1,125 @@
+"""How far a run is from what its machine can do: rates, MFU, HFU and the roofline.
+
+Pure functions of a ``Profile`` and a ``Machine``. Work in several dtypes is held against
+several peaks: the least time that the peaks allow is the sum of ``flops / peak`` over dtypes,
+and a utilisation is that time over the time taken. In one dtype this is the usual
+``flops / (seconds * peak)``. float32 work is held against float32's peak, also where it ran in
+TF32, as convolutions do by default: then pass ``machine.with_tf32()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from dispatch_flops.analysis.machines import Machine, find
+from dispatch_flops.profile import ModuleNode, OpTotal, Profile, add_costs
+from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, OpCost, Phase
+from dispatch_flops.units import ratio
+
+Bound = Literal["compute", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """What the machine allows for some work; None where a peak or the bandwidth is not known.
+
+    attainable_s: least seconds, operator by operator the longer of computing and moving bytes.
+    attainable_flops_per_s: FLOPs over that. bound: what takes the larger part of it.
+    exceeds_peak: the time that was measured is shorter than the peak allows, so a count, a time
+        or the peak is wrong.
+    """
+
+    cost: OpCost
+    attainable_s: float | None = None
+    attainable_flops_per_s: float | None = None
+    bound: Bound | None = None
+    exceeds_peak: bool = False
+
+    @property
+    def arithmetic_intensity(self) -> float | None:
+        """FLOPs per byte; None where no byte is moved."""
+        return self.cost.arithmetic_intensity
+
+
+def mfu(profile: Profile, machine: Machine | None, seconds: float | None) -> float | None:
+    """Model FLOPs utilisation: forward and backward of everything that ran, over ``seconds``."""
+    return utilisation(profile.op_totals(), MODEL_PHASES, machine, seconds)
+
+
+def hfu(profile: Profile, machine: Machine | None, seconds: float | None) -> float | None:
+    """Hardware FLOPs utilisation: all phases, recomputation and optimizer included."""
+    return utilisation(profile.op_totals(), PHASES, machine, seconds)
+
+
+def utilisation(
+    ops: Iterable[OpTotal],
+    phases: Iterable[Phase],
+    machine: Machine | None,
+    seconds: float | None,
+) -> float | None:
+    """Least seconds at the dense peaks over seconds taken; None if a peak or the time is unknown.
+
+    A value above 1 is returned as it is: it says that a count, the time or the peak is wrong.
+    """
+    if machine is None:
+        return None
+    wanted = frozenset(phases)
+    least = compute_s((op for op in ops if op.phase in wanted), machine)
+    return None if least is None or not seconds else least / seconds
+
+
+def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
+    """Seconds that the FLOPs of ``ops`` take at the dense peaks; None if one is not known."""
+    total = 0.0
+    for op in ops:
+        if op.cost is None or not op.cost.flops:
+            continue
+        peak = machine.peak(op.dtype)
+        if peak is None:
+            return None
+        total += op.cost.flops / peak
+    return total
+
+
+def roofline(
+    ops: Iterable[OpTotal], machine: Machine | None, seconds: float | None = None
+) -> Roofline:
+    """The roofline of some operators' work, and whether ``seconds`` is less than it allows."""
+    known = [op for op in ops if op.cost is not None]
+    cost = add_costs(op.cost for op in known)
+    computing = compute_s(known, machine) if machine is not None else None
+    if machine is None or machine.bytes_per_s is None or computing is None:
+        return Roofline(cost=cost, exceeds_peak=_exceeds(computing, seconds))
+    in_compute = in_memory = 0.0
+    for op in known:
+        compute = compute_s([op], machine) or 0.0
+        move = (op.cost.bytes_total if op.cost else 0) / machine.bytes_per_s
+        if compute >= move:
+            in_compute += compute
+        else:
+            in_memory += move
+    attainable = in_compute + in_memory
+    return Roofline(
+        cost=cost,
+        attainable_s=attainable,
+        attainable_flops_per_s=ratio(cost.flops, attainable),
+        bound=None if not attainable else "compute" if in_compute >= in_memory else "memory",
+        exceeds_peak=_exceeds(computing, seconds),
+    )
+
+
+def node_roofline(node: ModuleNode, machine: Machine | None, phase: Phase = "forward") -> Roofline:
+    """The roofline of a module and all below it, in one phase."""
+    ops = (op for below in node.walk() for op in below.ops if op.phase == phase)
+    return roofline(ops, machine, node.latency_s if phase == "forward" else None)
+
+
+def _exceeds(least_s: float | None, seconds: float | None) -> bool:
+    return least_s is not None and seconds is not None and seconds < least_s
+
+
+def machine_of(profile: Profile, machine: Machine | None = None) -> Machine | None:
+    """The machine that was named, or else the one that the profile's device is known to be."""
+    return find(profile.run.device_name) if machine is None else machine

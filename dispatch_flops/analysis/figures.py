@@ -1,0 +1,189 @@
+"""Questions to a ``Profile``: pure functions from the frozen tree to small frozen results.
+
+Costs are exact ints. *Inclusive* figures are of a module and all below it, *exclusive* ones
+of the module alone; exclusive figures of all modules add up to the total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from dispatch_flops.errors import ConfigError
+from dispatch_flops.profile import (
+    ModuleNode,
+    Profile,
+)
+from dispatch_flops.profile.cost import ZERO, OpCost, Phase
+from dispatch_flops.units import ratio
+
+Key = Literal["params", "macs", "flops", "bytes", "latency"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a module, or a group of ``modules`` of them, costs.
+
+    lower_bound: an operator among them has no known cost.
+    latency_s: of the forward, or of the backward where that phase was asked for; ``None``
+        where not measured.
+    """
+
+    modules: int = 1
+    params: int = 0
+    cost: OpCost = ZERO
+    latency_s: float | None = None
+    lower_bound: bool = False
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(
+            modules=self.modules + other.modules,
+            params=self.params + other.params,
+            cost=self.cost + other.cost,
+            latency_s=sum_known((self.latency_s, other.latency_s)),
+            lower_bound=self.lower_bound or other.lower_bound,
+        )
+
+    def value(self, key: Key) -> int | float | None:
+        """The figure of that name."""
+        match key:
+            case "params":
+                return self.params
+            case "macs":
+                return self.cost.macs
+            case "flops":
+                return self.cost.flops
+            case "bytes":
+                return self.cost.bytes_total
+            case "latency":
+                return self.latency_s
+            case _:
+                keys = ", ".join(map(repr, get_args(Key)))
+                raise ConfigError(f"{key!r} is no figure of a module: choose one of {keys}")
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """FLOPs over latency; meaningful where both are of the same phase."""
+        return ratio(self.cost.flops, self.latency_s)
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """The sum of the values that are known; ``None`` if none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+# -- modules ------------------------------------------------------------------------------------
+
+
+def walk_with_depth(root: ModuleNode) -> Iterator[tuple[ModuleNode, int]]:
+    """Every node with its depth (the root's is 0), parents first, without recursion."""
+    stack = [(root, 0)]
+    while stack:
+        node, depth = stack.pop()
+        yield node, depth
+        stack.extend((child, depth + 1) for child in reversed(node.children))
+
+
+def inclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures]:
+    """``{fqn: figures}`` of each module and all below it, parents first.
+
+    A module whose own latency was not measured, as a container that is never called, shows
+    the sum of its children's.
+    """
+    root.total()  # from here on every node below knows its own
+    nodes = list(root.walk())
+    found: dict[str, Figures] = {}
+    for node in reversed(nodes):
+        below = [found[child.fqn] for child in node.children]
+        latency_s = _measured_s(node, phase)
+        found[node.fqn] = Figures(
+            params=node.total_params,
+            cost=node.total(phase),
+            latency_s=sum_known(f.latency_s for f in below) if latency_s is None else latency_s,
+            lower_bound=_lacks_cost(node, phase) or any(f.lower_bound for f in below),
+        )
+    return {node.fqn: found[node.fqn] for node in nodes}
+
+
+def exclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures]:
+    """``{fqn: figures}`` of each module without what is below it, parents first.
+
+    The latency of a module alone is its own less its children's, not below 0.
+    """
+    whole = inclusive(root, phase)
+    return {
+        node.fqn: Figures(
+            params=node.own_params,
+            cost=node.own(phase),
+            latency_s=_alone_s(
+                _measured_s(node, phase), (whole[child.fqn].latency_s for child in node.children)
+            ),
+            lower_bound=_lacks_cost(node, phase),
+        )
+        for node in root.walk()
+    }
+
+
+def by_depth(root: ModuleNode, phase: Phase | None = None) -> list[dict[str, Figures]]:
+    """Per depth ``{class name: inclusive figures of its modules there}``, in tree order."""
+    whole = inclusive(root, phase)
+    levels: list[dict[str, Figures]] = []
+    for node, depth in walk_with_depth(root):
+        if depth == len(levels):
+            levels.append({})
+        _add_to(levels[depth], node.class_name, whole[node.fqn])
+    return levels
+
+
+def by_type(profile: Profile, phase: Phase | None = None) -> dict[str, Figures]:
+    """``{class name: exclusive figures of its modules}``, most FLOPs first.
+
+    The costs add up to the model's total; a parameter that several modules hold counts in each.
+    """
+    found: dict[str, Figures] = {}
+    alone = exclusive(profile.root, phase)
+    for node in profile.root.walk():
+        _add_to(found, node.class_name, alone[node.fqn])
+    return dict(top(found, "flops", len(found)))
+
+
+def top(figures: dict[str, Figures], key: Key, k: int) -> list[tuple[str, Figures]]:
+    """The ``k`` entries with the most of ``key``, equal ones in their order; unknown last."""
+
+    def rank(item: tuple[str, Figures]) -> float:
+        value = item[1].value(key)
+        return -1 if value is None else value
+
+    return sorted(figures.items(), key=rank, reverse=True)[: max(k, 0)]
+
+
+def top_modules(
+    profile: Profile, key: Key = "flops", k: int = 10, phase: Phase | None = None
+) -> list[tuple[ModuleNode, Figures]]:
+    """The ``k`` modules that themselves, without their children, have the most of ``key``.
+
+    Modules that have none of it are left out.
+    """
+    nodes = {node.fqn: node for node in profile.root.walk()}
+    ranked = top(exclusive(profile.root, phase), key, k)
+    return [(nodes[fqn], figures) for fqn, figures in ranked if figures.value(key)]
+
+
+def _add_to(groups: dict[str, Figures], name: str, figures: Figures) -> None:
+    groups[name] = groups[name] + figures if name in groups else figures
+
+
+def _lacks_cost(node: ModuleNode, phase: Phase | None) -> bool:
+    return any(op.uncounted for op in node.ops if phase is None or op.phase == phase)
+
+
+def _measured_s(node: ModuleNode, phase: Phase | None) -> float | None:
+    if phase in (None, "forward"):
+        return node.latency_s
+    return node.backward_latency_s if phase == "backward" else None
+
+
+def _alone_s(own_s: float | None, children_s: Iterable[float | None]) -> float | None:
+    return None if own_s is None else max(0.0, own_s - (sum_known(children_s) or 0.0))

@@ -1,0 +1,62 @@
+"""The few numbers that a profile comes down to, as the page, the notebook and loggers show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dispatch_flops.analysis.efficiency import hfu, mfu
+from dispatch_flops.analysis.latency import measured_seconds
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.profile import Profile
+
+ABOVE_PEAK = "above the peak: a count, the time or the peak is wrong"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """What stands at the top of a report.
+
+    model_flops: forward and backward; hardware_flops: all phases.
+    seconds: of everything that was counted, once; ``None`` where a part was not measured.
+    seconds_of: what those seconds are of, in words.
+    """
+
+    params: int
+    trainable_params: int
+    active_params: int
+    macs: int
+    model_flops: int
+    hardware_flops: int
+    bytes_total: int
+    seconds: float | None
+    seconds_of: str
+    mfu: float | None
+    hfu: float | None
+    lower_bound: bool
+
+    @property
+    def exceeds_peak(self) -> bool:
+        """True if the machine cannot do so much in the time: a count, the time or the peak is
+        wrong.
+        """
+        return max(self.mfu or 0.0, self.hfu or 0.0) > 1
+
+
+def headline(profile: Profile, machine: Machine | None = None) -> Headline:
+    """The totals of this rank; utilisation where the machine's peaks are known."""
+    root, total = profile.root, profile.total()
+    seconds, seconds_of = measured_seconds(profile)
+    return Headline(
+        params=root.total_params,
+        trainable_params=root.trainable_params,
+        active_params=root.active_params,
+        macs=total.macs,
+        model_flops=profile.model_total().flops,
+        hardware_flops=total.flops,
+        bytes_total=total.bytes_total,
+        seconds=seconds,
+        seconds_of=seconds_of,
+        mfu=mfu(profile, machine, seconds),
+        hfu=hfu(profile, machine, seconds),
+        lower_bound=profile.is_lower_bound,
+    )

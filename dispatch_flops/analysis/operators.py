@@ -1,0 +1,98 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dispatch_flops.profile import (
+    OpTotal,
+    Profile,
+    add_costs,
+    flops_of,
+    merge,
+)
+from dispatch_flops.profile.cost import PHASES, ZERO, OpCost, Phase
+from dispatch_flops.units import ratio
+
+# -- operators ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRow:
+    """All calls of one operator with one compute dtype.
+
+    cost: of the calls whose cost is known; ``None`` if that is none.
+    share: of all known FLOPs, 0 to 1; ``None`` where the cost is unknown or the total is 0.
+    bytes_per_call: mean over the calls whose cost is known.
+    """
+
+    op: str
+    kind: str
+    phases: tuple[Phase, ...]
+    dtype: str | None
+    calls: int
+    uncounted: int = 0
+    cost: OpCost | None
+    share: float | None = None
+    latency_s: float | None = None
+    error: str | None = None
+
+    @property
+    def bytes_per_call(self) -> float | None:
+        return ratio(self.cost.bytes_total, self.calls - self.uncounted) if self.cost else None
+
+    @property
+    def arithmetic_intensity(self) -> float | None:
+        return self.cost.arithmetic_intensity if self.cost else None
+
+
+def operator_rows(profile: Profile, phase: Phase | None = None) -> list[OperatorRow]:
+    """Every operator that ran, in the model and outside it: most FLOPs first, then most bytes."""
+    merged: dict[tuple[str, str | None], OpTotal] = {}
+    phases: dict[tuple[str, str | None], set[Phase | None]] = {}
+    for op in _ops(profile, phase):
+        key = (op.op, op.dtype)
+        merged[key] = merge(merged[key], op) if key in merged else op
+        phases.setdefault(key, set()).add(op.phase)
+    total = sum(flops_of(op) for op in merged.values())
+    rows = [
+        OperatorRow(
+            op=op.op,
+            kind=op.kind,
+            phases=tuple(p for p in PHASES if p in phases[key]),
+            dtype=op.dtype,
+            calls=op.calls,
+            uncounted=op.uncounted,
+            cost=op.cost,
+            share=ratio(op.cost.flops if op.cost else None, total),
+            latency_s=op.latency_s,
+            error=op.error,
+        )
+        for key, op in merged.items()
+    ]
+    return sorted(rows, key=_operator_rank)
+
+
+def cost_by_dtype(profile: Profile, phase: Phase | None = None) -> dict[str | None, OpCost]:
+    """``{compute dtype: known cost}``, most FLOPs first; ``None`` for operators without tensors."""
+    groups: dict[str | None, list[OpCost | None]] = {}
+    for op in _ops(profile, phase):
+        groups.setdefault(op.dtype, []).append(op.cost)
+    costs = {dtype: add_costs(parts) for dtype, parts in groups.items()}
+    return dict(sorted(costs.items(), key=lambda item: (-item[1].flops, item[0] or "")))
+
+
+def phases_of(profile: Profile) -> tuple[Phase, ...]:
+    """The phases in which an operator ran, in their order."""
+    seen = {op.phase for op in profile.op_totals()}
+    return tuple(phase for phase in PHASES if phase in seen)
+
+
+def _ops(profile: Profile, phase: Phase | None) -> Iterator[OpTotal]:
+    return (op for op in profile.op_totals() if phase is None or op.phase == phase)
+
+
+def _operator_rank(row: OperatorRow) -> tuple[int, int, str, str]:
+    cost = row.cost or ZERO
+    return (-cost.flops, -cost.bytes_total, row.op, row.dtype or "")

@@ -1,0 +1,86 @@
+"""Points of the roofline: modules and operators against the machine's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dispatch_flops.analysis.efficiency import roofline
+from dispatch_flops.analysis.figures import exclusive
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.profile import ModuleNode, OpTotal, Profile
+from dispatch_flops.units import ratio
+
+MOST_POINTS = 300  # of each kind: what a plot can show and a browser draw at once
+
+Data = dict[str, Any]
+
+
+def roofline_data(profile: Profile, machine: Machine | None) -> Data | None:
+    """Roofs and points; ``None`` where the machine or its bandwidth is not known.
+
+    Modules are shown by their own operators in the forward pass, their children's apart, so no
+    work is shown twice; operators by all their calls.
+    """
+    if machine is None or machine.bytes_per_s is None:
+        return None
+    ops = list(profile.op_totals())
+    dtypes = dict.fromkeys(op.dtype for op in ops if op.cost is not None and op.cost.flops)
+    peaks = {dtype: machine.peak(dtype) for dtype in dtypes if dtype is not None}
+    modules, operators = _modules(profile.root, machine), _operators(ops, machine)
+    return {
+        "machine": machine.name,
+        "bytes_per_s": machine.bytes_per_s,
+        "peaks": {dtype: peak for dtype, peak in peaks.items() if peak is not None},
+        "no_peak": [dtype for dtype, peak in peaks.items() if peak is None],
+        "modules": _heaviest(modules),
+        "modules_left_out": max(0, len(modules) - MOST_POINTS),
+        "operators": _heaviest(operators),
+    }
+
+
+def _modules(root: ModuleNode, machine: Machine) -> list[Data]:
+    alone = exclusive(root, "forward")
+    points = []
+    for node in root.walk():
+        own = [op for op in node.ops if op.phase == "forward"]
+        name = node.fqn or node.class_name
+        points += _point(name, node.class_name, own, machine, alone[node.fqn].latency_s)
+    return points
+
+
+def _operators(ops: Iterable[OpTotal], machine: Machine) -> list[Data]:
+    groups: dict[tuple[str, str | None], list[OpTotal]] = {}
+    for op in ops:
+        groups.setdefault((op.op, op.dtype), []).append(op)
+    points = []
+    for (name, dtype), group in groups.items():
+        times = [op.latency_s for op in group]
+        seconds = None if None in times else sum(time or 0.0 for time in times)
+        points += _point(name, dtype or "", group, machine, seconds)
+    return points
+
+
+def _point(
+    name: str, about: str, ops: list[OpTotal], machine: Machine, seconds: float | None
+) -> list[Data]:
+    """One point, or none where there is nothing to place it by."""
+    limit = roofline(ops, machine, seconds)
+    if not limit.cost.flops or limit.arithmetic_intensity is None:
+        return []
+    return [
+        {
+            "name": name,
+            "about": about,
+            "flops": limit.cost.flops,
+            "bytes": limit.cost.bytes_total,
+            "intensity": limit.arithmetic_intensity,
+            "attainable": limit.attainable_flops_per_s,
+            "achieved": ratio(limit.cost.flops, seconds),
+            "bound": limit.bound,
+        }
+    ]
+
+
+def _heaviest(points: list[Data]) -> list[Data]:
+    return sorted(points, key=lambda point: -point["flops"])[:MOST_POINTS]

@@ -1,0 +1,202 @@
+"""Targets that libraries build: Hugging Face configurations, timm names, exported programs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dispatch_flops.cli.targets.inputs import Inputs, Variables, converted, size_of
+from dispatch_flops.cli.targets.source import as_model, blame
+from dispatch_flops.errors import TargetError
+
+DEFAULT_TOKENS = 128
+_AUDIO_SAMPLES = 16_000  # one second at the rate that speech models are trained on
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFace:
+    """``hf:config.json[:TaskClass]``: a transformers model with random weights.
+
+    path: a config.json, or the folder that holds it. task: a class of transformers, such as
+    ``AutoModelForCausalLM`` or ``BertForMaskedLM``; ``AutoModel`` by default.
+    """
+
+    path: Path
+    task: str = "AutoModel"
+
+    @property
+    def variables(self) -> frozenset[str]:
+        return frozenset(("batch", "seq"))
+
+    def build(self, variables: Variables) -> tuple[nn.Module, Inputs | None]:
+        transformers = _imported("transformers", "hf:")
+        task = getattr(transformers, self.task, None)
+        if task is None:
+            raise TargetError(f"transformers has no class {self.task!r}")
+        with _silenced("transformers"):
+            config = self._config(transformers)
+            try:
+                model = task.from_config(config) if hasattr(task, "from_config") else task(config)
+                return as_model(model, self.task), default_inputs(model, variables)
+            except TargetError:
+                raise
+            except Exception as error:
+                blame(f"{self.task} of {self.path} raised", error)
+
+    def _config(self, transformers: Any) -> Any:
+        path = self.path / "config.json" if self.path.is_dir() else self.path
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise TargetError(
+                f"cannot read {str(path)!r} ({error.strerror}): hf: takes the path of a config.json"
+            ) from None
+        except ValueError as error:
+            raise TargetError(f"{str(path)!r} is no JSON: {error}") from error
+        if not isinstance(settings, dict) or settings.get("model_type") is None:
+            raise TargetError(f'{str(path)!r} has no "model_type": it is no transformers config')
+        try:
+            return transformers.AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:
+            blame(f"the config {str(path)!r} raised", error)
+
+
+def default_inputs(model: Any, variables: Variables) -> Inputs | None:
+    """Inputs for what the model says is its task, tokens, pixels or sound; else None.
+
+    batch is 1 and seq 128 tokens unless the variables say otherwise; images, sound and
+    spectrograms have the size that the configuration asks for, and the model's dtype.
+    """
+    config, batch = model.config, size_of(variables, "batch", 1)
+    kind = getattr(model, "main_input_name", "input_ids")
+    match kind:
+        case "input_ids":
+            inputs = {kind: _tokens(_part(config, "text_config", "encoder"), batch, variables)}
+        case "pixel_values":
+            inputs = {kind: _pixels(config, batch)}
+        case "input_values":
+            inputs = {kind: torch.ones(batch, size_of(variables, "seq", _AUDIO_SAMPLES))}
+        case "input_features":
+            inputs = {kind: _spectrogram(config, batch)}
+        case _:
+            return None
+    if kind == "input_ids" and hasattr(config, "vision_config"):
+        inputs["pixel_values"] = _pixels(config.vision_config, batch)
+    if getattr(config, "is_encoder_decoder", False):
+        decoder = _part(config, "decoder", "text_config")
+        inputs["decoder_input_ids"] = _tokens(decoder, batch, variables)
+    return converted(Inputs((), inputs), None, model.dtype)
+
+
+def _part(config: Any, *names: str) -> Any:
+    """The first of the parts that a configuration has; all of it where it has none of them."""
+    parts = (getattr(config, name, None) for name in names)
+    return next((part for part in parts if part is not None), config)
+
+
+def _tokens(config: Any, batch: int, variables: Variables) -> torch.Tensor:
+    limits = [
+        getattr(config, f"max_{of}", None) for of in ("position_embeddings", "target_positions")
+    ]
+    known = (limit for limit in limits if limit is not None and limit > 0)
+    length = size_of(variables, "seq", min([DEFAULT_TOKENS, *known]))
+    return torch.ones(batch, length, dtype=torch.long)
+
+
+def _pixels(config: Any, batch: int) -> torch.Tensor:
+    if getattr(config, "image_size", None) is None:
+        config = _part(config, "vision_config", "encoder")
+    size = getattr(config, "image_size", None) or 224
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return torch.ones(batch, getattr(config, "num_channels", 3), height, width)
+
+
+def _spectrogram(config: Any, batch: int) -> torch.Tensor:
+    """Mel bins by frames; an encoder of P positions halves the frames first."""
+    bins = getattr(config, "num_mel_bins", 80)
+    return torch.ones(batch, bins, 2 * getattr(config, "max_source_positions", 1500))
+
+
+@dataclass(frozen=True, slots=True)
+class Timm:
+    """``timm:name``: a model of timm with random weights, and an image of the size it wants."""
+
+    name: str
+
+    @property
+    def variables(self) -> frozenset[str]:
+        return frozenset(("batch",))
+
+    def build(self, variables: Variables) -> tuple[nn.Module, Inputs | None]:
+        timm = _imported("timm", "timm:")
+        try:
+            model = timm.create_model(self.name, pretrained=False)
+        except Exception as error:
+            blame(f"timm.create_model({self.name!r}) raised", error)
+        settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+        size = tuple((settings or {}).get("input_size", (3, 224, 224)))
+        return as_model(model, self.name), Inputs(
+            (torch.ones(size_of(variables, "batch", 1), *size),)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A file that ``torch.export.save`` wrote, with the inputs that it was exported with.
+
+    Modules keep their names; their classes are lost in the export.
+    """
+
+    path: Path
+
+    @property
+    def variables(self) -> frozenset[str]:
+        return frozenset()
+
+    def build(self, variables: Variables) -> tuple[nn.Module, Inputs | None]:
+        if not self.path.is_file():
+            raise TargetError(f"there is no file {str(self.path)!r}")
+        if not zipfile.is_zipfile(self.path):
+            raise TargetError(f"{str(self.path)!r} is no file that torch.export.save wrote")
+        try:
+            # The graph's constants are data, whatever device the model is to be built on.
+            with torch.device("cpu"), _silenced("torch.export"):
+                program = torch.export.load(self.path)
+                model = torch.export.unflatten(program)
+        except Exception as error:
+            blame(f"loading {str(self.path)!r} raised", error)
+        args, kwargs = program.example_inputs or ((), {})
+        return model, Inputs(tuple(args), dict(kwargs))
+
+
+def _imported(name: str, prefix: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            raise TargetError(f"a target {prefix}... needs {name}: pip install {name}") from None
+        blame(f"importing {name} raised", error)
+
+
+@contextmanager
+def _silenced(name: str) -> Iterator[None]:
+    """Nothing below an error is logged by one library inside; what fails is reported once."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

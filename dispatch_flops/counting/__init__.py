@@ -1,0 +1,1 @@
+"""The eager collector: dispatch mode, module tracking and aggregation; it takes no time."""

@@ -1,0 +1,207 @@
+"""Build the frozen ``Profile`` out of aggregated calls and the tree of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from dispatch_flops.analysis.figures import sum_known
+from dispatch_flops.counting.aggregation import Ledger
+from dispatch_flops.counting.module_names import ModuleName, ModuleNames
+from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
+from dispatch_flops.profile import OUTSIDE, ModuleNode, OpTotal, Profile, RunInfo
+from dispatch_flops.profile.cost import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What was seen beside the operators, for ``build_profile``; keys are fqns.
+
+    used_params: ids of the parameters that took part in an operator.
+    latency_s: seconds in forward; None where modules take as long as their operators.
+    """
+
+    calls: Mapping[str, int] = field(default_factory=dict)
+    used_params: Collection[int] = ()
+    latency_s: Mapping[str, float] | None = None
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+def build_profile(
+    ledger: Ledger,
+    names: ModuleNames,
+    observed: Observed,
+    run: RunInfo,
+    notes: tuple[str, ...] = (),
+) -> Profile:
+    """Return the checked profile of everything recorded in ``ledger`` so far."""
+    builder = ProfileBuilder(names, ledger.op_totals(names.nodes), observed)
+    return Profile(
+        root=builder.model(),
+        outside=builder.node(OUTSIDE),
+        run=run,
+        notes=notes,
+        ran_elsewhere=builder.ran_elsewhere(),
+    ).check()
+
+
+class ProfileBuilder:
+    """The trees of modules (the model's, and the outside's), built bottom-up."""
+
+    def __init__(
+        self, names: ModuleNames, ops: Mapping[str, list[OpTotal]], seen: Observed
+    ) -> None:
+        self._names = names
+        self._ops = ops
+        self._seen = seen
+        self._used = {*seen.used_params, *self._sharded_and_called()}
+        self._children = names.children()
+        for fqn in ops:  # named parts of the outside that are no modules
+            if fqn not in self._children:
+                self._children[fqn] = []
+        self._children.setdefault(OUTSIDE, [])
+        self._children[OUTSIDE] += [
+            fqn
+            for fqn in self._children
+            if fqn.startswith(f"{OUTSIDE}.")
+            and (fqn not in names.nodes or names.nodes[fqn].parent is None)
+        ]
+        # A sole root that was found on the way is the model: its names lose their prefix.
+        self._prefix = names.roots[0].fqn if len(names.roots) == 1 else ""
+        self._modules = {fqn: named.itself() for fqn, named in list(names.nodes.items())}
+        self._params = self._count_params()
+
+    def _count_params(self) -> dict[ModuleName | str, ParameterCounts]:
+        """Of every module, and of every line that is no module."""
+        # A module has the same parameters under all its names: they are one holder.
+        held: dict[ModuleName | str, dict[ModuleName | str, None]] = {
+            self._holder(fqn): {} for fqn in self._children
+        }
+        own: dict[ModuleName | str, tuple[ParameterFacts, ...]] = {}
+        for fqn, children in self._children.items():
+            held[self._holder(fqn)].update((self._holder(child), None) for child in children)
+        for holder, below in held.items():
+            if isinstance(holder, ModuleName):
+                own[holder] = tuple(holder.parameters())
+                also = (named.itself() for named in holder.also)
+                below.update((named, None) for named in also if named in held)
+        if len(self._names.roots) != 1:
+            held[""] = {self._holder(root.fqn): None for root in self._names.roots}
+        return count_held(held, own, self._used)
+
+    def _holder(self, fqn: str) -> ModuleName | str:
+        return self._modules.get(fqn, fqn)
+
+    def ran_elsewhere(self) -> tuple[str, ...]:
+        """Names under which a module never ran that ran under another."""
+        calls = self._seen.calls
+        ran = {itself for fqn, itself in self._modules.items() if calls.get(fqn)}
+        return tuple(
+            self._shown(fqn)
+            for fqn, itself in self._modules.items()
+            if itself in ran and not calls.get(fqn)
+        )
+
+    def _sharded_and_called(self) -> Iterator[int]:
+        """Keys of the parameters that stand for others in operators, of modules that ran."""
+        for fqn, named in list(self._names.nodes.items()):
+            if self._seen.calls.get(fqn):
+                yield from (facts.key for facts in named.parameters() if facts.stands_in)
+
+    def model(self) -> ModuleNode:
+        roots = self._names.roots
+        if len(roots) == 1:
+            return self.node(roots[0].fqn)
+        params = self._params[""]
+        return ModuleNode(
+            fqn="",
+            class_name="models" if roots else "nothing",
+            children=tuple(self.node(root.fqn) for root in roots),
+            total_params=params.total,
+            active_params=params.active,
+            trainable_params=params.trainable,
+        )
+
+    def _order(self, top: str) -> list[str]:
+        """``top`` and all fqns below it, parents first."""
+        order = [top]
+        for fqn in order:
+            order.extend(self._children.get(fqn, ()))
+        return order
+
+    def node(self, top: str) -> ModuleNode:
+        """The tree below ``top``."""
+        built: dict[str, ModuleNode] = {}
+        for fqn in reversed(self._order(top)):
+            children = tuple(built.pop(child) for child in self._children.get(fqn, ()))
+            built[fqn] = self._build(fqn, self._names.nodes.get(fqn), children)
+        return built[top]
+
+    def _build(
+        self, fqn: str, named: ModuleName | None, children: tuple[ModuleNode, ...]
+    ) -> ModuleNode:
+        seen = self._seen
+        module = named.module() if named is not None else None
+        ops = tuple(sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))))
+        shown = self._shown(fqn)
+        params = self._params[self._holder(fqn)]
+        parent = named.parent.fqn if named is not None and named.parent is not None else OUTSIDE
+        name = fqn[len(parent) + 1 :] if fqn.startswith(f"{parent}.") else shown
+        return ModuleNode(
+            fqn=shown,
+            name=name if shown else "",
+            class_name=_class_name(fqn, named, module),
+            extra_repr=_extra_repr(module),
+            calls=seen.calls.get(fqn, 0),
+            own_params=params.own,
+            total_params=params.total,
+            active_params=params.active,
+            trainable_params=params.trainable,
+            ops=ops,
+            children=children,
+            latency_s=self._latency_s(fqn, _seconds(ops, children, "forward")),
+            backward_latency_s=_seconds(ops, children, "backward", "recompute"),
+            tokens=seen.tokens.get(fqn),
+        )
+
+    def _latency_s(self, fqn: str, in_operators: float | None) -> float | None:
+        """Seconds in forward: as measured, but no less than operators took in it."""
+        if self._seen.latency_s is None:
+            return in_operators
+        measured = self._seen.latency_s.get(fqn)
+        return None if measured is None else max(measured, in_operators or 0.0)
+
+    def _shown(self, fqn: str) -> str:
+        """The name that the profile gives it."""
+        if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
+            return fqn[len(self._prefix) + 1 :]
+        return fqn
+
+
+def _seconds(
+    ops: Iterable[OpTotal], children: Iterable[ModuleNode], *phases: Phase
+) -> float | None:
+    """Seconds of a module's operators, with those of all below it; None if not timed."""
+    own = [op.latency_s for op in ops if op.phase in phases]
+    below = (c.latency_s if "forward" in phases else c.backward_latency_s for c in children)
+    return sum_known((*own, *below))
+
+
+def _class_name(fqn: str, named: ModuleName | None, module: nn.Module | None) -> str:
+    if module is not None:
+        return type(module).__name__
+    if named is not None and named.class_name:
+        return named.class_name
+    return "outside" if fqn == OUTSIDE else fqn.rsplit(".", 1)[-1]
+
+
+def _extra_repr(module: nn.Module | None) -> str:
+    """What the module says of itself; nothing where its own code fails."""
+    if module is None or type(module).extra_repr is nn.Module.extra_repr:
+        return ""
+    try:
+        return str(module.extra_repr())
+    except Exception:
+        return ""

@@ -1,0 +1,1 @@
+"""What one operator call costs: registry, conventions, formulas; stateless, knows no module."""

@@ -1,0 +1,35 @@
+"""A formula for one tensor, made one for the lists of ``_foreach_*`` operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dispatch_flops.operators.tensors import nbytes
+from dispatch_flops.profile.cost import OpCost
+
+
+def each(formula: Callable[..., int]) -> Callable[..., OpCost]:
+    """The sum of ``formula`` over a list.
+
+    List arguments (tensors, scalars) are taken item by item, others are passed on whole.
+    An in-place variant returns nothing: its first list then stands for the results.
+    """
+
+    def summed(*args: Any, out: Any = None, **kwargs: Any) -> OpCost:
+        results = args[0] if out is None else out
+        flops = sum(
+            formula(
+                *(_item(arg, index) for arg in args),
+                out=result,
+                **{name: _item(arg, index) for name, arg in kwargs.items()},
+            )
+            for index, result in enumerate(results)
+        )
+        return OpCost(flops=flops, bytes_read=nbytes(args, kwargs), bytes_written=nbytes(results))
+
+    return summed
+
+
+def _item(value: Any, index: int) -> Any:
+    return value[index] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,284 @@
+"""Attention kernels below ``scaled_dot_product_attention``, which take packed sequences, too.
+
+Letters as in ``_attention``; Tq, Tk are all queries and keys of a batch laid end to end. With
+offsets given, sequences are packed and ``_attention.packed`` bounds their scores; without,
+operands have a batch dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._attention import (
+    FULL,
+    Band,
+    Scores,
+    backward,
+    causal_band,
+    forward,
+    heads_first,
+    heads_third,
+    packed,
+)
+from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas.attention import is_given
+from dispatch_flops.operators.registry import register_flops
+from dispatch_flops.profile.cost import OpCost, Split
+
+Tensor = torch.Tensor
+
+
+def _scores(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor | None,
+    max_q: int | None,
+    max_k: int | None,
+    band: Band,
+    *,
+    batched: Callable[[Tensor, Tensor, Tensor, Band], Scores] = heads_third,
+    paged: bool = False,
+) -> Scores:
+    """``packed`` where there are offsets (a length not told is all there is), else ``batched``."""
+    if not is_given(offsets):
+        return batched(q, k, v, band)
+    return packed(
+        q,
+        k,
+        v,
+        items=offsets.shape[0] - 1,
+        longest_q=q.shape[1] if max_q is None else max_q,
+        longest_k=k.shape[1] if max_k is None else max_k,
+        band=band,
+        paged=paged,
+    )
+
+
+# -- flash ---------------------------------------------------------------------------------
+
+
+def _flash_band(is_causal: bool, left: int | None, right: int | None) -> Band:
+    """Flash attention aligns to the end and writes "no limit" as -1 or None."""
+    limit_left = None if left is None or left < 0 else left
+    limit_right = 0 if is_causal else None if right is None or right < 0 else right
+    if limit_left is None and limit_right is None:
+        return FULL
+    return Band(left=limit_left, right=limit_right, from_end=True)
+
+
+@register_flops(
+    packets("_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace"),
+    by_name=True,
+)
+def flash_forward(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    alibi_slopes: Tensor | None = None,
+    block_table: Tensor | None = None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv], or packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
+
+    MACs: pairs·(d+dv); packed: an upper bound. FLOPs: ``_attention.forward``'s. The scales of
+    8-bit operands are merged into the softmax's.
+    """
+    band = _flash_band(is_causal, window_size_left, window_size_right)
+    paged = block_table is not None
+    scores = _scores(query, key, value, cum_seq_q, max_q, max_k, band, paged=paged)
+    return forward(scores, masked=band != FULL or is_given(alibi_slopes), dropout=dropout_p > 0)
+
+
+@register_flops(packets("_flash_attention_backward"), by_name=True)
+def flash_backward(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    out: Any,
+    **_: Any,
+) -> Split:
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
+    band = _flash_band(is_causal, window_size_left, window_size_right)
+    offsets = cum_seq_q if query.dim() == 3 else None
+    scores = _scores(query, key, value, offsets, max_q, max_k, band)
+    return backward(scores, masked=band != FULL, dropout=dropout_p > 0)
+
+
+# -- memory-efficient ----------------------------------------------------------------------
+
+_CAUSAL_FROM_TOP_LEFT = 1
+_CAUSAL_FROM_BOTTOM_RIGHT = 2
+
+
+def _efficient_band(mask_type: int, window_size: int | None) -> Band:
+    """The window counts the query's own position, and applies to causal masks only."""
+    if mask_type not in (_CAUSAL_FROM_TOP_LEFT, _CAUSAL_FROM_BOTTOM_RIGHT):
+        return FULL
+    left = window_size - 1 if window_size else None
+    return Band(left=left, right=0, from_end=mask_type == _CAUSAL_FROM_BOTTOM_RIGHT)
+
+
+@register_flops(packets("_efficient_attention_forward"), by_name=True)
+def efficient_forward(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float,
+    custom_mask_type: int,
+    window_size: int | None = None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv]; packed: B is 1 and offsets are given.
+
+    MACs: pairs·(d+dv); packed: an upper bound. FLOPs: ``_attention.forward``'s.
+    """
+    band = _efficient_band(custom_mask_type, window_size)
+    scores = _scores(query, key, value, cu_seqlens_q, max_seqlen_q, max_seqlen_k, band)
+    return forward(scores, masked=band != FULL or is_given(bias), dropout=dropout_p > 0)
+
+
+@register_flops(packets("_efficient_attention_backward"), by_name=True)
+def efficient_backward(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    custom_mask_type: int,
+    bias_requires_grad: bool,
+    window_size: int | None = None,
+    out: Any,
+    **_: Any,
+) -> Split:
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
+    band = _efficient_band(custom_mask_type, window_size)
+    return backward(
+        _scores(query, key, value, cu_seqlens_q, max_seqlen_q, max_seqlen_k, band),
+        masked=band != FULL or is_given(bias),
+        dropout=dropout_p > 0,
+        bias_grad=bias.numel() if bias_requires_grad and bias is not None else None,
+    )
+
+
+# -- cuDNN: packed like flash; with a batch dimension, unlike flash, heads come first ---------
+
+
+@register_flops(packets("_cudnn_attention_forward"), by_name=True)
+def cudnn_forward(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    cum_seq_q: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv], or packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
+
+    MACs: pairs·(d+dv); packed: an upper bound. FLOPs: ``_attention.forward``'s.
+    """
+    band = causal_band(is_causal)
+    scores = _scores(query, key, value, cum_seq_q, max_q, max_k, band, batched=heads_first)
+    return forward(scores, masked=is_causal or is_given(attn_bias), dropout=dropout_p > 0)
+
+
+@register_flops(packets("_cudnn_attention_backward"), by_name=True)
+def cudnn_backward(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    cum_seq_q: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    out: Any,
+    **_: Any,
+) -> Split:
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
+    offsets = cum_seq_q if query.dim() == 3 else None
+    band = causal_band(is_causal)
+    scores = _scores(query, key, value, offsets, max_q, max_k, band, batched=heads_first)
+    return backward(scores, masked=is_causal or is_given(attn_bias), dropout=dropout_p > 0)
+
+
+# -- torch.nn.attention.varlen: an opaque op around the above ------------------------------
+# By name: the library comes with torch.nn.attention.varlen, which takes most of a second.
+
+_NO_WINDOW = (-1, -1)
+
+
+@register_flops(["torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out"], by_name=True)
+def varlen_forward(
+    *,
+    cu_seq_q: Tensor,
+    is_causal: bool = False,
+    window_size: Sequence[int] | None = None,
+    out: Any,
+    **others: Any,
+) -> OpCost:
+    """As ``flash_forward``, packed, without dropout."""
+    left, right = window_size or _NO_WINDOW
+    return flash_forward(
+        cum_seq_q=cu_seq_q,
+        dropout_p=0.0,
+        is_causal=is_causal,
+        window_size_left=left,
+        window_size_right=right,
+        out=out,
+        **others,
+    )
+
+
+@register_flops("torch_attn::_varlen_attn_backward", by_name=True)
+def varlen_backward(
+    *, cu_seq_q: Tensor, window_size: Sequence[int] | None = None, out: Any, **others: Any
+) -> Split:
+    """As ``flash_backward``, packed, without dropout."""
+    left, right = window_size or _NO_WINDOW
+    return flash_backward(
+        cum_seq_q=cu_seq_q,
+        dropout_p=0.0,
+        window_size_left=left,
+        window_size_right=right,
+        out=out,
+        **others,
+    )

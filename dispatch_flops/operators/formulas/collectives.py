@@ -1,0 +1,91 @@
+"""Communication between ranks: free of FLOPs, its bytes are counted generically.
+
+The sum that an all-reduce makes on the way is done by the network library, by different
+ranks or by the switch, depending on its algorithm; no counter can know which, so it is no
+compute of this rank. A torch built without distributed has none of these operators.
+
+Symmetric memory fuses some of it with matrix products: those count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._arithmetic import contract
+from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.profile.cost import OpCost
+
+
+def named(library: str, names: str) -> list[str]:
+    """Operators by name: their libraries may be loaded later, or never."""
+    return [f"{library}::{name}" for name in names.split()]
+
+
+_COLLECTIVES = {
+    "c10d": """
+        _allgather_base_ _reduce_scatter_base_ allgather_ allgather_coalesced_
+        allgather_into_tensor_coalesced_ allreduce_ allreduce_coalesced_ alltoall_ alltoall_base_
+        barrier broadcast_ check_for_nan gather_ gather_into_tensor_ monitored_barrier_ recv_
+        recv_any_source_ reduce_ reduce_scatter_ reduce_scatter_tensor_coalesced_ scatter_ send
+    """,
+    "_c10d_functional": """
+        all_gather_into_tensor all_gather_into_tensor_coalesced all_gather_into_tensor_out
+        all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ all_to_all_single
+        _wrap_tensor_autograd batch_p2p_ops broadcast broadcast_ irecv isend reduce_scatter_tensor
+        reduce_scatter_tensor_coalesced reduce_scatter_tensor_out
+    """,
+    "_c10d_functional_autograd": """
+        all_gather_into_tensor all_to_all_single reduce_scatter_tensor
+    """,
+    "_dtensor": "shard_dim_alltoall",
+    "symm_mem": """
+        _barrier _low_contention_all_gather _low_contention_all_gather_ce_multicast
+        _low_contention_all_gather_ce_multicast_out _low_contention_reduce_scatter _rendezvous
+        all_to_all_vdev all_to_all_vdev_2d all_to_all_vdev_2d_offset get_remote_tensors
+        memcpy_to_multicast_ memset32_ multi_root_tile_reduce multimem_all_gather_out
+        multimem_all_reduce_ multimem_one_shot_all_reduce multimem_one_shot_all_reduce_out
+        multimem_one_shot_reduce_out nccl_all_to_all_nd nccl_get nccl_get_out nccl_put
+        nccl_put_signal nccl_put_with_signal nccl_reduce_scatter_offset nccl_wait_for_signal
+        nccl_wait_signal nvshmem_all_to_all nvshmem_broadcast nvshmem_get nvshmem_get_out
+        nvshmem_put nvshmem_put_with_signal nvshmem_wait_for_signal one_shot_all_reduce
+        one_shot_all_reduce_copy one_shot_all_reduce_copy_out one_shot_all_reduce_out
+        reduce_scatter_out stream_write_value32_ tile_reduce two_shot_all_reduce_
+        two_shot_all_reduce_out
+    """,
+}
+
+for _library, _names in _COLLECTIVES.items():
+    free(named(_library, _names), "communication, not compute")
+
+free(named("_c10d_functional", "wait_tensor"), "waits for communication")
+
+
+@register_flops(named("symm_mem", "_async_input_mm"))
+def async_input_mm(a: torch.Tensor, b: torch.Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
+    """a[M, K] @ b[K, N], chunks of a being waited for. MACs: M·N·K."""
+    return contract(a.numel() * b.shape[-1], a, b)
+
+
+@register_flops(named("symm_mem", "fused_all_gather_matmul fused_all_gather_scaled_matmul"))
+def all_gather_matmul(
+    A_shard: torch.Tensor, Bs: Sequence[torch.Tensor], *_args: Any, out: Any, **_: Any
+) -> OpCost:
+    """A[M, K] gathered from all ranks, then A @ B[K, N] for each B.
+
+    MACs: M·N·K each. FLOPs: 2·MACs. (Scales and biases of the scaled form are left out.)
+    """
+    return contract(sum(product.numel() for product in out[1]) * A_shard.shape[-1], A_shard)
+
+
+@register_flops(named("symm_mem", "fused_matmul_reduce_scatter fused_scaled_matmul_reduce_scatter"))
+def matmul_reduce_scatter(
+    A: torch.Tensor, B: torch.Tensor, *_args: Any, out: Any, **_: Any
+) -> OpCost:
+    """A[..., M, K] @ B[K, N], then summed over ranks and scattered.
+
+    MACs: M·N·K. FLOPs: 2·MACs. (Scales and biases of the scaled form are left out.)
+    """
+    return contract(A.numel() * B.shape[-1], A, B)

@@ -1,0 +1,104 @@
+"""flex_attention, a higher-order operator: attention with a user's score_mod and block mask.
+
+Letters as in ``_attention``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.conventions import conventions
+from dispatch_flops.operators.formulas._attention import Scores, rectangle, softmax
+from dispatch_flops.operators.formulas._ops import higher_order
+from dispatch_flops.operators.registry import register_flops
+from dispatch_flops.operators.tensors import has_no_data
+from dispatch_flops.profile.cost import OpCost, Share, Split, contraction
+
+Tensor = torch.Tensor
+
+# Where the block mask's flat tuple has, for each block of queries, the numbers of its partial and
+# of its full blocks of keys, and their indices; and, from its end, queries and keys in a block.
+_COUNTS, _INDICES = (2, 4), (3, 5)
+_QUERIES_PER_BLOCK, _KEYS_PER_BLOCK = -3, -2
+
+
+def _flex_scores(q: Tensor, k: Tensor, v: Tensor, block_mask: tuple[Any, ...]) -> Scores:
+    """The whole rectangle; ``causal="half"``: the blocks that the mask names, each as a whole.
+
+    Where the mask has no data (meta, fake), as many blocks as it has room to name.
+    """
+    batch, heads, sq, d = q.shape
+    sk = k.shape[-2]
+    scores = rectangle(batch, heads, k.shape[1], sq, sk, d, v.shape[-1])
+    scores = dataclasses.replace(scores, repeats=(batch * heads - k.shape[0] * k.shape[1]) * sk)
+    counts = [t for t in (block_mask[i] for i in _COUNTS) if isinstance(t, Tensor)]
+    if conventions().causal == "full" or not counts:
+        return scores
+    keys = min(sk, int(block_mask[_KEYS_PER_BLOCK]))
+    if any(has_no_data(count) for count in counts):
+        room = sum(t.shape[-1] for t in (block_mask[i] for i in _INDICES) if isinstance(t, Tensor))
+        pairs = batch * heads * sq * min(sk, room * keys)
+    else:
+        block = min(sq, int(block_mask[_QUERIES_PER_BLOCK])) * keys
+        # a mask of one batch or head serves all
+        pairs = sum(
+            int(t.sum()) * (batch // t.shape[0]) * (heads // t.shape[1]) * block for t in counts
+        )
+    return dataclasses.replace(scores, pairs=min(scores.pairs, pairs))
+
+
+@register_flops(higher_order("flex_attention"), cacheable=False)
+def flex_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    _score_mod: Any,
+    block_mask: tuple[Any, ...],
+    *_: Any,
+    out: Any,
+    **__: Any,
+) -> OpCost:
+    """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv]; k and v may have one batch for all.
+
+    MACs: pairs·(d+dv). FLOPs: 2·MACs + 1 per pair (scale) + ``_safe_softmax``'s + 4 per row (log
+    and sum of logsumexp, it and the maximum over log 2). What score_mod computes is not counted.
+    Source: math_attention of torch._higher_order_ops.flex_attention, one pass for maximum and sum.
+    """
+    scores = _flex_scores(q, k, v, block_mask)
+    extra = scores.pairs + 4 * scores.rows + softmax(scores.pairs, scores.rows, safe=True)
+    return contraction(scores.pairs * (scores.d + scores.dv), extra_flops=extra)
+
+
+@register_flops(higher_order("flex_attention_backward"), cacheable=False)
+def flex_attention_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    _output: Tensor,
+    _logsumexp: Tensor,
+    _grad: Tensor | None,
+    grad_logsumexp: Tensor | None,
+    _fw_graph: Any,
+    _joint_graph: Any,
+    block_mask: tuple[Any, ...],
+    *_: Any,
+    out: Any,
+    **__: Any,
+) -> Split:
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed.
+
+    FLOPs, own: 2·MACs + 2·dv-1 per row (sum of output times gradient) + 3 per pair (difference,
+    product, scale; 4 with a gradient of logsumexp) + sums over heads and batches that share keys.
+    Recomputed: 2·MACs + 3 per pair (scale, exp(score - logsumexp)).
+    Source: sdpa_dense_backward of torch._higher_order_ops.flex_attention.
+    """
+    scores = _flex_scores(q, k, v, block_mask)
+    pairs, d, dv = scores.pairs, scores.d, scores.dv
+    extra = scores.rows * max(0, 2 * dv - 1) + pairs * (3 + (grad_logsumexp is not None))
+    extra += scores.repeats * (d + dv)
+    own = contraction(2 * pairs * (d + dv), extra_flops=extra)
+    again = contraction(pairs * d, extra_flops=3 * pairs)
+    return Split(own=own, shares=(Share(cost=again, phase="recompute"),))

@@ -1,0 +1,345 @@
+"""Factorisations and solvers of linear algebra.
+
+They cost what LAPACK's routines cost (``_lapack``), per matrix of the batch; a complex
+multiplication is 6 FLOPs and a complex addition 2. They are FLOPs only: MACs are reserved to
+contractions, such as those of ``linalg_pinv`` and ``linalg_matrix_exp``.
+Partial pivoting compares and exchanges, which costs nothing.
+
+Letters: b batch, A[..., m, n] a matrix, r right-hand sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas import _lapack
+from dispatch_flops.operators.formulas._lapack import Work
+from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.profile.cost import OpCost, contraction, flops
+
+Tensor = torch.Tensor
+
+free(
+    packets("lu_unpack", "_linalg_check_errors"),
+    "copies triangles or checks results",
+)
+
+
+# -- factorisations ------------------------------------------------------------------------
+
+
+@register_flops(packets("linalg_cholesky_ex", "cholesky"))
+def cholesky(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
+    """A[n, n] = L @ L^H. Source: xPOTRF."""
+    return batched(A, _lapack.potrf(A.shape[-1]))
+
+
+@register_flops(packets("linalg_lu_factor_ex", "linalg_lu"))
+def lu(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
+    """P @ A[m, n] = L @ U. Source: xGETRF."""
+    return batched(A, _lapack.getrf(*A.shape[-2:]))
+
+
+@register_flops(packets("linalg_ldl_factor_ex"))
+def ldl(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
+    """A[n, n] = L @ D @ L^H. Source: xSYTRF."""
+    return batched(A, _lapack.sytrf(A.shape[-1]))
+
+
+@register_flops(packets("geqrf"))
+def geqrf(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
+    """The reflectors of A[m, n]'s QR factorisation. Source: xGEQRF."""
+    return batched(A, _lapack.geqrf(*A.shape[-2:]))
+
+
+@register_flops(packets("linalg_qr"))
+def qr(A: Tensor, mode: str = "reduced", *, out: Any, **_: Any) -> OpCost:
+    """A[m, n] = Q @ R; mode "r" computes R alone. Source: xGEQRF, then xORGQR."""
+    m, n = A.shape[-2:]
+    k = min(m, n)
+    work = _lapack.geqrf(m, n)
+    if mode != "r":
+        work = work.plus(_lapack.orgqr(m, m if mode == "complete" else k, k))
+    return batched(A, work)
+
+
+@register_flops(packets("linalg_householder_product", "orgqr"))
+def householder_product(A: Tensor, tau: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """The first n columns of the product of k reflectors in A[m, n]. Source: xORGQR."""
+    m, n = A.shape[-2:]
+    return batched(A, _lapack.orgqr(m, n, tau.shape[-1]))
+
+
+@register_flops(packets("ormqr"))
+def ormqr(
+    A: Tensor, tau: Tensor, other: Tensor, left: bool = True, *_args: Any, out: Any, **_: Any
+) -> OpCost:
+    """Q @ other[m, n] or other @ Q, Q the product of k reflectors. Source: xORMQR."""
+    m, n = other.shape[-2:]
+    return batched(other, _lapack.ormqr(m, n, tau.shape[-1], left=left))
+
+
+@register_flops(packets("_linalg_svd"))
+def svd(
+    A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, out: Any, **_: Any
+) -> OpCost:
+    """A[m, n] = U @ diag(S) @ Vh. Source: ``_lapack.gesvd``."""
+    return batched(A, _lapack.gesvd(*A.shape[-2:], vectors=compute_uv, full=full_matrices))
+
+
+@register_flops(packets("_linalg_eigh"))
+def eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True, *, out: Any, **_: Any) -> OpCost:
+    """Eigenvalues and, if asked for, eigenvectors of a Hermitian A[n, n]."""
+    return batched(A, _lapack.syevd(A.shape[-1], vectors=compute_v))
+
+
+@register_flops(packets("linalg_matrix_sqrth"))
+def matrix_sqrth(A: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """√A = V·√max(λ, 0) @ Vᴴ of a Hermitian A[n, n], and its mean with its adjoint.
+
+    MACs: n³. FLOPs: 2·MACs + eigh + 2·n (of the eigenvalues) + 3·n². Source: ATen's kernel.
+    """
+    n, batch = A.shape[-1], prod(A.shape[:-2])
+    work = _lapack.syevd(n, vectors=True).plus(_lapack.scaled_and_symmetrised(n))
+    return contraction(
+        batch * n**3,
+        complex_numbers=A.is_complex(),
+        extra_flops=batched(A, work).flops + batch * 2 * n,
+    )
+
+
+@register_flops(packets("linalg_polar"))
+def polar(A: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """A[m, n] = (U @ Vh) @ H with H = V·S @ Vh, and the mean of H with its adjoint.
+
+    MACs: n³ + m·n². FLOPs: 2·MACs + svd + 3·n². Source: ATen's kernel.
+    """
+    m, n = A.shape[-2:]
+    work = _lapack.gesvd(m, n, vectors=True, full=False).plus(_lapack.scaled_and_symmetrised(n))
+    return contraction(
+        prod(A.shape[:-2]) * (n**3 + m * n**2),
+        complex_numbers=A.is_complex(),
+        extra_flops=batched(A, work).flops,
+    )
+
+
+@register_flops(packets("linalg_eig"))
+def eig(A: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """Eigenvalues and right eigenvectors of A[n, n]."""
+    return batched(A, _lapack.geev(A.shape[-1], vectors=True))
+
+
+@register_flops(packets("linalg_eigvals", "_linalg_eigvals"))
+def eigvals(A: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """Eigenvalues of A[n, n]."""
+    return batched(A, _lapack.geev(A.shape[-1], vectors=False))
+
+
+# -- solvers and inverses ------------------------------------------------------------------
+
+
+@register_flops(packets("_linalg_solve_ex"))
+def solve(A: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """X with A[n, n] @ X = B[n, r], or X @ A = B. Source: xGETRF, then xGETRS."""
+    n = A.shape[-1]
+    solution = out[0]
+    factor = batched(A, _lapack.getrf(n, n))
+    return factor + batched_solve(solution, n, _lapack.getrs, A)
+
+
+@register_flops(packets("linalg_lu_solve"))
+def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """X with A[n, n] @ X = B[n, r] from A's LU factorisation. Source: xGETRS."""
+    return batched_solve(out, LU.shape[-1], _lapack.getrs, LU)
+
+
+@register_flops(packets("cholesky_solve", "_cholesky_solve_helper"))
+def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False, *, out: Any, **_: Any) -> OpCost:
+    """X with L @ L^H @ X = B[n, r]. Source: xPOTRS."""
+    return batched_solve(out, L.shape[-1], _lapack.potrs, L)
+
+
+@register_flops(packets("linalg_ldl_solve"))
+def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """X with A[n, n] @ X = B[n, r] from A's LDL factorisation. Source: xSYTRS."""
+    return batched_solve(out, LD.shape[-1], _lapack.potrs, LD)
+
+
+@register_flops(packets("linalg_solve_triangular"))
+def solve_triangular(
+    A: Tensor, B: Tensor, *, unitriangular: bool = False, out: Any, **_: Any
+) -> OpCost:
+    """X with A[n, n] @ X = B[n, r] or X @ A = B, A a triangle. Source: xTRSM."""
+    return batched_solve(out, A.shape[-1], triangular(unitriangular), A)
+
+
+@register_flops(packets("triangular_solve"), cacheable=False, by_name=True)
+def triangular_solve(
+    *, self: Tensor, A: Tensor, unitriangular: bool = False, out: Any, **_: Any
+) -> OpCost:
+    """The older signature of ``linalg_solve_triangular``."""
+    if A.layout is not torch.strided:
+        return sparse_triangular_solve(self, A, unitriangular)
+    return batched_solve(out[0], A.shape[-1], triangular(unitriangular), A)
+
+
+@register_flops(packets("linalg_inv_ex"))
+def inverse(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
+    """A^-1: 2n^3 to leading order. Source: xGETRF, then xGETRI.
+
+    (ATen solves for the identity, which does up to 8n^3/3: it does not use that the
+    right-hand side is mostly zeros.)
+    """
+    n = A.shape[-1]
+    return batched(A, _lapack.getrf(n, n).plus(_lapack.getri(n)))
+
+
+@register_flops(packets("cholesky_inverse"))
+def cholesky_inverse(L: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
+    """(L @ L^H)^-1. Source: xPOTRI."""
+    return batched(L, _lapack.potri(L.shape[-1]))
+
+
+@register_flops(packets("linalg_lstsq"))
+def lstsq(
+    A: Tensor,
+    B: Tensor,
+    rcond: float | None = None,
+    *,
+    driver: str | None = None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """X minimising |A[m, n] @ X - B[m, r]|.
+
+    Drivers gels and gelsy (the default): factorise A, or A^H if it is wide, by QR; apply the
+    reflectors; solve with the triangle (xGEQRF, xORMQR, xTRSM). Drivers gelss and gelsd: the
+    thin SVD, then V @ (S^-1 * (U^H @ B)), which is 2kr(m+n) + kr FLOPs.
+    """
+    m, n = A.shape[-2:]
+    tall, k = max(m, n), min(m, n)
+    r = 1 if B.dim() == A.dim() - 1 else B.shape[-1]
+    if driver in ("gelss", "gelsd"):
+        project = k * r * (m + n)
+        work = _lapack.gesvd(m, n, vectors=True, full=False)
+        return batched(A, work.plus(Work(project + k * r, project)))
+    work = _lapack.geqrf(tall, k).plus(_lapack.ormqr(tall, r, k))
+    return batched(A, work.plus(_lapack.trsm(k, r)))
+
+
+@register_flops(packets("linalg_pinv"))
+def pinv(A: Tensor, *, hermitian: bool = False, out: Any, **_: Any) -> OpCost:
+    """V @ diag(1/S) @ U^H from the thin SVD, or from the eigenvectors if Hermitian.
+
+    MACs: mnk for the last product, k = min(m, n). FLOPs beside it and the factorisation: the
+    largest of k values, a threshold, k comparisons and reciprocals, nk to scale V.
+    """
+    m, n = A.shape[-2:]
+    k = min(m, n)
+    batch = prod(A.shape[:-2])
+    if hermitian:
+        factor = _lapack.syevd(n, vectors=True)
+    else:
+        factor = _lapack.gesvd(m, n, vectors=True, full=False)
+    scale = n * k * (2 if A.is_complex() else 1)
+    return batched(A, factor) + contraction(
+        batch * m * n * k,
+        complex_numbers=A.is_complex(),
+        extra_flops=batch * (3 * k + scale) if k else 0,
+    )
+
+
+# -- determinants and other functions of a matrix ------------------------------------------
+
+
+@register_flops(packets("_linalg_det"))
+def det(A: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """xGETRF, the product of n pivots, and one more with the sign."""
+    n = A.shape[-1]
+    return batched(A, _lapack.getrf(n, n).plus(Work(n, 0)))
+
+
+@register_flops(packets("_linalg_slogdet"))
+def slogdet(A: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """xGETRF; the product of n pivots' signs and one more; the sum of n logarithms of moduli.
+
+    FLOPs beside the factorisation: n signs, n products, n moduli, n logarithms, n - 1 sums of
+    real numbers.
+    """
+    n = A.shape[-1]
+    pivots = 4 * n - 1 if n else 0
+    return batched(A, _lapack.getrf(n, n).plus(Work(n, 0))) + flops(prod(A.shape[:-2]) * pivots)
+
+
+@register_flops(packets("linalg_matrix_exp"))
+def matrix_exp(A: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """exp(A[n, n]) by a Taylor polynomial of degree 18: 5 matrix products.
+
+    MACs: 5 n^3, a lower bound: how often the result is squared depends on the norm of A, and
+    a formula never looks at data. Source: Bader, Blanes and Casas (Mathematics 7, 2019), the
+    algorithm that ATen runs. n = 1 is one exponential per element.
+    """
+    n = A.shape[-1]
+    if n <= 1:
+        return flops(A.numel())
+    return contraction(5 * prod(A.shape[:-2]) * n**3, complex_numbers=A.is_complex())
+
+
+@register_flops(packets("_compute_linear_combination"))
+def linear_combination(terms: Tensor, coefficients: Tensor, *, out: Any, **_: Any) -> OpCost:
+    """out[i] = sum over j of coefficients[i, j] * terms[j]: a contraction over j."""
+    elements = prod(terms.shape[1:])
+    return contraction(coefficients.numel() * elements, complex_numbers=terms.is_complex())
+
+
+@register_flops(packets("linalg_cross"))
+def cross(a: Tensor, b: Tensor, *, dim: int = -1, out: Tensor, **_: Any) -> OpCost:
+    """Each element of the cross product: two products, one difference."""
+    elements = out.numel()
+    if not (out.is_floating_point() or out.is_complex()):
+        return flops(0)
+    return flops(Work(2 * elements, elements).flops(complex_numbers=out.is_complex()))
+
+
+# -- helpers -------------------------------------------------------------------------------
+
+
+def batched(A: Tensor, work: Work) -> OpCost:
+    """The cost of ``work`` for each matrix of the batch A[..., m, n]."""
+    if not A.numel():
+        return flops(0)
+    return flops(prod(A.shape[:-2]) * work.flops(complex_numbers=A.is_complex()))
+
+
+def batched_solve(X: Tensor, n: int, routine: Callable[[int, int], Work], A: Tensor) -> OpCost:
+    """The cost of solving for all of ``X``, whose elements are n unknowns per right-hand side.
+
+    Counting right-hand sides in the result serves vectors, matrices, solving from the left or
+    the right, and batches that are broadcast.
+    """
+    if not X.numel():
+        return flops(0)
+    return flops(routine(n, X.numel() // n).flops(complex_numbers=A.is_complex()))
+
+
+def triangular(unit: bool) -> Callable[[int, int], Work]:
+    """xTRSM with or without divisions by the diagonal."""
+
+    def routine(n: int, r: int) -> Work:
+        return _lapack.trsm(n, r, unit=unit)
+
+    return routine
+
+
+def sparse_triangular_solve(B: Tensor, A: Tensor, unit: bool) -> OpCost:
+    """One product and one sum for each stored element and right-hand side; those on the
+    diagonal are the n divisions, which a unit diagonal spares."""
+    r = B.numel() // A.shape[-1]
+    nnz = A._nnz()
+    work = Work(r * (nnz - A.shape[-1] if unit else nnz), r * max(nnz - A.shape[-1], 0))
+    return flops(work.flops(complex_numbers=A.is_complex()))

@@ -1,0 +1,355 @@
+"""Quantised linear layers, convolutions, recurrent layers and embeddings.
+
+Products of integers count as MACs (and 2 FLOPs each, as all MACs), the integer bias is free.
+What surrounds them is arithmetic on reals: quantising inputs by their range (dynamic),
+rescaling results to integers (5 per result) or to reals (1 per result, 1 more for a bias).
+Weights are opaque packages; their shapes follow from inputs and results, or from ``unpack``.
+
+Letters: T rows, K contracted, O results per row; G gates, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas.fake_quantize import (
+    QUANTIZE,
+    dequantize,
+    dynamic,
+    quantize,
+    reals,
+)
+from dispatch_flops.operators.formulas.linear import post_op
+from dispatch_flops.operators.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
+from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.tensors import nbytes
+from dispatch_flops.profile.cost import ZERO, OpCost, contraction, flops
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+_PREPACK = """
+    conv_prepack conv1d_prepack conv2d_prepack conv3d_prepack conv_transpose1d_prepack
+    conv_transpose2d_prepack conv_transpose3d_prepack conv_unpack conv1d_unpack conv2d_unpack
+    conv3d_unpack conv_transpose1d_unpack conv_transpose2d_unpack conv_transpose3d_unpack
+    linear_prepack linear_prepack_fp16 linear_prepack_legacy linear_prepack_fp16_legacy
+    linear_unpack linear_unpack_fp16 embedding_bag_prepack embedding_bag_unpack
+    embedding_bag_byte_prepack embedding_bag_byte_prepack_with_rowwise_min_max
+    embedding_bag_byte_unpack embedding_bag_4bit_prepack embedding_bag_4bit_unpack
+    embedding_bag_4bit_prepack_with_rowwise_min_max embedding_bag_2bit_prepack
+    embedding_bag_2bit_prepack_with_rowwise_min_max embedding_bag_2bit_unpack
+    make_quantized_cell_params make_quantized_cell_params_dynamic
+    make_quantized_cell_params_fp16 _wrapped_linear_prepack
+    wrapped_fbgemm_pack_gemm_matrix_fp16
+"""
+for _library in ("quantized", "_quantized"):
+    free(packets(*_PREPACK.split(), library=_library), "packs weights, ahead of the run")
+free(
+    packets("qconv_prepack", "qlinear_prepack", "linear_prepack_fp16", library="onednn")
+    + packets("qlinear_prepack", "qlinear_unpack", library="sparse"),
+    "packs weights, ahead of the run",
+)
+
+
+def quantized(*names: str) -> list[Any]:
+    """Packets of the library quantized, and of its older twin."""
+    return packets(*names, library="quantized") + packets(*names, library="_quantized")
+
+
+# -- linear --------------------------------------------------------------------------------
+
+
+def matmul_cost(x: Tensor, out: Tensor) -> OpCost:
+    """x[T, K] @ weight[K, O]: T·O·K MACs."""
+    return contraction(out.numel() * x.shape[-1])
+
+
+@register_flops(
+    quantized(
+        *"""
+        linear linear_relu linear_leaky_relu linear_tanh matmul wrapped_quantized_linear
+        _wrapped_quantized_linear_prepacked
+        """.split()
+    )
+    + packets("qlinear", "qlinear_relu", library="sparse")
+)
+def linear(x: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Integers to integers. MACs: T·O·K. FLOPs: 2·MACs + 5·T·O.
+
+    relu is part of the bounds; so are leaky_relu and tanh taken to be, which backends look up.
+    A block-sparse weight (library sparse) counts whole: how much it stores is not visible.
+    """
+    return matmul_cost(x, out) + flops(QUANTIZE * out.numel())
+
+
+@register_flops(
+    quantized("linear_dynamic", "linear_relu_dynamic")
+    + packets("qlinear_dynamic", "qlinear_relu_dynamic", library="sparse"),
+    cacheable=False,
+)
+def linear_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Reals to reals. MACs: T·O·K. FLOPs: 2·MACs + quantising x by its range + per result one
+    product with the scales and, with a bias, one sum.
+    """
+    rescale = out.numel() * (1 + has_bias(packed))
+    return matmul_cost(x, out) + flops(dynamic(x.numel()) + rescale)
+
+
+@register_flops(
+    quantized("linear_dynamic_fp16", "linear_relu_dynamic_fp16"),
+    cacheable=False,
+)
+def linear_fp16(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Reals times half-precision weights. MACs: T·O·K. FLOPs: 2·MACs + T·O with a bias."""
+    return matmul_cost(x, out) + flops(out.numel() * has_bias(packed))
+
+
+@register_flops(
+    quantized("linear_dynamic_fp16_unpacked_weight", "wrapped_fbgemm_linear_fp16_weight")
+    + packets("linear_dynamic_fp16", "linear_relu_dynamic_fp16", library="onednn")
+)
+def linear_fp16_unpacked(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *_args: Any, out: Tensor, **_: Any
+) -> OpCost:
+    """As ``linear_fp16``, the bias in sight."""
+    return matmul_cost(x, out) + flops(out.numel() if bias is not None else 0)
+
+
+@register_flops(
+    quantized(
+        "linear_with_input_q_dq_qweight_dq_output_fp32",
+        "linear_with_input_q_dq_qweight_dq_relu_output_fp32",
+    ),
+    cacheable=False,
+)
+def linear_fake(
+    x: Tensor, scale: Any, zero_point: Any, packed: Any, *, out: Tensor, **_: Any
+) -> OpCost:
+    """Reals to reals with given scales: x quantised, results rescaled."""
+    surround = quantize(x, out=x).flops + out.numel() * (1 + has_bias(packed))
+    return matmul_cost(x, out) + flops(surround)
+
+
+@register_flops(packets("qlinear_pointwise", library="onednn"), by_name=True)
+def qlinear_pointwise(
+    *,
+    qx: Tensor,
+    post_op_name: str = "none",
+    post_op_algorithm: str = "none",
+    binary_post_op: str = "none",
+    unary_post_op: str = "none",
+    unary_post_op_algorithm: str = "none",
+    out: Tensor,
+    **_: Any,
+) -> OpCost:
+    """qx[T, K] @ qw, then post-operations. MACs: T·O·K. See ``rescaled``."""
+    activations = (post_op_name, post_op_algorithm), (unary_post_op, unary_post_op_algorithm)
+    return matmul_cost(qx, out) + rescaled(out, binary_post_op, activations)
+
+
+@register_flops(packets("int4mm_packed_weight_cpu", library="quantized"))
+def int4_linear(x: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Reals times packed 4-bit weights, dequantised as they are read. MACs: T·O·K."""
+    return matmul_cost(x, out)
+
+
+def has_bias(packed: Any) -> bool:
+    """True if a packed linear weight comes with a bias."""
+    return packed.bias() is not None
+
+
+def rescaled(
+    out: Tensor, binary: str, activations: Iterable[tuple[str | None, str | None]]
+) -> OpCost:
+    """FLOPs of a oneDNN result: rescaled to integers or reals, after post-operations.
+
+    binary: what is done with another tensor: "sum", "add" or "mul", else "none".
+    activations: names, "none" among them, each with its algorithm.
+    """
+    steps = (1 if out.is_floating_point() else QUANTIZE) + (binary != "none")
+    real = reals(out)
+    after = (post_op(name, algorithm, real) for name, algorithm in activations)
+    return sum(after, start=flops(steps * out.numel()))
+
+
+# -- convolution ---------------------------------------------------------------------------
+
+
+@register_flops(
+    quantized(*(f"conv{d}d{relu}" for d in (1, 2, 3) for relu in ("", "_relu"))), cacheable=False
+)
+def conv(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Integers to integers. MACs: results · K, K one filter's elements. FLOPs: 2·MACs + 5 per
+    result."""
+    return conv_macs(packed, out) + flops(QUANTIZE * out.numel())
+
+
+@register_flops(quantized("conv2d_add", "conv2d_add_relu"), cacheable=False)
+def conv_add(x: Tensor, other: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """As ``conv``, and a dequantised tensor is added: 2 + 1 per result."""
+    added = dequantize(other, out=other).flops + out.numel()
+    return conv(x, packed, out=out) + flops(added)
+
+
+@register_flops(quantized(*(f"conv{d}d_dynamic" for d in (1, 2, 3))), cacheable=False)
+def conv_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Reals to reals, as ``linear_dynamic``."""
+    return conv_macs(packed, out) + surround_dynamic(x, packed, out)
+
+
+@register_flops(quantized(*(f"conv_transpose{d}d" for d in (1, 2, 3))), cacheable=False)
+def conv_transpose(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Integers to integers. MACs: inputs · K, as a convolution from results to inputs has."""
+    return conv_transpose_macs(x, packed) + flops(QUANTIZE * out.numel())
+
+
+@register_flops(quantized(*(f"conv_transpose{d}d_dynamic" for d in (1, 2, 3))), cacheable=False)
+def conv_transpose_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Reals to reals, as ``linear_dynamic``."""
+    return conv_transpose_macs(x, packed) + surround_dynamic(x, packed, out)
+
+
+@register_flops(
+    packets("qconv_pointwise", *(f"qconv{d}d_pointwise" for d in (1, 2, 3)), library="onednn"),
+    by_name=True,
+)
+def qconv_pointwise(
+    *,
+    qw: Tensor,
+    attr: str = "none",
+    algorithm: str | None = None,
+    binary_attr: str = "none",
+    unary_attr: str | None = None,
+    unary_algorithm: str | None = None,
+    out: Tensor,
+    **_: Any,
+) -> OpCost:
+    """A convolution, then post-operations. MACs: results · K. See ``rescaled``."""
+    per_result = qw.numel() // out.shape[1]
+    activations = (attr, algorithm), (unary_attr, unary_algorithm)
+    return contraction(out.numel() * per_result) + rescaled(out, binary_attr, activations)
+
+
+def conv_macs(packed: Any, out: Tensor) -> OpCost:
+    """weight[O, I/groups, *kernel]: each result takes one filter's elements."""
+    return contraction(out.numel() * prod(packed.unpack()[0].shape[1:]))
+
+
+def conv_transpose_macs(x: Tensor, packed: Any) -> OpCost:
+    """weight[I, O/groups, *kernel]: each input meets one filter's elements."""
+    return contraction(x.numel() * prod(packed.unpack()[0].shape[1:]))
+
+
+def surround_dynamic(x: Tensor, packed: Any, out: Tensor) -> OpCost:
+    """x quantised by its range; per result one product and, with a bias, one sum."""
+    bias = packed.unpack()[1] is not None
+    return flops(dynamic(x.numel()) + out.numel() * (1 + bias))
+
+
+# -- recurrent -----------------------------------------------------------------------------
+
+GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
+
+
+@register_flops(packets("quantized_lstm"), by_name=True)
+def quantized_lstm(*, hx: Sequence[Tensor], **arguments: Any) -> OpCost:
+    """Dynamically quantised LSTM, see ``recurrent``."""
+    return recurrent(LSTM, hx[0], **arguments)
+
+
+@register_flops(packets("quantized_gru"), by_name=True)
+def quantized_gru(*, hx: Tensor, **arguments: Any) -> OpCost:
+    """Dynamically quantised GRU, see ``recurrent``."""
+    return recurrent(GRU, hx, **arguments)
+
+
+def recurrent(
+    mode: int,
+    state: Tensor,
+    *,
+    input: Any = None,
+    data: Any = None,
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """All layers, directions and steps. T rows in all steps together: of ``input``, or of
+    ``data``, which is packed.
+
+    MACs per layer and direction: T·G·H·(inputs + H). FLOPs: 2·MACs, ``CELL_FLOPS``, and per
+    product as ``linear_dynamic`` (steps quantised one by one; their 10 for scale and zero point
+    are counted once per layer and direction).
+    """
+    x: Tensor = data if input is None else input
+    hidden = state.shape[-1]
+    rows, inputs, directions = x.numel() // x.shape[-1], x.shape[-1], 1 + bidirectional
+    total = ZERO
+    for _layer in range(num_layers):
+        total += directions * cell(mode, rows, inputs, hidden, has_biases)
+        inputs = hidden * directions
+    return total
+
+
+def cell(mode: int, rows: int, inputs: int, hidden: int, bias: bool) -> OpCost:
+    """Rows of inputs and of states through one dynamically quantised cell."""
+    results = rows * GATES[mode] * hidden
+    surround = dynamic(rows * inputs) + dynamic(rows * hidden) + 2 * results * (1 + bias)
+    return contraction(
+        results * (inputs + hidden), extra_flops=surround + rows * hidden * CELL_FLOPS[mode]
+    )
+
+
+_CELLS = {"lstm": LSTM, "gru": GRU, "rnn_relu": RELU, "rnn_tanh": TANH}
+
+
+def register_cell(name: str, mode: int) -> None:
+    """Register one step of a dynamically quantised recurrent cell."""
+
+    @register_flops(
+        quantized(f"quantized_{name}_cell_dynamic"),
+        note=f"one step of a dynamically quantised {name}",
+    )
+    def formula(x: Tensor, hx: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
+        state = hx[0] if isinstance(hx, (list, tuple)) else hx
+        rows = x.numel() // x.shape[-1]
+        return cell(mode, rows, x.shape[-1], state.shape[-1], True)
+
+
+for _name, _mode in _CELLS.items():
+    register_cell(_name, _mode)
+
+
+# -- embeddings ----------------------------------------------------------------------------
+
+
+@register_flops(quantized("embedding_byte", "embedding_4bit", "embedding_2bit"))
+def embedding(*_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """Rows picked and dequantised with their own scale and offset: 2 per element."""
+    return OpCost(flops=2 * out.numel(), bytes_read=out.numel(), bytes_written=nbytes(out))
+
+
+@register_flops(
+    quantized(
+        *(
+            f"embedding_bag_{bits}{form}"
+            for bits in ("byte", "4bit", "2bit")
+            for form in ("", "_rowwise_offsets")
+        )
+    ),
+    by_name=True,
+)
+def embedding_bag(
+    *, indices: Tensor, per_sample_weights: Tensor | None = None, out: Tensor, **_: Any
+) -> OpCost:
+    """Bags of rows, dequantised (2), weighted if asked for (1), and summed: n - m."""
+    picked = indices.numel() * out.shape[-1]
+    per_element = 2 + (per_sample_weights is not None)
+    count = per_element * picked + max(picked - out.numel(), 0)
+    return OpCost(flops=count, bytes_read=picked, bytes_written=nbytes(out))

@@ -1,0 +1,225 @@
+"""Reductions and scans.
+
+n: elements of the input. m: elements of the result (rows).
+A reduction of n inputs to m outputs is n-m operations, plus its divisions. Integer and
+boolean data cost nothing. Source, where a docstring names no other: torch._refs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._foreach import each
+from dispatch_flops.operators.formulas._ops import overloads, packets
+from dispatch_flops.operators.formulas.pointwise import broadcast_elements, per_element
+from dispatch_flops.operators.formulas.sparse import elements
+from dispatch_flops.operators.registry import Formula, Kind, Rule, add_rule, register_flops
+from dispatch_flops.operators.tensors import is_inexact, is_strided_nested, nested_sizes, tensors_in
+
+
+def rows(tensor: torch.Tensor, dim: int | Iterable[int] | None) -> int:
+    """How many results a reduction of ``tensor`` over ``dim`` has (all dimensions: None or [])."""
+    if tensor.dim() == 0:
+        return 1
+    dims = range(tensor.dim()) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    reduced = {d % tensor.dim() for d in dims} or set(range(tensor.dim()))
+    if is_strided_nested(tensor):  # has a shape per item, none itself
+        return sum(
+            math.prod(n for d, n in enumerate(item, start=1) if d not in reduced)
+            for item in nested_sizes(tensor)
+        )
+    return math.prod(size for d, size in enumerate(tensor.shape) if d not in reduced)
+
+
+def fold(self: torch.Tensor, out: Any, *, per_input: int = 0, per_output: int = 0) -> int:
+    """n-m operations, and some more per input and per output; two real ones each if complex."""
+    result = next(tensors_in(out))
+    if not is_inexact(self, result):
+        return 0
+    n, m = elements(self), elements(result)
+    real = max(n - m, 0) + per_input * n + per_output * m
+    return real * (2 if self.is_complex() else 1)
+
+
+def _plain(per_input: int = 0, per_output: int = 0) -> Callable[..., int]:
+    def formula(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+        return fold(self, out, per_input=per_input, per_output=per_output)
+
+    return formula
+
+
+def _register(targets: list[Any], formula: Formula, note: str, *, by_name: bool = False) -> None:
+    kind: Kind = "reduction"
+    for target in targets:
+        add_rule(target, Rule(kind=kind, formula=formula, note=note, by_name=by_name))
+
+
+_register(packets("sum", "amax", "amin", "argmax", "argmin"), _plain(), "n-m")
+_register(packets("_foreach_max"), each(_plain()), "n-m each")
+# The binary overloads, max.other and min.other, are taken apart into maximum and minimum.
+_register(
+    overloads("max.default", "max.dim", "max.dim_max", "max.names_dim", "max.unary_out"),
+    _plain(),
+    "n-m",
+)
+_register(
+    overloads("min.default", "min.dim", "min.dim_min", "min.names_dim", "min.unary_out"),
+    _plain(),
+    "n-m",
+)
+_register(packets("nansum"), _plain(per_input=1), "n comparisons, n-m")
+_register(packets("mean"), _plain(per_output=1), "n-m, m divisions")
+
+
+@register_flops(packets("prod"))
+def prod(self: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
+    """n-m products."""
+    products = max(self.numel() - out.numel(), 0)
+    each_product = per_element("mul", complex_numbers=out.is_complex())
+    return products * each_product if is_inexact(self, out) else 0
+
+
+@register_flops(packets("aminmax", "_aminmax"))
+def aminmax(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+    """Minimum and maximum: 2·(n-m). Source: torch._decomp."""
+    return 2 * fold(self, out)
+
+
+@register_flops(packets("all", "any", "count_nonzero"))
+def tested(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+    """Each number is compared with 0: n. Joining the boolean results is free."""
+    return self.numel() if is_inexact(self) else 0
+
+
+@register_flops(packets("equal"))
+def equal(self: torch.Tensor, other: torch.Tensor, *, out: Any, **_: Any) -> int:
+    """n comparisons where the shapes agree, none where they do not."""
+    if self.shape != other.shape or not is_inexact(self, other):
+        return 0
+    return self.numel() * per_element("eq", complex_numbers=self.is_complex())
+
+
+@register_flops(packets("allclose"), by_name=True)
+def allclose(
+    *, self: torch.Tensor, other: torch.Tensor, equal_nan: bool = False, out: Any, **_: Any
+) -> int:
+    """a = b, or |a-b| finite and at most atol + |rtol·b|, element by element.
+
+    FLOPs: 1 + 2 + 3 (finite: equal to itself, absolute value, unequal infinity) + 1 + 3: 10·n;
+    two more with ``equal_nan``. Integers are compared as floating-point numbers.
+    Source: torch._refs.isclose.
+    """
+    n = broadcast_elements(self.shape, other.shape)
+    return n * (12 if equal_nan and is_inexact(self) else 10)
+
+
+def variance(n: int, *, complex_numbers: bool = False) -> int:
+    """Σ|x - mean|² / count: mean n, subtract n, square n, sum n-m, divide m: 4·n.
+
+    The mean is part of it, so var_mean costs no more. (Its reference calls var and mean, and
+    so reduces twice for one mean.) Complex: 2·n, 2·n, 3·n, n-m, m: 8·n.
+    """
+    return (8 if complex_numbers else 4) * n
+
+
+def _spread(roots: bool = False) -> Callable[..., int]:
+    def formula(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+        flops = variance(self.numel(), complex_numbers=self.is_complex())
+        return flops + (next(tensors_in(out)).numel() if roots else 0)
+
+    return formula
+
+
+_register(packets("var", "var_mean"), _spread(), "4n")
+_register(packets("std", "std_mean"), _spread(roots=True), "4n, m roots")
+
+
+def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) -> int:
+    """The p-norm of m vectors, n numbers in all.
+
+    0: compare n, count n-m. ±inf: |x| n, max n-m. 1: |x| n, sum n-m.
+    Even p on reals: power n, sum n-m, root m: 2·n. Else |x| first: 3·n.
+    A vector of one element has its absolute value as norm: n.
+    Source: torch._refs.linalg.vector_norm; there p = 1 goes through powers of 1, which are
+    the identity.
+    """
+    magnitude = n * per_element("abs", complex_numbers=complex_numbers)
+    folded = max(n - m, 0)  # of no numbers there is nothing to sum
+    if order == 0:
+        return n * per_element("ne", complex_numbers=complex_numbers) + folded
+    if n == m:
+        return magnitude
+    if math.isinf(order) or order == 1:
+        return magnitude + folded
+    return 2 * n if order % 2 == 0 and not complex_numbers else magnitude + 2 * n
+
+
+@register_flops(packets("linalg_vector_norm", "norm", "native_norm"))
+def norm(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **kwargs: Any) -> int:
+    """``vector_norm`` over the given dimensions; an order of None is 2.
+
+    Of a sparse tensor the numbers that it stores.
+    """
+    order = kwargs.get("p", ord)
+    return vector_norm(
+        elements(self),
+        out.numel(),
+        2 if order is None else order,
+        complex_numbers=self.is_complex(),
+    )
+
+
+def _norm_of_list(self: torch.Tensor, ord: Any = 2, *_: Any, out: Any, **__: Any) -> int:
+    return vector_norm(self.numel(), 1, ord, complex_numbers=self.is_complex())
+
+
+_register(packets("_foreach_norm"), each(_norm_of_list), "vector_norm each")
+
+
+def powsum(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **__: Any) -> int:
+    """Σ|x|^p: a vector norm without its root."""
+    n, m = self.numel(), out.numel()
+    magnitude = 0 if ord % 2 == 0 and not self.is_complex() else n
+    return magnitude * per_element("abs", complex_numbers=self.is_complex()) + 2 * n - m
+
+
+_register(packets("linalg__powsum"), powsum, "power n, sum n-m")
+_register(packets("_foreach_powsum"), each(powsum), "power n, sum n-m each")
+
+
+@register_flops(packets("dist"))
+def dist(self: torch.Tensor, other: torch.Tensor, p: Any = 2, *, out: Any, **_: Any) -> int:
+    """‖a - b‖: n subtractions and a norm. Source: torch._decomp."""
+    n = broadcast_elements(self.shape, other.shape)
+    complex_numbers = self.is_complex() or other.is_complex()
+    difference = n * per_element("sub", complex_numbers=complex_numbers)
+    return difference + vector_norm(n, 1, p, complex_numbers=complex_numbers)
+
+
+@register_flops(packets("trace"))
+def trace(self: torch.Tensor, *, out: torch.Tensor, **_: Any) -> int:
+    """The sum of the k numbers on the diagonal: k-1."""
+    k = min(self.shape)
+    return max(k - 1, 0) * per_element("add", complex_numbers=self.is_complex()) * is_inexact(self)
+
+
+def _scan(names: str, recipe: str, note: str) -> None:
+    """Register scans: a row of length L takes L-1 steps, n-m in all."""
+
+    def formula(*, self: torch.Tensor, dim: int, out: Any, **_: Any) -> int:
+        if not is_inexact(self, *tensors_in(out)) or self.numel() == 0:
+            return 0
+        step = per_element(recipe, complex_numbers=self.is_complex())
+        return (self.numel() - rows(self, dim)) * step
+
+    _register(packets(*names.split()), formula, note, by_name=True)
+
+
+_scan("cumsum", "add", "n-m")
+_scan("cumprod", "mul", "n-m")
+_scan("cummax cummin _cummax_helper _cummin_helper", "maximum", "n-m")
+_scan("logcumsumexp _logcumsumexp", "logaddexp", "logaddexp per step")

@@ -1,0 +1,90 @@
+"""Operators that torch's own machinery calls: profiler, export, inductor, oneDNN's packing, FSDP.
+
+Those of libraries that are loaded when they are first used are named, not looked up: looking
+would load the library.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._arithmetic import adds, cost_of, muls
+from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.profile.cost import ZERO, OpCost, flops
+
+Tensor = torch.Tensor
+
+free(
+    packets(
+        "_record_function_enter",
+        "_record_function_enter_new",
+        "_record_function_exit",
+        "_call_end_callbacks_on_jit_fut",
+        library="profiler",
+    )
+    + packets("access_subclass_inner_tensor", library="export")
+    + packets("_reinterpret_tensor", "resize_storage_bytes_", library="inductor")
+    + packets("_nbytes", "data_ptr", "_get_mkldnn_serialized_md", library="mkldnn"),
+    "bookkeeping",
+    moves=False,
+)
+free(
+    packets("_cudnn_rnn_flatten_weight", "_nested_sum_backward")
+    + packets("_mkl_reorder_linear_weight", library="mkl")
+    + packets(
+        "_reorder_convolution_transpose_weight",
+        "_reorder_convolution_weight",
+        "_reorder_linear_weight",
+        "_reorder_mkldnn_rnn_layer_weight",
+        library="mkldnn",
+    )
+    + packets("conv2d_prepack", library="mkldnn_prepacked"),
+    "copy into another layout",
+)
+
+
+def _takes(op: Any, arguments: int) -> bool:
+    return len(op.default._schema.arguments) == arguments
+
+
+# Before torch 2.13 the operator was not told the old gradient: whether it adds cannot be known.
+@register_flops([op for op in packets("accumulate_grad_", library="inductor") if _takes(op, 3)])
+def accumulate_grad(
+    variable: Tensor, grad: Tensor | None, new_grad: Tensor | None, *, out: Any, **_: Any
+) -> OpCost:
+    """grad + new_grad, where both exist."""
+    if grad is None or new_grad is None:
+        return ZERO
+    return flops(adds(new_grad.numel(), new_grad))
+
+
+# Libraries that are loaded late ------------------------------------------------------------
+
+
+_PRIMS_FREE = """
+    convert_element_type copy_strided copy_to device_put iota item
+    inductor_force_stride_order inductor_lookup_seed inductor_random inductor_randint
+    inductor_seed inductor_seeds broadcast_in_dim cat transpose empty empty_strided fill
+    _low_memory_max_pool_offsets_to_indices normal rev reshape slice slice_in_dim squeeze view_of
+    where _make_token _sink_tokens
+"""
+_FSDP_FREE = "all_gather_copy_in chunk_cat copy_ split_with_sizes_copy"
+
+free([f"prims::{name}" for name in _PRIMS_FREE.split()], "moves data or makes random numbers")
+free([f"fsdp::{name}" for name in _FSDP_FREE.split()], "packs data for communication")
+
+
+@register_flops("prims::fma")
+def fma(a: Tensor, b: Tensor, c: Tensor, *, out: Any, **_: Any) -> int:
+    """a·b + c in one instruction, of one shape: 1 product and 1 sum per element."""
+    return muls(out.numel(), a, b) + adds(out.numel(), out, c)
+
+
+@register_flops("prims::_low_memory_max_pool_with_offsets")
+def low_memory_max_pool(x: Tensor, *args: Any, out: Any, **kwargs: Any) -> OpCost:
+    """Max pooling that keeps small offsets in place of indices: as many comparisons."""
+    pool = torch.ops.aten.max_pool2d_with_indices
+    return cost_of(pool, x, *args, out=out, **kwargs)

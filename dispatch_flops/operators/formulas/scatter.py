@@ -1,0 +1,320 @@
+"""Gathering, scattering, embeddings and segments.
+
+Picking elements out moves data and computes nothing; it reads only what it picks. Adding
+elements in (accumulating) is one operation per element that is added. In-place forms touch
+only the elements addressed; functional forms copy the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas.pointwise import per_element
+from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.tensors import is_inexact, nbytes
+from dispatch_flops.profile.cost import OpCost, contraction
+
+Tensor = torch.Tensor
+_MASKS = (torch.bool, torch.uint8)
+
+
+# Picking ---------------------------------------------------------------------------------
+
+
+def _pick(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:
+    """Reads the indices, and as much of the source as it writes."""
+    indices = nbytes(args[1:], kwargs)
+    return OpCost(bytes_read=indices + nbytes(out), bytes_written=nbytes(out))
+
+
+free(
+    packets("gather", "index_select", "index", "_unsafe_index", "take", "embedding"),
+    "picks elements: moves them, computes nothing",
+    formula=_pick,
+)
+
+
+def _unsafe_masked_index(
+    self: Tensor, mask: Tensor, indices: Any, fill: Any, *, out: Tensor, **_: Any
+) -> OpCost:
+    return _pick(self, mask, indices, out=out)
+
+
+free(packets("_unsafe_masked_index"), "picks elements under a mask", formula=_unsafe_masked_index)
+
+
+# Putting ---------------------------------------------------------------------------------
+
+
+def update(self: Tensor, others: Any, out: Any, *, touched: int, steps: int = 0) -> OpCost:
+    """Cost of writing ``touched`` elements of ``self``, with ``steps`` real FLOPs each.
+
+    In place, what is touched is read if it is computed with, and written. Else all of
+    ``self`` is read and all of the result written.
+    """
+    flops = touched * steps if is_inexact(self) else 0
+    sources = nbytes(others)
+    if out is not self:
+        return OpCost(flops=flops, bytes_read=nbytes(self) + sources, bytes_written=nbytes(out))
+    moved = touched * self.element_size()
+    return OpCost(flops=flops, bytes_read=sources + (moved if steps else 0), bytes_written=moved)
+
+
+def _sum_steps(self: Tensor) -> int:
+    return per_element("add", complex_numbers=self.is_complex())
+
+
+@register_flops(packets("scatter_add"))
+def scatter_add(
+    self: Tensor, dim: int, index: Tensor, src: Tensor, *, out: Any, **_: Any
+) -> OpCost:
+    """self[index] += src: one sum per index."""
+    return update(self, (index, src), out, touched=index.numel(), steps=_sum_steps(self))
+
+
+@register_flops(packets("scatter"), by_name=True)
+def scatter(
+    *,
+    self: Tensor,
+    index: Tensor,
+    src: Tensor | None = None,
+    reduce: str | None = None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """self[index] = src; with ``reduce`` "add" or "multiply" one operation per index."""
+    name = {"add": "add", "multiply": "mul"}.get(str(reduce))
+    steps = 0 if name is None else per_element(name, complex_numbers=self.is_complex())
+    return update(self, (index, src), out, touched=index.numel(), steps=steps)
+
+
+@register_flops(packets("scatter_reduce"))
+def scatter_reduce(
+    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, out: Any, **_: Any
+) -> OpCost:
+    """One sum, product, maximum or minimum per index; a mean then divides every element."""
+    cost = update(self, (index, src), out, touched=index.numel(), steps=1)
+    return cost + OpCost(flops=_mean_divisions(self, reduce))
+
+
+def _mean_divisions(self: Tensor, reduce: str) -> int:
+    return self.numel() if reduce == "mean" and is_inexact(self) else 0
+
+
+@register_flops(packets("index_add"))
+def index_add(
+    self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1, out: Any, **_: Any
+) -> OpCost:
+    """self[index] += alpha·source: one sum per source element, a product if alpha is not 1."""
+    product = per_element("mul", complex_numbers=self.is_complex()) if alpha != 1 else 0
+    steps = _sum_steps(self) + product
+    return update(self, (index, source), out, touched=source.numel(), steps=steps)
+
+
+@register_flops(packets("index_reduce"))
+def index_reduce(
+    self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, out: Any, **_: Any
+) -> OpCost:
+    """One operation per source element; a mean then divides every element."""
+    cost = update(self, (index, source), out, touched=source.numel(), steps=1)
+    return cost + OpCost(flops=_mean_divisions(self, reduce))
+
+
+@register_flops(packets("index_copy"))
+def index_copy(
+    self: Tensor, dim: int, index: Tensor, source: Tensor, *, out: Any, **_: Any
+) -> OpCost:
+    """self[index] = source."""
+    return update(self, (index, source), out, touched=source.numel())
+
+
+@register_flops(packets("index_fill"))
+def index_fill(self: Tensor, dim: int, index: Tensor, value: Any, *, out: Any, **_: Any) -> OpCost:
+    """self[index] = value, whole slices."""
+    slices = self.numel() // self.shape[dim] if self.numel() and self.dim() else 1
+    return update(self, (index, value), out, touched=index.numel() * slices)
+
+
+@register_flops(packets("put"))
+def put(
+    self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, out: Any, **_: Any
+) -> OpCost:
+    """self.flatten()[index] = source, or += source."""
+    steps = _sum_steps(self) if accumulate else 0
+    return update(self, (index, source), out, touched=index.numel(), steps=steps)
+
+
+def addressed(self: Tensor, indices: Any, values: Tensor) -> int:
+    """How many elements of ``self`` the index tensors address.
+
+    As many places of a mask as there are values for them, or as the index tensors beside it
+    have; where neither says, the count is data, and all of the mask's elements are the bound.
+    """
+    kept: list[int] = []  # sizes of the dimensions that no index is for
+    masks: list[int] = []
+    given: list[torch.Size] = []
+    axis = 0
+    for index in indices:
+        is_mask = index is not None and index.dtype in _MASKS
+        if index is None:
+            kept.append(self.shape[axis])
+        elif is_mask:
+            masks.append(index.numel())
+        else:
+            given.append(index.shape)
+        axis += index.dim() if is_mask else 1
+    kept += self.shape[axis:]
+    common: list[int] = list(torch.broadcast_shapes(*given))
+    if masks and (not common or common[-1] == 1):
+        common[-1:] = [_places(values, len(kept) - _kept_before(indices), min(masks))]
+    return math.prod(common) * math.prod(kept)
+
+
+def _places(values: Tensor, after: int, bound: int) -> int:
+    """The size of the dimension of ``values`` that ``after`` dimensions follow; see addressed."""
+    axis = values.dim() - after - 1
+    size: int = values.shape[axis] if axis >= 0 else 1
+    return bound if size == 1 else size
+
+
+def _kept_before(indices: Any) -> int:
+    """Dimensions before that of the indices: the first ones skipped, unless others are, too,
+    between two indices; then the indices' dimension is moved to the front.
+    """
+    given = [place for place, index in enumerate(indices) if index is not None]
+    return given[0] if given[-1] - given[0] == len(given) - 1 else 0
+
+
+@register_flops(packets("index_put", "_unsafe_index_put", "_index_put_impl"))
+def index_put(
+    self: Tensor,
+    indices: Any,
+    values: Tensor,
+    accumulate: bool = False,
+    *_: Any,
+    out: Any,
+    **__: Any,
+) -> OpCost:
+    """self[indices] = values, or += values: then one sum per element addressed."""
+    steps = _sum_steps(self) if accumulate else 0
+    touched = addressed(self, indices, values)
+    return update(self, (indices, values), out, touched=touched, steps=steps)
+
+
+@register_flops(packets("_unsafe_masked_index_put_accumulate"))
+def unsafe_masked_index_put_accumulate(
+    self: Tensor, mask: Tensor, indices: Any, values: Tensor, *, out: Any, **_: Any
+) -> OpCost:
+    """self[indices] += values where the mask holds (else 0 is added): one sum per value."""
+    others = (mask, indices, values)
+    return update(self, others, out, touched=values.numel(), steps=_sum_steps(self))
+
+
+# Embeddings ------------------------------------------------------------------------------
+
+
+@register_flops(packets("embedding_dense_backward"), by_name=True)
+def embedding_dense_backward(
+    *, grad_output: Tensor, scale_grad_by_freq: bool, out: Tensor, **_: Any
+) -> int:
+    """grad[T, D] added to the rows of weight[V, D]: T·D; divided by how often each occurs: T·D.
+
+    Source: torch._decomp.
+    """
+    return grad_output.numel() * (2 if scale_grad_by_freq else 1)
+
+
+@register_flops(packets("embedding_renorm"))
+def embedding_renorm(
+    self: Tensor, indices: Tensor, max_norm: float, norm_type: float, *, out: Any, **_: Any
+) -> OpCost:
+    """The norm of each row used 2·D, compared; scaled down by max_norm/(norm + eps) D + 2.
+
+    Which rows occur more than once and which are too long is data: all T are counted, a bound.
+    Source: embedding_renorm_cpu_, aten/src/ATen/native/Embedding.cpp.
+    """
+    width, times = self.shape[1], indices.numel()
+    moved = times * width * self.element_size()
+    return OpCost(
+        flops=times * (3 * width + 3), bytes_read=nbytes(indices) + moved, bytes_written=moved
+    )
+
+
+_BAG_MEAN, _BAG_MAX = 1, 2
+
+
+@register_flops(packets("_embedding_bag", "_embedding_bag_forward_only"), by_name=True)
+def embedding_bag(
+    *,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    mode: int = 0,
+    per_sample_weights: Tensor | None = None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """T rows of weight[V, D] in B bags: sums (or maxima) (T-B)·D, weights T·D, mean B·D.
+
+    Empty bags and the padding index are data: no bag is taken for empty.
+    """
+    rows, result = indices.numel() * weight.shape[1], out[0]
+    flops = max(rows - result.numel(), 0)
+    flops += rows if per_sample_weights is not None else 0
+    flops += result.numel() if mode == _BAG_MEAN else 0
+    read = rows * weight.element_size() + nbytes(indices, offsets, per_sample_weights)
+    return OpCost(flops=flops, bytes_read=read, bytes_written=nbytes(out))
+
+
+@register_flops(packets("_embedding_bag_dense_backward", "_embedding_bag_backward"), by_name=True)
+def embedding_bag_backward(
+    *,
+    grad: Tensor,
+    indices: Tensor,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Tensor | None,
+    out: Tensor,
+    **_: Any,
+) -> int:
+    """grad[B, D] of each bag added to the T rows in it: T·D; weights, mean and frequency T·D
+    each. Maximum: added to one row per element, B·D. (A sparse gradient leaves the summing to
+    later.)
+    """
+    if mode == _BAG_MAX:
+        return grad.numel()
+    passes = 1 + (per_sample_weights is not None) + (mode == _BAG_MEAN) + scale_grad_by_freq
+    return indices.numel() * grad.shape[1] * passes
+
+
+@register_flops(packets("_embedding_bag_per_sample_weights_backward"))
+def embedding_bag_per_sample_weights_backward(
+    grad: Tensor, weight: Tensor, indices: Tensor, *_: Any, out: Tensor, **__: Any
+) -> OpCost:
+    """The gradient of a bag times the row, for each of T rows: T·D MACs."""
+    return contraction(indices.numel() * weight.shape[1])
+
+
+# Segments --------------------------------------------------------------------------------
+
+
+@register_flops(packets("segment_reduce"))
+def segment_reduce(data: Tensor, reduce: str, *_: Any, out: Tensor, **__: Any) -> int:
+    """n numbers in m segments: n-m; a mean divides: m. Empty segments are data: none is empty."""
+    n, m = data.numel(), out.numel()
+    return max(n - m, 0) + (m if reduce == "mean" else 0)
+
+
+@register_flops(packets("_segment_reduce_backward"))
+def segment_reduce_backward(
+    grad: Tensor, output: Tensor, data: Tensor, reduce: str, *_: Any, out: Tensor, **__: Any
+) -> int:
+    """sum: the gradient is handed on, 0. mean: divided, n. max, min: each number compared with
+    the result n, ties counted and divided n. prod: grad·result/number 2·n.
+    Source: aten/src/ATen/native/SegmentReduce.cpp.
+    """
+    return data.numel() * {"sum": 0, "mean": 1, "prod": 2}.get(reduce, 2)

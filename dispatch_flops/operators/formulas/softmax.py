@@ -1,0 +1,66 @@
+"""Softmax and its relatives.
+
+n: elements of the input. m: rows, n divided by the length of the reduced dimensions.
+A reduction of n to m is n-m. Source: torch._decomp.decompositions, torch._refs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas.reduction import rows
+from dispatch_flops.operators.registry import register_flops
+from dispatch_flops.operators.tensors import is_inexact
+
+
+def filled_rows(tensor: torch.Tensor, dim: int) -> int:
+    """Rows with elements in them: of no numbers there is nothing to sum."""
+    return rows(tensor, dim) if tensor.numel() else 0
+
+
+@register_flops(packets("_softmax", "softmax"))
+def softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
+    """e = exp(x - max x); e / Σe.
+
+    FLOPs: max n-m, subtract n, exp n, sum n-m, divide n: 5·n - 2·m.
+    """
+    return 5 * self.numel() - 2 * filled_rows(self, dim)
+
+
+@register_flops(packets("_safe_softmax"))
+def safe_softmax(self: torch.Tensor, dim: int, dtype: Any = None, *, out: Any, **_: Any) -> int:
+    """Softmax, and rows of -inf alone become 0: n comparisons more (6·n - 2·m)."""
+    return 6 * self.numel() - 2 * filled_rows(self, dim)
+
+
+@register_flops(packets("_log_softmax", "log_softmax"))
+def log_softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
+    """d = x - max x; d - log Σ exp d.
+
+    FLOPs: max n-m, subtract n, exp n, sum n-m, log m, subtract n: 5·n - m.
+    """
+    return 5 * self.numel() - filled_rows(self, dim)
+
+
+@register_flops(packets("_softmax_backward_data", "_log_softmax_backward_data"))
+def softmax_backward_data(
+    grad_output: torch.Tensor, output: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any
+) -> int:
+    """softmax: p = g·y; p - y·Σp. log-softmax: g - exp(y)·Σg.
+
+    FLOPs, both: two pointwise steps around a sum n-m, and a subtraction: 4·n - m.
+    """
+    return 4 * output.numel() - filled_rows(output, dim)
+
+
+@register_flops(packets("logsumexp"))
+def logsumexp(self: torch.Tensor, dim: Any, keepdim: bool = False, *, out: Any, **_: Any) -> int:
+    """log Σ exp(x - M) + M, M = max x with infinities set to 0.
+
+    FLOPs: max n-m, |M| and its comparison 2·m, subtract n, exp n, sum n-m, log m, add m:
+    4·n + 2·m.
+    """
+    return 4 * self.numel() + 2 * rows(self, dim) if is_inexact(self, out) else 0

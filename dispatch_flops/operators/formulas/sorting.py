@@ -1,0 +1,152 @@
+"""Sorting, selecting and searching: comparisons of floating-point numbers.
+
+How many comparisons an algorithm takes depends on the data. What is counted is the number
+that suffices: keeping the k best of a row of L in order, by binary insertion. For a whole
+row that is B(L) = L·⌈log2 L⌉ - 2^⌈log2 L⌉ + 1, the worst case of binary insertion and of
+merge sort; for k = 1 it is the L-1 of a maximum.
+Source: Knuth, The Art of Computer Programming, vol. 3, section 5.3.1. Integers cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.registry import register_flops
+from dispatch_flops.operators.tensors import is_inexact
+
+
+def log2_ceil(count: int) -> int:
+    """⌈log2 count⌉."""
+    return max(count - 1, 0).bit_length()
+
+
+def comparisons(length: int, keep: int | None = None) -> int:
+    """Comparisons that suffice to find the ``keep`` best of ``length`` in order (all: None).
+
+    Insertion number i looks among min(i, k) sorted ones: Σ ⌈log2(min(i, k) + 1)⌉, i < L.
+    """
+    k = min(length if keep is None else keep, length)
+    if k <= 0:
+        return 0
+    sorting = k * log2_ceil(k) - (1 << log2_ceil(k)) + 1
+    return sorting + (length - k) * log2_ceil(k + 1)
+
+
+def _rows(self: torch.Tensor, dim: int) -> tuple[int, int]:
+    """How many rows, and how long, along ``dim``."""
+    if self.dim() == 0:
+        return 1, 1
+    length = self.shape[dim]
+    return (self.numel() // length if length else 0), length
+
+
+@register_flops(packets("sort"), by_name=True)
+def sort(*, self: torch.Tensor, dim: int = -1, out: Any, **_: Any) -> int:
+    """m rows of L: m·B(L)."""
+    m, length = _rows(self, dim)
+    return m * comparisons(length) if is_inexact(self) else 0
+
+
+@register_flops(packets("topk"))
+def topk(self: torch.Tensor, k: int, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
+    """The k best of m rows of L."""
+    m, length = _rows(self, dim)
+    return m * comparisons(length, k) if is_inexact(self) else 0
+
+
+@register_flops(packets("kthvalue"))
+def kthvalue(self: torch.Tensor, k: int, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
+    """The k best or the L-k+1 worst of m rows, whichever are fewer."""
+    m, length = _rows(self, dim)
+    return m * comparisons(length, min(k, length - k + 1)) if is_inexact(self) else 0
+
+
+@register_flops(packets("median", "nanmedian"))
+def median(self: torch.Tensor, dim: int | None = None, *_: Any, out: Any, **__: Any) -> int:
+    """The lower middle of each row: the best ⌈L/2⌉; of all numbers where no dimension is given."""
+    if not is_inexact(self):
+        return 0
+    if dim is None:
+        return comparisons(self.numel(), math.ceil(self.numel() / 2))
+    m, length = _rows(self, dim)
+    return m * comparisons(length, math.ceil(length / 2))
+
+
+@register_flops(packets("mode"))
+def mode(self: torch.Tensor, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
+    """Each row is sorted, then every neighbour compared: m·(B(L) + L-1)."""
+    m, length = _rows(self, dim)
+    return m * (comparisons(length) + max(length - 1, 0)) if is_inexact(self) else 0
+
+
+@register_flops(packets("_unique", "_unique2"))
+def unique(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+    """All n numbers sorted, then neighbours compared: B(n) + n-1."""
+    n = self.numel()
+    return comparisons(n) + max(n - 1, 0) if is_inexact(self) else 0
+
+
+@register_flops(packets("unique_consecutive"), by_name=True)
+def unique_consecutive(*, self: torch.Tensor, dim: int | None = None, out: Any, **_: Any) -> int:
+    """Neighbours compared: n-1; along a dimension L-1 slices, n - n/L."""
+    n = self.numel()
+    return max(n - (n // self.shape[dim] if dim is not None and n else 1), 0) * is_inexact(self)
+
+
+@register_flops(packets("unique_dim", "unique_dim_consecutive"))
+def unique_dim(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
+    """L slices of n/L numbers sorted in dictionary order, neighbours compared: at most
+    (B(L) + L-1)·n/L. A comparison of two slices ends at the first difference: an upper bound.
+    """
+    m, length = _rows(self, dim)
+    return m * (comparisons(length) + max(length - 1, 0)) if is_inexact(self) else 0
+
+
+def _searches(boundaries: torch.Tensor, out: torch.Tensor) -> int:
+    length = boundaries.shape[-1] if boundaries.dim() else 1
+    return out.numel() * log2_ceil(length + 1) if is_inexact(boundaries) else 0
+
+
+@register_flops(packets("searchsorted"))
+def searchsorted(
+    sorted_sequence: torch.Tensor, self: Any, *_: Any, out: torch.Tensor, **__: Any
+) -> int:
+    """Binary search among L boundaries: ⌈log2(L+1)⌉ comparisons per number."""
+    return _searches(sorted_sequence, out)
+
+
+@register_flops(packets("bucketize"))
+def bucketize(self: Any, boundaries: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
+    """``searchsorted`` with its arguments the other way round."""
+    return _searches(boundaries, out)
+
+
+@register_flops(packets("isin"))
+def isin(
+    elements: Any,
+    test_elements: Any,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+    out: torch.Tensor,
+    **_: Any,
+) -> int:
+    """n numbers looked for among t.
+
+    Few (t < 10·n^0.145): each with each, n·t. Many: the t are sorted, each of the n is
+    searched and compared once; or, known to be unique, all n+t are sorted and neighbours
+    compared. Source: torch._decomp, aten's isin.
+    """
+    if not is_inexact(*(t for t in (elements, test_elements) if isinstance(t, torch.Tensor))):
+        return 0
+    n = elements.numel() if isinstance(elements, torch.Tensor) else 1
+    t = test_elements.numel() if isinstance(test_elements, torch.Tensor) else 1
+    if t < 10 * n**0.145:
+        return n * t
+    if assume_unique:
+        return comparisons(n + t) + n + t - 1
+    return comparisons(t) + n * log2_ceil(t + 1) + n

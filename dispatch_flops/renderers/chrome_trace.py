@@ -1,0 +1,96 @@
+"""A timeline in Chrome's trace format, for Perfetto and chrome://tracing.
+
+A profile has durations but no times of day: modules are laid end to end in their order, each
+over its children. Where no latency was measured, widths are FLOPs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from dispatch_flops.analysis.figures import inclusive
+from dispatch_flops.analysis.latency import latency_of
+from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.errors import ConfigError
+from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.cost import Phase
+
+_MICROSECONDS = 1_000_000
+_FLOPS_PER_MICROSECOND = 1_000_000
+
+Event = dict[str, Any]
+
+
+def render(profile: Profile, *, by: Literal["latency", "flops"] | None = None) -> str:
+    """JSON text, one track per phase.
+
+    by: "latency" or "flops" (1 us of the time axis is 1 MFLOP); by default latency where the
+        model's forward was measured.
+    """
+    if by not in (None, "latency", "flops"):
+        raise ConfigError(f'by={by!r}: choose "latency" or "flops"')
+    if by is None:
+        by = "flops" if latency_of(profile.root) is None else "latency"
+    events: list[Event] = [_named("process_name", 0, f"{profile.root.class_name}, by {by}")]
+    for track, phase in enumerate(phases_of(profile)):
+        width = _latency_us(profile.root, phase) if by == "latency" else _flops_us(phase)
+        spans = list(_spans(profile.root, width, phase, track))
+        if spans:
+            events += [_named("thread_name", track, phase), *spans]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _latency_us(root: ModuleNode, phase: Phase) -> Callable[[ModuleNode], float]:
+    figures = inclusive(root, phase)
+    return lambda node: (figures[node.fqn].latency_s or 0.0) * _MICROSECONDS
+
+
+def _flops_us(phase: Phase) -> Callable[[ModuleNode], float]:
+    return lambda node: node.total(phase).flops / _FLOPS_PER_MICROSECOND
+
+
+def _spans(
+    root: ModuleNode, width: Callable[[ModuleNode], float], phase: Phase, track: int
+) -> Iterator[Event]:
+    """A span per module that has a width; a parent is at least as wide as its children."""
+    widths: dict[str, float] = {}
+    for node in reversed(list(root.walk())):
+        widths[node.fqn] = max(width(node), sum(widths[child.fqn] for child in node.children))
+    pending = [(root, 0.0)]
+    while pending:
+        node, start = pending.pop()
+        if not widths[node.fqn]:
+            continue
+        yield _span(node, start, widths[node.fqn], phase, track)
+        later = []
+        for child in node.children:
+            later.append((child, start))
+            start += widths[child.fqn]
+        pending.extend(reversed(later))
+
+
+def _span(node: ModuleNode, start: float, width: float, phase: Phase, track: int) -> Event:
+    cost = node.total(phase)
+    return {
+        "name": f"{node.name}: {node.class_name}" if node.name else node.class_name,
+        "cat": phase,
+        "ph": "X",
+        "ts": start,
+        "dur": width,
+        "pid": 0,
+        "tid": track,
+        "args": {
+            "fqn": node.fqn,
+            "calls": node.calls,
+            "params": node.total_params,
+            "macs": cost.macs,
+            "flops": cost.flops,
+            "bytes": cost.bytes_total,
+        },
+    }
+
+
+def _named(kind: str, track: int, name: str) -> Event:
+    return {"name": kind, "ph": "M", "pid": 0, "tid": track, "args": {"name": name}}

@@ -1,0 +1,189 @@
+"""The first of DeepSpeed's three parts: the totals of a step.
+
+Labels, units and order are DeepSpeed's. It rates the backward pass as twice the forward;
+after each such line stands one with what was counted, where a backward pass ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dispatch_flops.analysis.figures import Figures, inclusive
+from dispatch_flops.analysis.latency import inexact_latencies
+from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.profile import Profile, RunInfo
+from dispatch_flops.profile.cost import Phase
+from dispatch_flops.renderers.text import at_least, heading
+from dispatch_flops.units import (
+    NOT_AVAILABLE,
+    duration_to_string,
+    flops_to_string,
+    macs_to_string,
+    number_to_string,
+    params_to_string,
+    ratio,
+)
+
+_NOTATIONS = """\
+Notations:
+data parallel size (dp_size), model parallel size(mp_size),
+number of parameters (params), number of multiply-accumulate operations(MACs),
+number of floating-point operations (flops), floating-point operations per second (FLOPS),
+fwd latency (forward propagation latency), bwd latency (backward propagation latency),
+step (weights update latency), iter latency (sum of fwd, bwd and step latency)
+"""
+
+_SHORT_PHASE: dict[Phase, str] = {
+    "backward": "bwd",
+    "recompute": "recompute",
+    "optimizer": "optimizer",
+}
+
+Line = tuple[str, object]
+
+
+def render(profile: Profile, *, profile_step: int = 1) -> str:
+    """The totals of this rank; forward numbers are the model's, the others include its loss."""
+    lines = [
+        heading("DeepSpeed Flops Profiler", 26),
+        f"Profile Summary at step {profile_step}:",
+        _NOTATIONS,
+    ]
+    if not phases_of(profile) and not profile.root.calls:
+        lines.append("Nothing has run under the profiler yet: there is nothing to count.\n")
+    lines += [f"{label + ': ':<70}  {value!s:<8}" for label, value in _lines(profile)]
+    return "\n".join(lines)
+
+
+def _lines(profile: Profile) -> Iterator[Line]:
+    forward = inclusive(profile.root, "forward")[profile.root.fqn]
+    timing = profile.timing
+    forward_s = forward.latency_s if timing.forward_s is None else timing.forward_s
+    yield from _parallelism(profile.run)
+    yield from _sizes(forward, profile.run)
+    inexact = profile.root.fqn in inexact_latencies(profile.root, timing)
+    yield "fwd latency", ("~" if inexact else "") + duration_to_string(forward_s)
+    yield (
+        "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
+        _rate(forward.cost.flops, forward_s, forward.lower_bound),
+    )
+    yield from _counted_phases(profile)
+    if timing.backward_s is not None or timing.step_s is not None:
+        yield from _training(profile, forward, forward_s)
+
+
+def _parallelism(scope: RunInfo) -> Iterator[Line]:
+    if scope.world_size is None:
+        return
+    yield "world size", scope.world_size
+    yield "data parallel size", _data_parallel_size(scope)
+    yield "model parallel size", scope.model_parallel_size
+    yield "batch size per GPU", NOT_AVAILABLE if scope.batch_size is None else scope.batch_size
+    if scope.expert_tensor_parallel is not None:
+        yield "expert tensor parallelism enabled", scope.expert_tensor_parallel
+
+
+def _sizes(forward: Figures, scope: RunInfo) -> Iterator[Line]:
+    params, macs, flops = forward.params, forward.cost.macs, forward.cost.flops
+    bound = forward.lower_bound
+    model_parallel_size = scope.model_parallel_size
+    yield "params per GPU", params_to_string(params)
+    if scope.model_expert_params:
+        shared = (params - (scope.expert_params or 0)) * model_parallel_size
+        yield "params of model", params_to_string(shared + scope.model_expert_params)
+        yield "   non-expert params of model", params_to_string(shared)
+        yield "   expert params of model", params_to_string(scope.model_expert_params)
+    else:
+        label = "params of model = params per GPU * mp_size"
+        yield label, params_to_string(params * model_parallel_size)
+    yield "fwd MACs per GPU", at_least(macs_to_string(macs), bound)
+    yield "fwd flops per GPU", at_least(number_to_string(flops), bound)
+    yield (
+        "fwd flops of model = fwd flops per GPU * mp_size",
+        at_least(number_to_string(flops * model_parallel_size), bound),
+    )
+
+
+def _counted_phases(profile: Profile) -> Iterator[Line]:
+    for phase in phases_of(profile):
+        if phase == "forward":
+            continue
+        macs, flops, bound = _counted(profile, phase)
+        if macs:
+            macs_label = f"{_SHORT_PHASE[phase]} MACs per GPU (counted)"
+            yield macs_label, at_least(macs_to_string(macs), bound)
+        flops_label = f"{_SHORT_PHASE[phase]} flops per GPU (counted)"
+        yield flops_label, at_least(number_to_string(flops), bound)
+
+
+def _training(profile: Profile, forward: Figures, forward_s: float | None) -> Iterator[Line]:
+    timing, fwd_flops, fwd_bound = profile.timing, forward.cost.flops, forward.lower_bound
+    both_s = _sum(forward_s, timing.backward_s)
+    iteration_s = timing.iteration_s
+    if iteration_s is None:
+        iteration_s = _sum(both_s, timing.step_s)
+    elif both_s is not None:  # a backward pass within a forward is in both
+        both_s = min(both_s, iteration_s)
+    backward_ran = "backward" in phases_of(profile)
+    _, bwd_flops, bwd_bound = _counted(profile, "backward")
+
+    yield "bwd latency", duration_to_string(timing.backward_s)
+    yield (
+        "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency",
+        _rate(2 * fwd_flops, timing.backward_s, fwd_bound),
+    )
+    if backward_ran:
+        yield (
+            "bwd FLOPS per GPU = counted bwd flops per GPU / bwd latency",
+            _rate(bwd_flops, timing.backward_s, bwd_bound),
+        )
+    yield (
+        "fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency)",
+        _rate(3 * fwd_flops, both_s, fwd_bound),
+    )
+    if backward_ran:
+        yield (
+            "fwd+bwd FLOPS per GPU = counted flops per GPU / (fwd+bwd latency)",
+            _rate(fwd_flops + bwd_flops, both_s, fwd_bound or bwd_bound),
+        )
+    yield "step latency", duration_to_string(timing.step_s)
+    yield "iter latency", duration_to_string(iteration_s)
+    yield (
+        "FLOPS per GPU = 3 * fwd flops per GPU / iter latency",
+        _rate(3 * fwd_flops, iteration_s, fwd_bound),
+    )
+    if backward_ran:
+        yield (
+            "FLOPS per GPU = counted flops of all phases per GPU / iter latency",
+            _rate(profile.total().flops, iteration_s, profile.is_lower_bound),
+        )
+    yield from _throughput(profile.run, iteration_s)
+
+
+def _throughput(scope: RunInfo, iteration_s: float | None) -> Iterator[Line]:
+    if scope.batch_size is not None:
+        samples = scope.batch_size * _data_parallel_size(scope)
+        per_s = ratio(samples, iteration_s)
+        yield "samples/second", NOT_AVAILABLE if per_s is None else round(per_s, 2)
+
+
+def _counted(profile: Profile, phase: Phase) -> tuple[int, int, bool]:
+    """MACs, FLOPs and whether they are a lower bound, of the model and outside it."""
+    total = profile.total(phase)
+    bound = any(op.uncounted for op in profile.op_totals() if op.phase == phase)
+    return total.macs, total.flops, bound
+
+
+def _data_parallel_size(scope: RunInfo) -> int:
+    """Ranks that see different samples: those of one model copy share theirs."""
+    if scope.data_parallel_size is not None:
+        return scope.data_parallel_size
+    return max((scope.world_size or 1) // scope.model_parallel_size, 1)
+
+
+def _rate(flops: int, seconds: float | None, bound: bool) -> str:
+    return at_least(flops_to_string(ratio(flops, seconds)), bound)
+
+
+def _sum(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b

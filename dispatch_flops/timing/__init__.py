@@ -1,0 +1,1 @@
+"""Everything that reads a clock or an event; it may build on ``counting``."""

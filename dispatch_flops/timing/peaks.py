@@ -1,0 +1,72 @@
+"""This machine's own peaks, by a short matmul and a copy: for where no datasheet fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.counting.placement import device_name
+from dispatch_flops.errors import TargetError
+from dispatch_flops.profile.cost import FLOPS_PER_MAC
+from dispatch_flops.timing.devices import Devices
+from dispatch_flops.timing.latencies import time_call
+
+_MIB = 2**20
+
+
+def measure_machine(
+    device: str = "cpu",
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
+    *,
+    size: int | None = None,
+    repeats: int = 5,
+) -> Machine:
+    """Peaks as a square matmul of random numbers and a large copy reach them on this machine.
+
+    size: edge of the matrices (default 1024 on CPU, 8192 elsewhere). The best of ``repeats``
+    readings counts. float32 is what torch's switches make of it: where they allow TF32, TF32.
+    What a matmul reaches is somewhat below a datasheet's peak, so utilisations against a
+    measured machine are somewhat higher; ``source`` says so.
+    """
+    where = torch.device(device)
+    if where.type == "meta":
+        raise TargetError("the meta device computes nothing: there is no peak to measure")
+    edge = size or (1024 if where.type == "cpu" else 8192)
+    copied_mib = 64 if where.type == "cpu" else 1024
+    operand = torch.randn(edge, edge, device="cpu", generator=torch.Generator().manual_seed(0))
+    peaks = {
+        str(dtype).removeprefix("torch."): _matmul_flops_per_s(operand.to(where, dtype), repeats)
+        for dtype in dtypes
+    }
+    return Machine(
+        name=device_name(where) or device,
+        flops_per_s=peaks,
+        bytes_per_s=_copy_bytes_per_s(copied_mib * _MIB, where, repeats),
+        source=f"measured: {edge} x {edge} matmul and {copied_mib} MiB copy, best of {repeats}",
+    )
+
+
+def _matmul_flops_per_s(operand: torch.Tensor, repeats: int) -> float:
+    seconds = _best_s(lambda: torch.mm(operand, operand), operand.device, repeats)
+    return FLOPS_PER_MAC * operand.shape[0] ** 3 / seconds
+
+
+def _copy_bytes_per_s(n_bytes: int, device: torch.device, repeats: int) -> float:
+    source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * n_bytes / _best_s(lambda: target.copy_(source), device, repeats)
+
+
+def _best_s(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Seconds of one call. An accelerator's are of several in a row: the waiting is little then."""
+    devices = Devices.at(str(device))
+    calls = 10 if devices.accelerators else 1
+
+    def several() -> None:
+        for _ in range(calls):
+            run()
+
+    several()
+    return min(time_call(several, devices=devices, repeats=1)[0] for _ in range(repeats)) / calls

@@ -1,0 +1,1 @@
+"""Tests of dispatch_flops; what several of them share is imported as ``tests.helpers``."""

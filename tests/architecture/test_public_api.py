@@ -1,0 +1,97 @@
+"""What importing the package does, each in an interpreter of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import dispatch_flops
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+PUBLIC = """
+    DispatchFlopsError FlopCounterMode FlopsProfiler Machine ModuleNode OpCost OpTotal Profile Share
+    Split StepProfiler UncountedOpsError UncountedWarning __version__ analysis compile
+    counting_backend diff errors get_model_profile integrations measure_machine overridden
+    profile_model register_flops renderers unregister_flops
+""".split()
+
+
+def test_public_names_are_these_alone() -> None:
+    assert sorted(PUBLIC) == sorted(dispatch_flops.__all__)
+    assert sorted(PUBLIC) == dir(dispatch_flops)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "__version__"])
+def test_public_object_shows_its_public_path(name: str) -> None:
+    found = getattr(dispatch_flops, name)
+    if isinstance(found, ModuleType):
+        assert found.__name__ == f"dispatch_flops.{name}"
+    else:
+        assert found.__module__ == "dispatch_flops"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(dispatch_flops, "FlopCounter")
+
+
+def test_a_profile_is_read_and_rendered_without_torch() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+from dispatch_flops import Profile, diff
+from dispatch_flops.renderers import deepspeed
+from dispatch_flops import ModuleNode
+profile = Profile.from_json(Profile(root=ModuleNode(fqn="", class_name="Net")).to_json())
+print(deepspeed.render(profile).splitlines()[1])
+"""
+    assert python(code) == "Profile Summary at step 1:"
+
+
+def test_registering_first_of_all_meets_the_formulas_that_ship() -> None:
+    code = """
+import torch
+from dispatch_flops import register_flops
+from dispatch_flops.errors import DuplicateFormulaError
+try:
+    register_flops(torch.ops.aten.mm)(lambda *a, out, **k: 1)
+except DuplicateFormulaError:
+    print("refused")
+"""
+    assert python(code) == "refused"
+
+
+def test_counting_does_not_import_dynamo() -> None:
+    code = """
+import sys
+import torch
+from dispatch_flops import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    torch.mm(torch.ones(2, 3), torch.ones(3, 5))
+print(counter.get_total_macs(), "torch._dynamo" in sys.modules)
+"""
+    assert python(code) == f"{2 * 3 * 5} False"
+
+
+@pytest.mark.parametrize(
+    "entrance",
+    [
+        "dispatch_flops.compile",
+        "dispatch_flops.profilers.counter",
+        "dispatch_flops.profilers.flops_profiler",
+    ],
+)
+def test_every_way_in_knows_the_formulas(entrance: str) -> None:
+    rules = "from dispatch_flops.operators import registry; print(len(registry.rules()))"
+    code = f"import {entrance}; {rules}"
+    assert int(python(code)) > 1000

@@ -1,0 +1,157 @@
+"""What only a CUDA device shows. Run with ``pytest -m gpu`` where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from dispatch_flops import FlopCounterMode, profile_model
+from dispatch_flops.timing.peaks import measure_machine
+from tests.helpers.profiling import profile_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+B, H, S, D = 2, 8, 128, 64
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.MATH,
+    ],
+)
+def test_attention_counts_the_same_on_every_backend(backend: SDPBackend) -> None:
+    q, k, v = (
+        torch.randn(B, H, S, D, device="cuda", dtype=torch.float16, requires_grad=True)
+        for _ in range(3)
+    )
+    with sdpa_kernel(backend):
+        profile = profile_of(lambda: F.scaled_dot_product_attention(q, k, v).sum().backward())
+    assert profile.total("forward").macs == 2 * B * H * S * S * D
+    assert profile.total("backward").macs == 2 * 2 * B * H * S * S * D
+    assert not profile.uncounted_ops()
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_cudnn_rnn_counts_as_the_cpu(make: Callable[..., nn.Module]) -> None:
+    model = make(10, 20, num_layers=2, bidirectional=True)
+    x = torch.randn(5, 3, 10)
+    on_cpu = profile_of(lambda: model(x), model=model).total("forward").macs
+    model.cuda()
+    assert profile_of(lambda: model(x.cuda()), model=model).total("forward").macs == on_cpu
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_backward_threads_work_is_attributed(reentrant: bool) -> None:
+    inner = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+    model = nn.ModuleDict({"inner": inner, "head": nn.Linear(3, 2)}).cuda()
+    x = torch.randn(4, 5, device="cuda", requires_grad=True)
+
+    def step() -> None:
+        hidden = checkpoint(model["inner"], x, use_reentrant=reentrant)
+        model["head"](hidden).sum().backward()
+
+    profile = profile_of(step, model=model)
+    for fqn, macs in (("inner.0", 4 * 5 * 7), ("inner.2", 4 * 7 * 3)):
+        assert profile.node(fqn).total("forward").macs == macs
+        assert profile.node(fqn).total("backward").macs == 2 * macs
+    assert profile.node("inner.0").total("recompute").macs == 4 * 5 * 7
+    assert profile.node("head").total("backward").macs == 2 * 4 * 3 * 2
+
+
+def test_autocast_computes_in_bfloat16() -> None:
+    model = nn.Linear(64, 32).cuda()
+    with FlopCounterMode(model, display=False) as counter, torch.autocast("cuda", torch.bfloat16):
+        model(torch.randn(8, 64, device="cuda"))
+    ops = (op for node in counter.profile.nodes() for op in node.ops)
+    dtypes = {op.dtype for op in ops if op.cost is not None and op.cost.macs}
+    assert dtypes == {"bfloat16"}
+
+
+def test_one_pass_is_timed_by_events_on_the_device() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(torch.randn(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    profile = counter.profile
+    assert profile.run.device == "cuda"
+    assert profile.timing.method is not None and "events on the device" in profile.timing.method
+    for op in profile.op_totals():
+        assert op.latency_s is not None and op.latency_s >= 0
+    for node in profile.root.walk():
+        own = sum(op.latency_s or 0.0 for op in node.ops if op.phase == "forward")
+        below = sum(child.latency_s or 0.0 for child in node.children)
+        assert node.latency_s == pytest.approx(own + below)
+    for seconds in (profile.timing.backward_s, profile.timing.step_s):
+        assert seconds is not None and seconds > 0
+
+
+def test_a_pass_of_its_own_is_timed_by_events() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).cuda()
+    x = torch.randn(8, 64, device="cuda")
+    profile = profile_model(model, args=[x], backward=True, repeats=3, operator_latency=True)
+    whole = profile.root.latency_s
+    assert whole is not None and whole > 0
+    assert sum(child.latency_s or 0.0 for child in profile.root.children) <= whole * (1 + 1e-9)
+
+
+def test_a_captured_graph_is_counted_once() -> None:
+    model = nn.Linear(64, 32).cuda()
+    x = torch.randn(8, 64, device="cuda")
+    with torch.no_grad():
+        model(x)  # libraries are set up outside the capture
+        graph = torch.cuda.CUDAGraph()
+        with FlopCounterMode(model, display=False, latency=True) as counter:
+            with torch.cuda.graph(graph):
+                model(x)
+            for _ in range(3):
+                graph.replay()
+    assert counter.profile.total().macs == 8 * 64 * 32
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_the_name_is_that_of_the_models_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"the one of {device}")
+    model, x = nn.Linear(5, 7, device="cuda:1"), torch.randn(3, 5, device="cuda:1")
+    assert profile_model(model, args=[x]).run.device_name == "the one of cuda:1"
+
+
+@pytest.mark.parametrize("model", [nn.Linear(1, 2), nn.Identity()], ids=["cpu", "empty"])
+@pytest.mark.parametrize("device", range(torch.cuda.device_count()))
+def test_random_state_is_kept_wherever_a_model_draws(model: nn.Module, device: int) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand_like(x)
+
+    x = torch.ones(3, device=torch.device("cuda", device))
+    before = torch.cuda.get_rng_state(device)
+    torch.rand_like(x)
+    after_a_draw = torch.cuda.get_rng_state(device)
+    assert not torch.equal(before, after_a_draw)
+    profile_model(Noisy(), args=[x])
+    assert torch.equal(torch.cuda.get_rng_state(device), after_a_draw)
+
+
+def test_a_device_is_measured_alike_under_all_its_names() -> None:
+    by_index, by_type = (
+        measure_machine(name, [torch.bfloat16], repeats=1) for name in ("cuda:0", "cuda")
+    )
+    assert by_index.name == by_type.name == torch.cuda.get_device_name(0)
+    assert by_index.source == by_type.source

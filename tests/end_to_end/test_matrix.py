@@ -1,0 +1,43 @@
+"""Model x way of running: every cell is the same."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.paths import BENCHMARKS
+from tests.models import CASES
+
+sys.path.append(str(BENCHMARKS))
+
+import matrix
+
+NAMES = ("U-Net", "shared linear", "LoRA")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name
+)
+def test_every_way_counts_the_same(case: Any) -> None:
+    found = matrix.row(case.build)
+    assert set(found) == set(matrix.WAYS)
+    truth = found["eager"]
+    assert truth["forward", ""] == case.macs
+    assert {way for way, counts in found.items() if counts != truth} == set()
+
+
+def test_a_difference_would_show() -> None:
+    truth = {("forward", ""): 6, ("backward", ""): 12}
+    assert matrix._cell(dict(truth), truth) == "="
+    assert matrix._cell({("forward", ""): 3, ("backward", ""): 6}, truth) == "9"

@@ -1,0 +1,90 @@
+"""A model in a file, and what the tests of the command line say about a call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from dispatch_flops import OpCost, Profile
+from dispatch_flops.profile import ModuleNode, OpTotal
+
+B, W, OUT = 3, 5, 7
+
+NET = f"""
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width={W}):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.head = nn.Linear(width, {OUT})
+    def forward(self, x, mask=None):
+        print("what the model prints")
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+    def twice(self, x):
+        return self(x), self(x)
+
+def make(width={W}, batch={B}):
+    print("what the factory prints")
+    return Net(width), torch.ones(batch, width)
+
+def broken():
+    raise ValueError("a wrong\\nworld")
+
+def odd():
+    return nn.Sequential(Odd()), torch.ones({B}, {W})
+
+class Odd(nn.Module):
+    def forward(self, x):
+        return torch.ops.cli_test.odd(x) + 1
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a call of the command line returned, printed and complained about."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+Save = Callable[..., Profile]
+
+
+def macs(width: int = W, batch: int = B) -> int:
+    """Of ``Net``'s forward."""
+    return batch * (2 * width * width + width * OUT)
+
+
+def params(width: int = W) -> int:
+    """Of ``Net``."""
+    return 2 * (width * width + width) + width * OUT + OUT
+
+
+def refused(result: Result, *words: str) -> None:
+    """Exit code 2, nothing on stdout, and as the last thing one line that says what is wrong."""
+    assert (result.code, result.out) == (2, "")
+    last = result.err.splitlines()[-1]
+    assert last.startswith("dispatch-flops: ")
+    assert sum(line.startswith("dispatch-flops: ") for line in result.err.splitlines()) == 1
+    assert "Traceback" not in result.err
+    for word in words:
+        assert word in last
+
+
+def tree(counts: dict[str, int], *, latency: float | None = None) -> Profile:
+    """A model of Linears without parameters, each with so many MACs."""
+
+    def node(name: str, count: int) -> ModuleNode:
+        cost = OpCost(macs=count, flops=2 * count)
+        op = OpTotal(op="aten.mm.default", phase="forward", calls=1, cost=cost)
+        return ModuleNode(fqn=name, name=name, class_name="Linear", calls=1, ops=(op,))
+
+    children = tuple(node(name, count) for name, count in counts.items())
+    root = ModuleNode(fqn="", class_name="Net", calls=1, children=children, latency_s=latency)
+    return Profile(root=root).check()

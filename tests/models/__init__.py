@@ -1,0 +1,8 @@
+"""Test models, each with its closed form beside it."""
+
+from __future__ import annotations
+
+from tests.models import language, special, vision
+from tests.models.case import Case as Case
+
+CASES: tuple[Case, ...] = (*vision.CASES, *language.CASES, *special.CASES)

@@ -1,0 +1,41 @@
+"""A folder of its own for each test, and the command line as a function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dispatch_flops import Profile
+from dispatch_flops.cli import main
+from tests.helpers.command_line import NET, Result, Run, Save
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the command line in this process."""
+
+    def call(*arguments: str) -> Result:
+        capsys.readouterr()
+        code = main(arguments)
+        return Result(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def saved(run: Run) -> Save:
+    """Profile a target into a file, and read the file."""
+
+    def save(name: str, *arguments: str) -> Profile:
+        result = run("profile", *arguments, "--output", name)
+        assert result.code == 0, result.err
+        return Profile.from_json(Path(name).read_text())
+
+    return save

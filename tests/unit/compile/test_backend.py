@@ -1,0 +1,303 @@
+"""The counting backend: what compiled graphs cost, against eager's counts and closed forms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from dispatch_flops import OpCost, Profile
+from dispatch_flops.compile import Step, counting_backend
+from dispatch_flops.compile.backend import _counted
+from dispatch_flops.errors import ConfigError, TargetError
+from tests.helpers.profiling import profile_of
+
+# torch.compile's own, where a graph breaks
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+I, H, O = 5, 7, 11  # noqa: E741
+BATCHES = (3, 4, 13)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(I, H)
+        self.down = nn.Linear(H, I)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+class Net(nn.Module):
+    """Blocks in a list, one of them called twice; a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Parameter(torch.ones(I, O))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.blocks[0](x) @ self.head
+
+
+class BrokenBlock(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        torch._dynamo.graph_break()
+        return self.down(torch.relu(hidden))
+
+
+class BrokenNet(Net):
+    """Graphs break inside a block: the net's and the block's forward are two graphs each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([BrokenBlock()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[0](torch.relu(x)) @ self.head
+
+
+class Checkpointed(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.blocks[0], x, use_reentrant=False) @ self.head
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def train(model: Any, batches: tuple[int, ...] = BATCHES) -> None:
+    for batch in batches:
+        model(torch.ones(batch, I)).sum().backward()
+
+
+def infer(model: Any, batches: tuple[int, ...] = BATCHES) -> None:
+    with torch.no_grad():
+        for batch in batches:
+            model(torch.ones(batch, I))
+
+
+def macs(profile: Profile, phase: Any) -> dict[str, int]:
+    return {fqn: cost.macs for fqn, cost in profile.by_module(phase).items() if cost.macs}
+
+
+def calls(profile: Profile) -> dict[str, int]:
+    return {node.fqn: node.calls for node in profile.root.walk() if node.calls}
+
+
+@pytest.mark.parametrize("run", [train, infer])
+@pytest.mark.parametrize("net", [Net, BrokenNet])
+@pytest.mark.parametrize("dynamic", [False, None, True])
+def test_equals_eager(run: Any, net: type[Net], dynamic: bool | None) -> None:
+    model = net()
+    eager = profile_of(run, model, model=model)
+    backend = counting_backend("aot_eager", model)
+    run(torch.compile(model, backend=backend, dynamic=dynamic))
+    compiled = backend.profile()
+    for phase in ("forward", "backward", "recompute"):
+        assert macs(compiled, phase) == macs(eager, phase)
+    assert calls(compiled) == calls(eager)
+    assert compiled.root.total("forward") == eager.root.total("forward")
+    assert not compiled.uncounted_ops()
+    assert compiled.root.active_params == eager.root.active_params
+    assert backend.total() == compiled.total()
+
+
+def test_closed_form_of_a_broken_training_step() -> None:
+    backend = counting_backend("aot_eager")
+    train(torch.compile(BrokenNet(), backend=backend), (3,))
+    # the block's input needs no gradient
+    forward = 3 * (I * H + H * I + I * O)
+    step = backend.step()
+    assert step.costs["forward"].macs == forward
+    assert step.costs["backward"].macs == 2 * forward - 3 * I * H
+
+
+def test_dynamic_shapes_share_one_graph_and_are_priced_exactly() -> None:
+    backend = counting_backend("aot_eager")
+    compiled = torch.compile(Net(), backend=backend, dynamic=True)
+    for batch in (*BATCHES, *BATCHES):
+        infer(compiled, (batch,))
+        assert backend.step().total.macs == batch * (3 * 2 * I * H + I * O)
+    assert len(backend.graphs) == 1
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_recomputation_is_told_apart() -> None:
+    model = Checkpointed()
+    eager = profile_of(train, model, (3,), model=model)
+    backend = counting_backend("aot_eager", model)
+    train(torch.compile(model, backend=backend), (3,))
+    step, compiled = backend.step(), backend.profile()
+    # the block's last product is needed by nobody in backward
+    assert step.costs["recompute"].macs in (3 * I * H, 2 * 3 * I * H)
+    assert step.model_total.macs == step.total.macs - step.costs["recompute"].macs
+    for phase in ("forward", "backward"):
+        assert macs(compiled, phase) == macs(eager, phase)
+
+
+def test_a_compiled_function_is_no_module() -> None:
+    model = Block()
+    backend = counting_backend("aot_eager", model)
+
+    @torch.compile(backend=backend)
+    def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return (model(x) @ x.T).sum()
+
+    loss_of(model, torch.ones(3, I)).backward()
+    profile = backend.profile()
+    assert macs(profile, "forward") == {"": 3 * 2 * I * H, "up": 3 * I * H, "down": 3 * I * H}
+    assert profile.outside.total("forward").macs == 3 * I * 3
+    assert profile.root.calls == 1
+
+
+def test_regional_compilation_of_many_blocks_shares_graphs() -> None:
+    model = Net()
+    backend = counting_backend("aot_eager", model)
+    for block in model.blocks:
+        block.compile(backend=backend)
+    infer(model, (3,))
+    # the root's own product is not compiled; nor do shared graphs know whose block they run
+    assert backend.total().macs == 3 * 3 * 2 * I * H
+
+
+def test_step_is_what_ran_since_the_last_step() -> None:
+    backend = counting_backend("aot_eager")
+    compiled = torch.compile(Block(), backend=backend)
+    infer(compiled, (3,))
+    first = backend.step()
+    infer(compiled, (3, 3))
+    second = backend.step()
+    assert (first.total.macs, second.total.macs) == (3 * 2 * I * H, 6 * 2 * I * H)
+    assert backend.step().total.flops == 0
+    assert backend.total() == first.total + second.total
+    assert second.seconds > 0
+    peak = 1e12
+    assert second.mfu(peak) == second.model_total.flops / second.seconds / peak
+    assert second.flops_per_s == second.total.flops / second.seconds
+
+
+def test_a_compiled_optimizer_is_a_phase_of_its_own() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    backend = counting_backend("aot_eager", model)
+    compiled = torch.compile(model, backend=backend)
+    update = torch.compile(optimizer.step, backend=backend)
+    for _ in range(2):
+        compiled(torch.ones(4, 8)).sum().backward()
+        update()
+        costs = backend.step().costs
+    products, params = 4 * 8 * 8, 8 * 8 + 8
+    assert (costs["forward"].macs, costs["forward"].flops) == (products, 2 * products + 4 * 8)
+    assert costs["backward"].macs == products  # the input needs no gradient
+    assert (costs["optimizer"].macs, costs["optimizer"].flops) == (0, 2 * params)
+    profile = backend.profile()
+    assert profile.outside.total("optimizer").flops == 2 * 2 * params
+    assert profile.root.calls == 2
+
+
+def test_a_model_that_is_compiled_with_its_optimizer_stays_forward() -> None:
+    model = nn.Linear(8, 8)
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    backend = counting_backend("aot_eager", model)
+
+    @torch.compile(backend=backend)
+    def evaluate_and_update(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            out = model(x) * 3
+        optimizer.step()
+        return out
+
+    evaluate_and_update(torch.ones(4, 8))
+    costs = backend.step().costs
+    assert costs["forward"].flops == 2 * 4 * 8 * 8 + 4 * 8 + 4 * 8
+    assert costs["optimizer"].flops == 2 * (8 * 8 + 8)
+    assert backend.profile().by_module("forward")[""].macs == 4 * 8 * 8
+
+
+def test_a_size_that_hangs_on_data_is_unknown_not_zero() -> None:
+    backend = counting_backend("aot_eager")
+
+    @torch.compile(backend=backend)
+    def pick(x: torch.Tensor) -> torch.Tensor:
+        return x[torch.nonzero(x[:, 0]).squeeze(1)] @ x.T
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        pick(torch.ones(3, I))
+    uncounted = backend.profile().uncounted_ops()
+    assert uncounted["aten.mm.default"] == 1
+    assert "data" in backend.profile().formula_errors()["aten.mm.default"]
+
+
+def test_custom_formula() -> None:
+    backend = counting_backend(
+        "aot_eager", custom_mapping={torch.ops.aten.relu: lambda x, *, out, **_: 17}
+    )
+    infer(torch.compile(Block(), backend=backend), (3,))
+    assert backend.profile().by_operator()["aten.relu.default"].cost.flops == 17
+
+
+def test_inductor_with_warm_caches_and_options() -> None:
+    model = Block()
+    with torch._functorch.config.patch(enable_autograd_cache=True):
+        train(torch.compile(model), (3,))  # now in AOTAutograd's cache
+        torch._dynamo.reset()
+        backend = counting_backend("inductor", model, options={"epilogue_fusion": True})
+        train(torch.compile(model, backend=backend), (3, 3))
+    eager = profile_of(train, model, (3, 3), model=model)
+    for phase in ("forward", "backward"):
+        assert macs(backend.profile(), phase) == macs(eager, phase)
+    assert macs(backend.profile(), "forward")[""] == 2 * 3 * 2 * I * H
+
+
+@pytest.mark.parametrize("backend", ["eager", "onnxrt"])
+def test_refuses_backends_without_partitioned_graphs(backend: Any) -> None:
+    with pytest.raises(TargetError, match="aot_eager"):
+        counting_backend(backend)
+
+
+def test_refuses_options_that_nobody_would_read() -> None:
+    with pytest.raises(TargetError, match="inductor's"):
+        counting_backend("aot_eager", options={"epilogue_fusion": True})
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_graph_call_costs_less_than_20_microseconds(dynamic: bool) -> None:
+    backend = counting_backend("aot_eager")
+    infer(torch.compile(Net(), backend=backend, dynamic=dynamic), (3,))
+    run = _counted(backend.graphs[0], lambda inputs: None)
+    inputs = [3] * 20 if dynamic else []
+    best = min(_seconds(run, inputs) for _ in range(200))
+    assert best < 20e-6
+
+
+def _seconds(run: Any, inputs: list[Any]) -> float:
+    begun = time.perf_counter()
+    run(inputs)
+    return time.perf_counter() - begun
+
+
+def test_a_peak_is_above_zero() -> None:
+    backend = counting_backend("aot_eager")
+    with pytest.raises(ConfigError, match="peak_flops_per_s=0"):
+        backend.step().mfu(0)
+
+
+def test_a_step_without_time_has_no_rate() -> None:
+    step = Step(costs={"forward": OpCost(flops=6)}, seconds=0.0)
+    assert step.flops_per_s is step.mfu(2.0) is None

@@ -1,0 +1,172 @@
+"""Which module, which phase: gradients inside forward, of gradients, and of what came before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dispatch_flops import FlopCounterMode
+from dispatch_flops.counting.thread_state import UNATTRIBUTED as FROM_BEFORE
+from tests.helpers.attributing import Products, plain, rows, train, work, work_of
+from tests.helpers.profiling import profile_of
+
+
+class Energy(nn.Module):
+    """Forces as gradients of an energy, taken inside forward, and a product after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = plain(3, 5, 1)
+        self.w = nn.Parameter(torch.randn(3, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        energy = self.net(x).sum()
+        (forces,) = torch.autograd.grad(energy, x, create_graph=True)
+        return forces @ self.w
+
+
+def test_gradient_inside_forward() -> None:
+    model = Energy()
+    assert work(model, rows(2, 3), model=model) == {
+        "": {"forward": 2 * 3 * 7},
+        "net.0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},  # the input's gradient alone
+        "net.1": {"forward": 2 * 5 * 1, "backward": 2 * 5 * 1},
+    }
+
+
+def test_backward_through_a_gradient_inside_forward() -> None:
+    """f = w2ᵀ·w1ᵀ·… is linear in x, so the second backward meets products of weights alone.
+
+    Forward makes g1 = ones@w1 (2x5) and f = g1@w0 (2x3), then f@w (2x7). Backward: the outer
+    product needs f's and w's gradient; f = g1@w0 needs g1's and w0's; g1 = ones@w1 needs w1's.
+    """
+    model = Energy()
+    assert work(train, model, rows(2, 3), model=model) == {
+        "": {"forward": 2 * 3 * 7, "backward": 2 * (2 * 3 * 7)},
+        "net.0": {"forward": 2 * 3 * 5, "backward": (1 + 2) * (2 * 3 * 5)},
+        "net.1": {"forward": 2 * 5 * 1, "backward": (1 + 1) * (2 * 5 * 1)},
+    }
+
+
+def test_double_backward_and_the_loss_between() -> None:
+    """A gradient penalty; what lies between the two passes is outside the model."""
+    model = plain(3, 5)
+    x, w = rows(2, 3, grad=True), rows(3, 7, grad=True)
+
+    def penalty() -> None:
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (gradient @ w).pow(2).sum().backward()
+
+    profile = profile_of(penalty, model=model)
+    product = 2 * 3 * 7
+    assert work_of(profile) == {
+        # forward; first the input's gradient, then (g = ones@w0) the weight's alone
+        "0": {"forward": 2 * 3 * 5, "backward": 2 * (2 * 3 * 5)},
+        "<outside>": {"forward": product, "backward": 2 * product},
+    }
+
+
+def test_several_backward_passes() -> None:
+    model = plain(3, 5, 7)
+
+    def passes() -> None:
+        loss = model(rows(2, 3)).sum()
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    assert work(passes, model=model) == {
+        "0": {"forward": 2 * 3 * 5, "backward": 3 * 2 * 3 * 5},
+        "1": {"forward": 2 * 5 * 7, "backward": 3 * 2 * 2 * 5 * 7},
+    }
+
+
+def test_two_losses_of_one_graph() -> None:
+    model = nn.ModuleDict({"trunk": plain(3, 5), "a": plain(5, 7), "b": plain(5, 11)})
+
+    def losses() -> None:
+        h = model["trunk"](rows(2, 3))
+        a, b = model["a"](h).sum(), model["b"](h).sum()
+        a.backward(retain_graph=True)
+        b.backward()
+
+    assert work(losses, model=model) == {
+        "trunk.0": {"forward": 2 * 3 * 5, "backward": 2 * 2 * 3 * 5},
+        "a.0": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
+        "b.0": {"forward": 2 * 5 * 11, "backward": 2 * 2 * 5 * 11},
+    }
+
+
+def test_backward_of_a_forward_outside_the_block() -> None:
+    """Nobody saw who made those nodes; parameters tell where there are some, else it is said."""
+    model = nn.Sequential(nn.Linear(3, 5), Products(5, 7), nn.Linear(7, 11, bias=False))
+    loss = model(rows(2, 3)).sum()
+    profile = profile_of(loss.backward, model=model)
+    assert work_of(profile) == {
+        "0": {"backward": 2 * 3 * 5},
+        FROM_BEFORE: {"backward": 2 * 2 * 5 * 7},
+        "2": {"backward": 2 * 2 * 7 * 11},
+    }
+    assert profile.root.calls == 0
+
+
+def test_several_parameters_of_one_node_tell_the_module_that_holds_all() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Module()
+            self.a.w = nn.Parameter(torch.randn(2, 3))
+            self.b = nn.Module()
+            self.b.w = nn.Parameter(torch.randn(3, 5))
+
+        def forward(self) -> Tensor:
+            return self.a.w @ self.b.w
+
+    model = nn.Sequential(Pair(), Pair())
+    loss = model[1]().sum()
+    assert work(loss.backward, model=model) == {"1": {"backward": 2 * 2 * 3 * 5}}
+    # Of two models none holds both: said, not guessed.
+    one, other = nn.Linear(3, 2, bias=False), nn.Linear(5, 3, bias=False)
+    loss = (one.weight @ other.weight).sum()
+    with FlopCounterMode([one, other], display=False) as counter:
+        loss.backward()
+    assert work_of(counter.profile) == {FROM_BEFORE: {"backward": 2 * 2 * 3 * 5}}
+
+
+def test_forward_partly_outside_the_block() -> None:
+    model = nn.Sequential(Products(3, 5), plain(5, 7))
+    h = model[0](rows(2, 3))
+    assert work(train, model[1], h, model=model) == {
+        "1.0": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
+        FROM_BEFORE: {"backward": 2 * 3 * 5},
+    }
+
+
+def test_timeline_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many calls later a graph is too old to be attributed; a recent one is not."""
+    monkeypatch.setattr("dispatch_flops.counting.thread_state._TIMELINE", 64)
+    model = nn.Sequential(Products(3, 5))
+    x = rows(2, 3)
+
+    def call() -> None:
+        old = model(x).sum()
+        for _ in range(100):
+            recent = model(x).sum()
+        recent.backward()
+        old.backward()
+
+    product = 2 * 3 * 5
+    assert work(call, model=model) == {
+        "0": {"forward": 101 * product, "backward": product},
+        FROM_BEFORE: {"backward": product},
+    }
+
+
+def test_backward_after_the_block_is_not_counted() -> None:
+    model = plain(3, 5)
+    with FlopCounterMode(model, display=False) as counter:
+        loss = model(rows(2, 3)).sum()
+    loss.backward()
+    assert work_of(counter.profile) == {"0": {"forward": 2 * 3 * 5}}

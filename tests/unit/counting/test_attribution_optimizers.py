@@ -1,0 +1,236 @@
+"""What runs after backward: optimizer steps, clipping, scaling, accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dispatch_flops import Profile
+from dispatch_flops.counting.thread_state import ACCUMULATION, AFTER_BACKWARD
+from tests.helpers.attributing import plain, rows, train, work_of
+from tests.helpers.profiling import profile_of
+
+CLIPPING = "<outside>.gradient clipping"
+SCALING = "<outside>.gradient scaling"
+N = 3 * 5 + 5 * 7  # parameters of the model
+
+
+def phases(profile: Profile, fqn: str) -> set[str]:
+    return {op.phase for op in profile.node(fqn).ops}
+
+
+def outside(profile: Profile) -> set[str]:
+    """Named parts of the outside in which something ran."""
+    return {node.fqn for node in profile.outside.walk() if node.ops} - {"<outside>"}
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    return plain(3, 5, 7)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, *after: Callable[[], Any]) -> None:
+    train(model, rows(2, 3))
+    for do in after:
+        do()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+def test_optimizer_step(model: nn.Module, kind: Any, how: dict[str, bool]) -> None:
+    optimizer = kind(model.parameters(), lr=0.1, **how)
+    profile = profile_of(step, model, optimizer, model=model)
+    name = f"<outside>.{kind.__name__}"
+    assert phases(profile, name) == {"optimizer"}
+    assert profile.node(name).own().flops >= 2 * N
+    assert all(not node.own("optimizer").flops for node in profile.root.walk())
+    assert profile.model_total().flops == profile.total().flops - profile.total("optimizer").flops
+
+
+@pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+def test_plain_sgd_to_the_flop(model: nn.Module, how: dict[str, bool]) -> None:
+    """p -= lr·g: one product and one sum per parameter."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **how)
+    profile = profile_of(step, model, optimizer, model=model)
+    assert profile.total("optimizer").flops == 2 * N
+
+
+def test_two_optimizers_are_told_apart(model: nn.Module) -> None:
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.AdamW(model[1].parameters(), lr=0.1)
+    profile = profile_of(lambda: step(model, first, second.step), model=model)
+    assert outside(profile) >= {"<outside>.SGD", "<outside>.AdamW"}
+    assert profile.node("<outside>.SGD").own().flops == 2 * 3 * 5
+
+
+def test_closure_runs_forward_and_backward(model: nn.Module) -> None:
+    """LBFGS calls the model from inside its step: the model's work stays the model's."""
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=1)
+    x = rows(2, 3)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().sum()  # no module's, and not the optimizer's either
+        loss.backward()
+        return loss
+
+    profile = profile_of(optimizer.step, closure, model=model)
+    calls = profile.root.calls
+    assert calls >= 1
+    assert work_of(profile) == {
+        "0": {"forward": calls * 2 * 3 * 5, "backward": calls * 2 * 3 * 5},
+        "1": {"forward": calls * 2 * 5 * 7, "backward": calls * 2 * 2 * 5 * 7},
+        **{k: v for k, v in work_of(profile).items() if k == "<outside>.LBFGS"},
+    }
+    assert profile.node("<outside>.LBFGS").own("optimizer").flops > N
+    assert phases(profile, "<outside>.LBFGS") == {"optimizer"}
+    assert profile.outside.own("forward").flops == calls * (2 * 7 + (2 * 7 - 1))
+    assert profile.root.active_params == N
+
+
+def test_optimizer_in_backward(model: nn.Module) -> None:
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def update(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    profile = profile_of(train, model, rows(2, 3), model=model)
+    assert profile.node("<outside>.SGD").own("optimizer").flops == 2 * N
+    assert profile.total("optimizer").flops == 2 * N
+    assert work_of(profile) == {
+        "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
+        "1": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
+    }
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("then", ["product", "model", "step", "backward"])
+def test_step_that_raises(model: nn.Module, then: str) -> None:
+    """What follows it is not the optimizer's, although torch tells nobody that it is over."""
+    failing = Failing(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    w = rows(3, 7, grad=True)
+    loss = (rows(2, 3) @ w).sum()
+
+    def call() -> None:
+        train(model, rows(2, 3))
+        with pytest.raises(ValueError, match="no"):
+            failing.step()
+        if then == "product":
+            _ = rows(2, 3) @ w
+        elif then == "model":
+            model(rows(2, 3))
+        elif then == "step":
+            other.step()
+        else:
+            loss.backward()
+
+    profile = profile_of(call, model=model)
+    assert profile.node("<outside>.Failing").own("optimizer").flops == 2 * N
+    twice = 2 if then == "model" else 1
+    assert work_of(profile)["1"] == {"forward": twice * 2 * 5 * 7, "backward": 2 * 2 * 5 * 7}
+    if then == "product":
+        assert work_of(profile)["<outside>"] == {"forward": 2 * 3 * 7}
+    if then == "step":
+        assert profile.node("<outside>.SGD").own("optimizer").flops == 2 * N
+    if then == "backward":
+        assert profile.total("backward").macs == 2 * 3 * 5 + 2 * 2 * 5 * 7 + 2 * 3 * 7
+
+
+def test_step_that_raises_in_backward_and_is_tried_again(model: nn.Module) -> None:
+    failing = Failing([model[1].weight], lr=0.1)
+    handle = model[1].weight.register_post_accumulate_grad_hook(lambda p: failing.step())
+
+    def call() -> None:
+        with pytest.raises(ValueError, match="no"):
+            train(model, rows(2, 3))
+        handle.remove()
+        train(model, rows(2, 3))
+
+    work = work_of(profile_of(call, model=model))
+    # Backward stopped before it reached the first layer's weight.
+    assert work["1"]["forward"] == 2 * 2 * 5 * 7
+    assert set(work["0"]) | set(work["1"]) == {"forward", "backward"}
+
+
+@pytest.mark.parametrize("clip", ["norm", "value"])
+def test_clipping_is_named(model: nn.Module, clip: str) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    clip_ = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}[clip]
+    profile = profile_of(
+        lambda: step(model, optimizer, lambda: clip_(model.parameters(), 1.0)), model=model
+    )
+    assert phases(profile, CLIPPING) == {"optimizer"}
+    assert profile.node(CLIPPING).own().flops >= N
+    assert outside(profile) == {CLIPPING, ACCUMULATION, "<outside>.SGD"}
+
+
+def test_gradient_scaler_is_named(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def scaled() -> None:
+        scaler.scale(model(rows(2, 3)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    profile = profile_of(scaled, model=model)
+    assert phases(profile, SCALING) == {"optimizer"}
+    assert outside(profile) == {SCALING, ACCUMULATION, "<outside>.SGD"}
+    assert profile.node("<outside>.SGD").own().flops == 2 * N
+
+
+def test_accumulation_is_named_and_costs_one_addition_per_parameter(model: nn.Module) -> None:
+    def twice() -> None:
+        train(model, rows(2, 3))
+        train(model, rows(2, 3))
+
+    profile = profile_of(twice, model=model)
+    assert phases(profile, ACCUMULATION) == {"backward"}
+    assert profile.node(ACCUMULATION).own().flops == N
+
+
+def test_other_work_after_backward(model: nn.Module) -> None:
+    """A moving average of the weights: after backward, in no module, without gradients."""
+    average = [p.detach().clone() for p in model.parameters()]
+
+    def ema() -> None:
+        train(model, rows(2, 3))
+        with torch.no_grad():
+            for mean, p in zip(average, model.parameters(), strict=True):
+                mean.lerp_(p, 0.1)
+
+    profile = profile_of(ema, model=model)
+    assert [op.op for op in profile.node(AFTER_BACKWARD).ops] == ["aten.lerp_.Scalar"]
+    assert phases(profile, AFTER_BACKWARD) == {"optimizer"}
+
+
+def test_optimizers_do_not_make_parameters_active() -> None:
+    """A parameter that is only decayed took no part in the model."""
+    model = nn.ModuleDict({"used": plain(3, 5), "idle": plain(5, 7)})
+    model["idle"][0].weight.grad = torch.zeros(7, 5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def call() -> None:
+        train(model["used"], rows(2, 3))
+        optimizer.step()
+        train(model["used"], rows(2, 3))
+        optimizer.step()
+
+    profile = profile_of(call, model=model)
+    assert (profile.root.active_params, profile.total_params) == (3 * 5, N)
+    assert profile.uncalled_modules() == ["idle.0"]

@@ -1,0 +1,380 @@
+"""Activation checkpointing: what is run again is recompute, under the module that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
+
+from tests.helpers.attributing import Work, plain, rows, train, work, work_of
+from tests.helpers.profiling import profile_of
+
+REENTRANT = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
+ROW = 5 * 5  # MACs per row of a square layer
+
+
+class Stack(nn.Module):
+    """Layer, checkpointed layer, layer; ``how`` says what is checkpointed and in which way."""
+
+    def __init__(self, how: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 5, bias=False)
+        self.core = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh())
+        self.last = nn.Linear(5, 7, bias=False)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.how(self.core, self.first(x)))
+
+
+def stack_work(core: dict[str, int]) -> Work:
+    return {
+        "first": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
+        "core.0": core,
+        "last": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
+    }
+
+
+@REENTRANT
+def test_module(reentrant: bool) -> None:
+    model = Stack(lambda core, x: checkpoint(core, x, use_reentrant=reentrant))
+    profile = profile_of(train, model, rows(2, 3), model=model)
+    assert work_of(profile) == stack_work(
+        {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW}
+    )
+    assert profile.node("core.0").calls == 1  # a call of the program's, not of the checkpoint's
+    assert profile.model_total().macs == profile.total().macs - 2 * ROW
+
+
+@REENTRANT
+def test_function_that_calls_modules(reentrant: bool) -> None:
+    model = Stack(lambda core, x: checkpoint(lambda x: core(x) * 2, x, use_reentrant=reentrant))
+    profile = profile_of(train, model, rows(2, 3), model=model)
+    assert work_of(profile) == stack_work(
+        {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW}
+    )
+
+
+@REENTRANT
+def test_products_of_a_checkpointed_function_belong_to_its_caller(reentrant: bool) -> None:
+    """Between two modules of the function lies a product: it is the caller's, in every phase."""
+
+    class Caller(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(5, 5, bias=False)
+            self.b = nn.Sequential(nn.Linear(5, 7, bias=False), nn.Tanh())
+            self.w = nn.Parameter(torch.randn(5, 5))
+
+        def run(self, x: Tensor) -> Tensor:
+            return self.b((self.a(x @ self.w) @ self.w).tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.run, x, use_reentrant=reentrant)
+
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), Caller())
+    wide = 2 * 5 * 7
+    assert work(train, model, rows(2, 3), model=model) == {
+        "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
+        "1": {"forward": 2 * 2 * ROW, "recompute": 2 * 2 * ROW, "backward": 2 * 2 * 2 * ROW},
+        "1.a": {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW},
+        "1.b.0": {"forward": wide, "recompute": wide, "backward": 2 * wide},
+    }
+
+
+@REENTRANT
+def test_function_without_modules(reentrant: bool) -> None:
+    class Caller(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(5, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(lambda x: (x @ self.w).tanh(), x, use_reentrant=reentrant)
+
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), Caller())
+    assert work(train, model, rows(2, 3), model=model)["1"] == {
+        "forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW,
+    }  # fmt: skip
+
+
+def test_early_stop_leaves_out_what_is_not_needed() -> None:
+    """The last layer's output is not saved for backward: without reentry it is not run again."""
+    model = nn.Sequential(plain(3, 5), plain(5, 5, 5))
+
+    def call(early: bool) -> Any:
+        with set_checkpoint_early_stop(early):
+            h = model[0](rows(2, 3))
+            return checkpoint(model[1], h, use_reentrant=False).sum().backward()
+
+    both = {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW}
+    whole = work(call, False, model=model)
+    assert (whole["1.0"], whole["1.1"]) == (both, both)
+    stopped = work(call, True, model=model)
+    assert (stopped["1.0"], stopped["1.1"]) == (both, {"forward": 2 * ROW, "backward": 4 * ROW})
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@REENTRANT
+def test_nested(reentrant: bool) -> None:
+    """The inner layer runs once forward and twice again: for the outer's sake and its own.
+
+    Reentrant, the outer runs everything again without keeping the inner's activations.
+    """
+    again = partial(checkpoint, use_reentrant=reentrant)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh())
+            self.b = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return again(self.b, self.a(x)).tanh()
+
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), Outer())
+    found = work(lambda: again(model[1], model[0](rows(2, 3))).sum().backward(), model=model)
+    assert found == {
+        "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
+        "1.a.0": {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW},
+        "1.b.0": {"forward": 2 * ROW, "recompute": 2 * 2 * ROW, "backward": 2 * 2 * ROW},
+    }
+
+
+@pytest.mark.parametrize("impl", list(CheckpointImpl))
+def test_checkpoint_wrapper(impl: CheckpointImpl) -> None:
+    core = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh())
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), checkpoint_wrapper(core, impl))
+    found = work(train, model, rows(2, 3), model=model)
+    assert found == {
+        "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
+        "1._checkpoint_wrapped_module.0": {
+            "forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW,
+        },
+    }  # fmt: skip
+
+
+def test_checkpoint_sequential() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh()) for _ in "abcd"))
+    x = rows(2, 5, grad=True)
+    found = work(
+        lambda: checkpoint_sequential(model, 2, x, use_reentrant=False).sum().backward(),
+        model=model,
+    )
+    once = {"forward": 2 * ROW, "backward": 2 * 2 * ROW}
+    again = {**once, "recompute": 2 * ROW}
+    assert found == {"0.0": again, "1.0": again, "2.0": once, "3.0": once}  # the last part is kept
+
+
+@REENTRANT
+def test_several_checkpointed_layers_and_two_steps(reentrant: bool) -> None:
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh()) for _ in range(3))
+
+    def step() -> None:
+        x = rows(2, 5, grad=True)
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=reentrant)
+        x.sum().backward()
+
+    found = work(lambda: (step(), step()), model=layers)
+    each = {"forward": 2 * 2 * ROW, "recompute": 2 * 2 * ROW, "backward": 2 * 4 * ROW}
+    assert found == {f"{i}.0": each for i in range(3)}
+
+
+def test_forces_in_a_checkpointed_module() -> None:
+    """A gradient taken inside forward is taken again when that forward is: recompute, all of it.
+
+    f = 2(x@w)wᵀ. Forward: x@w, made again for the gradient's sake, and the gradient's product.
+    Backward: x@w and the gradient once more, then two gradients each of two products.
+    """
+
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(5, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            energy = self.net(x).square().sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0].tanh()
+
+    model = Forces()
+    x = rows(2, 5, grad=True)
+    found = work(lambda: checkpoint(model, x, use_reentrant=False).sum().backward(), model=model)
+    assert found == {
+        "net": {"forward": 2 * 5, "recompute": (1 + 2) * 2 * 5, "backward": (1 + 4) * 2 * 5}
+    }
+
+
+@REENTRANT
+def test_gradient_without_a_graph_in_a_checkpointed_module(reentrant: bool) -> None:
+    """A guidance step: the gradient taken inside forward is a number, and is taken again, too."""
+
+    class Guided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(5, 1, bias=False)
+            self.out = nn.Linear(5, 7, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                y = x.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad(self.score(y).sum(), y)
+            return self.out(x + gradient).tanh()
+
+    model = Guided()
+    x = rows(2, 5, grad=True)
+    found = work(
+        lambda: checkpoint(model, x, use_reentrant=reentrant).sum().backward(), model=model
+    )
+    wide = 2 * 5 * 7
+    assert found == {
+        "out": {"forward": wide, "recompute": wide, "backward": 2 * wide},
+        # The backward is the one in forward; all that came later was recomputation.
+        "score": {"forward": 2 * 5, "backward": 2 * 5, "recompute": 2 * 2 * 5},
+    }
+
+
+def test_recomputing_share_of_fused_attention() -> None:
+    """Forward: q@kᵀ and p@v. Backward: dv, dp, dq, dk; the kernel makes q@kᵀ anew: recompute."""
+
+    class Attention(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v)
+
+    model = Attention()
+    q, k, v = (torch.randn(2, 3, s, 8, requires_grad=True) for s in (7, 11, 11))
+    product = 2 * 3 * 7 * 11 * 8
+    assert work(train, model, q, k, v, model=model) == {
+        "": {"forward": 2 * product, "backward": 4 * product, "recompute": product}
+    }
+
+
+def test_reversible_function_runs_its_module_again() -> None:
+    """A custom function that calls a module in backward: that call is recomputation."""
+    layer = nn.Linear(5, 5, bias=False)
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return layer(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                y = layer(x)
+            return torch.autograd.grad(y, x, grad)[0]
+
+    found = work(train, Again.apply, rows(2, 5, grad=True), model=layer)
+    assert found == {"": {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * ROW}}
+
+
+W = torch.ones(4, 4, requires_grad=True)
+PRODUCT = 2 * 4 * 4
+
+
+def without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        scale = x @ W
+    return torch.tanh(x) * scale
+
+
+def with_tensors_kept_elsewhere(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        hidden = torch.tanh(x @ W)
+    return torch.tanh(hidden)
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(torch.tanh(x @ W) @ W)
+
+
+def nested(x: torch.Tensor, *, reentrant: bool) -> torch.Tensor:
+    return torch.tanh(checkpoint(twice, torch.tanh(x @ W), use_reentrant=reentrant) @ W)
+
+
+@pytest.mark.parametrize(
+    ("function", "reentrant", "backward", "recompute"),
+    [
+        # The product has no gradients; it is run again.
+        (without_gradients, False, 0, PRODUCT),
+        (without_gradients, True, 0, PRODUCT),
+        (with_tensors_kept_elsewhere, False, 2 * PRODUCT, PRODUCT),
+        # Four products, each with two gradients. Run again: all four, as the outer function is,
+        # and the inner one's two once more.
+        (partial(nested, reentrant=False), False, 8 * PRODUCT, 6 * PRODUCT),
+        (partial(nested, reentrant=True), True, 8 * PRODUCT, 6 * PRODUCT),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_all_that_is_run_again_is_recomputation(
+    function: Any, reentrant: bool, backward: int, recompute: int
+) -> None:
+    x = torch.ones(2, 4, requires_grad=True)
+    profile = profile_of(lambda: checkpoint(function, x, use_reentrant=reentrant).sum().backward())
+    assert profile.total("backward").macs == backward
+    assert profile.total("recompute").macs == recompute
+
+
+def test_a_gradient_that_a_checkpointed_function_takes_is_taken_again() -> None:
+    """Forces from energies: rows of 6 through 6 -> 11 -> 6, the gradient's graph kept."""
+    net = nn.Sequential(nn.Linear(6, 11, bias=False), nn.Tanh(), nn.Linear(11, 6, bias=False))
+    x = torch.rand(5, 6, requires_grad=True)
+
+    def forces(x: Tensor) -> Tensor:
+        return torch.autograd.grad(net(x).sum(), x, create_graph=True)[0]
+
+    profile = profile_of(
+        lambda: checkpoint(forces, x, use_reentrant=False).sum().backward(), model=net
+    )
+    one = 5 * 6 * 11
+    # Once in the function: forward, and the gradient of its input. Both are run again. The
+    # backward pass through the gradient's product g @ w: of g and of w.
+    assert work_of(profile)["2"] == {"forward": one, "backward": one + one, "recompute": 2 * one}
+
+
+def test_a_module_in_a_gradient_hook_runs_for_the_first_time() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 5, bias=False)
+            self.gate = nn.Linear(5, 3, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.layer(x)
+            out.register_hook(lambda grad: grad * self.gate(grad.detach()).sum().sigmoid().detach())
+            return out
+
+    model = Gated()
+    profile = profile_of(lambda: model(torch.rand(2, 4)).sum().backward(), model=model)
+    assert work_of(profile) == {
+        "layer": {"forward": 2 * 4 * 5, "backward": 2 * 4 * 5},
+        "gate": {"backward": 2 * 5 * 3},
+    }
+    assert profile.node("gate").calls == 1
+    assert profile.uncalled_modules() == []
+
+
+def test_a_reentrant_checkpoints_own_backward_is_no_recompute_under_hooks() -> None:
+    """Where hooks on saved tensors are on, every node's callers are looked at."""
+    model = Stack(lambda core, x: checkpoint(core, x, use_reentrant=True))
+
+    def run() -> None:
+        with torch.autograd.graph.save_on_cpu():
+            model(rows(2, 3)).sum().backward()
+
+    assert work_of(profile_of(run, model=model)) == stack_work(
+        {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW}
+    )

@@ -1,0 +1,58 @@
+"""Forward-mode differentiation: tangents that are zero throughout compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import hessian, jvp
+
+from tests.helpers.profiling import profile_of
+
+N = 5
+W, X = torch.arange(1.0, N + 1), torch.linspace(-1, 1, N)
+SQUARE = torch.arange(1.0, N * N + 1).view(N, N)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.add(x, W, alpha=2),
+        lambda x: torch.sub(x, W, alpha=2),
+        lambda x: x.clone().add_(W, alpha=2),
+        lambda x: torch.addmm(SQUARE, x.expand(N, N), SQUARE, beta=2),
+        lambda x: torch.addcmul(x, W, W, value=2),
+        lambda x: torch.addcdiv(x, W, W, value=2),
+        lambda x: torch.index_add(x, 0, torch.arange(N), W, alpha=2),
+    ],
+)
+def test_a_constant_that_is_scaled_does_not_end_the_process(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    """torch hands ``zeros * 2`` on to itself without end, below a mode."""
+    bare = jvp(function, (X,), (X,))
+    counted: list[tuple[Tensor, Tensor]] = []
+    profile_of(lambda: counted.append(jvp(function, (X,), (X,))))
+    for a, b in zip(bare, counted[0], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_shapes_of_sums_with_zero_tangents_are_no_work() -> None:
+    model = nn.Linear(N, 3)
+    profile = profile_of(lambda: jvp(model, (X[None],), (X[None],)))
+    assert not profile.uncounted_ops()
+    # The product and, as the product rule has it, those of either tangent (torch writes the
+    # weight's zeros out); the bias, and the sum of the tangents. The bias's tangent adds nothing.
+    assert profile.total().macs == 3 * N * 3
+    assert profile.total().flops == 2 * 3 * N * 3 + 3 + 3
+    profile = profile_of(lambda: hessian(lambda x: model(x).tanh().sum())(X))
+    assert not profile.uncounted_ops()
+
+
+def test_an_inner_product_with_a_constant_has_one_tangent() -> None:
+    profile = profile_of(lambda: jvp(lambda x: torch.dot(x, W), (X,), (X,)))
+    assert profile.total().macs == 2 * N
+    profile = profile_of(lambda: jvp(lambda x: torch.dot(x, x), (X,), (X,)))
+    assert profile.total().macs == 3 * N

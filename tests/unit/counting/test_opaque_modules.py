@@ -1,0 +1,164 @@
+"""Module classes with a formula: a call of such a module is one operator."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+import dispatch_flops
+from dispatch_flops import OpCost
+from dispatch_flops.errors import UncountedWarning
+from tests.helpers.attributing import rows, train
+from tests.helpers.profiling import profile_of
+from tests.helpers.untouched import process_state
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(3, 5, bias=False)
+        self.down = nn.Linear(5, 3, bias=False)
+
+    def forward(self, x: Tensor, scale: int = 1) -> Tensor:
+        if scale < 0:
+            raise ValueError("negative")
+        return self.down(self.up(x)) * scale
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3, bias=False)
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.first(x), scale=7) @ self.first.weight
+
+
+def block_formula(module: Block, x: Tensor, scale: int = 1, *, out: Tensor, **_: Any) -> OpCost:
+    assert isinstance(module, Block)
+    assert out.shape == x.shape
+    return OpCost(macs=1000, flops=2000 + scale)
+
+
+def test_module_class_is_one_operator_forward() -> None:
+    model = Whole()
+    profile = profile_of(
+        train, model, rows(2, 3), model=model, custom_mapping={Block: block_formula}
+    )
+    block = profile.node("block")
+    (op,) = [op for op in block.ops if op.phase == "forward"]
+    assert (op.op, op.kind, op.calls, op.dtype) == ("module.Block", "formula", 1, "float32")
+    assert op.cost == OpCost(
+        macs=1000, flops=2007, bytes_read=4 * (2 * 3 + 3 * 5 + 5 * 3), bytes_written=4 * 2 * 3
+    )
+    assert block.total("forward") == op.cost
+    assert (profile.node("block.up").calls, profile.root.active_params) == (1, 9 + 15 + 15)
+    # Backward is what runs, under the modules that made it.
+    assert profile.node("block.up").own("backward").macs == 2 * 2 * 3 * 5
+    assert profile.root.own("forward").macs == profile.node("first").own("forward").macs
+
+
+def test_module_class_registered_for_all() -> None:
+    dispatch_flops.register_flops(Block)(block_formula)
+    try:
+        model = nn.Sequential(Block(), Block())
+        profile = profile_of(model, rows(2, 3), model=model)
+    finally:
+        dispatch_flops.unregister_flops(Block)
+    assert profile.total().macs == 2 * 1000
+    assert profile_of(model, rows(2, 3)).total().macs == 2 * 2 * (2 * 3 * 5)
+
+
+def test_no_hook_and_no_word_of_one_is_left() -> None:
+    """torch keeps an entry of a removed hook that took keyword arguments; compiled code sees it."""
+    model = nn.Sequential(Block())
+    before = process_state()
+    profile_of(model, rows(2, 3), custom_mapping={Block: block_formula})
+    assert process_state() == before
+    with pytest.raises(ValueError, match="negative"):
+        profile_of(lambda: model[0](rows(2, 3), -1), custom_mapping={Block: block_formula})
+    assert process_state() == before
+
+
+def test_module_class_inside_another() -> None:
+    """What an opaque module calls is in its cost already, be it opaque or not."""
+    model = nn.Sequential(Whole(), nn.Linear(3, 7, bias=False))
+    mapping = {Block: block_formula, Whole: lambda module, x, **_: OpCost(macs=5, flops=10)}
+    profile = profile_of(model, rows(2, 3), model=model, custom_mapping=mapping)
+    assert {n.fqn: n.own().macs for n in profile.nodes() if n.own().macs} == {
+        "0": 5,
+        "1": 2 * 3 * 7,
+    }
+
+
+def test_module_class_that_calls_itself() -> None:
+    class Tree(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step = nn.Linear(5, 5, bias=False)
+
+        def forward(self, x: Tensor, depth: int) -> Tensor:
+            return self.step(self(x, depth - 1) if depth else x) @ self.step.weight
+
+    model = Tree()
+    mapping = {Tree: lambda module, x, depth, **_: OpCost(macs=10**depth, flops=0)}
+    profile = profile_of(model, rows(2, 5), 3, model=model, custom_mapping=mapping)
+    assert (profile.total().macs, profile.root.calls) == (10**3, 4)
+
+
+def test_module_class_run_again_by_a_checkpoint() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model = Block()
+
+    def call() -> None:
+        x = rows(2, 3, grad=True)
+        checkpoint(model, x, use_reentrant=False, early_stop=False).sum().backward()
+
+    profile = profile_of(call, model=model, custom_mapping={Block: block_formula})
+    assert [profile.total(phase).macs for phase in ("forward", "recompute", "backward")] == [
+        1000, 1000, 2 * 2 * (2 * 3 * 5),
+    ]  # fmt: skip
+
+
+def test_module_class_whose_call_fails() -> None:
+    model = nn.ModuleList([Block(), nn.Linear(3, 5, bias=False)])
+
+    def call() -> None:
+        with pytest.raises(ValueError, match="negative"):
+            model[0](rows(2, 3), scale=-1)
+        model[1](rows(2, 3))
+        model[0](rows(2, 3))
+
+    profile = profile_of(call, model=model, custom_mapping={Block: block_formula})
+    assert [n.own().macs for n in profile.root.children] == [1000, 2 * 3 * 5]
+    assert profile.by_operator()["module.Block"].calls == 1
+
+
+def test_module_class_with_a_broken_formula() -> None:
+    def broken(module: nn.Module, *args: Any, **kwargs: Any) -> OpCost:
+        raise ZeroDivisionError("oh")
+
+    model = Block()
+    with pytest.warns(UncountedWarning, match=r"module\.Block"):
+        profile = profile_of(model, rows(2, 3), model=model, custom_mapping={Block: broken})
+    assert profile.formula_errors() == {"module.Block": "ZeroDivisionError: oh"}
+
+
+def test_a_result_that_is_a_dataclass_is_written() -> None:
+    @dataclasses.dataclass
+    class Output:
+        logits: Tensor
+        name: str = "x"
+
+    class Head(nn.Module):
+        def forward(self, x: Tensor) -> Output:
+            return Output(logits=x.new_ones(7, 11))
+
+    mapping = {Head: lambda module, x, *, out: OpCost(flops=1)}
+    profile = profile_of(Head(), rows(2, 3), custom_mapping=mapping)
+    assert profile.total().bytes_written == 7 * 11 * 4

@@ -1,0 +1,244 @@
+"""Threads: workers that join the counter, workers that do not, and autograd's own.
+
+On a GPU backward runs in threads of autograd's own, which inherit the dispatch mode. Here a
+plain thread that enters the mode itself stands in for one: ``as_autograd_would``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from dispatch_flops import FlopCounterMode
+from dispatch_flops.counting.thread_state import AMBIGUOUS, UNATTRIBUTED, Thread
+from tests.helpers.attributing import Products, plain, rows, train, work_of
+from tests.helpers.profiling import profile_of
+
+FORWARD = {"0": 2 * 3 * 5, "1": 2 * 5 * 7}
+TRAINED = {
+    "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
+    "1": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
+}
+
+
+def in_new_thread(fn: Callable[..., Any], *args: Any) -> Any:
+    """``fn(*args)`` in a thread of its own; what it raises is raised here."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(fn, *args).result()
+
+
+def as_autograd_would(fn: Callable[[], Any]) -> Any:
+    """``fn()`` in a thread that has this thread's dispatch mode, as autograd's threads do."""
+    mode = _get_current_dispatch_mode()
+
+    def run() -> Any:
+        with mode:
+            return fn()
+
+    return in_new_thread(run)
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    return plain(3, 5, 7)
+
+
+def test_worker_that_did_not_join_is_not_seen(model: nn.Module) -> None:
+    profile = profile_of(in_new_thread, train, model, rows(2, 3), model=model)
+    assert work_of(profile) == {}
+    assert profile.root.calls == 0
+
+
+def test_worker_that_joined(model: nn.Module) -> None:
+    with FlopCounterMode(model, display=False) as counter:
+
+        def run() -> None:
+            with counter.in_thread():
+                train(model, rows(2, 3))
+            train(model, rows(2, 3))  # it has left again
+
+        in_new_thread(run)
+    assert work_of(counter.profile) == TRAINED
+    assert counter.profile.root.calls == 1
+
+
+def test_worker_that_joins_twice(model: nn.Module) -> None:
+    with FlopCounterMode(model, display=False) as counter:
+
+        def run() -> None:
+            for _ in range(2):
+                with counter.in_thread():
+                    train(model, rows(2, 3))
+
+        in_new_thread(run)
+    assert work_of(counter.profile)["1"] == {"forward": 2 * 70, "backward": 2 * 140}
+
+
+def test_thread_of_the_block_need_not_join(model: nn.Module) -> None:
+    with FlopCounterMode(model, display=False) as counter:
+        with counter.in_thread():
+            train(model, rows(2, 3))
+        train(model, rows(2, 3))
+    assert work_of(counter.profile)["1"] == {"forward": 2 * 70, "backward": 2 * 140}
+
+
+def test_many_workers_at_once(model: nn.Module) -> None:
+    workers, times = 4, 25
+    barrier = threading.Barrier(workers)
+    with FlopCounterMode(model, display=False) as counter:
+
+        def run() -> None:
+            with counter.in_thread():
+                barrier.wait()
+                for _ in range(times):
+                    train(model, rows(2, 3))
+                    _ = counter.profile  # reading does not disturb
+
+        with ThreadPoolExecutor(workers) as pool:
+            for future in [pool.submit(run) for _ in range(workers)]:
+                future.result()
+    n = workers * times
+    assert work_of(counter.profile) == {
+        fqn: {phase: n * macs for phase, macs in phases.items()} for fqn, phases in TRAINED.items()
+    }
+    assert counter.profile.root.calls == n
+
+
+def test_counters_of_two_threads_see_their_own_threads_alone() -> None:
+    barrier = threading.Barrier(2)
+
+    def run(times: int) -> tuple[int, int]:
+        model = plain(3, 5, 7)
+        with FlopCounterMode(model, display=False) as counter:
+            barrier.wait()
+            for _ in range(times):
+                train(model, rows(2, 3))
+            barrier.wait()
+        return counter.profile.root.calls, counter.profile.total().macs
+
+    with ThreadPoolExecutor(2) as pool:
+        counted = list(pool.map(run, [3, 11]))
+    once = sum(sum(phases.values()) for phases in TRAINED.values())
+    assert counted == [(3, 3 * once), (11, 11 * once)]
+
+
+def test_backward_in_a_thread_of_autograd(model: nn.Module) -> None:
+    def run() -> None:
+        loss = model(rows(2, 3)).sum()
+        as_autograd_would(loss.backward)
+
+    assert work_of(profile_of(run, model=model)) == TRAINED
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["equal numbers", "numbers apart"])
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
+def test_recompute_in_a_thread_of_autograd(reentrant: bool, fresh: bool) -> None:
+    """Sequence numbers start at 0 in every thread; "fresh" lets both count from there."""
+    core = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh())
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), core, nn.Linear(5, 7, bias=False))
+
+    def step() -> None:
+        h = checkpoint(model[1], model[0](rows(2, 3)), use_reentrant=reentrant)
+        loss = model[2](h).sum()
+        as_autograd_would(loss.backward)
+
+    profile = (in_new_thread if fresh else lambda fn: fn())(lambda: profile_of(step, model=model))
+    assert work_of(profile) == {
+        "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
+        "1.0": {"forward": 2 * 5 * 5, "recompute": 2 * 5 * 5, "backward": 2 * 2 * 5 * 5},
+        "2": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
+    }
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["equal numbers", "numbers apart"])
+def test_double_backward_in_a_thread_of_autograd(fresh: bool) -> None:
+    """Nodes of two threads may have the same number: then the work is named, never guessed."""
+    model = plain(3, 5)
+
+    def step() -> None:
+        x = rows(2, 3, grad=True)
+        loss = model(x).sum()
+
+        def both() -> None:
+            (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+            gradient.pow(2).sum().backward()
+
+        as_autograd_would(both)
+
+    def run() -> Any:
+        if not fresh:
+            for _ in range(50):
+                rows(2, 3, grad=True).sum()
+        return profile_of(step, model=model)
+
+    profile = in_new_thread(run)
+    found = work_of(profile)
+    product = 2 * 3 * 5
+    assert found["0"]["forward"] == product
+    backward = {fqn: phases.get("backward", 0) for fqn, phases in found.items()}
+    assert sum(backward.values()) == 2 * product
+    assert set(backward) <= {"0", AMBIGUOUS}
+    assert (AMBIGUOUS in backward) == fresh
+
+
+def test_forward_in_a_worker_and_backward_here() -> None:
+    """A node's number says which of the two threads made it, where only one gave that number."""
+    model = nn.Sequential(Products(3, 5))
+    for _ in range(50):
+        rows(2, 3, grad=True).sum()  # so that this thread's numbers are not the worker's
+    with FlopCounterMode(model, display=False) as counter:
+
+        def forward() -> Any:
+            with counter.in_thread():
+                return model(rows(2, 3)).sum()
+
+        in_new_thread(forward).backward()
+    assert work_of(counter.profile) == {"0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5}}
+
+
+def test_timeline_keeps_one_entry_per_number() -> None:
+    thread = Thread(2, entered=True)
+    thread.mark(5, "a")
+    thread.mark(5, "b")
+    assert [thread.owner_of(n) for n in (1, 2, 4, 5, 9)] == [
+        UNATTRIBUTED, "<outside>", "<outside>", "b", "b",
+    ]  # fmt: skip
+    assert len(thread.seqs) == 3
+    thread.mark(4, "c")  # number 5 was never given to a node
+    assert thread.owner_of(5) == "c"
+
+
+def test_data_loader_workers(model: nn.Module) -> None:
+    """Workers are processes: what they do is not seen, and does no harm."""
+    data = DataLoader(TensorDataset(torch.randn(4, 3)), batch_size=2, num_workers=1)
+
+    def epoch() -> None:
+        for (x,) in data:
+            train(model, x)
+
+    found = work_of(profile_of(epoch, model=model))
+    assert found["1"] == {"forward": 2 * 70, "backward": 2 * 140}
+
+
+def test_a_worker_that_joins_while_the_counter_pauses_is_not_counted(model: nn.Module) -> None:
+    with FlopCounterMode(model, display=False) as counter:
+        counter.pause()
+        with counter.in_thread():
+            train(model, rows(2, 3))
+
+        def run() -> None:
+            with counter.in_thread():
+                train(model, rows(2, 3))
+
+        in_new_thread(run)
+        counter.resume()
+    assert counter.profile.total().macs == 0

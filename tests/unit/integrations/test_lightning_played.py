@@ -1,0 +1,143 @@
+"""The Lightning callback under a played trainer: needs no Lightning."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from dispatch_flops.errors import NotProfiledError
+
+B, IN, OUT, MICRO = 3, 5, 7, 4
+FORWARD = B * IN * OUT
+OURS = "dispatch_flops.integrations.lightning"
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """``FlopsCallback``, on a base class of our own where Lightning is not installed."""
+    if importlib.util.find_spec("lightning") is None:
+        for name in ("lightning", "lightning.pytorch", "lightning.pytorch.callbacks"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules["lightning.pytorch.callbacks"].Callback = type("Callback", (), {})
+        monkeypatch.delitem(sys.modules, OURS, raising=False)
+    yield importlib.import_module(OURS).FlopsCallback
+    assert not _get_current_dispatch_mode_stack()
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+class Net(nn.Module):
+    automatic_optimization = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(IN, OUT)
+
+    def training_step(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.layer(x).square().mean() / MICRO
+        loss.backward()
+        return loss
+
+
+def fit(
+    callback: Any,
+    steps: int,
+    *,
+    fail_in: int = -1,
+    resumed_at: int = 0,
+    rows: list[int] | None = None,
+) -> None:
+    """Lightning's order of hooks: the last batch of a step runs inside ``optimizer.step``."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = SimpleNamespace(
+        global_step=resumed_at, is_global_zero=True, global_rank=0, world_size=1
+    )
+    rows = [B] * (steps * MICRO) if rows is None else rows
+    try:
+        callback.on_train_start(trainer, model)
+        for index in range(steps * MICRO):
+            batch = {"x": torch.ones(rows[index], IN)}
+            callback.on_train_batch_start(trainer, model, batch, index)
+            if index == fail_in:
+                raise KeyError("as told")
+            if index % MICRO == MICRO - 1:
+                optimizer.step(lambda batch=batch: model.training_step(batch["x"]))
+                optimizer.zero_grad()
+                trainer.global_step += 1
+            else:
+                model.training_step(batch["x"])
+            callback.on_train_batch_end(trainer, model, None, batch, index)
+        callback.on_train_end(trainer, model)
+    except KeyError as error:
+        callback.on_exception(trainer, model, error)
+        raise
+
+
+@pytest.mark.parametrize("resumed_at", [0, 100])
+def test_batches_of_a_step_are_one(
+    make: Callable[..., Any], resumed_at: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = make(profile_step=2)
+    fit(callback, 4, resumed_at=resumed_at)
+    profile = callback.profile.check()
+    assert profile.node("layer").calls == MICRO
+    assert profile.root.total("forward").macs == MICRO * FORWARD
+    assert profile.root.total("backward").macs == MICRO * FORWARD  # the input needs no gradient
+    assert profile.total("optimizer").flops == 2 * (IN * OUT + OUT)  # p += -lr * grad
+    assert profile.run.batch_size == MICRO * B
+    assert profile.timing.iteration_s is not None
+    # The step runs forward and backward of the last batch: its own time is its operators'.
+    updates = [op.latency_s for op in profile.op_totals() if op.phase == "optimizer"]
+    assert profile.timing.step_s == pytest.approx(sum(seconds or 0.0 for seconds in updates))
+    assert capsys.readouterr().out.count("Profile Summary at step 2:") == 1
+
+
+def test_an_exception_in_the_step_leaves_nothing(make: Callable[..., Any]) -> None:
+    callback = make(profile_step=2)
+    with pytest.raises(KeyError):
+        fit(callback, 4, fail_in=MICRO + 1)
+    with pytest.raises(NotProfiledError):
+        _ = callback.profile
+
+
+def test_a_shorter_step_is_not_the_one_that_is_timed(
+    make: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = make(profile_step=1)
+    fit(callback, 3, rows=[B] * (2 * MICRO - 1) + [1] + [B] * MICRO)
+    assert callback.profile.timing.iteration_s is not None
+    assert "iter latency is that of step 3" in capsys.readouterr().out
+
+
+def test_a_second_fit_is_profiled_anew(
+    make: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = make(profile_step=2)
+    fit(callback, 1)
+    with pytest.raises(NotProfiledError, match="step 2 never came: training ended after 1"):
+        _ = callback.profile
+    fit(callback, 3)
+    assert callback.steps_done == 3
+    first = callback.profile
+    fit(callback, 3)
+    assert callback.profile is not first
+    assert capsys.readouterr().out.count("Profile Summary at step 2:") == 2
+
+
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    ours = f"dispatch_flops.integrations.{name}"
+    monkeypatch.delitem(sys.modules, ours, raising=False)
+    for missing in (name, f"{name}.pytorch", f"{name}.pytorch.callbacks", f"pytorch_{name}"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=rf"needs \w+: pip install 'dispatch-flops\[{name}\]'"):
+        importlib.import_module(ours)

@@ -1,0 +1,218 @@
+"""A Trainer's callback that profiles one optimizer step."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.errors import NotProfiledError
+
+pytest.importorskip("transformers")
+from dispatch_flops.integrations.transformers import FlopsCallback
+
+B, IN, OUT, MICRO = 3, 5, 7, 4
+FORWARD = B * IN * OUT
+TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
+
+
+class Net(nn.Module):
+    """One layer, with the loss that a Trainer asks a model for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(IN, OUT)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layer(x).square().mean()}
+
+
+def check(callback: FlopsCallback, out: str, step: int) -> None:
+    profile = callback.profile.check()
+    assert profile.root.calls == MICRO
+    assert profile.root.total("forward").macs == MICRO * FORWARD
+    assert profile.root.total("backward").macs == MICRO * FORWARD  # the input needs no gradient
+    assert profile.total("optimizer").flops > 0
+    assert profile.run.batch_size == MICRO * B
+    assert profile.run.world_size == 1
+    assert profile.timing.iteration_s is not None and profile.timing.iteration_s > 0
+    least_s = profile.model_total().flops / 1e9
+    assert callback.mfu == pytest.approx(least_s / profile.timing.iteration_s)
+    assert out.count(f"Profile Summary at step {step}:") == out.count("Profile Summary") == 1
+    assert "of toy's dense peak" in out
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert not _get_current_dispatch_mode_stack()
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+def loop(callback: FlopsCallback, steps: int, fail_in: int = 0) -> None:
+    """What a Trainer runs and calls, in its order."""
+    args = SimpleNamespace(process_index=0, world_size=1)
+    state = SimpleNamespace(is_world_process_zero=True)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    known: dict[str, Any] = {"model": model, "optimizer": optimizer}
+
+    def call(event: str) -> None:
+        getattr(callback, event)(args, state, None, **known)
+
+    call("on_init_end")
+    call("on_train_begin")
+    call("on_epoch_begin")
+    for step in range(1, steps + 1):
+        for micro_batch in range(MICRO):
+            if micro_batch == 0:
+                call("on_step_begin")
+            if step == fail_in:
+                raise KeyboardInterrupt
+            (model(torch.ones(B, IN))["loss"] / MICRO).backward()
+            if micro_batch < MICRO - 1:
+                call("on_substep_end")
+        call("on_pre_optimizer_step")
+        optimizer.step()
+        call("on_optimizer_step")
+        optimizer.zero_grad()
+        call("on_step_end")
+    call("on_epoch_end")
+    call("on_train_end")
+
+
+def test_micro_batches_are_one_step(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(profile_step=2, machine=TOY)
+    loop(callback, 4)
+    check(callback, capsys.readouterr().out, 2)
+
+
+def test_a_second_run_is_profiled_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(profile_step=2, machine=TOY)
+    loop(callback, 1)
+    with pytest.raises(NotProfiledError, match="step 2 never came: training ended after 1"):
+        _ = callback.mfu
+    for _ in range(2):
+        loop(callback, 4)
+        check(callback, capsys.readouterr().out, 2)
+
+
+def test_a_step_with_a_configuration_is_enabled(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(2, {"detailed": False}, TOY)
+    loop(callback, 4)
+    check(callback, capsys.readouterr().out, 2)
+
+
+def test_an_exception_in_the_step() -> None:
+    for profile_step in (1, 2):  # in the step that is timed, and in the one that is profiled
+        with FlopsCallback(profile_step) as callback, pytest.raises(KeyboardInterrupt):
+            loop(callback, 4, fail_in=2)
+        assert callback._hook is None
+
+
+def test_a_new_run_drops_what_was_left(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(profile_step=3, machine=TOY)
+    with pytest.raises(KeyboardInterrupt):
+        loop(callback, 4, fail_in=3)
+    assert _get_current_dispatch_mode_stack()
+    loop(callback, 4)
+    check(callback, capsys.readouterr().out, 3)
+
+
+needs_accelerate = pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="a Trainer needs accelerate"
+)
+
+
+def train(callback: FlopsCallback, path: Path, rows: int, model: Net, **options: Any) -> None:
+    """A real Trainer, on so many rows an epoch."""
+    from transformers import Trainer, TrainingArguments
+
+    defaults: dict[str, Any] = {
+        "per_device_train_batch_size": B,
+        "gradient_accumulation_steps": MICRO,
+    }
+    arguments = TrainingArguments(
+        output_dir=str(path),
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **(defaults | options),
+    )
+    data = [{"x": torch.ones(IN)} for _ in range(rows)]
+    Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+    assert not model._forward_pre_hooks
+
+
+@needs_accelerate
+def test_a_real_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(config={"enabled": True, "profile_step": 2}, machine=TOY)
+    train(callback, tmp_path, 4 * MICRO * B, Net(), max_steps=4)
+    check(callback, capsys.readouterr().out, 2)
+    clipped = callback.profile.node("<outside>.gradient clipping")
+    assert clipped.total("optimizer").flops > 0
+
+
+@needs_accelerate
+@pytest.mark.parametrize(
+    ("profile_step", "samples", "timed"),
+    [(1, MICRO * B, 3), (2, B + 1, 4), (3, MICRO * B, None), (4, B + 1, None)],
+)
+def test_an_epochs_last_step_is_shorter(
+    profile_step: int,
+    samples: int,
+    timed: int | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two epochs of two steps: one whole, and one of a micro-batch of B rows and one of 1."""
+    callback = FlopsCallback(profile_step, machine=TOY)
+    train(callback, tmp_path, MICRO * B + B + 1, Net(), num_train_epochs=2)
+    profile = callback.profile
+    assert profile.run.batch_size == samples
+    assert profile.root.total("forward").macs == samples * IN * OUT
+    assert (callback.mfu is None) is (timed is None)
+    out = capsys.readouterr().out
+    assert out.count("Profile Summary") == 1
+    assert (f"iter latency is that of step {timed}," in out) is (timed is not None)
+
+
+class Small(Net):
+    """Holds no more than so many rows."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        if len(x) > B:
+            raise RuntimeError("CUDA out of memory. Tried to allocate")
+        return super().forward(x)
+
+
+@needs_accelerate
+def test_a_batch_size_that_the_trainer_finds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = FlopsCallback(1, machine=TOY)
+    options = {"per_device_train_batch_size": 4 * B, "gradient_accumulation_steps": 1}
+    train(callback, tmp_path, 5 * 4 * B, Small(), max_steps=4, auto_find_batch_size=True, **options)
+    samples = callback.profile.run.batch_size
+    assert samples is not None and samples <= B
+    assert callback.profile.root.total("forward").macs == samples * IN * OUT
+    assert callback.steps_done == 4
+    assert callback.profile.timing.iteration_s is not None
+
+
+@needs_accelerate
+def test_a_model_that_the_trainer_compiles(tmp_path: Path) -> None:
+    callback = FlopsCallback(2, {"output_file": str(tmp_path / "profile.txt")}, TOY)
+    options = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 4}
+    train(callback, tmp_path, 4 * MICRO * B, Net(), **options)
+    check(callback, (tmp_path / "profile.txt").read_text(), 2)

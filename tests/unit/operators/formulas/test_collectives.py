@@ -1,0 +1,59 @@
+"""Collectives: free by declaration, bytes counted, nothing unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from dispatch_flops.operators.registry import lookup
+from tests.helpers.profiling import profile_of
+
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    yield
+    dist.destroy_process_group()
+
+
+def test_collectives_are_free_and_known(group: None) -> None:
+    def program() -> None:
+        x = torch.ones(5, 7)
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        dist.all_gather([torch.ones(5, 7)], x)
+        dist.barrier()
+        functional.all_reduce(x, "sum", dist.group.WORLD).add(1)
+
+    profile = profile_of(program)
+    assert profile.uncounted_ops() == {}
+    assert profile.total().flops == 5 * 7  # the last sum alone
+    reduced = profile.by_operator()["_c10d_functional.all_reduce.default"]
+    assert reduced.kind == "free"
+    assert reduced.cost is not None and reduced.cost.bytes_read == 4 * 5 * 7
+
+
+def test_every_collective_of_torch_is_declared() -> None:
+    """A torch with a new collective is noticed here. Some libraries are loaded late."""
+    import torch.distributed._symmetric_memory
+
+    libraries = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+    names = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    missing = [
+        name
+        for name in sorted(names)
+        for library, _, op in [name.partition("::")]
+        if library in libraries and lookup(getattr(getattr(torch.ops, library), op).default) is None
+    ]
+    assert missing == []

@@ -1,0 +1,152 @@
+"""Sparse tensors: the stored elements count, whatever the logical size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.profiling import profile_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+M, K, N = 4, 5, 3
+aten = torch.ops.aten
+
+
+def with_stored(stored: int, layout: torch.layout = torch.sparse_coo) -> torch.Tensor:
+    dense = torch.zeros(M * K)
+    dense[:stored] = torch.arange(1.0, stored + 1)
+    return dense.view(M, K).to_sparse(layout=layout)
+
+
+def cost(fn: Callable[..., Any], *args: Any) -> tuple[int, int]:
+    profile = profile_of(fn, *args)
+    assert profile.uncounted_ops() == {}
+    total = profile.total()
+    return total.macs, total.flops
+
+
+B = torch.ones(K, N)
+S = 7
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_products(layout: torch.layout) -> None:
+    a = with_stored(S, layout)
+    assert cost(torch.sparse.mm, a, B) == (S * N, 2 * S * N)
+    bias = torch.ones(M, N)
+    assert cost(torch.sparse.addmm, bias, a, B) == (S * N, 2 * S * N + M * N)
+    scaled = cost(lambda: torch.sparse.addmm(bias, a, B, beta=2, alpha=3))
+    assert scaled == (S * N, 2 * S * N + 3 * M * N)
+
+
+def test_same_shape_and_other_storage_in_one_run() -> None:
+    """The shape does not tell the cost: nothing may be kept from one call to the next."""
+    one, other = with_stored(S), with_stored(2 * S)
+    both = cost(lambda: (torch.sparse.mm(one, B), torch.sparse.mm(other, B)))
+    assert both == (3 * S * N, 2 * 3 * S * N)
+    dense_name = cost(lambda: (torch.mm(one, B), torch.mm(other, B)))
+    assert dense_name == both
+
+
+def test_sampled_product() -> None:
+    a, b = torch.ones(M, 11), torch.ones(11, K)
+    sampled = cost(torch.sparse.sampled_addmm, with_stored(S, torch.sparse_csr), a, b)
+    assert sampled == (S * 11, 2 * S * 11 + S)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "macs", "flops"),
+    [("sum", S * N, 2 * S * N), ("mean", S * N, 2 * S * N + M * N), ("amax", 0, 2 * S * N)],
+)
+def test_reduced_product(reduce: str, macs: int, flops: int) -> None:
+    a = with_stored(S, torch.sparse_csr)
+    assert cost(lambda: torch.sparse.mm(a, B, reduce)) == (macs, flops)
+
+
+def test_reduced_product_backward() -> None:
+    a = with_stored(S, torch.sparse_csr).requires_grad_()
+    b = B.clone().requires_grad_()
+    out = torch.sparse.mm(a, b, "sum")
+    total = profile_of(out.backward, torch.ones(M, N)).total("backward")
+    assert total.macs == 2 * S * N
+
+
+def test_coalescing_adds_what_disappears() -> None:
+    indices = torch.tensor([[0, 0, 0, 1, 1, 2]])
+    doubled = torch.sparse_coo_tensor(indices, torch.ones(6, 7), (4, 7))
+    assert cost(doubled.coalesce) == (0, (6 - 3) * 7)
+
+
+def test_sum_over_one_dimension() -> None:
+    a = with_stored(S)  # a full line of K, and 2 of the next
+    assert cost(torch.sparse.sum, a, 0) == (0, S - K)
+
+
+def test_softmax_per_stored_element() -> None:
+    assert cost(torch.sparse.softmax, with_stored(S), 1) == (0, 5 * S)
+    assert cost(torch.sparse.log_softmax, with_stored(S), 1) == (0, 5 * S)
+
+
+def test_softmax_backward_per_stored_element() -> None:
+    a = with_stored(S)
+    grad = a.clone()
+    assert cost(aten._sparse_softmax_backward_data, grad, a, 1, a) == (0, 4 * S)
+    assert cost(aten._sparse_log_softmax_backward_data, grad, a, 1, a) == (0, 4 * S)
+
+
+def test_sparse_bias() -> None:
+    """Each of the 5 stored bias elements is added; alpha scales each of S·N products."""
+    bias = torch.zeros(M, N)
+    bias.view(-1)[:5] = 1
+    bias = bias.to_sparse()
+    a = with_stored(S)
+    assert cost(lambda: torch.sspaddmm(bias, a, B)) == (S * N, 2 * S * N + 5)
+    scaled = cost(lambda: torch.sspaddmm(bias, a, B, beta=3, alpha=2))
+    assert scaled == (S * N, 2 * S * N + 5 + 5 + S * N)
+
+
+def test_conversions_are_free() -> None:
+    dense = torch.eye(5)
+    for layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
+        assert cost(lambda layout=layout: dense.to_sparse(layout=layout).to_dense()) == (0, 0)
+    assert cost(lambda: dense.sparse_mask(dense.to_sparse())) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["relu", "abs", "sqrt", "neg"])
+def test_pointwise_on_stored_elements(name: str) -> None:
+    assert cost(getattr(torch, name), with_stored(S)) == (0, S)
+
+
+def test_semi_structured_products_count_half() -> None:
+    """Formulas alone: the operators need a GPU."""
+    from dispatch_flops.operators.registry import lookup
+
+    compressed, meta = torch.empty(M, 8, device="meta"), torch.empty(M, 1, device="meta")
+    b, out = torch.empty(16, N, device="meta"), torch.empty(M, N, device="meta")
+    half = M * N * 16 // 2
+
+    def formula(op: Any, *args: Any, result: torch.Tensor = out, **kwargs: Any) -> tuple[int, int]:
+        rule = lookup(op.default)
+        assert rule is not None
+        found: Any = rule.answer(op, args, kwargs, result)
+        return found.macs, found.flops
+
+    assert formula(aten._sparse_semi_structured_mm, compressed, meta, b) == (half, 2 * half)
+    added = formula(aten._sparse_semi_structured_addmm, out, compressed, meta, b)
+    assert added == (half, 2 * half + M * N)
+    assert formula(aten._cslt_sparse_mm, meta, b) == (half, 2 * half)
+    x, result = torch.empty(7, 16, device="meta"), torch.empty(7, M, device="meta")
+    linear = formula(
+        aten._sparse_semi_structured_linear,
+        x,
+        compressed,
+        meta,
+        bias=torch.empty(M, device="meta"),
+        activation="relu",
+        result=result,
+    )
+    assert linear == (7 * M * 8, 2 * 7 * M * 8 + 2 * 7 * M)

@@ -1,0 +1,115 @@
+"""Attention and encoder layers: the fast path costs what the layers' Python code costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops.profile.cost import OpCost
+from tests.helpers.profiling import profile_of
+
+NESTED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
+
+def numbers(cost: OpCost) -> tuple[int, int]:
+    return cost.macs, cost.flops
+
+
+@pytest.fixture
+def slow_path() -> Any:
+    enabled = torch.backends.mha.get_fastpath_enabled()
+
+    def run(fn: Callable[[], Any]) -> Any:
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            return fn()
+        finally:
+            torch.backends.mha.set_fastpath_enabled(enabled)
+
+    return run
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("averaged", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_multi_head_fast_path(slow_path: Any, weights: bool, averaged: bool, masked: bool) -> None:
+    mha, x = nn.MultiheadAttention(16, 4, batch_first=True).eval(), torch.ones(3, 7, 16)
+    mask = torch.zeros(7, 7) if masked else None
+
+    @torch.no_grad()
+    def run() -> Any:
+        call = lambda: mha(  # noqa: E731
+            x, x, x, need_weights=weights, attn_mask=mask, average_attn_weights=averaged
+        )
+        return profile_of(call, model=mha)
+
+    fast, slow = run(), slow_path(run)
+    assert numbers(fast.total()) == numbers(slow.total())
+    assert fast.total().macs == 3 * (7 * 4 * 16 * 16 + 2 * 7 * 7 * 16)
+    if not masked:
+        assert "aten._native_multi_head_attention.default" in fast.by_operator()
+        assert fast.by_module()["out_proj"].macs == 3 * 7 * 16 * 16
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("train", [True, False])
+def test_multi_head_exact_case(weights: bool, train: bool) -> None:
+    mha = nn.MultiheadAttention(100, 1, batch_first=True).train(train)
+    x = torch.ones(1, 1000, 100)
+    with torch.set_grad_enabled(train):
+        cost = profile_of(lambda: mha(x, x, x, need_weights=weights)).total("forward")
+    assert cost.macs == 240_000_000
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_encoder_layer_fast_path(slow_path: Any, activation: str, norm_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(
+        16, 4, 24, activation=activation, batch_first=True, norm_first=norm_first
+    ).eval()
+    x = torch.ones(3, 7, 16)
+
+    @torch.no_grad()
+    def run() -> Any:
+        return profile_of(layer, x, model=layer)
+
+    fast, slow = run(), slow_path(run)
+    assert "aten._transformer_encoder_layer_fwd.default" in fast.by_operator()
+    for fqn in ("", "self_attn", "linear1", "linear2", "norm1", "norm2"):
+        assert numbers(fast.by_module()[fqn]) == numbers(slow.by_module()[fqn]), fqn
+    assert fast.by_module()["linear1"].macs == 3 * 7 * 16 * 24
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "no_grad"])
+def test_encoder_layer_exact_case(mode: str) -> None:
+    layer = nn.TransformerEncoderLayer(512, 4, 512, batch_first=True).train(mode == "train")
+    with torch.set_grad_enabled(mode != "no_grad"):
+        cost = profile_of(layer, torch.ones(1, 64, 512)).total("forward")
+    assert cost.macs == 104_857_600
+
+
+@NESTED
+def test_padding_mask_counts_real_tokens() -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    lengths = (5, 3, 7)
+    padding = torch.arange(7)[None, :] >= torch.tensor(lengths)[:, None]
+    with torch.no_grad():
+        profile = profile_of(lambda: encoder(torch.ones(3, 7, 16), src_key_padding_mask=padding))
+    tokens, pairs = sum(lengths), sum(n * n for n in lengths)
+    assert profile.total().macs == 2 * (tokens * (4 * 16 * 16 + 2 * 16 * 24) + 2 * pairs * 16)
+
+
+def test_pieces_of_the_fast_path() -> None:
+    scores = torch.ones(2, 4, 5, 7)
+    mask = torch.zeros(2, 4, 5, 7, dtype=torch.bool)
+    softmax = profile_of(lambda: torch._masked_softmax(scores, mask, 3, 2)).total()
+    assert softmax.flops == 5 * 2 * 4 * 5 * 7 - 2 * 2 * 4 * 5
+    qkv = profile_of(
+        lambda: torch._transform_bias_rescale_qkv(torch.ones(2, 5, 48), torch.ones(48), 4)
+    ).total()
+    assert qkv.flops == 2 * 5 * (48 + 16)

@@ -1,0 +1,136 @@
+"""Bytes per operator, counted by hand: elements x element size of what goes in and comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dispatch_flops.analysis.operators import operator_rows
+from tests.helpers.profiling import profile_of
+
+aten = torch.ops.aten
+A, B_, BIAS = torch.ones(3, 5), torch.ones(5, 7), torch.ones(7)
+HALF = torch.ones(3, 5, dtype=torch.bfloat16)
+X, W = torch.ones(2, 3, 8, 9), torch.ones(5, 3, 2, 4)
+Q, K = torch.ones(2, 3, 5, 4), torch.ones(2, 3, 7, 4)
+
+CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
+    # call, operator, bytes read, bytes written
+    "add": (lambda: A + A, "aten.add.Tensor", 4 * 2 * 3 * 5, 4 * 3 * 5),
+    "add in place": (lambda: A.clone().add_(A), "aten.add_.Tensor", 4 * 2 * 3 * 5, 4 * 3 * 5),
+    "add of a number": (lambda: A + 1.0, "aten.add.Tensor", 4 * 3 * 5, 4 * 3 * 5),
+    "add broadcast": (lambda: A + A[0], "aten.add.Tensor", 4 * (3 * 5 + 5), 4 * 3 * 5),
+    "add bfloat16": (lambda: HALF + HALF, "aten.add.Tensor", 2 * 2 * 3 * 5, 2 * 3 * 5),
+    "add into out": (
+        lambda: torch.add(A, A, out=torch.empty(3, 5)),
+        "aten.add.out",
+        4 * 2 * 3 * 5,
+        4 * 3 * 5,
+    ),
+    "mm": (lambda: A @ B_, "aten.mm.default", 4 * (3 * 5 + 5 * 7), 4 * 3 * 7),
+    "addmm": (
+        lambda: torch.addmm(BIAS, A, B_),
+        "aten.addmm.default",
+        4 * (7 + 3 * 5 + 5 * 7),
+        4 * 3 * 7,
+    ),
+    "convolution": (
+        lambda: F.conv2d(X, W),
+        "aten.convolution.default",
+        4 * (2 * 3 * 8 * 9 + 5 * 3 * 2 * 4),
+        4 * 2 * 5 * 7 * 6,
+    ),
+    "sum": (lambda: A.sum(), "aten.sum.default", 4 * 3 * 5, 4),
+    "cast": (lambda: A.to(torch.bfloat16), "aten._to_copy.default", 4 * 3 * 5, 2 * 3 * 5),
+    "copy": (lambda: A.clone(), "aten.clone.default", 4 * 3 * 5, 4 * 3 * 5),
+    "view": (lambda: A.view(15), "aten.view.default", 0, 0),
+    "transpose": (lambda: A.t(), "aten.t.default", 0, 0),
+    "bare allocation": (lambda: torch.empty(3, 5), "aten.empty.memory_format", 0, 0),
+    "zeros": (lambda: torch.zeros(3, 5), "aten.zeros.default", 0, 4 * 3 * 5),
+    "comparison": (lambda: A > A, "aten.gt.Tensor", 4 * 2 * 3 * 5, 3 * 5),
+    # only the rows that are picked are read, and the indices, of 8 bytes
+    "embedding": (
+        lambda: F.embedding(torch.tensor([1, 2, 1, 0]), torch.ones(11, 5)),
+        "aten.embedding.default",
+        8 * 4 + 4 * 4 * 5,
+        4 * 4 * 5,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_moved(case: str) -> None:
+    call, op, read, written = CASES[case]
+    cost = profile_of(call).by_operator()[op].cost
+    assert cost is not None
+    assert (cost.bytes_read, cost.bytes_written) == (read, written)
+
+
+def test_fused_attention_moves_its_operands_and_results() -> None:
+    op = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    cost = profile_of(lambda: F.scaled_dot_product_attention(Q, K, K)).by_operator()[op].cost
+    assert cost is not None
+    assert cost.bytes_read == 4 * (2 * 3 * 5 * 4 + 2 * (2 * 3 * 7 * 4))
+    assert cost.bytes_written == 4 * (2 * 3 * 5 * 4 + 2 * 3 * 5)  # and the logarithms of the sums
+
+
+def test_arithmetic_intensity_of_operators_and_modules() -> None:
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU())
+    x = torch.ones(3, 5)
+    with torch.no_grad():
+        profile = profile_of(lambda: model(x), model=model)
+    flops = 2 * 3 * 5 * 7 + 3 * 7
+    moved = 4 * (7 + 3 * 5 + 5 * 7 + 3 * 7)
+    assert profile.node("0").total().arithmetic_intensity == flops / moved
+    assert profile.node("1").total().arithmetic_intensity == 3 * 7 / (4 * 2 * 3 * 7)
+    rows = {row.op: row for row in operator_rows(profile)}
+    assert rows["aten.addmm.default"].cost.arithmetic_intensity == flops / moved
+    assert rows["aten.t.default"].cost.arithmetic_intensity is None
+
+
+@pytest.mark.parametrize("picks", [(100, 0), (0, 100), (30, 70)])
+def test_results_whose_size_is_data_have_their_own_bytes(picks: tuple[int, int]) -> None:
+    """float32 of as many as the mask picks, int64 of the places: whatever came before."""
+    x = torch.ones(100)
+    masks = [torch.arange(100) < n for n in picks]
+    for pick, size in ((lambda m: x[m], 4), (torch.nonzero, 8), (x.masked_select, 4)):
+        profile = profile_of(lambda: [pick(mask) for mask in masks])  # noqa: B023
+        assert profile.total().bytes_written == sum(picks) * size
+
+
+def test_packed_sequences_have_their_own_bytes() -> None:
+    """What is packed: the steps, and a batch size (int64) for each step of the longest."""
+    pad = torch.ones(4, 5)
+    sizes = torch.tensor([5, 5, 5, 5]), torch.tensor([3, 2, 1, 1])
+    profile = profile_of(
+        lambda: [aten._pack_padded_sequence(pad.t(), lengths, False) for lengths in sizes]
+    )
+    steps, longest = 20 + 7, 5 + 3
+    assert profile.total().bytes_written == steps * 4 + longest * 8
+
+
+@pytest.mark.parametrize(
+    ("draw", "read"),
+    [
+        (lambda: torch.empty(3, 5).normal_(), 0),
+        (lambda: torch.empty(3, 5).uniform_(), 0),
+        (lambda: torch.empty(3, 5).exponential_(), 0),
+        (lambda: torch.empty(3, 5).bernoulli_(0.3), 0),
+        (lambda: torch.rand_like(A), 0),
+        (lambda: torch.randn(3, 5), 0),
+        (lambda: torch.bernoulli(A), 4 * 15),
+        (lambda: torch.empty(3, 5).bernoulli_(A), 4 * 15),
+        (lambda: torch.normal(A, 1.0), 4 * 15),
+        (lambda: torch.poisson(A), 4 * 15),
+    ],
+)
+def test_what_is_drawn_is_written_and_only_its_parameters_are_read(
+    draw: Callable[[], Any], read: int
+) -> None:
+    total = profile_of(draw).total()
+    assert (total.bytes_read, total.bytes_written) == (read, 4 * 15)

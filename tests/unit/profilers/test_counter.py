@@ -1,0 +1,553 @@
+"""``FlopCounterMode``'s contract: what torch's counter gives, and what this one adds."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import flop_counter as theirs
+
+import dispatch_flops
+from dispatch_flops import FlopCounterMode, OpCost, Profile, Share, Split
+from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.errors import (
+    ConfigError,
+    NotProfiledError,
+    TargetError,
+    UncountedOpsError,
+    UncountedWarning,
+    UnknownOperatorError,
+)
+from dispatch_flops.timing.devices import Devices
+from tests.helpers.attributing import plain, rows, train
+from tests.helpers.profiling import profile_of
+
+aten = torch.ops.aten
+
+
+# -- what torch's counter gives ----------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Products alone: projections, scores, values; no bias, no fused kernel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(q @ k.transpose(-1, -2) @ v)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "layers": lambda: (plain(3, 5, 7), rows(2, 3)),
+    "input gradient": lambda: (plain(3, 5, 7), rows(2, 3, grad=True)),
+    "nested": lambda: (nn.Sequential(plain(3, 5), plain(5, 7)), rows(2, 3)),
+    "convolution": lambda: (
+        nn.Sequential(nn.Conv2d(3, 5, (2, 3), bias=False), nn.Conv2d(5, 7, 1, bias=False)),
+        torch.randn(2, 3, 7, 11),
+    ),
+    "attention": lambda: (Attention(6), torch.randn(2, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("given", [True, False], ids=["model given", "not given"])
+def test_flop_counts_are_torchs(name: str, given: bool) -> None:
+    """On products alone: same keys, same values, forward and backward."""
+
+    def products(counts: dict[str, dict[Any, int]]) -> dict[str, dict[Any, int]]:
+        counted = theirs.flop_registry
+        return {m: {op: n for op, n in of.items() if op in counted} for m, of in counts.items()}
+
+    model, x = MODELS[name]()
+    mods = model if given else None
+    with theirs.FlopCounterMode(display=False) as torchs:
+        train(model, x)
+    model.zero_grad()
+    with FlopCounterMode(mods, display=False) as ours:
+        train(model, x)
+    expected = {m: dict(of) for m, of in torchs.get_flop_counts().items() if of}
+    found = {m: of for m, of in products(ours.get_flop_counts()).items() if of}
+    assert found == expected
+
+
+def test_flop_counts_of_sums_and_products() -> None:
+    model = nn.Linear(3, 5)
+    with FlopCounterMode(model, display=False) as counter:
+        model(rows(2, 3)).sum()
+    linear = 2 * 2 * 3 * 5 + 2 * 5
+    assert counter.get_flop_counts() == {
+        "Global": {aten.addmm: linear, aten.sum: 2 * 5 - 1},
+        "Linear": {aten.addmm: linear},
+    }
+    assert counter.get_total_flops() == linear + 2 * 5 - 1
+    assert counter.get_total_macs() == 2 * 3 * 5
+
+
+def test_torchs_signature() -> None:
+    """Changing the import is all that a user of torch's counter has to do."""
+    counter = FlopCounterMode(None, 3, False, {aten.mm: lambda a, b, **_: 1})
+    with counter as entered:
+        plain(3, 5)(rows(2, 3))
+    assert entered is counter
+    assert (counter.depth, counter.display, counter.get_total_flops()) == (3, False, 1)
+
+
+def test_table_goes_down_to_the_depth_asked_for() -> None:
+    model = nn.Sequential(nn.Sequential(plain(3, 5)))
+    with FlopCounterMode(model, depth=2, display=False) as counter:
+        model(rows(2, 3))
+    lines = {depth: counter.get_table(depth).count("\n") for depth in (1, 2, 3, 4)}
+    assert lines[1] < lines[2] < lines[3] < lines[4]
+    assert counter.get_table() == counter.get_table(2)
+    assert counter.get_table(99) == counter.get_table(4)
+
+
+def test_display(capsys: pytest.CaptureFixture[str]) -> None:
+    model = plain(3, 5)
+    with FlopCounterMode(model) as counter:
+        model(rows(2, 3))
+    assert capsys.readouterr().out == counter.get_table() + "\n"
+
+
+# -- results -----------------------------------------------------------------------------------
+
+
+def test_nothing_profiled_yet() -> None:
+    counter = FlopCounterMode(display=False)
+    for ask in (lambda: counter.profile, counter.get_total_flops, counter.get_table,
+                counter.get_flop_counts, counter.in_thread().__enter__):  # fmt: skip
+        with pytest.raises(NotProfiledError, match="block"):
+            ask()
+
+
+def test_profile_stays_after_the_block_and_begins_anew_with_the_next() -> None:
+    model = plain(3, 5)
+    with FlopCounterMode(model, display=False) as counter:
+        model(rows(2, 3))
+    first = counter.profile
+    assert counter.profile is first
+    with counter:
+        assert counter.get_total_macs() == 0
+        model(rows(7, 3))
+    assert (first.total().macs, counter.profile.total().macs) == (2 * 3 * 5, 7 * 3 * 5)
+
+
+def test_profile_after_an_exception_has_what_ran() -> None:
+    model = plain(3, 5)
+    counter = FlopCounterMode(model, display=False)
+    with pytest.raises(ValueError, match="no"), counter:
+        model(rows(2, 3))
+        raise ValueError("no")
+    assert counter.get_total_macs() == 2 * 3 * 5
+
+
+@pytest.mark.parametrize("mods", [3, "model", [nn.Identity(), 3], nn.Linear])
+def test_what_is_no_module_is_refused(mods: Any) -> None:
+    with pytest.raises(TargetError):
+        FlopCounterMode(mods, display=False)
+
+
+def test_unknown_conventions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="quarter"):
+        FlopCounterMode(causal="quarter", display=False)  # type: ignore[arg-type]
+
+
+def test_scope_says_what_was_counted() -> None:
+    scope = profile_of(plain(3, 5), rows(2, 3), causal="half").run
+    assert (scope.device, scope.causal, scope.torch_version) == ("cpu", "half", torch.__version__)
+
+
+# -- formulas of one's own ---------------------------------------------------------------------
+
+
+@torch.library.custom_op("dispatch_flops_test::unpriced", mutates_args=())
+def unpriced(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@torch.library.custom_op("dispatch_flops_test::priced", mutates_args=())
+def priced(x: Tensor, times: int = 1) -> Tensor:
+    return x * times
+
+
+def mapped(mapping: dict[Any, Any], fn: Callable[[], Any]) -> Profile:
+    return profile_of(fn, custom_mapping=mapping)
+
+
+@pytest.mark.parametrize(
+    "key", [priced, torch.ops.dispatch_flops_test.priced,
+            torch.ops.dispatch_flops_test.priced.default], ids=["def", "packet", "overload"],
+)  # fmt: skip
+def test_custom_operator(key: Any) -> None:
+    """Positional arguments arrive by position, the others by name, and the result as ``out``."""
+
+    def formula(x: Tensor, times: int = 1, *, out: Tensor, **_: Any) -> OpCost:
+        assert out.shape == x.shape
+        return OpCost(macs=x.numel(), flops=2 * x.numel() * times)
+
+    x = rows(2, 3)
+    profile = mapped({key: formula}, lambda: priced(x, 5))
+    assert profile.total().macs == 2 * 3
+    assert profile.total().flops == 2 * 2 * 3 * 5
+    assert list(profile.by_operator()) == ["dispatch_flops_test.priced.default"]
+
+
+def test_an_int_means_flops() -> None:
+    profile = mapped({priced: lambda x, times=1, **_: 7}, lambda: priced(rows(2, 3)))
+    assert (profile.total().macs, profile.total().flops) == (0, 7)
+
+
+def test_split_goes_to_children_and_phases() -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return priced(x)
+
+    def formula(x: Tensor, times: int = 1, **_: Any) -> Split:
+        return Split(
+            own=OpCost(flops=1),
+            shares=(
+                Share(cost=OpCost(flops=10), child="inner"),
+                Share(cost=OpCost(flops=100), child="absent"),
+                Share(cost=OpCost(flops=1000), phase="recompute"),
+            ),
+        )
+
+    model = Fused()
+    profile = profile_of(model, rows(2, 3), model=model, custom_mapping={priced: formula})
+    assert profile.node("inner").own("forward").flops == 10
+    assert profile.root.own("forward").flops == 101
+    assert profile.root.own("recompute").flops == 1000
+    assert profile.by_operator()["dispatch_flops_test.priced.default"].calls == 1
+
+
+def test_overload_beats_packet() -> None:
+    mapping = {aten.add: lambda *a, **k: 1, aten.add.Scalar: lambda *a, **k: 10}
+    x = rows(2, 3)
+    profile = mapped(mapping, lambda: (torch.add(x, x), aten.add.Scalar(x, 2)))
+    assert profile.total().flops == 11
+
+
+def test_in_place_and_out_variants_share_the_formula() -> None:
+    x = rows(2, 3)
+    mapping = {aten.mul: lambda *a, **k: 7}
+    profile = mapped(mapping, lambda: (x.mul_(2), torch.mul(x, x, out=torch.empty(2, 3))))
+    assert profile.total().flops == 14
+
+
+def test_composite_operator_with_a_formula_is_not_taken_apart() -> None:
+    """Under inference_mode ``linear`` arrives whole; torch's counter never asks for its formula."""
+
+    def call() -> None:
+        with torch.inference_mode():
+            nn.functional.linear(rows(2, 3), rows(5, 3))
+
+    assert mapped({aten.linear: lambda *a, **k: 7}, call).total().flops == 7
+    assert profile_of(call).total().flops == 2 * 2 * 3 * 5
+
+
+def test_formulas_written_for_torchs_counter() -> None:
+    @theirs.register_flop_formula(torch.ops.dispatch_flops_test.unpriced)
+    def by_shape(x_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+        return int(x_shape[0] * out_shape[1])
+
+    def undecorated(x_shape: Any, *args: Any, out_shape: Any, **kwargs: Any) -> int:
+        return int(100 * x_shape[0] * out_shape[1])
+
+    def raw(x: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+        return x.numel() + out_val.numel()
+
+    raw._get_raw = True  # type: ignore[attr-defined]
+
+    def call() -> Tensor:
+        return unpriced(rows(2, 3))
+
+    try:
+        assert profile_of(call).total().flops == 2 * 3
+        assert mapped({unpriced: by_shape}, call).total().flops == 2 * 3
+        assert mapped({unpriced: undecorated}, call).total().flops == 100 * 2 * 3
+        assert mapped({unpriced: raw}, call).total().flops == 2 * 3 + 2 * 3
+    finally:
+        theirs.flop_registry.pop(torch.ops.dispatch_flops_test.unpriced)
+
+
+def test_no_operator_is_refused_at_once() -> None:
+    with pytest.raises(UnknownOperatorError, match="is no operator"):
+        FlopCounterMode(custom_mapping={len: lambda *a, **k: 1}, display=False)
+
+
+# -- what could not be counted -----------------------------------------------------------------
+
+
+def test_uncounted_operator_warns_once_and_marks_the_totals() -> None:
+    model = nn.Sequential(nn.Linear(3, 5, bias=False))
+
+    def call() -> None:
+        for _ in range(3):
+            unpriced(model(rows(2, 3)))
+
+    with pytest.warns(UncountedWarning) as caught:
+        profile = profile_of(call, model=model)
+    (warning,) = caught
+    assert "dispatch_flops_test.unpriced.default (3 calls)" in str(warning.message)
+    assert "register_flops" in str(warning.message)
+    assert profile.uncounted_ops() == {"dispatch_flops_test.unpriced.default": 3}
+    assert (profile.is_lower_bound, profile.root.is_lower_bound) == (True, False)
+    assert profile.total().macs == 3 * 2 * 3 * 5
+
+
+def test_strict_raises_at_exit_with_the_profile_there() -> None:
+    counter = FlopCounterMode(display=False, strict=True)
+    with (
+        pytest.warns(UncountedWarning),
+        pytest.raises(UncountedOpsError, match=r"unpriced\.default"),
+        counter,
+    ):
+        unpriced(rows(2, 3))
+    assert counter.profile.uncounted_ops() == {"dispatch_flops_test.unpriced.default": 1}
+
+
+def test_strict_never_hides_the_users_exception() -> None:
+    with (
+        pytest.warns(UncountedWarning),
+        pytest.raises(ValueError, match="mine"),
+        FlopCounterMode(display=False, strict=True),
+    ):
+        unpriced(rows(2, 3))
+        raise ValueError("mine")
+
+
+def test_strict_is_content_where_all_is_known() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5))
+    with FlopCounterMode(model, display=False, strict=True):
+        train(model, rows(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (ZeroDivisionError("oh"), "ZeroDivisionError: oh"),
+        (None, "returned None"),
+        (1.5, "returned 1.5"),
+        (True, "returned True"),
+        ("many", "returned 'many'"),
+        (-1, "at least 0"),
+        (OpCost(flops=-1), "at least 0"),
+        (OpCost(flops=1.5), "ints"),  # type: ignore[arg-type]
+        (Split(own=OpCost(), shares=(Share(cost=OpCost(macs=-3)),)), "at least 0"),
+    ],
+    ids=str,
+)
+def test_formula_that_gives_no_cost_is_named_and_kills_nothing(answer: Any, says: str) -> None:
+    def formula(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def call() -> None:
+        out = priced(priced(rows(2, 3)))
+        assert out.shape == (2, 3)
+
+    with pytest.warns(UncountedWarning, match=re.escape("priced.default (2 calls")) as caught:
+        profile = mapped({priced: formula}, call)
+    assert len(caught) == 1
+    (error,) = profile.formula_errors().values()
+    assert says in error
+    assert profile.uncounted_ops() == {"dispatch_flops_test.priced.default": 2}
+    assert profile.total().flops == 0
+
+
+def test_formula_that_reads_data_kills_nothing() -> None:
+    with pytest.warns(UncountedWarning):
+        profile = mapped({priced: lambda x, **_: -len(x.tolist())}, lambda: priced(rows(2, 3)))
+    assert profile.uncounted_ops() == {"dispatch_flops_test.priced.default": 1}
+
+
+def test_cost_that_depends_on_more_than_shapes() -> None:
+    """``cacheable=False`` asks the formula at every call; else once per signature."""
+    asked: list[int] = []
+
+    def formula(x: Tensor, times: int = 1, **_: Any) -> int:
+        asked.append(times)
+        return times
+
+    def call() -> None:
+        for times in (1, 2, 2, 2):
+            priced(rows(2, 3), times)
+
+    for cacheable, expected in ((True, [1, 2]), (False, [1, 2, 2, 2])):
+        asked.clear()
+        dispatch_flops.register_flops(priced, cacheable=cacheable)(formula)
+        try:
+            assert profile_of(call).total().flops == 1 + 2 + 2 + 2
+        finally:
+            dispatch_flops.unregister_flops(priced)
+        assert asked == expected
+
+
+def test_many_signatures_are_folded_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More shapes than are kept: the counts are the same, in forward and in backward."""
+    monkeypatch.setattr("dispatch_flops.counting.dispatch_mode._LIMIT", 7)
+    model = plain(3, 5)
+
+    def call() -> None:
+        for n in range(1, 30):
+            train(model, rows(n, 3))
+
+    profile = profile_of(call, model=model)
+    assert profile.node("0").total("forward").macs == sum(range(1, 30)) * 3 * 5
+    assert profile.node("0").total("backward").macs == sum(range(1, 30)) * 3 * 5
+
+
+def test_what_runs_in_a_pause_is_not_counted() -> None:
+    model = plain(3, 5)
+    with FlopCounterMode(model, display=False) as counter:
+        out = model(rows(2, 3))
+        counter.pause()
+        counter.pause()
+        model(rows(7, 3))
+        assert counter.get_total_macs() == 2 * 3 * 5
+        counter.resume()
+        counter.resume()
+        out.sum().backward()
+        counter.pause()
+    profile = counter.profile
+    assert profile.root.total("forward").macs == 2 * 3 * 5
+    assert profile.root.total("backward").macs == 2 * 3 * 5
+    assert profile.root.calls == 1
+    for change in (counter.pause, counter.resume):
+        with pytest.raises(NotProfiledError):
+            change()
+
+
+def test_a_model_that_is_gone_is_remembered() -> None:
+    def train() -> None:
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
+        model(rows(2, 3))
+
+    with FlopCounterMode(display=False) as counter:
+        train()
+    root = counter.profile.root
+    assert root.total_params == 3 * 5 + 5
+    assert [node.class_name for node in root.walk()] == ["Sequential", "Linear", "ReLU"]
+
+
+def test_a_compiled_module_that_is_gone_is_remembered() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.compiled = torch.compile(nn.Linear(3, 5), backend="eager")
+            self.linear = nn.Linear(5, 7)
+            self.list = nn.Sequential(self.linear)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.compiled(x)
+            return self.linear(y) + self.list(y)  # type: ignore[no-any-return]
+
+    with FlopCounterMode(display=False) as counter:
+        Model()(rows(2, 3))
+        gc.collect()
+    nodes = {node.fqn: node for node in counter.profile.root.walk()}
+    assert {fqn: node.class_name for fqn, node in nodes.items()} == {
+        "": "Model", "compiled": "Linear", "linear": "Linear", "list": "Sequential",
+        "list.0": "Linear",
+    }  # fmt: skip
+    assert counter.profile.total_params == 3 * 5 + 5 + 5 * 7 + 7
+
+
+@pytest.mark.parametrize("latency", [False, True])
+def test_a_pause_within_a_forward_leaves_no_module_open(latency: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7))
+    counter = FlopCounterMode(model, display=False, latency=latency)
+    handle = model[0].register_forward_hook(lambda *_: counter.pause())
+    with counter:
+        model(torch.ones(2, 3))
+        handle.remove()
+        counter.resume()
+        torch.mm(torch.ones(11, 13), torch.ones(13, 17))
+        model(torch.ones(2, 3))
+    profile = counter.profile
+    assert profile.outside.own("forward").macs == 11 * 13 * 17
+    assert profile.node("0").total("forward").macs == 2 * 2 * 3 * 5
+    assert profile.node("1").total("forward").macs == 2 * 5 * 7
+    assert profile.root.own("forward").macs == 0
+
+
+def test_a_resumed_forward_goes_on_in_its_module() -> None:
+    class Pausing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            counter.pause()
+            x = self.layer(x)
+            counter.resume()
+            return torch.mm(x, torch.ones(5, 7))
+
+    model = Pausing()
+    with FlopCounterMode(model, display=False) as counter:
+        model(torch.ones(2, 3))
+    assert counter.profile.root.own("forward").macs == 2 * 5 * 7
+    assert counter.profile.total().macs == 2 * 5 * 7
+
+
+def test_an_interrupted_module_is_over_when_the_model_is_called_again() -> None:
+    class Interrupted(nn.Module):
+        raises = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.raises:
+                raise KeyboardInterrupt
+            return x
+
+    model = nn.Sequential(nn.Linear(3, 5), Interrupted())
+    with FlopCounterMode(model, display=False) as counter:
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(2, 3))
+        model[1].raises = False
+        model(torch.ones(2, 3))
+        torch.mm(torch.ones(11, 13), torch.ones(13, 17))
+    assert counter.profile.outside.own("forward").macs == 11 * 13 * 17
+
+
+def test_leaving_what_was_not_entered_is_named() -> None:
+    counter = FlopCounterMode(display=False)
+    with pytest.raises(NotProfiledError, match="inside the counter's block only"):
+        counter.__exit__(None, None, None)
+
+
+@pytest.mark.filterwarnings("error::dispatch_flops.errors.UncountedWarning")
+def test_the_programs_own_exception_is_the_one_that_is_raised() -> None:
+    @torch.library.custom_op("dispatch_flops_counter::opaque", mutates_args=())
+    def opaque(x: Tensor) -> Tensor:
+        return x.clone()
+
+    counter = FlopCounterMode(display=False, strict=True)
+    with pytest.raises(KeyError, match="own"), counter:
+        opaque(rows(2, 3))
+        raise KeyError("own")
+    assert counter.profile.uncounted_ops() == {"dispatch_flops_counter.opaque.default": 1}
+
+
+def test_entering_asks_no_module_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(names: ModuleNames) -> Devices:
+        raise AssertionError
+
+    counter = FlopCounterMode(nn.Linear(3, 5), display=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(ModuleNames, "modules", refuse)
+        counter.__enter__()
+    counter.__exit__(None, None, None)

@@ -1,0 +1,318 @@
+"""DeepSpeed's three parts, and the operators after them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+
+from dispatch_flops.analysis.latency import inexact_latencies
+from dispatch_flops.profile import ModuleNode, OpTotal, Profile, RunInfo, StepTiming
+from dispatch_flops.profile.cost import OpCost
+from dispatch_flops.renderers import deepspeed
+from dispatch_flops.renderers.deepspeed import aggregated, detailed, summary
+from tests.helpers.paths import GOLDEN
+from tests.helpers.trees import (
+    HOSTILE_NAMES,
+    SMALL,
+    deep,
+    encoder,
+    lenet5,
+    lower_bound,
+    module,
+    op,
+    profiles,
+    training_step,
+    unmeasured,
+    wide,
+)
+
+Golden = Callable[[str, str], None]
+
+
+@pytest.mark.parametrize("name", [n for n in SMALL if n != "encoder"])
+def test_golden(name: str, golden: Golden) -> None:
+    text = deepspeed.render(SMALL[name]().check(), profile_step=3, top_modules=3)
+    golden(f"deepspeed_{name}.txt", text)
+
+
+def test_golden_folded_and_cut(golden: Golden) -> None:
+    profile = encoder().check()
+    golden("deepspeed_encoder_fold.txt", deepspeed.render(profile, fold=True))
+    cut = deepspeed.render(profile, module_depth=2, fold=True)
+    golden("deepspeed_encoder_depth2.txt", cut)
+    golden("deepspeed_encoder_short.txt", deepspeed.render(profile, detailed=False))
+
+
+def test_lenet5_reads_as_deepspeed_printed_it() -> None:
+    """A file written by DeepSpeed 0.19.8, with two lines of ours: params of model, depth 2."""
+    printed = (GOLDEN / "deepspeed_0.19.8_lenet5.txt").read_text().splitlines()
+    ours = deepspeed.render(lenet5(), top_modules=3).splitlines()[: len(printed) + 4]
+    only_ours = [line for line in ours if line not in printed]
+    only_theirs = [line for line in printed if line not in ours]
+    assert only_ours == [
+        f"{'params of model = params per GPU * mp_size: ':<70}  61.71 K ",
+        "depth 2:",
+        "    params      - {'Conv2d': '50.69 K', 'Linear': '11.01 K', 'Tanh': '0'}",
+        "    MACs        - {'Conv2d': '415.33 MMACs', 'Linear': '11.18 MMACs', 'Tanh': '0 MACs'}",
+        "    fwd latency - {'Conv2d': '186.69 ms', 'Tanh': '20.79 ms', 'AvgPool2d': '8.33 ms'}",
+    ]
+    assert only_theirs == [f"{'params of model = params per GPU * mp_size: ':<70}  0       "]
+    assert [line for line in ours if line in printed] == [line for line in printed if line in ours]
+
+
+def _value(text: str, label: str) -> str:
+    lines = [line for line in text.splitlines() if line.startswith(f"{label}: ")]
+    assert len(lines) == 1, f"{label} is there {len(lines)} times"
+    assert lines[0][:70] == f"{label}: ".ljust(70)
+    return lines[0][70:].strip()
+
+
+def test_training_lines() -> None:
+    text = summary.render(training_step(), profile_step=3)
+    forward = 2 * 2 * 4 * 64 * 256 + 4 * 256
+    backward = 2 * 3 * 4 * 64 * 256 + 3 * (256 + 64) + 4 * 256
+    step = 97.51e-6 + 240.09e-6 + 314.47e-6
+    assert _value(text, "world size") == "4"
+    assert _value(text, "data parallel size") == "2"
+    assert _value(text, "model parallel size") == "2"
+    assert _value(text, "batch size per GPU") == "4"
+    assert _value(text, "params per GPU") == "33.09 K"
+    assert _value(text, "params of model = params per GPU * mp_size") == "66.18 K"
+    assert _value(text, "fwd flops per GPU") == f"{round(forward / 1e3, 2):g} K"
+    assert _value(text, "fwd latency") == "97.51 us"
+    assert _value(text, "bwd flops per GPU (counted)") == f"{round(backward / 1e3, 2):g} K"
+    estimate = _value(text, "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency")
+    assert estimate == f"{round(2 * forward / 240.09e-6 / 1e9, 2):g} GFLOPS"
+    counted = _value(text, "bwd FLOPS per GPU = counted bwd flops per GPU / bwd latency")
+    assert counted == f"{round(backward / 240.09e-6 / 1e9, 2):g} GFLOPS"
+    everything = training_step().total().flops
+    rate = _value(text, "FLOPS per GPU = counted flops of all phases per GPU / iter latency")
+    assert rate == f"{round(everything / step / 1e9, 2):g} GFLOPS"
+    assert _value(text, "iter latency") == "652.07 us"
+    # two of the four ranks hold the same samples
+    assert _value(text, "samples/second") == str(round(4 * 2 / step, 2))
+
+
+def test_measured_iteration_is_taken_as_it_is() -> None:
+    timing = StepTiming(backward_s=1.0, iteration_s=8.0)
+    scope = RunInfo(batch_size=4)
+    text = summary.render(dataclasses.replace(training_step(), timing=timing, run=scope))
+    assert _value(text, "iter latency") == "8 s"
+    assert _value(text, "samples/second") == "0.5"
+    assert _value(text, "step latency") == "n/a"
+    assert "world size" not in text
+
+
+def test_forward_only_has_no_training_lines() -> None:
+    text = summary.render(lenet5())
+    assert "bwd latency:" not in text
+    assert "step latency:" not in text
+    assert "samples/second" not in text
+
+
+def test_nothing_ran() -> None:
+    text = deepspeed.render(SMALL["empty"]())
+    assert "Nothing has run under the profiler yet" in text
+    assert "Nothing has run" not in deepspeed.render(lenet5())
+
+
+def test_unknown_marks_totals_and_is_listed() -> None:
+    text = deepspeed.render(lower_bound())
+    assert _value(text, "fwd MACs per GPU") == f">= {3 * 5 * 7 + 11} MACs"
+    assert _value(text, "fwd FLOPS per GPU = fwd flops per GPU / fwd latency").startswith(">= ")
+    assert "{'Net': '>= 116 MACs'}" in text
+    assert "(known): Linear(20 = 100% Params, 105 MACs = 90.52% MACs" in text
+    listed = text[text.index("no known cost") :]
+    assert "lib.mystery.default                  4  no formula" in listed
+    assert "lib.scan.default                     2  ValueError: no length | here" in listed
+    assert ">=" not in deepspeed.render(lenet5())
+
+
+def test_unmeasured_latency_is_not_available() -> None:
+    text = detailed.render(unmeasured())
+    assert "(layers): ModuleList(\n    18 = 100% Params, 6 MACs = 100% MACs, 4 ms = 100%" in text
+    assert "(fc): Linear(9 = 50% Params, 0 MACs = 0% MACs, n/a = n/a latency, n/a, in_f" in text
+    assert "(head): Head(0 = 0% Params, 0 MACs = 0% MACs, 0 s = 0% latency, n/a)" in text
+
+
+def test_percentages_of_nothing() -> None:
+    assert detailed.render(SMALL["empty"]()).endswith(
+        "Empty(0 = n/a Params, 0 MACs = n/a MACs, n/a = n/a latency, n/a)"
+    )
+
+
+def test_depth_limits() -> None:
+    profile = encoder(2)
+    assert aggregated.render(profile, module_depth=0).count("depth ") == 1
+    assert aggregated.render(profile, module_depth=1).count("depth ") == 2
+    assert aggregated.render(profile, module_depth=99).count("depth ") == 5
+    assert aggregated.render(profile).count("depth ") == 5
+    tree = detailed.render(profile, module_depth=1)
+    assert "(query)" not in tree
+    assert "  (layer): ModuleList(328 = 85.64% Params, " in tree
+    assert tree.splitlines()[-2].endswith(", ...)")
+    assert detailed.render(profile, module_depth=0).splitlines()[-1].startswith("Encoder(383 = ")
+    assert detailed.render(profile, module_depth=99) == detailed.render(profile)
+
+
+def test_more_top_modules_than_classes() -> None:
+    assert aggregated.render(lenet5(), top_modules=99).count("Conv2d") == 3
+    assert aggregated.render(lenet5(), top_modules=0).count("{}") == 9
+
+
+def test_hostile_names_stay_on_their_lines() -> None:
+    text = deepspeed.render(SMALL["hostile"]())
+    text.encode()  # no lone surrogate is left
+    tree = detailed.render(SMALL["hostile"]()).splitlines()
+    start = tree.index("Root )(")
+    assert len(tree) - start == 1 + 1 + len(HOSTILE_NAMES) + 1
+    assert all(line.startswith("  (") for line in tree[start + 2 : -1])
+    assert "\x1b" not in text
+    assert "\u2028" not in text
+    assert "Note: a note of two lines" in text
+
+
+def test_shared_module_is_never_more_than_all() -> None:
+    tree = detailed.render(SMALL["shared"]())
+    assert tree.count("10.1 K = 100% Params, 30 KMACs = 100% MACs") == 3
+    assert "(second): Holder(0 = 0% Params, 0 MACs = 0% MACs" in tree
+
+
+def test_scope_is_stated_once() -> None:
+    text = deepspeed.render(training_step())
+    assert text.count("this rank (1 of 4), device cuda (NVIDIA A100), torch 2.13.0, phases") == 1
+    assert text.count("of causal attention only the part that the mask keeps is counted") == 1
+    assert "Latency: hooks, device synchronised once, 5 runs, spread 1.5 us." in text
+    outside = 3 * 4 * 64 + 2 * 33_088
+    assert f"0 MACs, {round(outside / 1e3, 2):g} KFLOPs; in the operator table" in text
+    assert "Note: the first step was left out" in text
+    assert "Latency: measured, in a way that was not recorded." in deepspeed.render(lenet5())
+    assert "Latency: not measured." in deepspeed.render(SMALL["hostile"]())
+    assert "the full Sq x Sk rectangle is counted" in deepspeed.render(lenet5())
+
+
+def test_parts_that_are_one_line_in_a_folded_tree() -> None:
+    tree = detailed.render(encoder(12), folded=True).splitlines()
+    layers = [line for line in tree if "(0-11): 12 x Layer(" in line]
+    assert len(layers) == 1
+    macs = 12 * 4 * 3 * 5 * 7
+    numbers = tree[tree.index(layers[0]) + 1]
+    share = round(100 * 12 * (2 * 42 + 2 * 40) / (12 * 164 + 55), 2)
+    assert f"{share:g}% Params, {macs / 1e3:g} KMACs = 100% MACs, 78 ms = 86.67%" in numbers
+    assert not any("(1): Layer(" in line for line in tree)
+
+
+def test_printing_is_pure() -> None:
+    profile = training_step()
+    before = profile.to_json()
+    assert deepspeed.render(profile) == deepspeed.render(profile)
+    assert profile.to_json() == before
+
+
+@given(profiles)
+def test_any_profile_prints(profile: Profile) -> None:
+    text = deepspeed.render(profile, top_modules=2)
+    deepspeed.render(profile, fold=True, module_depth=1)
+    assert text.count("depth ") >= 1
+    tree = detailed.render(profile).splitlines()
+    modules = list(profile.root.walk())
+    containers = [node for node in modules if node.children]
+    legend = detailed.render(SMALL["empty"]()).splitlines()[:-1]
+    assert len(tree) == len(legend) + len(modules) + 2 * len(containers)
+
+
+def test_a_backward_pass_within_the_forward_is_in_both_and_counts_once() -> None:
+    """10 FLOPs forward and 20 backward in 4 s, of which 3 s were the forward with its backward."""
+    ops = (
+        OpTotal(op="lib.a", phase="forward", calls=1, cost=OpCost(flops=10)),
+        OpTotal(op="lib.a", phase="backward", calls=1, cost=OpCost(flops=20)),
+    )
+    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=3.0, ops=ops)
+
+    def rate(**timing: float) -> str:
+        profile = Profile(root=root, timing=StepTiming(backward_s=3.0, **timing))
+        label = "fwd+bwd FLOPS per GPU = counted flops per GPU"
+        lines = deepspeed.render(profile).splitlines()
+        return next(line for line in lines if line.startswith(label)).split(":")[1].strip()
+
+    assert rate() == "5 FLOPS"  # not known to overlap
+    assert rate(iteration_s=4.0) == "7.5 FLOPS"
+
+
+def test_short_calls_are_marked() -> None:
+    """Two calls of 3 µs each are below a resolution of 5 µs; one of 6 µs is not."""
+    short = ModuleNode(fqn="a", name="a", class_name="Short", calls=2, latency_s=6e-6)
+    long = ModuleNode(fqn="b", name="b", class_name="Long", calls=1, latency_s=6e-6)
+    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=2e-5, children=(short, long))
+    text = deepspeed.render(Profile(root=root, timing=StepTiming(resolution_s=5e-6)))
+    assert "(a): Short(0 = n/a Params, 0 MACs = n/a MACs, ~6 us" in text
+    assert "(b): Long(0 = n/a Params, 0 MACs = n/a MACs, 6 us" in text
+    assert (
+        "~ marks what is not exact to 10 %: it takes less than 5 us for every module call" in text
+    )
+    assert "~" not in deepspeed.render(Profile(root=root))
+
+
+def test_what_holds_many_short_calls_and_operators_is_marked() -> None:
+    """4 calls of 5 s and 3 operators of 2 s are 26 s: 25 are too short, 26 are not."""
+    operators = OpTotal(op="aten.mm.default", phase="forward", calls=3, cost=None, latency_s=1.0)
+    backward = OpTotal(op="aten.mm.default", phase="backward", calls=100, cost=None)
+    inner = ModuleNode(
+        fqn="a.b", name="b", class_name="In", calls=3, latency_s=1.0, ops=(operators, backward)
+    )
+    timing = StepTiming(resolution_s=5, operator_resolution_s=2)
+
+    def is_marked(seconds: float, timing: StepTiming = timing) -> bool:
+        outer = ModuleNode(
+            fqn="a", name="a", class_name="Out", calls=1, latency_s=seconds, children=(inner,)
+        )
+        root = ModuleNode(fqn="", class_name="Net", latency_s=1.0, children=(outer,))
+        return "a" in inexact_latencies(root, timing)
+
+    assert is_marked(25)
+    assert not is_marked(26)
+    assert not is_marked(20, StepTiming(resolution_s=5))
+
+
+def test_the_models_own_latency_is_marked() -> None:
+    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=3e-6)
+
+    def latency(timing: StepTiming) -> str:
+        lines = deepspeed.render(Profile(root=root, timing=timing)).splitlines()
+        return (
+            next(line for line in lines if line.startswith("fwd latency:")).split(": ")[1].strip()
+        )
+
+    assert latency(StepTiming(resolution_s=5e-6)) == "~3 us"
+    assert latency(StepTiming(resolution_s=2e-6)) == "3 us"
+
+
+def test_what_varies_from_run_to_run_is_marked() -> None:
+    timing = StepTiming(repeats=3, forward_s=1.0)
+    for spread, marked in ((0.1, frozenset()), (0.125, {""})):
+        root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=1.0, latency_spread_s=spread)
+        assert inexact_latencies(root, timing) == marked
+
+
+def test_a_model_measured_by_itself_is_exact() -> None:
+    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=1e-6)
+    assert inexact_latencies(root, StepTiming(resolution_s=5e-6)) == {""}
+    assert inexact_latencies(root, StepTiming(resolution_s=5e-6, forward_s=1e-6)) == frozenset()
+
+
+def test_deep_and_wide_trees() -> None:
+    levels = 1_500  # more than Python's stack; the text itself is quadratic in depth
+    text = detailed.render(deep(levels))
+    assert text.count("Level(") == levels
+    assert detailed.render(deep(levels), folded=True).count("Level(") == levels
+    assert len(deepspeed.render(wide(10_000)).splitlines()) > 10_000
+
+
+def test_zero_latency_is_no_division() -> None:
+    root = module("Net", ops=(op("aten.mm.default", macs=3),), latency_s=0.0)
+    text = deepspeed.render(Profile(root=root))
+    assert _value(text, "fwd latency") == "0 s"
+    assert _value(text, "fwd FLOPS per GPU = fwd flops per GPU / fwd latency") == "n/a"

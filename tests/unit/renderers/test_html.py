@@ -1,0 +1,263 @@
+"""The report as text: one file, nothing from elsewhere, names as data."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from dispatch_flops.analysis.headline import headline
+from dispatch_flops.analysis.latency import measured_seconds
+from dispatch_flops.analysis.machines import MACHINES
+from dispatch_flops.profile import ModuleNode, OpTotal, Profile, StepTiming
+from dispatch_flops.profile.cost import OpCost
+from dispatch_flops.renderers import html
+from dispatch_flops.renderers.html.payload import payload
+from tests.helpers.trees import (
+    HOSTILE_NAMES,
+    SMALL,
+    deep,
+    empty,
+    encoder,
+    hostile,
+    lower_bound,
+    profiles,
+    training_step,
+    wide,
+)
+
+pytest.importorskip("plotly")
+
+A100 = MACHINES["NVIDIA A100-SXM4-80GB"]
+
+
+class _Page(HTMLParser):
+    """What a browser would make of the file's markup."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {"script": [], "title": []}
+        self._inside: str | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag if tag in self.texts else None
+        if self._inside:
+            self.texts[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.texts[self._inside][-1] += data
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.texts["script"][0])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_page_is_of_itself_alone(name: str) -> None:
+    page = _Page(html.render(SMALL[name]()))
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("script") == 3
+    assert not {"iframe", "img", "object", "embed", "base", "form"} & set(tags)
+    for tag, attributes in page.tags:
+        assert "src" not in attributes
+        assert tag != "link" or attributes["href"] == "data:,"
+        assert not any(name.startswith("on") for name in attributes)
+
+
+def test_policy_lets_only_the_pages_own_scripts_run() -> None:
+    page = _Page(html.render(training_step()))
+    policy = next(
+        a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "connect-src" not in policy  # falls to default-src: nothing
+    hashes = [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        for script in page.texts["script"][1:]
+    ]
+    assert re.findall(r"'sha256-([^']+)'", policy) == hashes
+
+
+def test_same_profile_same_page() -> None:
+    assert html.render(training_step()) == html.render(training_step())
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_names_are_data_in_the_title(name: str) -> None:
+    root = dataclasses.replace(hostile().root, class_name=name)
+    text = html.render(Profile(root=root))
+    text.encode()  # no lone surrogate is left outside the JSON
+    assert len(_Page(text).texts["script"]) == 3
+    assert text.count("</script") == 3
+    assert _Page(html.render(hostile(), title=name or "x")).tags == _Page(text).tags
+
+
+def test_data_cannot_end_its_element() -> None:
+    text = html.embedded({"a": "</script><!-- <script>", "b": "\u2028\ud800😀"})
+    assert "<" not in text
+    assert text.isascii()
+    assert json.loads(text) == {"a": "</script><!-- <script>", "b": "\u2028\ud800😀"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("machine", [None, A100])
+def test_embedded_data_is_the_payload(name: str, machine: Any) -> None:
+    profile = SMALL[name]()
+    page = _Page(html.render(profile, machine=machine, title="T"))
+    found = machine or html.machine_of(profile)
+    assert page.data == payload(profile, found, "T")
+
+
+def test_counts_arrive_exact() -> None:
+    cost = OpCost(macs=3**40, flops=2 * 3**40 + 1, bytes_read=5**27)
+    root = ModuleNode(
+        fqn="",
+        class_name="Huge",
+        own_params=7**20,
+        total_params=7**20,
+        calls=1,
+        ops=(OpTotal(op="lib.huge", phase="forward", calls=1, cost=cost),),
+    )
+    data = _Page(html.render(Profile(root=root).check())).data
+    assert data["modules"]["macs"]["all"] == [3**40]
+    assert data["modules"]["flops"]["all"] == [2 * 3**40 + 1]
+    assert data["modules"]["bytes"]["all"] == [5**27]
+    assert data["modules"]["params"] == [7**20]
+    assert data["operators"][0]["flops"] == data["headline"]["hardware_flops"] == 2 * 3**40 + 1
+
+
+@given(profiles)
+def test_columns_are_the_trees_totals(profile: Profile) -> None:
+    data = json.loads(html.embedded(payload(profile, A100, "T")))
+    columns = data["modules"]
+    nodes = [*profile.root.walk(), *([profile.outside] if profile.outside.ops else [])]
+    assert columns["fqn"] == [node.fqn for node in nodes]
+    assert columns["flops"]["all"] == [node.total().flops for node in nodes]
+    assert columns["macs"]["all"] == [node.total().macs for node in nodes]
+    for view in data["views"][1:]:
+        assert columns["bytes"][view] == [node.total(view).bytes_total for node in nodes]
+    assert [i in columns["lower_bound"]["all"] for i in range(len(nodes))] == [
+        node.is_lower_bound for node in nodes
+    ]
+    position = {id(node): i for i, node in enumerate(nodes)}
+    for i, node in enumerate(nodes):
+        assert all(columns["parent"][position[id(child)]] == i for child in node.children)
+
+
+def test_phases_split_the_total() -> None:
+    profile = training_step()
+    data = payload(profile, None, "T")
+    assert data["views"] == ["all", "forward", "backward", "recompute", "optimizer"]
+    assert sum(part["flops"] for part in data["split"]) == profile.total().flops
+    seconds = {part["phase"]: part["seconds"] for part in data["split"]}
+    assert seconds == {
+        "forward": 97.51e-6,
+        "backward": 240.09e-6,
+        "recompute": None,
+        "optimizer": 314.47e-6,
+    }
+
+
+def test_uncounted_operators_and_reasons_are_there() -> None:
+    data = payload(lower_bound(), None, "T")
+    assert data["headline"]["lower_bound"] is True
+    assert data["uncounted"] == [
+        {"op": "lib.mystery.default", "calls": 4, "why": "no formula"},
+        {"op": "lib.scan.default", "calls": 2, "why": "ValueError: no\nlength | here"},
+    ]
+    assert payload(encoder(), None, "T")["uncounted"] == []
+
+
+def test_identical_layers_are_offered_as_one() -> None:
+    data = payload(encoder(12), None, "T")
+    assert "12 x Layer" in data["folded"]["class_name"]
+    assert data["folded"]["flops"]["all"][0] == data["modules"]["flops"]["all"][0]
+    assert payload(SMALL["lenet5"](), None, "T")["folded"] is None
+
+
+def test_roofline_needs_a_machine() -> None:
+    assert payload(training_step(), None, "T")["roofline"] is None
+    points = payload(training_step(), A100, "T")["roofline"]
+    assert points["peaks"] == {"float32": 19.5e12, "bfloat16": 312e12}
+    (first,) = [point for point in points["modules"] if point["name"] == "0"]
+    flops, moved = 2 * 4 * 64 * 256, 4 * (4 * 64 + 64 * 256 + 256) + 4 * 4 * 256
+    assert (first["flops"], first["bytes"]) == (flops, moved)
+    assert first["attainable"] == pytest.approx(flops / max(flops / 19.5e12, moved / 2.039e12))
+    assert first["achieved"] == pytest.approx(flops / 38.15e-6)
+    assert first["bound"] == "memory"
+
+
+def test_roofline_draws_the_heaviest_and_tells_the_rest() -> None:
+    profile = wide(1_000).map_nodes(
+        lambda node: dataclasses.replace(
+            node,
+            ops=tuple(
+                dataclasses.replace(op, cost=dataclasses.replace(op.cost, bytes_read=4))
+                for op in node.ops
+                if op.cost is not None
+            ),
+        )
+    )
+    points = payload(profile, A100, "T")["roofline"]
+    assert len(points["modules"]) == 300
+    assert points["modules_left_out"] == 700
+    assert points["modules"][0]["flops"] == 2 * 1_000
+
+
+def test_utilisation_is_of_the_time_that_covers_all_phases() -> None:
+    profile = training_step()
+    assert measured_seconds(profile) == (
+        pytest.approx((97.51 + 240.09 + 314.47) * 1e-6),
+        "forward + backward + optimizer",
+    )
+    least = (profile.total().flops - 2 * profile.total_params) / 19.5e12
+    least += 2 * profile.total_params / 312e12
+    top = headline(profile, A100)
+    assert top.hfu == pytest.approx(least / ((97.51 + 240.09 + 314.47) * 1e-6))
+    assert top.mfu is not None
+    assert top.hfu is not None
+    assert top.mfu < top.hfu
+
+    untimed = dataclasses.replace(profile, timing=StepTiming(forward_s=1.0, step_s=1.0))
+    assert measured_seconds(untimed) == (None, "not measured")
+    assert headline(untimed, A100).mfu is None
+    whole = dataclasses.replace(profile, timing=StepTiming(iteration_s=2.0))
+    assert measured_seconds(whole) == (2.0, "whole iteration")
+    assert measured_seconds(empty()) == (None, "not measured")
+
+
+def test_machine_is_found_by_the_device() -> None:
+    scope = dataclasses.replace(training_step().run, device_name="NVIDIA H200")
+    profile = dataclasses.replace(training_step(), run=scope)
+    assert _Page(html.render(profile)).data["roofline"]["machine"] == "NVIDIA H200"
+
+
+def test_models_deeper_than_pythons_stack() -> None:
+    data = payload(deep(5_000), None, "T")
+    assert data["modules"]["flops"]["all"] == list(range(5_000, 0, -1))
+    assert data["modules"]["parent"] == list(range(-1, 4_999))
+
+
+def test_without_plotly_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ImportError, match=r"pip install 'dispatch-flops\[report\]'") as raised:
+        html.render(empty())
+    assert raised.value.name == "plotly"
+    assert "\n" not in str(raised.value)

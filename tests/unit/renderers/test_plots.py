@@ -1,0 +1,103 @@
+"""Figures for papers."""
+
+from __future__ import annotations
+
+import re
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from dispatch_flops.analysis.machines import MACHINES
+from dispatch_flops.errors import ConfigError
+from dispatch_flops.profile import Profile
+from dispatch_flops.renderers import plots
+from tests.helpers.trees import (
+    HOSTILE_NAMES,
+    SMALL,
+    empty,
+    encoder,
+    linear,
+    module,
+    place,
+    training_step,
+)
+
+pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib.*")
+
+A100 = MACHINES["NVIDIA A100-SXM4-80GB"]
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _comments(svg: bytes) -> str:
+    """matplotlib draws text as paths and leaves the text itself in a comment beside them."""
+    return "\n".join(re.findall(r"<!-- (.*?) -->", svg.decode(), re.DOTALL))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_profile_draws(name: str) -> None:
+    profile = SMALL[name]()
+    for svg in (plots.top_modules(profile), plots.roofline(profile, A100)):
+        assert ElementTree.fromstring(svg.decode()).tag == f"{_SVG}svg"
+
+
+def test_formats() -> None:
+    assert plots.top_modules(training_step(), format="png").startswith(b"\x89PNG\r\n")
+    assert plots.top_modules(training_step(), format="pdf").startswith(b"%PDF-")
+
+
+def test_same_profile_same_bytes() -> None:
+    for format in ("svg", "png", "pdf"):
+        first, second = (plots.roofline(training_step(), A100, format=format) for _ in range(2))
+        assert first == second
+
+
+def test_heaviest_come_first_with_their_shares() -> None:
+    text = _comments(plots.top_modules(training_step(), k=2, by="macs"))
+    forward, both = 4 * 64 * 256, 3 * 4 * 64 * 256
+    assert f"{both / 1000:.2f}".rstrip("0") in text
+    assert text.index("196.61 K (60%)") < text.index("131.07 K (40%)")
+    assert both == 196_608
+    assert 2 * forward == 131_072
+
+
+def test_identical_layers_are_one_bar() -> None:
+    text = _comments(plots.top_modules(encoder(12), by="macs"))
+    layer = 2 * 3 * 5 * 7 + 2 * 3 * 7 * 5
+    assert "layer.0-11.query" in text
+    assert f"{12 * layer // 4 / 1000:.2f} K (25%)" in text
+    assert "layer.11.query" in _comments(plots.top_modules(encoder(12), k=99, folded=False))
+
+
+def test_names_are_no_mathematics() -> None:
+    names = ("$x^2$", "$\\frac$", "$unclosed", "a_b\\c", *filter(None, HOSTILE_NAMES))
+    children = (linear(name, 2, 3, batch=5) for name in names)
+    text = _comments(plots.top_modules(Profile(root=place(module("Net", *children)))))
+    assert "$x^2$" in text
+    assert "$unclosed" in text
+
+
+def test_scaling_finds_the_exponent() -> None:
+    sizes = (128, 256, 512)
+    curves = {"attention": [3 * size**2 for size in sizes], "linear": [7 * s for s in sizes]}
+    text = _comments(plots.scaling(sizes, curves, size_name="seq"))
+    assert "attention: seq^2.00" in text
+    assert "linear: seq^1.00" in text
+    for bad in ([1, 2], [0, 1, 2]):
+        with pytest.raises(ConfigError, match="positive count"):
+            plots.scaling(sizes, {"bad": bad})
+
+
+def test_roofline_without_a_machine_says_what_to_pass() -> None:
+    with pytest.raises(ConfigError, match="machine="):
+        plots.roofline(empty())
+
+
+def test_without_matplotlib_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'dispatch-flops\[plots\]'") as raised:
+        plots.top_modules(training_step())
+    assert raised.value.name == "matplotlib"

@@ -1,0 +1,61 @@
+"""Named numbers for loggers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from dispatch_flops.analysis.headline import headline
+from dispatch_flops.analysis.machines import MACHINES
+from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cost import PHASES
+from dispatch_flops.renderers.scalars import log_tensorboard, scalars
+from tests.helpers.trees import SMALL, empty, lower_bound, profiles, training_step
+
+A100 = MACHINES["NVIDIA A100-SXM4-80GB"]
+
+
+def test_totals_rates_and_utilisation() -> None:
+    profile = training_step()
+    found = scalars(profile, A100)
+    seconds = (97.51 + 240.09 + 314.47) * 1e-6
+    assert found["params/total"] == 64 * 256 + 256 + 256 * 64 + 64
+    assert found["macs/forward"] == 2 * 4 * 64 * 256
+    assert found["flops/total"] == sum(found[f"flops/{phase}"] for phase in PHASES)
+    assert found["flops_per_s"] == profile.total().flops / seconds
+    assert found["mfu"] == headline(profile, A100).mfu
+    assert found["depth/1/Linear/flops"] == profile.root.total().flops - 3 * 4 * 256
+    assert "depth/2/Linear/flops" not in found
+
+
+def test_the_unknown_has_no_entry() -> None:
+    assert "mfu" not in scalars(SMALL["lenet5"]())
+    assert "latency_s/total" not in scalars(empty())
+    assert scalars(lower_bound())["uncounted_calls"] == 2 + 4
+
+
+def test_depth_is_cut_and_names_make_no_groups() -> None:
+    assert not any(name.startswith("depth/1") for name in scalars(SMALL["encoder"](), depth=0))
+    for name in scalars(SMALL["hostile"]()):
+        if name.startswith("depth/"):
+            assert len(name.split("/")) == 4
+
+
+@given(profiles)
+def test_every_value_is_a_number(profile: Profile) -> None:
+    found = scalars(profile, A100)
+    assert all(isinstance(value, int | float) for value in found.values())
+    assert found["flops/total"] == profile.total().flops
+
+
+def test_tensorboard_gets_each_scalar_once() -> None:
+    written: list[tuple[str, float, int | None]] = []
+
+    class Writer:
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+            written.append((tag, scalar_value, global_step))
+
+    log_tensorboard(training_step(), Writer(), 7, machine=A100)
+    expected = {
+        f"dispatch_flops/{name}": value for name, value in scalars(training_step(), A100).items()
+    }
+    assert written == [(tag, value, 7) for tag, value in expected.items()]
