@@ -102,7 +102,7 @@ def _source_of(rule: Rule) -> str:
     if not rule.builtin:
         return "registered by the user"
     module = rule.formula.__module__
-    return module.removeprefix("dispatch_flops.") if module.startswith(_FORMULAS) else ""
+    return module.removeprefix("dispatch_flops.operators.") if module.startswith(_FORMULAS) else ""
 
 
 def _doc(rule: Rule) -> str:
