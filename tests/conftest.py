@@ -39,6 +39,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the coverage of each room if ``--cov`` measured it."""
+    if config.getoption("cov_source", None):
+        from tests.helpers.coverage_summary import coverage_lines
+
+        terminalreporter.section("coverage")
+        for line in coverage_lines():
+            terminalreporter.write_line(line)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep each file on one worker, except for the operator sweep, which takes the longest."""
