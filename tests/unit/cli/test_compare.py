@@ -129,7 +129,7 @@ class TestCheck:
 
     def test_mistakes(self, run: Run) -> None:
         refused(run("check", "p.json"), "needs a limit")
-        refused(run("check", "p.json", "--max-macs", "many"), "--max-macs: 'many' is no size")
+        refused(run("check", "p.json", "--max-macs", "many"), "--max-macs: 'many' is not a count")
         refused(run("check", "p.json", "--max-latency", "4h"), "--max-latency: '4h' is no time")
         refused(run("check", "missing.json", "--max-macs", "1"), "cannot read")
 
