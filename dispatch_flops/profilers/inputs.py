@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.placement import brought_to
 from dispatch_flops.errors import TargetError
 from dispatch_flops.operators.tensors import tensors_in
@@ -48,7 +48,7 @@ def bind_inputs(
     inputs = make_inputs(model, input_shape, args, device)
     if not isinstance(kwargs or {}, Mapping):
         raise TargetError(f"kwargs is a {type(kwargs).__name__}; pass a dict of named inputs")
-    named_inputs = move_to(device, dict(kwargs or {}))
+    named_inputs = move_to(dict(kwargs or {}), device)
     forward = _bind(_find_method(model, mode), inputs, named_inputs)
     if not backward:
         return BoundCalls(forward=forward, profiled=forward)
@@ -66,7 +66,7 @@ def make_inputs(
             f"args is a {type(args).__name__}; pass a list of the inputs, such as [x]"
         )
     if shape is None:
-        return list(move_to(device, list(args or ())))
+        return list(move_to(list(args or ()), device))
     if args:
         raise TargetError("input_shape and args are both given; pass only one of them")
     sizes = _sizes(shape)
@@ -77,11 +77,11 @@ def make_inputs(
     return [torch.ones(sizes, dtype=dtype, device=where)]
 
 
-def move_to(device: str | None, value: Any) -> Any:
+def move_to(value: Any, device: str | None) -> Any:
     """Return nested inputs with their tensors on ``device``; unchanged for None."""
     if device is None:
         return value
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
+    return _torch.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
 
 
 def check_model(model: Any) -> None:
@@ -105,10 +105,8 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     return sizes
 
 
-def _find_method(model: nn.Module, mode: str) -> Callable[..., Any]:
-    method: Callable[..., Any] | None = (
-        model if mode == "forward" else getattr(model, str(mode), None)
-    )
+def _find_method(model: nn.Module, mode: str) -> Any:
+    method = model if mode == "forward" else getattr(model, str(mode), None)
     if not callable(method):
         raise TargetError(f"mode={mode!r}: {type(model).__name__} has no method of that name")
     return method
