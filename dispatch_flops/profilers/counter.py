@@ -59,8 +59,8 @@ class FlopCounterMode:
         takes more exact ones, in a pass without counting.
 
     The program runs unchanged, except that compiled callables run their eager code inside the
-    block; their compiled code stays intact. Only this process is counted, and of its threads the
-    one that entered the block and those inside ``in_thread()``.
+    block; their compiled code stays intact. Only this process is counted: the thread that entered
+    the block, and threads inside ``in_thread()``.
 
     Raises TargetError if ``mods`` holds anything but modules, ConfigError for an unknown
     convention, and UnknownOperatorError for a key of ``custom_mapping`` that is not an operator.
