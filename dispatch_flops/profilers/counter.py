@@ -93,7 +93,7 @@ class FlopCounterMode:
             )
         try:
             self._session = Session(
-                self._roots, self._conventions, self._own_rules, timed=self._latency
+                self._roots, self._conventions, self._own_rules, is_timed=self._latency
             )
             self._session.open()
         except BaseException:
