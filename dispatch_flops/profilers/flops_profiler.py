@@ -14,14 +14,13 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops import units
 from dispatch_flops.analysis.latency import latency_of
 from dispatch_flops.errors import NotProfiledError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.model import module_classes, profile_model, without
 from dispatch_flops.renderers import deepspeed
-from dispatch_flops.renderers.deepspeed import aggregated
+from dispatch_flops.renderers.deepspeed import aggregated, units
 
 
 def get_model_profile(

@@ -6,8 +6,12 @@ from collections.abc import Callable
 
 from dispatch_flops.analysis.figures import Figures, Key, by_depth, top
 from dispatch_flops.profile import Profile
+from dispatch_flops.renderers.deepspeed.units import (
+    duration_to_string,
+    macs_to_string,
+    params_to_string,
+)
 from dispatch_flops.renderers.text import at_least
-from dispatch_flops.units import duration_to_string, macs_to_string, params_to_string
 
 _COLUMNS: tuple[tuple[str, Key, Callable[[Figures], str]], ...] = (
     ("params     ", "params", lambda f: params_to_string(f.params)),

@@ -8,16 +8,14 @@ from dispatch_flops.analysis.figures import Figures, inclusive
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.profile import ModuleNode, Profile
-from dispatch_flops.renderers.text import at_least, one_line
-from dispatch_flops.units import (
-    NOT_AVAILABLE,
-    Number,
+from dispatch_flops.renderers.deepspeed.units import (
     duration_to_string,
     flops_to_string,
     macs_to_string,
     params_to_string,
-    ratio,
 )
+from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.units import NOT_AVAILABLE, Number, ratio
 
 _LEGEND = (
     "Each module profile is listed after its name in the following order: \n"

@@ -13,16 +13,15 @@ from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile, RunInfo
 from dispatch_flops.profile.cost import Phase
-from dispatch_flops.renderers.text import at_least, heading
-from dispatch_flops.units import (
-    NOT_AVAILABLE,
+from dispatch_flops.renderers.deepspeed.units import (
     duration_to_string,
     flops_to_string,
     macs_to_string,
     number_to_string,
     params_to_string,
-    ratio,
 )
+from dispatch_flops.renderers.text import at_least, heading
+from dispatch_flops.units import NOT_AVAILABLE, ratio
 
 _NOTATIONS = """\
 Notations:
