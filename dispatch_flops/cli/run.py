@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from dispatch_flops.analysis.efficiency import roofline
 from dispatch_flops.analysis.headline import ABOVE_PEAK, headline
 from dispatch_flops.analysis.machines import MACHINES, Machine, find
-from dispatch_flops.cli.formats import View, choose
+from dispatch_flops.cli.formats import choose
 from dispatch_flops.cli.output import emit, progress
 from dispatch_flops.errors import DispatchFlopsError, TargetError
 from dispatch_flops.profile import Profile
+from dispatch_flops.renderers import View
 from dispatch_flops.units import fraction_text, seconds_text
 
 if TYPE_CHECKING:

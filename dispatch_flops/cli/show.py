@@ -5,11 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 
 from dispatch_flops.cli.arguments import Commands, add_command, add_machine_option, add_view_options
-from dispatch_flops.cli.formats import FORMATS, View
+from dispatch_flops.cli.formats import FORMATS
 from dispatch_flops.cli.output import OK, emit, read
 from dispatch_flops.cli.run import machine_named, show
 from dispatch_flops.errors import ProfileFormatError
 from dispatch_flops.profile import Profile
+from dispatch_flops.renderers import View
 
 _SHOW_EPILOG = """\
 examples:

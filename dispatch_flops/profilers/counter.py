@@ -192,9 +192,10 @@ class FlopCounterMode:
 
     def get_table(self, depth: int | None = None) -> str:
         """The table that ``display`` prints, down to ``depth`` levels (default: the counter's)."""
-        from dispatch_flops.renderers import table
+        from dispatch_flops.renderers import View, table
 
-        return table.render(self.profile, depth=self.depth if depth is None else depth)
+        levels = self.depth if depth is None else depth
+        return table.render(self.profile, View(depth=None if levels is None else levels - 1))
 
     # -- what could not be counted ----------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import pytest
 from dispatch_flops import Profile
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.cli import formats
+from dispatch_flops.renderers import View
 from tests.helpers.command_line import Run, Save, macs, refused
 
 
@@ -38,7 +39,7 @@ class TestShow:
     def test_a_file_name_says_the_format(self, run: Run, saved: Save, file: str, name: str) -> None:
         profile = saved("p.json", "net.py:make")
         assert run("show", "p.json", "--output", file).out == ""
-        expected = formats.FORMATS[name].render(profile, formats.View())
+        expected = formats.FORMATS[name].render(profile, View())
         assert Path(file).read_text() == expected.removesuffix("\n") + "\n"
 
     def test_a_named_format_comes_first(self, run: Run, saved: Save) -> None:
