@@ -1,4 +1,4 @@
-"""The formats that a profile can be shown in, by name."""
+"""Formats that a profile can be shown in, by name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ DEFAULT = "deepspeed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How much of a profile is shown; each format uses what applies to it.
+    """How a profile is shown; each format uses the settings that apply to it.
 
-    depth: levels below the model, ``None`` for all. machine: whose peaks the run is held against.
+    depth: levels of submodules, ``None`` for all.
+    machine: the machine whose peak rates the run is compared with.
     """
 
     depth: int | None = None
@@ -31,7 +32,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """suffix: the ending of a file name that means this format."""
+    """Format of a profile. A file name that ends with ``suffix`` selects it."""
 
     help: str
     render: Callable[[Profile, View], str]
@@ -73,18 +74,22 @@ def _html(profile: Profile, view: View) -> str:
 
 
 FORMATS: dict[str, Format] = {
-    "deepspeed": Format(help="DeepSpeed's three parts and the operators", render=_deepspeed),
-    "table": Format(help="modules and operators as tables", render=_tables("plain")),
-    "markdown": Format(help="the same in Markdown", render=_tables("markdown"), suffix=".md"),
-    "json": Format(
-        help="everything, to be read again", render=lambda p, _: json.render(p), suffix=".json"
+    "deepspeed": Format(help="DeepSpeed's report, with a table of operators", render=_deepspeed),
+    "table": Format(help="tables of modules and operators", render=_tables("plain")),
+    "markdown": Format(
+        help="the same tables in Markdown", render=_tables("markdown"), suffix=".md"
     ),
-    "csv": Format(help="a row per module", render=lambda p, _: csv.modules(p), suffix=".csv"),
+    "json": Format(
+        help="the whole profile, as show, diff and check read it",
+        render=lambda p, _: json.render(p),
+        suffix=".json",
+    ),
+    "csv": Format(help="one row per module", render=lambda p, _: csv.modules(p), suffix=".csv"),
     "csv-operators": Format(
-        help="a row per module and operator", render=lambda p, _: csv.operators(p)
+        help="one row per module and operator", render=lambda p, _: csv.operators(p)
     ),
     "collapsed": Format(
-        help="stacks for flame graphs, by FLOPs",
+        help="stacks for flame graphs, weighted by FLOPs",
         render=lambda p, _: collapsed.render(p),
         suffix=".collapsed",
     ),
@@ -93,16 +98,16 @@ FORMATS: dict[str, Format] = {
         render=lambda p, _: chrome_trace.render(p),
         suffix=".trace.json",
     ),
-    "html": Format(help="a page for the browser", render=_html, suffix=".html"),
+    "html": Format(help="an interactive page for the browser", render=_html, suffix=".html"),
 }
 
 
-def choose(name: str | None, output: str | None) -> Format:
-    """The format of that name; without one, what the file's ending says; else the default."""
+def choose_format(name: str | None, output: str | None) -> Format:
+    """Return the format named, else the one of the file's suffix, else the default."""
     if name is not None:
         return FORMATS[name]
-    ending = "" if output is None else Path(output).name.lower()
+    filename = "" if output is None else Path(output).name.lower()
     fitting = [
-        entry for entry in FORMATS.values() if entry.suffix and ending.endswith(entry.suffix)
+        entry for entry in FORMATS.values() if entry.suffix and filename.endswith(entry.suffix)
     ]
     return max(fitting, key=lambda entry: len(entry.suffix), default=FORMATS[DEFAULT])
