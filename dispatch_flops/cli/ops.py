@@ -152,13 +152,14 @@ def coverage() -> tuple[dict[str, list[str]], int]:
     """
     import torch
 
+    from dispatch_flops import _torch
     from dispatch_flops.operators import (
         formulas,  # noqa: F401  (fills the registry)
         registry,
     )
 
     found: dict[str, list[str]] = {}
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    names = [name for name in _torch.all_operator_names() if name.startswith("aten::")]
     for name in sorted(names):
         base, _, overload = name.removeprefix("aten::").partition(".")
         op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
@@ -170,9 +171,9 @@ def coverage() -> tuple[dict[str, list[str]], int]:
 
 
 def _is_composite(name: str) -> bool:
-    import torch
+    from dispatch_flops import _torch
 
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+    return bool(_torch.has_kernel(name, "CompositeImplicitAutograd"))
 
 
 def _coverage_text(pattern: str | None, style: Style) -> str:

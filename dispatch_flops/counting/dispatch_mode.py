@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.nested._internal.nested_tensor import NestedTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from dispatch_flops import _torch
+from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload, TorchDispatchMode
 from dispatch_flops.counting import meta_tensors
 from dispatch_flops.counting.higher_order import HANDLERS, Handler, HigherOrderContext
 from dispatch_flops.counting.module_tracker import Tracker
@@ -29,11 +28,10 @@ from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import ZERO
 
-_sequence_nr = torch._C._autograd._get_sequence_nr
-_graph_task = torch._C._current_graph_task_id
+_sequence_nr = _torch.sequence_nr
+_graph_task = _torch.graph_task_id
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _TIMES_NUMBER = torch.ops.aten.mul.Scalar
 # torch finds the shape of a sum or product with a tangent that is all zero by these, on the meta
 # device, while the mode is on.
@@ -162,7 +160,7 @@ class CountingMode(TorchDispatchMode):
 
         ``TorchDispatchMode.__exit__`` takes off whichever mode is on top.
         """
-        stack = _get_current_dispatch_mode_stack()
+        stack = _torch.modes_in_force()
         place = next(i for i, mode in enumerate(stack) if mode is self)
         above = stack[place + 1 :]
         for mode in reversed(above):
@@ -229,7 +227,7 @@ class CountingMode(TorchDispatchMode):
             return True, plan.handler(self.higher_order, func, args, kwargs)
         if plan.composite and not _has_nested_kernel(func, args, kwargs):
             with self:
-                out = _take_apart(func, args, kwargs)
+                out = _torch.run_taken_apart(func, args, kwargs)
             if out is not NotImplemented:
                 return True, out
         if plan.of_zeros and (zeros := _of_zeros(func, args)) is not None:
@@ -268,7 +266,7 @@ class CountingMode(TorchDispatchMode):
             return True, NotImplemented
         if plan.composite and not _is_nested(types):
             with self:
-                out = _take_apart(func, args, kwargs)
+                out = _torch.run_taken_apart(func, args, kwargs)
             if out is not NotImplemented:
                 return True, out
         if logical:
@@ -310,31 +308,16 @@ class CountingMode(TorchDispatchMode):
 
 def _is_composite(func: OpOverload) -> bool:
     """True if ``func`` is made of other operators, and has no kernel of its own."""
-    try:
-        if not func._can_decompose():
-            return False
-    except RuntimeError:  # torch has no such operator by that name: prim.device, aten.sym_size
+    if not _torch.is_decomposable(func):
         return False
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return not any(has_kernel(func.name(), key) for key in ("CPU", "CUDA"))
-
-
-def _take_apart(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Runs what ``func`` is made of, as it runs without a mode: torch's own kernel for it.
-
-    ``OpOverload.decompose`` prefers a Python one, written for compilers, where there is one: with
-    other operators, and other roundings.
-    """
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE.name):
-        return func._op_dk(_COMPOSITE, *args, **kwargs)
-    return func.decompose(*args, **kwargs)
+    return not any(_torch.has_kernel(func.name(), key) for key in ("CPU", "CUDA"))
 
 
 def _has_nested_kernel(func: OpOverload, args: Any, kwargs: Any) -> bool:
     """True if a nested tensor takes part and the operator has a kernel for it."""
     if not any(t.is_nested for t in tensors_in((args, kwargs))):
         return False
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    has_kernel = _torch.has_kernel
     return any(has_kernel(func.name(), key) for key in ("NestedTensorCPU", "NestedTensorCUDA"))
 
 
@@ -349,7 +332,7 @@ def _of_zeros(func: OpOverload, args: Any) -> torch.Tensor | None:
     if not zeros._is_zerotensor():
         return None
     # Below a mode torch itself dies of this call: it hands it on to itself without end.
-    return torch._efficientzerotensor(
+    return _torch.efficient_zeros(
         zeros.shape, dtype=torch.result_type(zeros, number), device=zeros.device
     )
 

@@ -14,11 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import DispatchKey  # type: ignore[attr-defined]
-from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dispatch_flops import _torch
+from dispatch_flops._torch import DispatchKey, FakeTensor, HigherOrderOperator, TorchDispatchMode
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators import registry
@@ -239,11 +237,10 @@ def _triton_kernel(host: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs
 
     The formula also gets ``grid``, the programs launched.
     """
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
     out = op(*args, **kwargs)
-    kernel = kernel_side_table.get_kernel(kwargs["kernel_idx"])
-    constants = kernel_side_table.get_constant_args(kwargs["constant_args_idx"])
+    kernels = _torch.triton_kernels()
+    kernel = kernels.get_kernel(kwargs["kernel_idx"])
+    constants = kernels.get_constant_args(kwargs["constant_args_idx"])
     host.book_kernel(kernel, {**constants, **kwargs["kwargs"], "grid": kwargs["grid"]}, out)
     return out
 

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
 from dispatch_flops.operators.tensors import has_no_data
 
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _UNTAGGED = frozenset(("aten::_pack_padded_sequence",))  # its lengths are data
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _GROUPED_MM = torch.ops.aten._grouped_mm.default
+_RUN_GROUPED_MM = _torch.kernel_of(_GROUPED_MM)
 _ADVICE = (
     "dispatch_flops: {} reads values, and a tensor on the meta device (or a fake one) has none. "
     "Give the model what it looks for in its data, such as a 4-D attention mask; or pass "
@@ -39,7 +40,7 @@ def run(
 
     meta_value: answers ``.item()`` and its like on tensors without data; None: nothing does.
     """
-    if not any(has_no_data(value) for value in tree_leaves((args, kwargs))):
+    if not any(has_no_data(value) for value in _torch.tree_leaves((args, kwargs))):
         return call(*args, **kwargs)
     if func is _ITEM and meta_value is not None:
         return _as_scalar(meta_value, args[0].dtype)
@@ -52,7 +53,7 @@ def run(
 
 def kernel(func: OpOverload) -> Callable[..., Any]:
     """What runs the operator, also on the tensors without data that torch refuses there."""
-    return _grouped_mm if func is _GROUPED_MM else func._op
+    return _grouped_mm if func is _GROUPED_MM else _torch.kernel_of(func)
 
 
 def _grouped_mm(
@@ -64,7 +65,7 @@ def _grouped_mm(
 ) -> torch.Tensor:
     """Torch takes bfloat16 alone on the meta device: of other dtypes this is the shape."""
     if not has_no_data(a) or a.dtype is torch.bfloat16:
-        out: torch.Tensor = _GROUPED_MM._op(a, b, offs, bias, out_dtype)
+        out: torch.Tensor = _RUN_GROUPED_MM(a, b, offs, bias, out_dtype)
         return out
     out = (a[0] if a.dim() > b.dim() else a) @ (b[0] if b.dim() > a.dim() else b)
     if offs is not None and a.dim() == b.dim() == 2:

@@ -29,6 +29,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.checkpoints import held_by_checkpoint, rerun_by_checkpoint
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.python_frames import (
@@ -52,10 +53,10 @@ from dispatch_flops.operators.tensors import tensors_in, untraced
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
-_sequence_nr = torch._C._autograd._get_sequence_nr
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_current_node = torch._C._current_autograd_node
-_graph_task = torch._C._current_graph_task_id
+_sequence_nr = _torch.sequence_nr
+_saved_tensors_hooks = _torch.saved_tensors_hooks
+_current_node = _torch.current_node
+_graph_task = _torch.graph_task_id
 _grad_enabled = torch.is_grad_enabled
 _is_tracing = torch.compiler.is_dynamo_compiling
 

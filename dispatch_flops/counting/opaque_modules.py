@@ -12,13 +12,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.utils._python_dispatch import _disable_current_modes
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.thread_state import Frame, ModulePhase, Thread
 from dispatch_flops.operators import registry
@@ -54,7 +53,7 @@ class OpaqueModules:
             after = register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
             # Removing the hook leaves its entry among those that take keyword arguments, and
             # torch.compile takes that for a hook.
-            self._hooks.callback(module_hooks._global_forward_hooks_with_kwargs.pop, after.id, None)
+            self._hooks.callback(_torch.hooks_with_kwargs.pop, after.id, None)
             self._hooks.callback(after.remove)
         return self
 
@@ -84,7 +83,7 @@ class OpaqueModules:
         del self._open[thread]
         if output is not _FAILED and frame.place is not None:
             place = thread.place(frame.place.fqn, frame.place.phase)
-            with _disable_current_modes():
+            with _torch.modes_disabled():
                 place.counts[self._price(module, args, kwargs, output)] += 1
 
     def _price(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> CallCost:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from dispatch_flops import _torch
 from dispatch_flops.profile import OUTSIDE
 
 # What torch itself does between backward and optimizer step, told by the calling module.
@@ -19,8 +20,8 @@ _PARTS = {
     "torch.nn.utils.clip_grad": f"{OUTSIDE}.gradient clipping",
     "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
 }
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
-_CALL = torch.nn.Module._call_impl.__code__
+_ENGINE = _torch.ENGINE_CODE
+_CALL = _torch.MODULE_CALL_CODE
 _PARTS_DEPTH = 16  # frames between an operator and the function that asked for it
 # Nodes between a parameter and the operator that it was meant for.
 _PASSING = ("TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import FakeTensor, FunctionalTensor
 
 _SHARDING = "_propagate_tensor_meta_non_cached"
 
@@ -16,7 +17,7 @@ def is_plain(cls: type) -> bool:
     return (
         cls is torch.Tensor
         or issubclass(cls, FakeTensor)
-        or cls.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
+        or cls.__torch_dispatch__ is _torch.disabled_torch_dispatch  # type: ignore[attr-defined]
     )
 
 

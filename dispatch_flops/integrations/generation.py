@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from tabulate import tabulate
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile, StepTiming
@@ -187,7 +187,7 @@ class _Relay:
             self._open.enter_context(self._decode)
         else:
             self._costs.append(self._snapshot())
-        with _disable_current_modes():
+        with _torch.modes_disabled():
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
     def seconds(self) -> tuple[float, float]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from dispatch_flops import _torch
 from dispatch_flops.errors import TargetError
 from dispatch_flops.operators.tensors import tensors_in
 
@@ -76,7 +76,7 @@ def moved(value: Any, device: str | None) -> Any:
     """Nested inputs on ``device``; as they are for None."""
     if device is None:
         return value
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
+    return _torch.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
 
 
 def with_backward(run: Callable[[], Any], leaves: Sequence[torch.Tensor]) -> Callable[[], Any]:

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.aggregation import Ledger
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.eager_stance import eager_stance
@@ -99,7 +99,7 @@ class Session:
 
     def profile(self) -> Profile:
         # A profile is many new objects, none of them garbage: looking for it would take longest.
-        with self._pass.aside(), _disable_current_modes(), garbage_collection_later():
+        with self._pass.aside(), _torch.modes_disabled(), garbage_collection_later():
             self._pass.read()
             seen = Observed(
                 calls=self._tracker.calls(),
@@ -121,7 +121,7 @@ class Session:
         self._ledger.fold(self._tracker.join_thread().places.values())
 
     def _is_on(self) -> bool:
-        return any(mode is self._mode for mode in _get_current_dispatch_mode_stack())
+        return any(mode is self._mode for mode in _torch.modes_in_force())
 
 
 def _pass_on(names: ModuleNames, mode_options: Mapping[str, Any], *, timed: bool) -> CountingPass:

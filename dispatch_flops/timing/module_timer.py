@@ -25,6 +25,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.python_frames import first_over
 from dispatch_flops.timing.devices import CPU, Devices, Now, seconds_between
@@ -34,7 +35,7 @@ from dispatch_flops.timing.latencies import time_call
 EVENT_RESOLUTION_S = 5e-7
 TURNS = 25  # of measuring what the profiler takes itself
 
-_graph_task = torch._C._current_graph_task_id
+_graph_task = _torch.graph_task_id
 _is_tracing = torch.compiler.is_dynamo_compiling
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.dispatch_mode import CountingMode, Plan
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
@@ -19,7 +20,7 @@ from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase
 from dispatch_flops.timing.devices import Devices, Stamp, seconds_between
 from dispatch_flops.timing.overhead import OwnTime
 
-_graph_task = torch._C._current_graph_task_id
+_graph_task = _torch.graph_task_id
 _is_tracing = torch.compiler.is_dynamo_compiling
 _UNREAD = 2**16  # pairs of events that are kept before they are read
 

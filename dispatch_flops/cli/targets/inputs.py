@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from dispatch_flops import _torch
 from dispatch_flops.errors import TargetError
 
 Variables = Mapping[str, Any]
@@ -143,4 +143,4 @@ def convert_inputs(inputs: Inputs, device: str | None, dtype: torch.dtype | None
             leaf = leaf.to(dtype)
         return leaf
 
-    return Inputs(pytree.tree_map(convert, inputs.args), pytree.tree_map(convert, inputs.kwargs))
+    return Inputs(_torch.tree_map(convert, inputs.args), _torch.tree_map(convert, inputs.kwargs))
