@@ -148,7 +148,7 @@ def _parse_limits(options: Namespace) -> dict[str, Number]:
             except ValueError as error:
                 raise TargetError(f"--max-{name}: {error}") from None
     if not limits:
-        raise TargetError(f"no limit is given; add --max-{', --max-'.join(_LIMITS)}")
+        raise TargetError(f"no limit is given; add one of --max-{', --max-'.join(_LIMITS)}")
     return limits
 
 

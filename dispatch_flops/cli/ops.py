@@ -69,12 +69,16 @@ def run_ops(options: Namespace) -> int:
     style = table_style(options.format)
     if options.coverage:
         if options.format == "csv":
-            raise TargetError("--format csv is not available with --coverage; use table, markdown")
+            raise TargetError(
+                "--format csv is not available with --coverage; use table or markdown"
+            )
         text = _coverage_text(options.filter, style)
     else:
         rows = list(rows_of(options.filter))
         if not rows:
-            raise TargetError(f"no operator matches --filter {options.filter!r}; omit it for all")
+            raise TargetError(
+                f"no operator matches --filter {options.filter!r}; omit --filter to list all"
+            )
         text = csv_text(_HEADER, rows) if options.format == "csv" else _table(rows, style)
     emit(text, options.output)
     return OK

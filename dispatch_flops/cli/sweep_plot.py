@@ -44,7 +44,7 @@ class SweepPlot:
     def of_grid(cls, grid: Sequence[Sizes], path: str) -> SweepPlot:
         """Return the plot of a full grid; raises TargetError if it cannot be drawn."""
         if Path(path).suffix.lower()[1:] not in _FORMATS:
-            raise TargetError(f"--plot {path} has an unknown suffix; use .{', .'.join(_FORMATS)}")
+            raise TargetError(f"--plot {path} has an unknown suffix; use .png, .svg or .pdf")
         _require_matplotlib()
         values = {name: {sizes[name] for sizes in grid} for name in numeric_names(grid)}
         axis = max(values, key=lambda name: len(values[name]), default="")

@@ -59,7 +59,7 @@ class HuggingFace:
             settings = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise TargetError(
-                f"cannot read {str(path)!r}: {error.strerror}; name a config.json after hf:"
+                f"cannot read {str(path)!r}: {error.strerror}; hf: needs the path of a config.json"
             ) from None
         except ValueError as error:
             raise TargetError(f"{str(path)!r} is not JSON: {error}") from error
@@ -185,7 +185,7 @@ def _imported(name: str, prefix: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
-            raise TargetError(f"{prefix} needs {name}; run pip install {name}") from None
+            raise TargetError(f"{prefix} targets need {name}; run pip install {name}") from None
         raise_target_error(f"importing {name}", error)
 
 
