@@ -68,8 +68,8 @@ def prepare(
         given, the target's own inputs are used.
     dtype: a floating-point or complex dtype applies to the model and its inputs, any other dtype
         to the inputs given by shape.
-    device: "meta" builds without data, so that the model may exceed the memory. Parts of it may
-        still be elsewhere: the caller runs it with ``profile_model(..., device="meta")``.
+    device: "meta" builds without data, so that the model may be larger than the memory. Parts that
+        need data stay on the CPU: run it with ``profile_model(..., device="meta")``.
     variables: sizes in shapes, and keyword arguments of factories that have such parameters.
     notify: receives progress messages.
 
@@ -90,9 +90,9 @@ def prepare(
     if factory is not None:
         found = as_inputs(_build_on(device_type, lambda: factory.call(variables), notify))
     elif shapes:
-        # Made on the meta device, not moved there: they may exceed the memory.
-        place = "meta" if device_type == "meta" else None
-        found = build_inputs(tuple(shapes), model, kind, variables, place)
+        # Built on the meta device, not moved there: they may exceed the memory.
+        built_on = "meta" if device_type == "meta" else None
+        found = build_inputs(tuple(shapes), model, kind, variables, built_on)
     moved_to = None if device_type == "meta" else device
     try:
         if model_dtype is not None:
