@@ -48,7 +48,7 @@ class FlopsProfilerConfig:
                 raise ConfigError(f'"{SECTION}": {name} is {value!r}; expected at least {least}')
 
     def print_options(self) -> dict[str, Any]:
-        """Return the fields that are arguments of ``renderers.deepspeed.render``."""
+        """Return the fields that are arguments of ``renderers.deepspeed.make_view``."""
         names = ("profile_step", "module_depth", "top_modules", "detailed")
         return {name: getattr(self, name) for name in names}
 

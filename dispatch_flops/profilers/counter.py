@@ -104,7 +104,7 @@ class FlopCounterMode:
             )
         try:
             self._session = Session(
-                self._roots, self._conventions, self._own_rules, timed=self._latency
+                self._roots, self._conventions, self._own_rules, is_timed=self._latency
             )
             self._session.open()
         except BaseException:
@@ -213,9 +213,10 @@ class FlopCounterMode:
 
         depth: None (the default) for the counter's own ``depth``.
         """
-        from dispatch_flops.renderers import table
+        from dispatch_flops.renderers import View, table
 
-        return table.render(self.profile, depth=self.depth if depth is None else depth)
+        levels = self.depth if depth is None else depth
+        return table.render(self.profile, View(depth=None if levels is None else levels - 1))
 
     # -- uncounted operators ----------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops import units
 from dispatch_flops.analysis.latency import latency_of
 from dispatch_flops.errors import NotProfiledError, TargetError
 from dispatch_flops.profile import Profile
@@ -22,7 +21,7 @@ from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.model import exclude_modules, module_classes, profile_model
 from dispatch_flops.renderers import deepspeed
-from dispatch_flops.renderers.deepspeed import aggregated
+from dispatch_flops.renderers.deepspeed import aggregated, units
 
 
 def get_model_profile(
@@ -77,15 +76,14 @@ def get_model_profile(
         **options,
     )
     if print_profile:
-        text = deepspeed.render(
-            profile,
+        view = deepspeed.make_view(
             profile_step=warm_up,
             module_depth=module_depth,
             top_modules=top_modules,
             detailed=detailed,
             fold=fold,
         )
-        print_or_write(text, output_file)
+        print_or_write(deepspeed.render(profile, view), output_file)
     total = profile.root.total("forward")
     params = profile.total_params
     if not as_string:
@@ -252,19 +250,19 @@ class FlopsProfiler:
         A file that cannot be written is a warning, and the profile is printed instead.
         Raises NotProfiledError before ``start_profile``.
         """
-        text = deepspeed.render(
-            self.profile,
+        view = deepspeed.make_view(
             profile_step=profile_step,
             module_depth=module_depth,
             top_modules=top_modules,
             detailed=detailed,
             fold=fold,
         )
-        write_or_warn(text, output_file)
+        write_or_warn(deepspeed.render(self.profile, view), output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print only the part that aggregates modules by class at each level."""
-        print(aggregated.render(self.profile, module_depth=module_depth, top_modules=top_modules))
+        view = deepspeed.make_view(module_depth=module_depth, top_modules=top_modules)
+        print(aggregated.render(self.profile, view))
 
 
 def write_or_warn(text: str, output_file: str | Path | None) -> None:

@@ -23,6 +23,8 @@ from dispatch_flops.profilers.isolation import (
     isolated,
     preserving_gradients,
 )
+from dispatch_flops.timing.calibrated import ModulePass
+from dispatch_flops.timing.calibration import resolution_s
 from dispatch_flops.timing.devices import Devices
 from dispatch_flops.timing.latencies import (
     fit_to_whole,
@@ -31,7 +33,6 @@ from dispatch_flops.timing.latencies import (
     time_call,
     within_parents,
 )
-from dispatch_flops.timing.module_timer import LatencyPass, resolution_s
 
 SEPARATE_PASS = "a separate pass without the dispatch mode; for the whole model, also without hooks"
 
@@ -176,7 +177,7 @@ def _time_modules(
             eager_stance(),
             # The hooks allocate objects, which would trigger a collection sooner than the model.
             garbage_collection_later(),
-            LatencyPass(names, devices=devices) as clock,
+            ModulePass(names, devices=devices) as clock,
         ):
             devices.synchronize()
             calls.forward()

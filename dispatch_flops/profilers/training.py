@@ -89,7 +89,7 @@ class ProfiledStep:
             self._profiler = None
 
     def _text(self) -> str:
-        return deepspeed.render(self.profile, **self.config.print_options())
+        return deepspeed.render(self.profile, deepspeed.make_view(**self.config.print_options()))
 
     def _write(self) -> None:
         write_or_warn(self._text(), self.config.output_file)
