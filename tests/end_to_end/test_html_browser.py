@@ -349,6 +349,7 @@ def test_page_of_bert_draws_its_layers(
     photograph("report_bert.png")
 
 
+@pytest.mark.slow
 def test_treemap_of_ten_thousand_modules_draws_its_stages(
     open_report: Callable[..., Report], photograph: Callable[[str], None]
 ) -> None:
@@ -370,6 +371,7 @@ def _many() -> Profile:
     return Profile(root=place(module("Many", *stages)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [_many, lambda: wide(10_000), lambda: deep(10_000)])
 def test_page_of_ten_thousand_modules_responds_in_time(
     make: Callable[[], Profile], open_report: Callable[..., Report]
