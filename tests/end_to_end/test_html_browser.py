@@ -38,6 +38,7 @@ from selenium.webdriver.chrome.service import Service  # noqa: E402
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver not installed"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -349,7 +350,6 @@ def test_page_of_bert_draws_its_layers(
     photograph("report_bert.png")
 
 
-@pytest.mark.slow
 def test_treemap_of_ten_thousand_modules_draws_its_stages(
     open_report: Callable[..., Report], photograph: Callable[[str], None]
 ) -> None:
@@ -371,7 +371,6 @@ def _many() -> Profile:
     return Profile(root=place(module("Many", *stages)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [_many, lambda: wide(10_000), lambda: deep(10_000)])
 def test_page_of_ten_thousand_modules_responds_in_time(
     make: Callable[[], Profile], open_report: Callable[..., Report]

@@ -158,7 +158,7 @@ class CifarMoE(nn.Module):
 
     @staticmethod
     def module_params(experts: tuple[int, ...] = (4, 8)) -> dict[str, int]:
-        """Return the parameters: the shared ``mlp`` counts in each mixture, and once in the root."""
+        """Return the parameters: the shared ``mlp`` is in each mixture, and once in the root."""
         linear = 84 * 84 + 84
         params = {
             "conv1": 6 * 75 + 6,
