@@ -30,6 +30,14 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"operator sweep: {share}, seed {SEED}"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Exclude slow tests from coverage: its tracer makes an operator's dispatch twice as slow."""
+    if config.getoption("cov_source", None):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker("no_cover")
+
+
 def pytest_collection_finish() -> None:
     """Exclude the objects of imported modules from every later garbage collection.
 
