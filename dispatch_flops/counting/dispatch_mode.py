@@ -217,7 +217,7 @@ class CountingMode(TorchDispatchMode):
                 plan.strategy = _handle_higher_order
         return plan
 
-    # -- strategies and tensor subclasses -----------------------------------------------------------
+    # -- strategies and tensor subclasses -----------------------------------------------------
 
     def _dispatch_specially(self, plan: Plan, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if self._timer is not None:

@@ -1,8 +1,8 @@
-"""Let compiled callables run their eager code while a counter is active, and stay compiled.
+"""Run the eager code of compiled callables while a counter is active, and keep them compiled.
 
-Left to itself, torch.compile gives compiled code up for good when it meets a dispatch mode. A
-stance tells it to step aside instead. The stance is of the whole process: compiled callables in
-other threads run their eager code meanwhile, too.
+By default torch.compile drops compiled code for good when a dispatch mode is active. A stance of
+``torch.compiler`` makes it run the eager code instead. The stance applies to the whole process,
+including compiled callables in other threads.
 """
 
 from __future__ import annotations
@@ -24,37 +24,36 @@ _DYNAMO = _torch.DYNAMO
 
 @contextmanager
 def eager_stance() -> Iterator[None]:
-    """Compiled callables run their eager code inside the block, also ones compiled in it.
-
-    torch._dynamo is not imported for this; should the program import it inside the block, the
-    stance is taken then.
-    """
+    """Make compiled callables run their eager code inside the block, also those compiled in it."""
     with ExitStack() as undo:
-        _SILENCE.enter(undo)
+        _WARNING.enter(undo)
         if _DYNAMO in sys.modules:
             _STANCE.enter(undo)
         else:
+            # Importing torch._dynamo takes about a second, which programs that compile nothing
+            # should not pay. A program may compile for the first time inside the block.
             watch = _ImportWatch(_DYNAMO, lambda: _STANCE.enter(undo))
             sys.meta_path.insert(0, watch)
             undo.callback(watch.remove)
         yield
 
 
-class _Shared:
-    """Something of the whole process that blocks take together: the first of them takes it, the
-    last one gives it back. Blocks may overlap, in one thread or in several.
+class _SharedSetting:
+    """Setting of the process that overlapping blocks share, in one thread or in several.
+
+    The first block calls ``apply``, the last one calls what ``apply`` returned.
     """
 
-    def __init__(self, take: Callable[[], Callable[[], None]]) -> None:
-        self._take = take
+    def __init__(self, apply: Callable[[], Callable[[], None]]) -> None:
+        self._apply = apply
         self._blocks = 0
         self._lock = threading.Lock()
-        self._give_back: Callable[[], None] = lambda: None
+        self._restore: Callable[[], None] = lambda: None
 
     def enter(self, undo: ExitStack) -> None:
         with self._lock:
             if not self._blocks:
-                self._give_back = self._take()
+                self._restore = self._apply()
             self._blocks += 1
         undo.callback(self._leave)
 
@@ -62,10 +61,10 @@ class _Shared:
         with self._lock:
             self._blocks -= 1
             if not self._blocks:
-                self._give_back()
+                self._restore()
 
 
-def _take_stance() -> Callable[[], None]:
+def _set_stance() -> Callable[[], None]:
     prior = _torch.set_stance(_Stance(_torch.current_stance()))
 
     def restore() -> None:
@@ -74,31 +73,32 @@ def _take_stance() -> Callable[[], None]:
     return restore
 
 
-def _silence() -> Callable[[], None]:
-    """torch warns of global hooks on compiled modules: it is the counter that has them."""
+def _ignore_hook_warning() -> Callable[[], None]:
+    """Ignore torch's warning about global hooks on compiled modules: they are the counter's."""
     filters = cast("list[Any]", warnings.filters)
     before = list(filters)
     warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global")
     added = [entry for entry in filters if entry not in before]
 
     def restore() -> None:
-        # The program may have set filters of its own; and within its ``catch_warnings`` those in
-        # use are a copy.
+        # The program may have added filters. Within its ``catch_warnings`` a copy is in use.
         for used in (filters, cast("list[Any]", warnings.filters)):
             used[:] = [entry for entry in used if entry not in added]
 
     return restore
 
 
-_STANCE, _SILENCE = _Shared(_take_stance), _Shared(_silence)
+_STANCE = _SharedSetting(_set_stance)
+_WARNING = _SharedSetting(_ignore_hook_warning)
 
 
 class _Stance:
-    """``force_eager``, with an exception for higher-order operators.
+    """The stance ``force_eager``, with an exception for higher-order operators.
 
-    ``torch.cond``, ``scan`` and their like compile themselves even in an eager program, to find
-    the tensors that the functions given to them close over; without it those tensors would get
-    no gradients. What is compiled so runs operator by operator: nothing escapes the count.
+    ``torch.cond``, ``scan`` and similar operators compile even in an eager program, to find the
+    tensors that their functions close over. Otherwise those tensors would not get gradients. The
+    compiled functions still run operator by operator, so that all operators are counted. The
+    public ``torch.compiler.set_stance("force_eager")`` does not make this exception.
     """
 
     def __init__(self, prior: Any) -> None:
@@ -115,7 +115,7 @@ class _Stance:
 
 
 class _ImportWatch(MetaPathFinder):
-    """Calls back when a module has been imported, once."""
+    """Import hook that calls back once, after a module has been imported."""
 
     def __init__(self, name: str, on_import: Callable[[], None]) -> None:
         self._name = name
@@ -134,7 +134,7 @@ class _ImportWatch(MetaPathFinder):
         if loader is not None:
 
             def execute(module: ModuleType) -> None:
-                del loader.exec_module  # the class's own method again
+                del loader.exec_module  # restores the method of the class
                 loader.exec_module(module)
                 self._on_import()
 

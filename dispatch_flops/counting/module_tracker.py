@@ -206,7 +206,7 @@ class Tracker:
         if self._parameter_owners is None:
             self._parameter_owners = self.names.owners_of_parameters()
         fqn = owner_by_parameters(node, self._parameter_owners)
-        return fqn if fqn is not None and fqn in self.names.nodes else UNATTRIBUTED
+        return fqn if fqn is not None and fqn in self.names.by_fqn else UNATTRIBUTED
 
     def _note_backward(self, thread: ThreadState) -> None:
         if not thread.is_entered and self._home is not None:
@@ -305,7 +305,7 @@ class Tracker:
         stack = thread.stack
         if stack[-1].step:
             thread.param_sink = thread.used_params
-        named = self.names.known(module)
+        named = self.names.find_unshared(module)
         if named is None:
             if isinstance(module, torch.fx.GraphModule) and (
                 self.subgraph_depth or not self._is_mode_on()

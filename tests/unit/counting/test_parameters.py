@@ -13,7 +13,7 @@ USED = {1, 2, 5, 8}
 
 def facts(key: int) -> ParameterFacts:
     """Of distinct weights, so that no sum of some is a sum of others."""
-    return ParameterFacts(key=key, elements=2**key, trainable=key % 3 == 0, stands_in=False)
+    return ParameterFacts(key=key, elements=2**key, is_trainable=key % 3 == 0, is_hidden=False)
 
 
 def reached(start: int, held: dict[int, set[int]]) -> set[int]:

@@ -17,7 +17,7 @@ from torch.nn.modules.module import (
 
 from dispatch_flops import FlopCounterMode, profile_model
 from dispatch_flops.timing import calibration
-from dispatch_flops.timing.idle_modules import IdleModules, calling, run_in_fresh_thread
+from dispatch_flops.timing.idle_modules import IdleModules, make_call, run_in_fresh_thread
 from dispatch_flops.timing.overhead import Overhead
 
 
@@ -110,10 +110,10 @@ def test_within_vmap() -> None:
 def test_idle_modules_call_their_own_hooks_alone() -> None:
     idle = IdleModules(3, lambda x: x + 1)
     seen: list[str] = []
-    idle.call_by(calling([lambda *_: seen.append("before")], [lambda *_: seen.append("after")]))
+    idle.set_call(make_call([lambda *_: seen.append("before")], [lambda *_: seen.append("after")]))
     idle.run()
     assert seen == ["before", "after"] * 3
-    idle.call_by(calling())
+    idle.set_call(make_call())
     idle.run()
     assert len(seen) == 6
 
