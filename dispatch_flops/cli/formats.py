@@ -1,4 +1,4 @@
-"""The formats that a profile can be shown in, by name."""
+"""Formats that a profile can be shown in, by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT = "deepspeed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """suffix: the ending of a file name that means this format."""
+    """Format of a profile. A file name that ends with ``suffix`` selects it."""
 
     help: str
     render: Callable[[Profile, View], str]
@@ -52,28 +52,36 @@ def _html(profile: Profile, view: View) -> str:
 
 
 FORMATS: dict[str, Format] = {
-    "deepspeed": Format(help="DeepSpeed's three parts and the operators", render=deepspeed.render),
-    "table": Format(help="modules and operators as tables", render=_tables("plain")),
-    "markdown": Format(help="the same in Markdown", render=_tables("markdown"), suffix=".md"),
-    "json": Format(help="everything, to be read again", render=_json, suffix=".json"),
-    "csv": Format(help="a row per module", render=csv.render, suffix=".csv"),
-    "csv-operators": Format(help="a row per module and operator", render=_csv_operators),
+    "deepspeed": Format(
+        help="DeepSpeed's report, with a table of operators", render=deepspeed.render
+    ),
+    "table": Format(help="tables of modules and operators", render=_tables("plain")),
+    "markdown": Format(
+        help="the same tables in Markdown", render=_tables("markdown"), suffix=".md"
+    ),
+    "json": Format(
+        help="the whole profile, as show, diff and check read it", render=_json, suffix=".json"
+    ),
+    "csv": Format(help="one row per module", render=csv.render, suffix=".csv"),
+    "csv-operators": Format(help="one row per module and operator", render=_csv_operators),
     "collapsed": Format(
-        help="stacks for flame graphs, by FLOPs", render=collapsed.render, suffix=".collapsed"
+        help="stacks for flame graphs, weighted by FLOPs",
+        render=collapsed.render,
+        suffix=".collapsed",
     ),
     "trace": Format(
         help="a timeline for Perfetto", render=chrome_trace.render, suffix=".trace.json"
     ),
-    "html": Format(help="a page for the browser", render=_html, suffix=".html"),
+    "html": Format(help="an interactive page for the browser", render=_html, suffix=".html"),
 }
 
 
-def choose(name: str | None, output: str | None) -> Format:
-    """The format of that name; without one, what the file's ending says; else the default."""
+def choose_format(name: str | None, output: str | None) -> Format:
+    """Return the format named, else the one of the file's suffix, else the default."""
     if name is not None:
         return FORMATS[name]
-    ending = "" if output is None else Path(output).name.lower()
+    filename = "" if output is None else Path(output).name.lower()
     fitting = [
-        entry for entry in FORMATS.values() if entry.suffix and ending.endswith(entry.suffix)
+        entry for entry in FORMATS.values() if entry.suffix and filename.endswith(entry.suffix)
     ]
     return max(fitting, key=lambda entry: len(entry.suffix), default=FORMATS[DEFAULT])
