@@ -23,6 +23,7 @@ from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.signatures import all_strided, call_signature, signature_of
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.counting.thread_state import ThreadState
+from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import METADATA, CallCost, price
@@ -166,19 +167,27 @@ class CountingMode(TorchDispatchMode):
         thread.last_seq = _sequence_nr()
         return out
 
-    def leave(self) -> None:
-        """Leave the mode, and keep the modes that were entered later.
+    def start(self, undo: UndoStack) -> None:
+        """Enter the mode in this thread until ``undo`` runs."""
+        flags = _torch.mode_flags()
+        undo.add(lambda: self._leave(flags))
+        self.__enter__()  # type: ignore[no-untyped-call]
 
-        ``TorchDispatchMode.__exit__`` takes off whichever mode is on top.
+    def _leave(self, flags: tuple[bool, ...]) -> None:
+        """Leave the mode wherever it is on the stack, and keep the modes that were entered later.
+
+        ``TorchDispatchMode.__exit__`` takes off whichever mode is on top. An interrupt can leave
+        the mode on the stack more than once, for it enters itself again in composite operators.
         """
-        stack = _torch.modes_in_force()
-        position = next(i for i, mode in enumerate(stack) if mode is self)
-        above = stack[position + 1 :]
+        above = []
+        while any(mode is self for mode in _torch.modes_in_force()):
+            mode = _torch.pop_mode()
+            if mode is not self:
+                above.append(mode)
         for mode in reversed(above):
-            TorchDispatchMode.__exit__(mode, None, None, None)
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        for mode in above:
-            TorchDispatchMode.__enter__(mode)
+            _torch.push_mode(mode)
+        if not above:
+            _torch.set_mode_flags(flags)
 
     # -- deciding -------------------------------------------------------------------------------
 

@@ -11,85 +11,114 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.undo import UndoStack
 
 _DYNAMO = _torch.DYNAMO
+
+
+def take_eager_stance(undo: UndoStack) -> None:
+    """Make compiled callables run their eager code until ``undo`` runs, also ones compiled then."""
+    _WARNING.hold(undo)
+    if _DYNAMO in sys.modules:
+        _STANCE.hold(undo)
+    else:
+        # Importing torch._dynamo takes about a second, which programs that compile nothing
+        # should not pay. A program may compile for the first time while the counter is active.
+        watch = _ImportWatch(_DYNAMO, lambda: _STANCE.hold(undo))
+        undo.add(watch.remove)
+        sys.meta_path.insert(0, watch)
 
 
 @contextmanager
 def eager_stance() -> Iterator[None]:
     """Make compiled callables run their eager code inside the block, also those compiled in it."""
-    with ExitStack() as undo:
-        _WARNING.enter(undo)
-        if _DYNAMO in sys.modules:
-            _STANCE.enter(undo)
-        else:
-            # Importing torch._dynamo takes about a second, which programs that compile nothing
-            # should not pay. A program may compile for the first time inside the block.
-            watch = _ImportWatch(_DYNAMO, lambda: _STANCE.enter(undo))
-            sys.meta_path.insert(0, watch)
-            undo.callback(watch.remove)
+    undo = UndoStack()
+    try:
+        take_eager_stance(undo)
         yield
+    finally:
+        undo.run()
+
+
+class _Setting(Protocol):
+    """Setting of the process; both methods do nothing where there is nothing to do."""
+
+    def apply(self) -> None: ...
+    def revert(self) -> None: ...
 
 
 class _SharedSetting:
-    """Setting of the process that overlapping blocks share, in one thread or in several.
+    """Setting that several blocks hold, which may overlap in one thread or in several."""
 
-    The first block calls ``apply``, the last one calls what ``apply`` returned.
-    """
-
-    def __init__(self, apply: Callable[[], Callable[[], None]]) -> None:
-        self._apply = apply
-        self._blocks = 0
+    def __init__(self, setting: _Setting) -> None:
+        self._setting = setting
+        self._holders: set[object] = set()
         self._lock = threading.Lock()
-        self._restore: Callable[[], None] = lambda: None
 
-    def enter(self, undo: ExitStack) -> None:
+    def hold(self, undo: UndoStack) -> None:
+        """Apply the setting until ``undo`` runs, and the undoing of all other holders."""
+        holder = object()
+        undo.add(lambda: self._release(holder))
         with self._lock:
-            if not self._blocks:
-                self._restore = self._apply()
-            self._blocks += 1
-        undo.callback(self._leave)
+            self._holders.add(holder)
+            self._setting.apply()
 
-    def _leave(self) -> None:
+    def _release(self, holder: object) -> None:
         with self._lock:
-            self._blocks -= 1
-            if not self._blocks:
-                self._restore()
+            self._holders.discard(holder)
+            if not self._holders:
+                self._setting.revert()
 
 
-def _set_stance() -> Callable[[], None]:
-    prior = _torch.set_stance(_Stance(_torch.current_stance()))
+class _StanceSetting:
+    """The stance of torch.compile."""
 
-    def restore() -> None:
-        _torch.set_stance(prior)
+    def __init__(self) -> None:
+        self._stance: _Stance | None = None
 
-    return restore
+    def apply(self) -> None:
+        if self._stance is None:
+            self._stance = _Stance(_torch.current_stance())
+            _torch.set_stance(self._stance)
+
+    def revert(self) -> None:
+        if self._stance is not None:
+            # A stance that the program has set meanwhile stays.
+            if _torch.current_stance() is self._stance:
+                _torch.set_stance(self._stance.prior)
+            self._stance.is_active = False
+            self._stance = None
 
 
-def _ignore_hook_warning() -> Callable[[], None]:
-    """Ignore torch's warning about global hooks on compiled modules: they are the counter's."""
-    filters = cast("list[Any]", warnings.filters)
-    before = list(filters)
-    warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global")
-    added = [entry for entry in filters if entry not in before]
+class _WarningFilter:
+    """A filter for torch's warning about global hooks on compiled modules: they are ours."""
 
-    def restore() -> None:
+    # The empty group makes the pattern differ from any that the program filters by.
+    _PATTERN = "(?:)Using `torch.compile.module.` when there are global"
+
+    def __init__(self) -> None:
+        self._filters: list[Any] = []  # those in use when the filter was added
+
+    def apply(self) -> None:
+        if not any(map(self._is_ours, self._filters)):
+            self._filters = cast("list[Any]", warnings.filters)
+            warnings.filterwarnings("ignore", message=self._PATTERN)
+
+    def revert(self) -> None:
         # The program may have added filters. Within its ``catch_warnings`` a copy is in use.
-        for used in (filters, cast("list[Any]", warnings.filters)):
-            used[:] = [entry for entry in used if entry not in added]
+        for used in (self._filters, cast("list[Any]", warnings.filters)):
+            used[:] = [entry for entry in used if not self._is_ours(entry)]
+        self._filters = []
 
-    return restore
-
-
-_STANCE = _SharedSetting(_set_stance)
-_WARNING = _SharedSetting(_ignore_hook_warning)
+    def _is_ours(self, entry: Any) -> bool:
+        return entry[1] is not None and getattr(entry[1], "pattern", None) == self._PATTERN
 
 
 class _Stance:
@@ -102,16 +131,20 @@ class _Stance:
     """
 
     def __init__(self, prior: Any) -> None:
-        self._prior = prior
+        self.prior = prior
+        self.is_active = True  # a program that keeps this stance gets the prior one afterwards
         self.skip_guard_eval_unsafe = prior.skip_guard_eval_unsafe
 
     @property
     def stance(self) -> str:
-        return str(self._prior.stance) if _torch.compiles_higher_order_operator() else "force_eager"
+        return "force_eager" if self._is_eager() else str(self.prior.stance)
 
     @property
     def backend(self) -> Any:
-        return self._prior.backend if _torch.compiles_higher_order_operator() else None
+        return None if self._is_eager() else self.prior.backend
+
+    def _is_eager(self) -> bool:
+        return self.is_active and not _torch.compiles_higher_order_operator()
 
 
 class _ImportWatch(MetaPathFinder):
@@ -140,3 +173,7 @@ class _ImportWatch(MetaPathFinder):
 
             loader.exec_module = execute
         return spec
+
+
+_STANCE = _SharedSetting(_StanceSetting())
+_WARNING = _SharedSetting(_WarningFilter())

@@ -17,6 +17,7 @@ from typing import Any
 
 from dispatch_flops.analysis.figures import sum_known
 from dispatch_flops.counting.observers import ModuleObserver, OperatorTimer
+from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.profile import Profile, StepTiming
 from dispatch_flops.profile.cost import PHASES, Phase
 from dispatch_flops.timing.devices import CPU, Devices, Stamp
@@ -37,9 +38,8 @@ class UntimedPass:
     operator_timer: OperatorTimer | None = None
     observers: Sequence[ModuleObserver] = ()
 
-    def measuring(self) -> AbstractContextManager[Any]:
-        """Return the block in which the whole is measured."""
-        return nullcontext()
+    def start(self, undo: UndoStack) -> None:
+        """Measure the whole until ``undo`` runs."""
 
     def excluded(self) -> AbstractContextManager[Any]:
         """Return a block whose time is not the program's."""
@@ -76,14 +76,13 @@ class HostPass(UntimedPass):
         self._begun: tuple[float, float] | None = None
         self._home: dict[str, Any] = {}  # what ``overhead`` is in the thread that is measured
 
-    @contextmanager
-    def measuring(self) -> Iterator[None]:
+    def start(self, undo: UndoStack) -> None:
+        undo.add(self._stop)
         self._home = vars(self._overhead)
         self._begun = self._overhead.now(), self._overhead.in_operators
-        try:
-            yield
-        finally:
-            self._whole_s, self._begun = self._so_far_s(), None
+
+    def _stop(self) -> None:
+        self._whole_s, self._begun = self._so_far_s(), None
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
