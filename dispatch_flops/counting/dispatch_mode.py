@@ -22,8 +22,9 @@ from dispatch_flops.counting.signatures import all_strided, call_signature, sign
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators import registry
+from dispatch_flops.operators.composites import is_composite
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.costing import METADATA, CallCost, price
+from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import ZERO
@@ -187,9 +188,9 @@ class CountingMode(TorchDispatchMode):
     def _plan_operator(self, func: OpOverload) -> Plan:
         rule = registry.lookup(func, self._own_rules)
         plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
-        plan.metadata = plan.name in METADATA
+        plan.metadata = rule is not None and not rule.is_recorded
         if rule is None or rule.builtin:
-            plan.composite = _is_composite(func)
+            plan.composite = is_composite(func)
         plan.reads_data = meta_tensors.reads_data(func)
         plan.of_zeros = func is _TIMES_NUMBER or plan.name in _SHAPES_OF_ZEROS
         plan.special = plan.metadata or plan.composite or plan.reads_data or plan.of_zeros
@@ -291,7 +292,7 @@ class CountingMode(TorchDispatchMode):
             key = (key, signature_of(out, set()))
             if key in plan.cache:
                 return plan.cache[key]
-        entry = price(plan.name, plan.func, rule, args, kwargs, out, self._conventions)
+        entry = cost_of_call(plan.name, plan.func, rule, args, kwargs, out, self._conventions)
         if self._signatures >= _LIMIT and not self.higher_order.aside:
             self._forget_signatures()
         self._signatures += 1
@@ -304,13 +305,6 @@ class CountingMode(TorchDispatchMode):
             plan.cache.clear()
         self._signatures = 0
         self._on_full()
-
-
-def _is_composite(func: OpOverload) -> bool:
-    """True if ``func`` is made of other operators, and has no kernel of its own."""
-    if not _torch.is_decomposable(func):
-        return False
-    return not any(_torch.has_kernel(func.name(), key) for key in ("CPU", "CUDA"))
 
 
 def _has_nested_kernel(func: OpOverload, args: Any, kwargs: Any) -> bool:

@@ -21,7 +21,7 @@ from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.costing import CallCost, price
+from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import has_no_data
 
@@ -113,7 +113,7 @@ class HigherOrderContext:
         if rule is None:
             self._book(CallCost(name, "unknown"))
         else:
-            self._book(price(name, kernel, rule, (), kwargs, out, self._conventions))
+            self._book(cost_of_call(name, kernel, rule, (), kwargs, out, self._conventions))
 
     def _book(self, entry: CallCost) -> None:
         self._tracker.here().counts[entry] += 1

@@ -1,4 +1,4 @@
-"""Small questions about tensors that every formula asks, and those who price them."""
+"""Properties of tensors that formulas and the counter need: sizes, layouts, bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPARSE_LAYOUTS = frozenset(
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """What is asked of tensors inside leaves no trace where ``torch.jit.trace`` is at work."""
+    """Suspend ``torch.jit.trace``, so that reading a tensor's shape adds nothing to the graph."""
     state = _torch.tracing_state()
     _torch.set_tracing_state(None)
     try:
@@ -29,7 +29,7 @@ def untraced() -> Iterator[None]:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested lists, tuples, mappings and dataclasses."""
+    """Yield every tensor in nested lists, tuples, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -44,30 +44,35 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def nbytes(*values: Any) -> int:
-    """Bytes of the tensors in ``values``, nested as they may be."""
+    """Return the bytes of all tensors in ``values``, which may be nested (see ``tensors_in``)."""
     return sum(_bytes_of(tensor) for tensor in tensors_in(values))
 
 
 def is_inexact(*tensors: torch.Tensor | None) -> bool:
-    """True if one of the tensors holds floating-point or complex numbers."""
-    return any(t is not None and (t.is_floating_point() or t.is_complex()) for t in tensors)
+    """Return True if one of the tensors holds floating-point or complex numbers."""
+    return any(t is not None and is_inexact_dtype(t.dtype) for t in tensors)
+
+
+def is_inexact_dtype(dtype: torch.dtype) -> bool:
+    """Return True for a floating-point or complex dtype: arithmetic in it counts as FLOPs."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def nested_sizes(tensor: torch.Tensor) -> list[list[int]]:
-    """The sizes of each item of a strided nested tensor, which are kept on the CPU."""
+    """Return the sizes of each item of a strided nested tensor, which torch keeps on the CPU."""
     sizes: list[list[int]] = tensor._nested_tensor_size().tolist()
     return sizes
 
 
 def is_strided_nested(tensor: torch.Tensor) -> bool:
-    """True for ``torch.nested`` tensors of strided layout, whose ``shape`` raises."""
+    """Return True for a ``torch.nested`` tensor of strided layout, whose ``shape`` raises."""
     return tensor.is_nested and tensor.layout == torch.strided
 
 
 def stored_elements(sparse: torch.Tensor) -> int:
-    """Elements that a sparse tensor stores: ``nnz``, times the size of its dense part or blocks.
+    """Return how many elements a sparse tensor stores: ``nnz`` × the size of its blocks.
 
-    A blocked layout stores whole blocks, explicit zeros inside included.
+    Dense dimensions count as a block. A block counts whole, with the zeros inside it.
     """
     if sparse.layout == torch.sparse_coo:
         return sparse._values().numel()
@@ -75,12 +80,12 @@ def stored_elements(sparse: torch.Tensor) -> int:
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """True for COO, CSR, CSC, BSR and BSC; nested and oneDNN tensors are dense."""
+    """Return True for COO, CSR, CSC, BSR and BSC; nested and oneDNN tensors are dense."""
     return tensor.layout in _SPARSE_LAYOUTS
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's logical elements; of a sparse tensor's indices and values."""
+    """Return the bytes of a tensor's logical elements, or of a sparse tensor's parts."""
     layout = tensor.layout
     if layout is torch.strided or layout is torch.jagged:
         return int(tensor.numel()) * tensor.element_size()
@@ -98,5 +103,5 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 
 
 def has_no_data(value: Any) -> bool:
-    """Return True for a tensor that has a shape and nothing else, on the meta device or fake."""
+    """Return True for a tensor without data: fake, or on the meta device."""
     return isinstance(value, torch.Tensor) and (value.is_meta or isinstance(value, FakeTensor))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._arithmetic import contract
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.profile.cost import OpCost
 
 
@@ -58,9 +58,9 @@ _COLLECTIVES = {
 }
 
 for _library, _names in _COLLECTIVES.items():
-    free(named(_library, _names), "communication, not compute")
+    declare_free(named(_library, _names), "communication, not compute")
 
-free(named("_c10d_functional", "wait_tensor"), "waits for communication")
+declare_free(named("_c10d_functional", "wait_tensor"), "waits for communication")
 
 
 @register_flops(named("symm_mem", "_async_input_mm"))

@@ -17,7 +17,7 @@ import torch
 
 from dispatch_flops.operators.formulas._arithmetic import cost_of, same_shaped
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import is_inexact, tensors_in
 from dispatch_flops.profile.cost import OpCost, flops
 
@@ -38,7 +38,7 @@ def in_decomposed(*names: str) -> list[Any]:
     return [f"quantized_decomposed::{name}" for name in names]
 
 
-free(
+declare_free(
     packets(
         *"""
         int_repr _make_per_tensor_quantized_tensor _make_per_channel_quantized_tensor
@@ -231,7 +231,7 @@ def register_pointwise(name: str, steps: tuple[Any, ...]) -> None:
 for _name, _steps in POINTWISE.items():
     register_pointwise(_name, _steps)
 
-free(
+declare_free(
     packets("relu6", "clamp", "threshold", "max_pool1d", "max_pool2d", library="quantized"),
     "integer arithmetic",
 )

@@ -19,12 +19,12 @@ import torch
 from dispatch_flops.operators.formulas import _lapack
 from dispatch_flops.operators.formulas._lapack import Work
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.profile.cost import OpCost, contraction, flops
 
 Tensor = torch.Tensor
 
-free(
+declare_free(
     packets("lu_unpack", "_linalg_check_errors"),
     "copies triangles or checks results",
 )

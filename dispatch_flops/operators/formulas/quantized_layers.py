@@ -26,7 +26,7 @@ from dispatch_flops.operators.formulas.fake_quantize import (
 )
 from dispatch_flops.operators.formulas.linear import post_op
 from dispatch_flops.operators.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import ZERO, OpCost, contraction, flops
 
@@ -48,8 +48,8 @@ _PREPACK = """
     wrapped_fbgemm_pack_gemm_matrix_fp16
 """
 for _library in ("quantized", "_quantized"):
-    free(packets(*_PREPACK.split(), library=_library), "packs weights, ahead of the run")
-free(
+    declare_free(packets(*_PREPACK.split(), library=_library), "packs weights, ahead of the run")
+declare_free(
     packets("qconv_prepack", "qlinear_prepack", "linear_prepack_fp16", library="onednn")
     + packets("qlinear_prepack", "qlinear_unpack", library="sparse"),
     "packs weights, ahead of the run",

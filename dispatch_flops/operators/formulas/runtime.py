@@ -13,12 +13,12 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops.operators.formulas._arithmetic import adds, cost_of, muls
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.profile.cost import ZERO, OpCost, flops
 
 Tensor = torch.Tensor
 
-free(
+declare_free(
     packets(
         "_record_function_enter",
         "_record_function_enter_new",
@@ -32,7 +32,7 @@ free(
     "bookkeeping",
     moves=False,
 )
-free(
+declare_free(
     packets("_cudnn_rnn_flatten_weight", "_nested_sum_backward")
     + packets("_mkl_reorder_linear_weight", library="mkl")
     + packets(
@@ -74,8 +74,10 @@ _PRIMS_FREE = """
 """
 _FSDP_FREE = "all_gather_copy_in chunk_cat copy_ split_with_sizes_copy"
 
-free([f"prims::{name}" for name in _PRIMS_FREE.split()], "moves data or makes random numbers")
-free([f"fsdp::{name}" for name in _FSDP_FREE.split()], "packs data for communication")
+declare_free(
+    [f"prims::{name}" for name in _PRIMS_FREE.split()], "moves data or makes random numbers"
+)
+declare_free([f"fsdp::{name}" for name in _FSDP_FREE.split()], "packs data for communication")
 
 
 @register_flops("prims::fma")

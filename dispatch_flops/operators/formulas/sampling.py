@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost, flops
 
@@ -37,12 +37,12 @@ def _bernoulli(self: Tensor, p: Any = None, *_: Any, out: Tensor, **__: Any) -> 
     return OpCost(bytes_read=nbytes(self if p is None else p), bytes_written=nbytes(out))
 
 
-free(packets(*_DRAWN.split()), "random numbers")
-free(packets(*_FILLED.split()), "random numbers", formula=_filled)
-free(packets("bernoulli"), "random numbers", formula=_bernoulli)
-free([torch.ops.aten.bernoulli_.float], "random numbers", formula=_filled)
-free(packets("philox_rand", library="rngprims"), "random numbers")
-free(packets("inductor_reserve_rng_state", library="inductor_prims"), "random numbers")
+declare_free(packets(*_DRAWN.split()), "random numbers")
+declare_free(packets(*_FILLED.split()), "random numbers", formula=_filled)
+declare_free(packets("bernoulli"), "random numbers", formula=_bernoulli)
+declare_free([torch.ops.aten.bernoulli_.float], "random numbers", formula=_filled)
+declare_free(packets("philox_rand", library="rngprims"), "random numbers")
+declare_free(packets("inductor_reserve_rng_state", library="inductor_prims"), "random numbers")
 
 
 @register_flops(packets("native_dropout"))

@@ -14,7 +14,7 @@ import torch
 
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.pointwise import per_element
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import is_inexact, nbytes
 from dispatch_flops.profile.cost import OpCost, contraction
 
@@ -31,7 +31,7 @@ def _pick(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:
     return OpCost(bytes_read=indices + nbytes(out), bytes_written=nbytes(out))
 
 
-free(
+declare_free(
     packets("gather", "index_select", "index", "_unsafe_index", "take", "embedding"),
     "picks elements: moves them, computes nothing",
     formula=_pick,
@@ -44,7 +44,9 @@ def _unsafe_masked_index(
     return _pick(self, mask, indices, out=out)
 
 
-free(packets("_unsafe_masked_index"), "picks elements under a mask", formula=_unsafe_masked_index)
+declare_free(
+    packets("_unsafe_masked_index"), "picks elements under a mask", formula=_unsafe_masked_index
+)
 
 
 # Putting ---------------------------------------------------------------------------------

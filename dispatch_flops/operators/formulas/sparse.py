@@ -17,14 +17,14 @@ import torch
 from dispatch_flops.operators.formulas._arithmetic import adds, contract, muls, same_shaped
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.matmul import inner_products
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import is_sparse, stored_elements
 from dispatch_flops.profile.cost import OpCost, flops
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-free(
+declare_free(
     packets(
         *"""
         _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc _to_dense
@@ -38,7 +38,7 @@ free(
     ),
     "moves elements and indices between layouts",
 )
-free(
+declare_free(
     packets(
         *"""
         _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors sparse_coo_tensor
@@ -50,7 +50,7 @@ free(
     "wraps or describes tensors that exist",
     moves=False,
 )
-free(packets("_cslt_sparse_mm_search"), "looks for the fastest kernel")
+declare_free(packets("_cslt_sparse_mm_search"), "looks for the fastest kernel")
 
 
 # -- products ------------------------------------------------------------------------------

@@ -91,17 +91,6 @@ class TestCustomOps:
         mapping = {op: lambda x, *, out, **_: OpCost(macs=2 * x.shape[0] ** 3)}
         assert profile_of(op, square, custom_mapping=mapping).total().macs == 2 * I**3
 
-    @pytest.mark.parametrize("inference", [False, True])
-    def test_composites_are_seen_through(
-        self, library: torch.library.Library, inference: bool
-    ) -> None:
-        library.define("cube2(Tensor x) -> Tensor")
-        library.impl("cube2", lambda x: x @ x @ x, "CompositeImplicitAutograd")
-        with torch.inference_mode(inference):
-            profile = profile_of(torch.ops.dispatch_flops_test.cube2, torch.ones(I, I))
-        assert profile.total().macs == 2 * I**3
-        assert profile.uncounted_ops() == {}
-
     def test_triton_op_is_one_operator(self) -> None:
         triton_op = pytest.importorskip("torch.library").triton_op
 

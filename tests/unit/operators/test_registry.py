@@ -128,7 +128,7 @@ def test_unregister_what_is_not_there() -> None:
 
 @pytest.mark.parametrize("target", [len, "mm", 3, torch.mm, nn.Linear(2, 2), int, [one, len]])
 def test_what_is_no_operator(target: Any) -> None:
-    with pytest.raises(UnknownOperatorError, match="is no operator"):
+    with pytest.raises(UnknownOperatorError, match="is not an operator"):
         register_flops(target)(costs(1))
     unregister_if_there(one)
 

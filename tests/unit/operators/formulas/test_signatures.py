@@ -18,6 +18,7 @@ from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
 )
+from dispatch_flops.operators.composites import is_composite
 
 
 def served() -> Iterator[tuple[OpOverload, registry.Rule]]:
@@ -27,14 +28,10 @@ def served() -> Iterator[tuple[OpOverload, registry.Rule]]:
         base, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, library), base, None)
         op = getattr(packet, overload or "default", None)
-        if isinstance(op, OpOverload) and "Tensor" in str(op._schema) and not _is_composite(name):
+        if isinstance(op, OpOverload) and "Tensor" in str(op._schema) and not is_composite(op):
             rule = registry.lookup(op)
             if rule is not None:
                 yield op, rule
-
-
-def _is_composite(name: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 def refusals(op: OpOverload, rule: registry.Rule) -> Iterator[str]:
