@@ -284,7 +284,7 @@ def test_formulas_written_for_torchs_counter() -> None:
 
 
 def test_no_operator_is_refused_at_once() -> None:
-    with pytest.raises(UnknownOperatorError, match="is no operator"):
+    with pytest.raises(UnknownOperatorError, match="is not an operator"):
         FlopCounterMode(custom_mapping={len: lambda *a, **k: 1}, display=False)
 
 

@@ -492,7 +492,7 @@ def test_a_frozen_torchscript_model() -> None:
         ({"input_shape": (True, 5)}, "tuple of ints"),
         ({"input_shape": (2, 5.0)}, "tuple of ints"),
         ({"input_shape": 5}, "tuple of ints"),
-        ({"custom_mapping": [1]}, "a list is no mapping"),
+        ({"custom_mapping": [1]}, "a list is not a mapping"),
     ],
 )
 def test_options_that_cannot_be_are_named(options: dict[str, Any], words: str) -> None:
