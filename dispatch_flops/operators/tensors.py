@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -58,6 +58,11 @@ def is_inexact_dtype(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
+def is_given(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Return False for None and for the undefined tensor that autograd passes in its place."""
+    return tensor is not None and tensor.numel() > 0
+
+
 def nested_sizes(tensor: torch.Tensor) -> list[list[int]]:
     """Return the sizes of each item of a strided nested tensor, which torch keeps on the CPU."""
     sizes: list[list[int]] = tensor._nested_tensor_size().tolist()
@@ -69,14 +74,16 @@ def is_strided_nested(tensor: torch.Tensor) -> bool:
     return tensor.is_nested and tensor.layout == torch.strided
 
 
-def stored_elements(sparse: torch.Tensor) -> int:
-    """Return how many elements a sparse tensor stores: ``nnz`` × the size of its blocks.
+def stored_elements(tensor: torch.Tensor) -> int:
+    """Return how many elements a tensor stores: all, or if sparse ``nnz`` × the size of a block.
 
-    Dense dimensions count as a block. A block counts whole, with the zeros inside it.
+    Dense dimensions are a block. A block counts whole, with the zeros in it.
     """
-    if sparse.layout == torch.sparse_coo:
-        return sparse._values().numel()
-    return sparse.values().numel()
+    if not is_sparse(tensor):
+        return tensor.numel()
+    if tensor.layout == torch.sparse_coo:
+        return tensor._values().numel()
+    return tensor.values().numel()
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
@@ -86,20 +93,14 @@ def is_sparse(tensor: torch.Tensor) -> bool:
 
 def _bytes_of(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's logical elements, or of a sparse tensor's parts."""
-    layout = tensor.layout
-    if layout is torch.strided or layout is torch.jagged:
-        return int(tensor.numel()) * tensor.element_size()
-    if layout is torch.sparse_coo:
-        return sum(
-            part.numel() * part.element_size() for part in (tensor._indices(), tensor._values())
-        )
-    if layout in (torch.sparse_csr, torch.sparse_bsr):
+    parts: tuple[torch.Tensor, ...] = (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        parts = (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-        return sum(part.numel() * part.element_size() for part in parts)
-    if layout in (torch.sparse_csc, torch.sparse_bsc):
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-        return sum(part.numel() * part.element_size() for part in parts)
-    return int(tensor.numel()) * tensor.element_size()
+    return sum(int(part.numel()) * part.element_size() for part in parts)
 
 
 def has_no_data(value: Any) -> bool:

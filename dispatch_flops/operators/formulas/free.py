@@ -1,8 +1,8 @@
 """Operators that do no arithmetic worth counting, each group with its reason.
 
-Views, metadata and bare allocation move no bytes either. Fills write and read nothing.
-Everything else here moves what comes in and what goes out. Random numbers are in sampling.py;
-picking by index, with the bytes that it moves, in scatter.py.
+Views, metadata and bare allocations move no bytes either. Fills write their result and read
+nothing. All others move their inputs and outputs. Random numbers are in sampling.py, picking by
+index is in scatter.py.
 """
 
 from __future__ import annotations
@@ -96,16 +96,16 @@ LOGIC = """
 
 
 def written(*args: Any, out: Any = None, **_: Any) -> OpCost:
-    """A fill writes its result, in place its first argument, and reads nothing."""
+    """Bytes of a fill: it writes its result, or in place its first argument, and reads nothing."""
     return OpCost(bytes_written=nbytes(args[:1] if out is None else out))
 
 
 def _copied(self: Any, src: Any, *_: Any, out: Any = None, **__: Any) -> OpCost:
-    """``copy``: reads the source and writes as many elements as the destination has."""
+    """Bytes of ``copy``: it reads the source and writes every element of the destination."""
     return OpCost(bytes_read=nbytes(src), bytes_written=nbytes(self))
 
 
-declare_free(packets(*VIEWS.split()), "view: another look at the same memory", moves=False)
+declare_free(packets(*VIEWS.split()), "view of the same memory", moves=False)
 declare_free(
     packets(*QUERIES.split()) + packets("device", "layout", library="prim"),
     "metadata",
@@ -116,7 +116,7 @@ declare_free(packets(*BOOKKEEPING.split()), "metadata, assertion or bookkeeping"
 declare_free(packets(*ALLOCATIONS.split()), "allocation", moves=False)
 declare_free(packets("_local_scalar_dense"), "one number read by the host")
 declare_free(packets(*COPIES.split()), "copy, cast, padding or layout")
-declare_free(packets(*SELECTIONS.split()), "selects; the comparison before it is counted")
+declare_free(packets(*SELECTIONS.split()), "selection; its comparison is counted separately")
 declare_free(packets(*LOGIC.split()), "integer and boolean arithmetic")
 declare_free(packets(*FILLS.split()), "fill with constants or integers", formula=written)
 declare_free(packets(*OVERWRITES.split()), "copy", formula=_copied)

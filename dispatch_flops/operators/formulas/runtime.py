@@ -1,6 +1,6 @@
 """Operators that torch's own machinery calls: profiler, export, inductor, oneDNN's packing, FSDP.
 
-Those of libraries that are loaded when they are first used are named, not looked up: looking
+Operators of libraries that are loaded on first use are given by name, because looking them up
 would load the library.
 """
 
@@ -51,7 +51,7 @@ def _takes(op: Any, arguments: int) -> bool:
     return len(_torch.schema_of(op.default).arguments) == arguments
 
 
-# Before torch 2.13 the operator was not told the old gradient: whether it adds cannot be known.
+# Before torch 2.13 the operator does not take the old gradient: whether it adds is unknown.
 @register_flops([op for op in packets("accumulate_grad_", library="inductor") if _takes(op, 3)])
 def accumulate_grad(
     variable: Tensor, grad: Tensor | None, new_grad: Tensor | None, *, out: Any, **_: Any
@@ -88,6 +88,6 @@ def fma(a: Tensor, b: Tensor, c: Tensor, *, out: Any, **_: Any) -> int:
 
 @register_flops("prims::_low_memory_max_pool_with_offsets")
 def low_memory_max_pool(x: Tensor, *args: Any, out: Any, **kwargs: Any) -> OpCost:
-    """Max pooling that keeps small offsets in place of indices: as many comparisons."""
+    """Max pooling that returns small offsets instead of indices, with as many comparisons."""
     pool = torch.ops.aten.max_pool2d_with_indices
     return cost_of(pool, x, *args, out=out, **kwargs)
