@@ -75,7 +75,7 @@ def all_gather_matmul(
 ) -> OpCost:
     """A[M, K] gathered from all ranks, then A @ B[K, N] for each B.
 
-    MACs: M·N·K each. FLOPs: 2·MACs. (Scales and biases of the scaled form are left out.)
+    MACs: M·N·K each. FLOPs: 2·MACs. (Scales and biases of the scaled form are not counted.)
     """
     return contract(sum(product.numel() for product in out[1]) * A_shard.shape[-1], A_shard)
 
@@ -86,6 +86,6 @@ def matmul_reduce_scatter(
 ) -> OpCost:
     """A[..., M, K] @ B[K, N], then summed over ranks and scattered.
 
-    MACs: M·N·K. FLOPs: 2·MACs. (Scales and biases of the scaled form are left out.)
+    MACs: M·N·K. FLOPs: 2·MACs. (Scales and biases of the scaled form are not counted.)
     """
     return contract(A.numel() * B.shape[-1], A, B)

@@ -177,7 +177,7 @@ def addressed(self: Tensor, indices: Any, values: Tensor) -> int:
 
 
 def _places(values: Tensor, after: int, bound: int) -> int:
-    """Return the size of the dimension of ``values`` before the last ``after``; 1 means ``bound``."""
+    """Return the size of the dimension before the last ``after`` ones, or ``bound`` if it is 1."""
     axis = values.dim() - after - 1
     size: int = values.shape[axis] if axis >= 0 else 1
     return bound if size == 1 else size
