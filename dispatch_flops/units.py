@@ -1,9 +1,8 @@
-"""Numbers to text and back: the only place in the package where a number gets a unit.
+"""Numbers with units: to text and back.
 
-Two styles. The package's own says what is counted (``GFLOPs``, ``GMACs``) and marks a rate
-with a slash (``TFLOP/s``). The ``*_to_string`` functions have the names, arguments and
-rounding of DeepSpeed's flops profiler, whose readers expect them. In both, ``None`` means
-"not known" and is written ``n/a``; decimal prefixes are powers of 1000, for bytes too.
+A count names what is counted (``GFLOPs``, ``GMACs``); a rate has a slash (``TFLOP/s``). ``None``
+means "not known" and is written ``n/a``. Prefixes are powers of 1000, for bytes too.
+DeepSpeed's own number formats are in ``renderers.deepspeed.units``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LARGE: Final = ("", "K", "M", "G", "T", "P", "E")
 _SMALL: Final = ("", "m", "u", "n")
 
 
-# -- our own style ------------------------------------------------------------------------------
+# -- numbers to text ----------------------------------------------------------------------------
 
 
 def count_text(count: Number | None) -> str:
@@ -115,69 +114,6 @@ def _scaled(value: Number) -> str:
         size, step = size * 1000, step - 1
     sign = "-" if value < 0 else ""
     return f"{sign}{_rounded(size)} {_LARGE[step] if step >= 0 else _SMALL[-step]}"
-
-
-# -- DeepSpeed's style --------------------------------------------------------------------------
-
-_MAGNITUDES: Final = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1, "m": 1e-3, "u": 1e-6}
-
-
-def number_to_string(
-    num: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """``866_076_672 -> "866.08 M"``; a number without prefix ends in a space, as DeepSpeed's."""
-    if num is None:
-        return NOT_AVAILABLE
-    if units is None:
-        units = _deepspeed_prefix(num)
-    return f"{round(num / _MAGNITUDES.get(units, 1), precision):g} {units}"
-
-
-def macs_to_string(
-    macs: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """``426_516_480 -> "426.52 MMACs"``."""
-    return _with_unit(macs, "MACs", units, precision)
-
-
-def flops_to_string(
-    flops: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """DeepSpeed writes a rate so: ``4e9 -> "4 GFLOPS"``."""
-    return _with_unit(flops, "FLOPS", units, precision)
-
-
-def bytes_to_string(
-    b: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """``1_500_000 -> "1.5 MB"``."""
-    return _with_unit(b, "B", units, precision)
-
-
-def params_to_string(
-    params_num: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """``61_706 -> "61.71 K"``; billions are ``B``, which ``units`` may say as well."""
-    giga = units.replace("B", "G") if units else units
-    return number_to_string(params_num, giga, precision).replace("G", "B").strip()
-
-
-def duration_to_string(
-    duration: float | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """``0.21668 -> "216.68 ms"``."""
-    return _with_unit(duration, "s", units, precision)
-
-
-def _with_unit(value: Number | None, unit: str, prefix: str | None, precision: int) -> str:
-    return NOT_AVAILABLE if value is None else number_to_string(value, prefix, precision) + unit
-
-
-def _deepspeed_prefix(num: Number) -> str:
-    """Chosen before rounding, so that 999,999 is ``1000 K``."""
-    if num == 0:
-        return ""
-    return next((prefix for prefix, size in _MAGNITUDES.items() if num >= size), "u")
 
 
 # -- text to numbers ----------------------------------------------------------------------------

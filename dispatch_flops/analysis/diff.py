@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dispatch_flops.analysis.figures import Figures, inclusive
+from dispatch_flops.analysis.figures import Figures, inclusive, whole
 from dispatch_flops.profile import (
     Profile,
 )
@@ -74,9 +74,7 @@ def _changes(before: _Side, after: _Side) -> tuple[Change, ...]:
 
 
 def _whole(profile: Profile, phase: Phase | None) -> tuple[Figures, int]:
-    root = inclusive(profile.root, phase)[profile.root.fqn]
-    outside = inclusive(profile.outside, phase)[profile.outside.fqn]
-    return root + outside, profile.root.calls
+    return whole(profile, phase), profile.root.calls
 
 
 def _modules(profile: Profile, phase: Phase | None) -> _Side:

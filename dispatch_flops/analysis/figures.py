@@ -126,6 +126,12 @@ def exclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
     }
 
 
+def whole(profile: Profile, phase: Phase | None = None) -> Figures:
+    """Return the figures of everything that ran, in the model and outside it."""
+    root, outside = profile.root, profile.outside
+    return inclusive(root, phase)[root.fqn] + inclusive(outside, phase)[outside.fqn]
+
+
 def by_depth(root: ModuleNode, phase: Phase | None = None) -> list[dict[str, Figures]]:
     """Per depth ``{class name: inclusive figures of its modules there}``, in tree order."""
     whole = inclusive(root, phase)

@@ -1,4 +1,4 @@
-"""Compiled callables run their eager code inside a counter's block, and stay compiled.
+"""Let compiled callables run their eager code while a counter is active, and stay compiled.
 
 Left to itself, torch.compile gives compiled code up for good when it meets a dispatch mode. A
 stance tells it to step aside instead. The stance is of the whole process: compiled callables in

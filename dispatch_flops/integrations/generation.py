@@ -21,8 +21,8 @@ from dispatch_flops.profile.cost import ZERO, OpCost
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.isolation import evaluating, random_state_kept
 from dispatch_flops.profilers.model import OWN_PASS, accelerators_drawn_on, attach_latencies
+from dispatch_flops.timing.calibrated import ModulePass
 from dispatch_flops.timing.devices import Devices
-from dispatch_flops.timing.module_timer import LatencyPass
 from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text
 
 _CACHE = "past_key_values"  # filled by generate: every pass needs one of its own
@@ -107,7 +107,7 @@ def profile_generate(
         for _ in range(warm_up):
             run(_Relay(nullcontext(), nullcontext(), devices))
         timed = run(_Relay(nullcontext(), nullcontext(), devices))
-        clocks = [LatencyPass(ModuleNames([model]), devices=devices) for _ in range(2)]
+        clocks = [ModulePass(ModuleNames([model]), devices=devices) for _ in range(2)]
         run(_Relay(clocks[0], clocks[1], devices))
         counters = [FlopCounterMode(model, display=False) for _ in range(2)]
         counted = run(

@@ -34,7 +34,7 @@ class FlopsProfilerConfig:
     recompute_fwd_factor: float = 0.0
 
     def print_options(self) -> dict[str, Any]:
-        """What of it says what is printed: arguments of ``renderers.deepspeed.render``."""
+        """What of it says what is printed: arguments of ``renderers.deepspeed.make_view``."""
         names = ("profile_step", "module_depth", "top_modules", "detailed")
         return {name: getattr(self, name) for name in names}
 

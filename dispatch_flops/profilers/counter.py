@@ -93,7 +93,7 @@ class FlopCounterMode:
             )
         try:
             self._session = Session(
-                self._roots, self._conventions, self._own_rules, timed=self._latency
+                self._roots, self._conventions, self._own_rules, is_timed=self._latency
             )
             self._session.open()
         except BaseException:
@@ -192,9 +192,10 @@ class FlopCounterMode:
 
     def get_table(self, depth: int | None = None) -> str:
         """The table that ``display`` prints, down to ``depth`` levels (default: the counter's)."""
-        from dispatch_flops.renderers import table
+        from dispatch_flops.renderers import View, table
 
-        return table.render(self.profile, depth=self.depth if depth is None else depth)
+        levels = self.depth if depth is None else depth
+        return table.render(self.profile, View(depth=None if levels is None else levels - 1))
 
     # -- what could not be counted ----------------------------------------------------------------
 

@@ -14,14 +14,13 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops import units
 from dispatch_flops.analysis.latency import latency_of
 from dispatch_flops.errors import NotProfiledError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.model import module_classes, profile_model, without
 from dispatch_flops.renderers import deepspeed
-from dispatch_flops.renderers.deepspeed import aggregated
+from dispatch_flops.renderers.deepspeed import aggregated, units
 
 
 def get_model_profile(
@@ -72,15 +71,14 @@ def get_model_profile(
         **options,
     )
     if print_profile:
-        text = deepspeed.render(
-            profile,
+        view = deepspeed.make_view(
             profile_step=warm_up,
             module_depth=module_depth,
             top_modules=top_modules,
             detailed=detailed,
             fold=fold,
         )
-        show(text, output_file)
+        show(deepspeed.render(profile, view), output_file)
     total = profile.root.total("forward")
     params = profile.total_params
     if not as_string:
@@ -230,19 +228,19 @@ class FlopsProfiler:
         fold: bool = False,
     ) -> None:
         """Print the three parts and the operator table, to stdout or to ``output_file``."""
-        text = deepspeed.render(
-            self.profile,
+        view = deepspeed.make_view(
             profile_step=profile_step,
             module_depth=module_depth,
             top_modules=top_modules,
             detailed=detailed,
             fold=fold,
         )
-        report(text, output_file)
+        report(deepspeed.render(self.profile, view), output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the part that aggregates modules by class at each depth."""
-        print(aggregated.render(self.profile, module_depth=module_depth, top_modules=top_modules))
+        view = deepspeed.make_view(module_depth=module_depth, top_modules=top_modules)
+        print(aggregated.render(self.profile, view))
 
 
 def report(text: str, output_file: str | Path | None) -> None:

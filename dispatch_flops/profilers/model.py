@@ -34,6 +34,8 @@ from dispatch_flops.profilers.isolation import (
     on_meta,
     random_state_kept,
 )
+from dispatch_flops.timing.calibrated import ModulePass
+from dispatch_flops.timing.calibration import resolution_s
 from dispatch_flops.timing.devices import Devices
 from dispatch_flops.timing.latencies import (
     fit_to_whole,
@@ -42,7 +44,6 @@ from dispatch_flops.timing.latencies import (
     time_call,
     within_parents,
 )
-from dispatch_flops.timing.module_timer import LatencyPass, resolution_s
 
 OWN_PASS = "a pass of its own, without the dispatch mode; the model's without any hook"
 
@@ -245,7 +246,7 @@ def _measure(
         with (
             eager_stance(),
             garbage_collection_later(),
-            LatencyPass(names, devices=devices) as clock,
+            ModulePass(names, devices=devices) as clock,
         ):
             devices.synchronize()
             forward()

@@ -64,4 +64,4 @@ class ProfiledStep:
             self._profile = dataclasses.replace(profile, notes=(*profile.notes, *notes))
 
     def _text(self) -> str:
-        return deepspeed.render(self.profile, **self.config.print_options())
+        return deepspeed.render(self.profile, deepspeed.make_view(**self.config.print_options()))

@@ -75,7 +75,7 @@ def test_sequence_nr_when_an_operator_reaches_a_mode_its_node_is_numbered_alread
 
 def test_sequence_nr_of_later_nodes_is_greater() -> None:
     """dispatch_flops relies on this for its timeline of modules (counting/thread_state.py:
-    ``Thread``).
+    ``ThreadState``).
     """
     first = leaf(2).sin()
     between = sequence_nr()
@@ -214,7 +214,7 @@ def test_graph_task_id_of_a_nested_backward_is_greater() -> None:
 
 def test_engine_frame_while_backward_runs_is_that_of_engine_run_backward() -> None:
     """dispatch_flops relies on this for finding the caller of the engine by ``f_code``, and by the
-    file that it is called from (counting/checkpoints.py: ``rerun_by_checkpoint``).
+    file that it is called from (counting/checkpoints.py: ``recomputing_frame``).
     """
     found: list[list[FrameType]] = []
     out = leaf(2).sin()
@@ -289,7 +289,7 @@ def test_optimizer_step_hook_is_called_by_the_frame_of_the_step() -> None:
 
 def test_top_saved_tensors_hooks_are_the_innermost_pair_or_none() -> None:
     """dispatch_flops relies on this for noticing torch.utils.checkpoint without a walk over the
-    frames (counting/module_tracker.py: ``_rerun``, ``enter_module``).
+    frames (counting/module_tracker.py: ``_recomputing_frame``, ``enter_module``).
     """
 
     def pack(x: Tensor) -> Tensor:

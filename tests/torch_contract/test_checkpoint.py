@@ -55,7 +55,7 @@ def held_by_pack_hook() -> dict[str, Any]:
 
 def test_pack_hook_in_forward_holds_the_functions_frame() -> None:
     """dispatch_flops relies on this for who called the checkpointed function
-    (counting/checkpoints.py: ``held_by_checkpoint``; counting/module_tracker.py:
+    (counting/checkpoints.py: ``checkpoint_variables``; counting/module_tracker.py:
     ``_note_checkpoint``).
     """
     held, _ = run_twice(held_by_pack_hook, reentrant=False)
@@ -69,7 +69,8 @@ def test_pack_hook_in_forward_holds_the_functions_frame() -> None:
 
 def test_unpack_hook_when_run_again_has_frame_and_gid() -> None:
     """dispatch_flops relies on this for recomputation without reentrant backward
-    (counting/checkpoints.py: ``rerun_by_checkpoint``; counting/module_tracker.py: ``_caller_of``).
+    (counting/checkpoints.py: ``recomputing_frame``; counting/module_tracker.py:
+    ``_caller_of_recomputed``).
     """
     frames: list[Any] = []
 
@@ -94,7 +95,8 @@ def test_unpack_hook_when_run_again_has_frame_and_gid() -> None:
 
 def test_backward_when_reentrant_is_a_frame_of_checkpoint_and_its_own_node() -> None:
     """dispatch_flops relies on this for recomputation with reentrant backward
-    (counting/checkpoints.py: ``rerun_by_checkpoint``; counting/module_tracker.py: ``_rerun``).
+    (counting/checkpoints.py: ``recomputing_frame``; counting/module_tracker.py:
+    ``_recomputing_frame``).
     """
 
     def ask() -> Any:

@@ -176,7 +176,7 @@ def test_mode_that_ignores_compile_internals_leaves_code_to_be_compiled() -> Non
 
 def test_is_dynamo_compiling_is_true_for_hooks_that_are_traced() -> None:
     """dispatch_flops relies on this for hooks that torch.cond traces along with a module
-    (counting/module_tracker.py, timing/module_timer.py, timing/timed_modes.py): they return at
+    (counting/module_tracker.py, timing/module_timer.py, timing/operator_timers.py): they return at
     once.
     """
     called: list[str] = []

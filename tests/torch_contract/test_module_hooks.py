@@ -54,7 +54,7 @@ class Doing(nn.Module):
 
 def test_call_impl_while_a_module_runs_is_a_frame_with_the_module_as_self() -> None:
     """dispatch_flops relies on this for calls that ended without their hook: their frame is gone
-    (counting/python_frames.py: ``modules_at_work``).
+    (counting/python_frames.py: ``running_modules``).
     """
     found: list[Any] = []
 

@@ -38,7 +38,7 @@ def test_collectives_are_free_and_counted(group: None) -> None:
 
     profile = profile_of(program)
     assert profile.uncounted_ops() == {}
-    assert profile.total().flops == 5 * 7  # the last sum alone
+    assert profile.total().flops == 5 * 7  # only the last sum
     reduced = profile.by_operator()["_c10d_functional.all_reduce.default"]
     assert reduced.kind == "free"
     assert reduced.cost is not None and reduced.cost.bytes_read == 4 * 5 * 7

@@ -193,7 +193,7 @@ def test_isin_among_many_sorts_them(count: int) -> None:
 @pytest.mark.parametrize("order", [0, 1, 2, 3, float("inf")])
 def test_norm_of_an_empty_tensor_is_free(order: float) -> None:
     if order == float("inf"):
-        x, dim = torch.ones(0, 5), 1  # there is no maximum of nothing: no rows instead
+        x, dim = torch.ones(0, 5), 1  # no maximum of nothing, so there are no rows
     else:
         x, dim = torch.ones(0, 5), 0  # five norms of no numbers each
     assert profile_of(lambda: torch.linalg.vector_norm(x, order, dim)).total().flops == 0

@@ -135,7 +135,7 @@ def test_index_put_with_a_mask_takes_the_count_from_the_values() -> None:
     assert add([None, mask], 3, 3) == 3 * 3
     assert add([two_of_three, None, one], 2, 5) == 2 * 5
     assert add([two_of_three, rows], 2, 7) == 2 * 7
-    assert add([two_of_three, rows]) == 2 * 7  # the index tensor beside the mask says it
+    assert add([two_of_three, rows]) == 2 * 7  # the index tensor next to the mask tells
     assert add([two_of_three, one], 1, 7) == 3 * 7  # nothing says it: a bound
     assert add([two_of_three, None, rows], 2, 5) == 2 * 5
 
