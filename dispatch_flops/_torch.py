@@ -290,10 +290,10 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 #                             supports_higher_order_operators, overridden; _is_zerotensor()
 # counting/eager_stance       the attributes of a stance; the text of a warning
 # counting/higher_order       names of higher-order operators, py_kernels, _boxed_call
-# counting/module_names       modules' _modules, _parameters, _buffers (conventional), _orig_mod;
-#                             likewise counting/parameters, counting/placement, profilers/inputs,
-#                             profilers/isolation, compile/attribution
-# profilers/inputs            _compiled_call_impl
+# counting/module_names       modules' _modules, _parameters, _buffers (conventional); likewise
+#                             counting/parameters, counting/placement, profilers/isolation,
+#                             compile/attribution
+# counting/compiled_modules   _orig_mod in _modules; _compiled_call_impl
 # timing/idle_modules         names of the tables _global_forward_hooks, ...; _call_impl, set
 # operators/tensors           tensors' _nested_tensor_size(), _values(), _indices(); in formulas
 #                             _nnz(), _is_zerotensor()

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from dispatch_flops.counting.compiled_modules import WRAPPED, wrapped_module
 from dispatch_flops.counting.parameters import ParameterFacts, facts_of
 from dispatch_flops.operators.tensors import untraced
 from dispatch_flops.profile import OUTSIDE
-
-WRAPPED = "_orig_mod"
 
 
 @dataclass(slots=True, eq=False)
@@ -274,10 +273,8 @@ class ModuleNames:
 
     def _wrapped_by(self, module: nn.Module) -> ModuleName | None:
         """The place of what ``module`` is ``torch.compile``'s wrapper of, if that is known."""
-        if WRAPPED not in module._modules:  # TorchScript's has no get
-            return None
-        inner = module._modules[WRAPPED]
-        wrapped = self._by_id.get(id(inner))
+        inner = wrapped_module(module)
+        wrapped = self._by_id.get(id(inner)) if inner is not None else None
         return wrapped if wrapped is not None and wrapped.module() is inner else None
 
     def _held_by(self, module: nn.Module, caller: ModuleName) -> ModuleName | None:

@@ -196,7 +196,7 @@ def test_global_hook_with_kwargs_is_listed_by_its_handles_id() -> None:
 
 def test_tables_of_a_module_are_what_it_reads_its_attributes_from() -> None:
     """dispatch_flops relies on this for putting tensors without data in a model's place and back
-    (profilers/isolation.py: ``on_meta``), and for names (counting/module_names.py,
+    (profilers/isolation.py: ``moved_to_meta``), and for names (counting/module_names.py,
     counting/parameters.py).
     """
     model = nn.BatchNorm1d(2)
