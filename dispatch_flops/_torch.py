@@ -11,6 +11,7 @@ only by the functions that need them. What is called at every operator is torch'
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -77,7 +78,7 @@ def is_decomposable(op: OpOverload) -> bool:
         return False
 
 
-def run_taken_apart(op: OpOverload, args: Any, kwargs: Any) -> Any:
+def run_taken_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Runs what ``op`` is made of, as it runs without a mode: torch's own kernel for it.
 
     Public: ``OpOverload.decompose``, which prefers a Python one, written for compilers, where there
@@ -112,6 +113,61 @@ modes_in_force: Callable[[], list[TorchDispatchMode]] = (
 modes_disabled: Callable[[], AbstractContextManager[Any]] = (
     torch.utils._python_dispatch._disable_current_modes
 )
+
+# -- autocast ---------------------------------------------------------------------------------
+
+
+_AUTOCAST_KEYS = {
+    name: torch._C.DispatchKeySet(getattr(DispatchKey, name))
+    for name in dir(DispatchKey)
+    if name.startswith("Autocast")
+}
+
+
+class _Autocast(threading.local):
+    """The keys of autocast that are enabled for the operator that a thread runs, if decided."""
+
+    enabled: Any = None
+
+
+_autocast = _Autocast()
+
+
+def with_autocast(call: Callable[..., Any], op: OpOverload) -> Callable[..., Any]:
+    """Return ``call``, which runs ``op`` in ``__torch_dispatch__``, with its caller's autocast.
+
+    torch disables autocast there. An operator that autocast casts runs with autocast disabled
+    anyway; the kernels of others may run operators that autocast would cast. Public: none.
+    """
+    keys = torch._C.DispatchKeySet(DispatchKey.Undefined)
+    for name, key in _AUTOCAST_KEYS.items():
+        if not has_kernel(op.name(), name):
+            keys = keys | key
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # The nesting of autocast blocks is known only from changing it; 1 is this change alone.
+        is_in_autocast = torch.autocast_increment_nesting() > 1
+        torch.autocast_decrement_nesting()
+        if not is_in_autocast:
+            return call(*args, **kwargs)
+        outer = _autocast.enabled
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        if outer is None:
+            # The snapshot is of the outermost operator, also in the operators that it consists of.
+            with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+                enabled = excluded - torch._C._dispatch_tls_local_exclude_set()
+        else:
+            enabled = outer
+        enabled = _autocast.enabled = enabled & keys
+        included = torch._C._dispatch_tls_local_include_set()
+        try:
+            with torch._C._ForceDispatchKeyGuard(included, excluded - enabled):
+                return call(*args, **kwargs)
+        finally:
+            _autocast.enabled = outer
+
+    return run
+
 
 # -- autograd ---------------------------------------------------------------------------------
 

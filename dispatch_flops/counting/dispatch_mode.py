@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,9 +39,17 @@ _TIMES_NUMBER = torch.ops.aten.mul.Scalar
 # torch infers the shape of a sum or product with a zero tangent by these, on the meta device,
 # while the mode is on.
 _SHAPES_OF_ZEROS = frozenset(("prims.add.default", "prims.mul.default", "prims.div.default"))
+# Kernels that run whole layers; those of composite operators and of libraries are told apart.
+_RUNS_OPERATORS = frozenset(
+    ("aten._transformer_encoder_layer_fwd.default", "aten._native_multi_head_attention.default")
+)
 _LIMIT = 8192  # signatures kept before all are dropped
 
 Strategy = Callable[["CountingMode", "Plan", Any, dict[str, Any]], Any]
+
+
+def _no_parts(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +58,7 @@ class Plan:
 
     call: runs the operator. fixed: the cost of every call, where signatures make no difference.
     strategy: takes the place of running and recording the operator; None for most operators.
+    parts: runs the operators that a composite operator consists of.
     """
 
     func: Any
@@ -58,6 +68,7 @@ class Plan:
     fixed: CallCost | None = None
     cache: dict[Any, CallCost] = field(default_factory=dict)
     strategy: Strategy | None = None
+    parts: Callable[..., Any] = _no_parts
     reads_data: bool = False
 
 
@@ -195,10 +206,13 @@ class CountingMode(TorchDispatchMode):
         rule = registry.lookup(func, self._own_rules)
         plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
         plan.reads_data = meta_tensors.reads_data(func)
+        if _runs_operators(func):
+            plan.call = _torch.with_autocast(plan.call, func)
         if rule is not None and not rule.is_recorded:
             plan.strategy = _call_through
         elif (rule is None or rule.builtin) and is_composite(func):
             plan.strategy = _decompose
+            plan.parts = _torch.with_autocast(partial(_torch.run_taken_apart, func), func)
         elif func is _TIMES_NUMBER:
             plan.strategy = _multiply
         elif plan.name in _SHAPES_OF_ZEROS:
@@ -263,7 +277,7 @@ class CountingMode(TorchDispatchMode):
         is_nested = any(issubclass(cls, NestedTensor) for cls in types)
         if plan.strategy is _decompose and not is_nested:
             with self:
-                out = _torch.run_taken_apart(func, args, kwargs)
+                out = plan.parts(*args, **kwargs)
             if out is not NotImplemented:
                 return out
         if self._conventions.subclass == "logical" and not is_nested:
@@ -349,7 +363,7 @@ def _decompose(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]
     """Run the operators that a composite operator consists of under the mode."""
     if not _has_nested_kernel(plan.func, args, kwargs):
         with mode:
-            out = _torch.run_taken_apart(plan.func, args, kwargs)
+            out = plan.parts(*args, **kwargs)
         if out is not NotImplemented:
             return out
     return mode.run_and_record(plan, args, kwargs)
@@ -376,6 +390,17 @@ def _infer_shape(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, An
 def _handle_higher_order(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run a higher-order operator so that the functions given to it are counted."""
     return mode.handle_higher_order(plan.func, args, kwargs)
+
+
+def _runs_operators(func: OpOverload) -> bool:
+    """Return True if the operator's kernel may run other operators, which autocast may cast."""
+    name = func.name()
+    return (
+        str(func) in _RUNS_OPERATORS
+        or func.namespace not in ("aten", "prim", "prims")
+        or (_torch.has_kernel(name, "CompositeExplicitAutograd") and not func.is_view)
+        or not any(_torch.has_kernel(name, key) for key in ("CPU", "CUDA"))
+    )
 
 
 def _has_nested_kernel(func: OpOverload, args: Any, kwargs: Any) -> bool:

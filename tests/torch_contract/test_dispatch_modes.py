@@ -274,3 +274,30 @@ def test_shapes_of_zero_tangents_are_found_by_prims_on_meta() -> None:
     assert set(found) & known, f"torch now finds these shapes by {sorted(found) or 'no prims'}"
     assert set(found) <= known, f"prims that dispatch_flops does not know: {set(found) - known}"
     assert set.union(*found.values()) == {"meta"}
+
+
+def test_autocast_keys_in_a_dispatch_mode_are_excluded_but_in_the_snapshot() -> None:
+    """dispatch_flops relies on this to run kernels with the caller's autocast state
+    (_torch.py: ``with_autocast``).
+    """
+    key = torch._C.DispatchKey.AutocastCPU
+    seen: list[tuple[bool, bool]] = []
+
+    class Asking(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            inside = torch._C._dispatch_tls_local_exclude_set().has(key)
+            with torch._C._RestorePythonTLSSnapshot():
+                outside = torch._C._dispatch_tls_local_exclude_set().has(key)
+            seen.append((inside, outside))
+            return func(*args, **(kwargs or {}))
+
+    for is_enabled in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_enabled), Asking():
+            torch.ones(3).neg()
+    assert seen[-1] == (True, True), "without autocast the snapshot excludes its keys, too"
+    assert (True, False) in seen, "with autocast the snapshot must not exclude its keys"
+    nesting = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    assert nesting == 1, "the nesting of autocast regions outside of one is 0"
