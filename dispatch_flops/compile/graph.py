@@ -18,7 +18,7 @@ from dispatch_flops._torch import HigherOrderOperator, OpOverload, map_aggregate
 from dispatch_flops.compile.attribution import NodeAttribution, phase_of
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.costing import METADATA, CallCost, price
+from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 
@@ -115,7 +115,7 @@ class GraphCost:
         op = node.target
         name = registry.name_of(op)
         rule = registry.lookup(op, self._own_rules)
-        if name in METADATA:
+        if rule is not None and not rule.is_recorded:
             return
         if rule is None:
             self._fixed[fqn, phase, CallCost(name, "unknown")] += 1
@@ -152,7 +152,7 @@ class GraphCost:
 
     def _cost_of(self, call: _Call, args: Any, kwargs: Any, out: Any) -> CallCost:
         name = registry.name_of(call.op)
-        return price(name, call.op, call.rule, args, kwargs, out, self._conventions)
+        return cost_of_call(name, call.op, call.rule, args, kwargs, out, self._conventions)
 
 
 def _operator_nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:

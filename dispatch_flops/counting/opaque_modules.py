@@ -22,7 +22,7 @@ from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadSt
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.costing import CallCost, price
+from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
 
 _FAILED = object()
@@ -80,7 +80,7 @@ class OpaqueModules:
 
     def _cost_of(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> CallCost:
         cls = type(module)
-        cost = price(
+        cost = cost_of_call(
             registry.name_of(cls), cls, self._rules[cls], (module, *args), kwargs, output,
             self._conventions, read=(args, kwargs, tuple(module.parameters())),
         )  # fmt: skip

@@ -131,7 +131,7 @@ def test_profile_model_without_tensors_on_meta_has_device_meta() -> None:
         ({"input_shape": (True, 5)}, "tuple of ints"),
         ({"input_shape": (2, 5.0)}, "tuple of ints"),
         ({"input_shape": 5}, "tuple of ints"),
-        ({"custom_mapping": [1]}, "a list is no mapping"),
+        ({"custom_mapping": [1]}, "a list is not a mapping"),
     ],
 )
 def test_profile_model_with_a_wrong_option_names_it(options: dict[str, Any], words: str) -> None:
