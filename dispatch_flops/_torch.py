@@ -39,7 +39,18 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 # Under which keys an operator has kernels. Public: none.
 DispatchKey = torch._C.DispatchKey
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
-has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Whether the operator has a kernel under that key; False for names without an operator.
+
+    ``prim::device`` and ``aten::sym_size`` reach a mode and are unknown to torch's own table.
+    """
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    except RuntimeError:
+        return False
+
 
 # Every operator's name, for ``ops --coverage``. Public: none.
 all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_names
@@ -256,7 +267,10 @@ def remove_global_hooks(*hooks: Callable[..., Any]) -> None:
             if name.startswith("_global_") and isinstance(table, dict)
         ]
         found = {key for table in tables for key, hook in list(table.items()) if hook in hooks}
-        for table in tables:
+        # The hooks themselves go last: they are what another attempt finds the keys by.
+        for table in sorted(
+            tables, key=lambda table: any(hook in hooks for hook in table.values())
+        ):
             for key in found:
                 table.pop(key, None)
 
