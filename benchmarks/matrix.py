@@ -129,7 +129,7 @@ def row(build: Build, ways: Mapping[str, Callable[[Build], Counts]] = WAYS) -> d
 
 
 def main() -> None:
-    sys.path.append(str(Path(__file__).parent.parent))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from tests.models import CASES
 
     arguments = argparse.ArgumentParser(description=__doc__)

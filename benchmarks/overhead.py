@@ -116,7 +116,7 @@ def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
         _first_tensor(bert(ids)).sum().backward()
         bert.zero_grad()
 
-    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from tests.models.vision import ResNet
 
     resnet = ResNet((3, 4, 6, 3), 4).eval()

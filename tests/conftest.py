@@ -1,14 +1,68 @@
-"""Options of the test suite."""
+"""Options of the test suite, and how it is spread over workers."""
 
 from __future__ import annotations
 
+import gc
+import zlib
+from typing import Any
+
 import pytest
+
+SWEEP = "tests/end_to_end/sweep/"
+SHARDS = 32
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--whole-sweep", action="store_true", help="run every sample of torch's operator database"
+        "--whole",
+        action="store_true",
+        help="run all of what is sampled by default: every sample of torch's operator database",
     )
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing"
     )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    from tests.end_to_end.sweep.sampling import EIGHTH, SEED
+
+    share = "all samples" if config.getoption("--whole") else f"one sample in {EIGHTH}"
+    return f"operator sweep: {share}, seed {SEED}"
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the objects of imported modules from every later garbage collection.
+
+    A collection costs half a second with them, and some tests need many.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the coverage of each room if ``--cov`` measured it."""
+    if config.getoption("cov_source", None):
+        from tests.helpers.coverage_summary import coverage_lines
+
+        terminalreporter.section("coverage")
+        for line in coverage_lines():
+            terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep each file on one worker, except for the operator sweep, which takes the longest."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduler(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            if scope.startswith(SWEEP):
+                scope += f" {zlib.crc32(nodeid.encode()) % SHARDS}"
+            return scope
+
+    return Scheduler(config, log)

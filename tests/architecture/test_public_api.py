@@ -58,6 +58,7 @@ print(deepspeed.render(profile).splitlines()[1])
     assert python(code) == "Profile Summary at step 1:"
 
 
+@pytest.mark.slow
 def test_registering_first_of_all_meets_the_formulas_that_ship() -> None:
     code = """
 import torch
@@ -71,6 +72,7 @@ except DuplicateFormulaError:
     assert python(code) == "refused"
 
 
+@pytest.mark.slow
 def test_counting_does_not_import_dynamo() -> None:
     code = """
 import sys
@@ -83,6 +85,7 @@ print(counter.get_total_macs(), "torch._dynamo" in sys.modules)
     assert python(code) == f"{2 * 3 * 5} False"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "entrance",
     [

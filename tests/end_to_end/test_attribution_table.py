@@ -1,4 +1,4 @@
-"""The table of ``benchmarks/attribution_table.py``: profiled and by hand agree to the MAC."""
+"""The table of ``benchmarks/attribution_table.py``: the profile equals the count by hand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def table() -> ModuleType:
     return module
 
 
-def test_transformer_with_lora_and_checkpoints(table: ModuleType) -> None:
+def test_table_profiled_equals_by_hand(table: ModuleType) -> None:
     profile = table.profiled()
     assert table.measured(profile) == table.by_hand()
     assert not profile.uncounted_ops()
     assert profile.node("<outside>.AdamW").own("optimizer").flops > 0
 
 
-def test_script_says_if_something_differs(
+def test_script_with_a_wrong_figure_reports_it_and_returns_1(
     table: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert table.main() == 0

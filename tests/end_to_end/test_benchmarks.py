@@ -13,6 +13,7 @@ from tests.helpers.paths import BENCHMARKS, REPOSITORY
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 
 
+@pytest.mark.slow
 def test_scripts_can_be_imported() -> None:
     pytest.importorskip("transformers")
     paths = [str(REPOSITORY), str(BENCHMARKS)]

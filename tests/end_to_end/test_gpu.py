@@ -1,4 +1,4 @@
-"""What only a CUDA device shows. Run with ``pytest -m gpu`` where there is one."""
+"""Behaviour that needs a CUDA device: run with ``pytest -m gpu`` on a machine that has one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ B, H, S, D = 2, 8, 128, 64
         SDPBackend.MATH,
     ],
 )
-def test_attention_counts_the_same_on_every_backend(backend: SDPBackend) -> None:
+def test_attention_on_every_backend_counts_the_same(backend: SDPBackend) -> None:
     q, k, v = (
         torch.randn(B, H, S, D, device="cuda", dtype=torch.float16, requires_grad=True)
         for _ in range(3)
@@ -45,7 +45,7 @@ def test_attention_counts_the_same_on_every_backend(backend: SDPBackend) -> None
 
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
-def test_cudnn_rnn_counts_as_the_cpu(make: Callable[..., nn.Module]) -> None:
+def test_rnn_on_cudnn_counts_as_on_cpu(make: Callable[..., nn.Module]) -> None:
     model = make(10, 20, num_layers=2, bidirectional=True)
     x = torch.randn(5, 3, 10)
     on_cpu = profile_of(lambda: model(x), model=model).total("forward").macs
@@ -54,7 +54,7 @@ def test_cudnn_rnn_counts_as_the_cpu(make: Callable[..., nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_the_backward_threads_work_is_attributed(reentrant: bool) -> None:
+def test_counter_in_the_backward_thread_attributes_operators(reentrant: bool) -> None:
     inner = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
     model = nn.ModuleDict({"inner": inner, "head": nn.Linear(3, 2)}).cuda()
     x = torch.randn(4, 5, device="cuda", requires_grad=True)
@@ -71,7 +71,7 @@ def test_the_backward_threads_work_is_attributed(reentrant: bool) -> None:
     assert profile.node("head").total("backward").macs == 2 * 4 * 3 * 2
 
 
-def test_autocast_computes_in_bfloat16() -> None:
+def test_counter_under_autocast_records_bfloat16() -> None:
     model = nn.Linear(64, 32).cuda()
     with FlopCounterMode(model, display=False) as counter, torch.autocast("cuda", torch.bfloat16):
         model(torch.randn(8, 64, device="cuda"))
@@ -80,7 +80,7 @@ def test_autocast_computes_in_bfloat16() -> None:
     assert dtypes == {"bfloat16"}
 
 
-def test_one_pass_is_timed_by_events_on_the_device() -> None:
+def test_counter_with_latency_times_by_events_on_the_device() -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     with FlopCounterMode(model, display=False, latency=True) as counter:
@@ -99,7 +99,7 @@ def test_one_pass_is_timed_by_events_on_the_device() -> None:
         assert seconds is not None and seconds > 0
 
 
-def test_a_pass_of_its_own_is_timed_by_events() -> None:
+def test_profile_model_with_a_latency_pass_times_by_events() -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).cuda()
     x = torch.randn(8, 64, device="cuda")
     profile = profile_model(model, args=[x], backward=True, repeats=3, operator_latency=True)
@@ -108,7 +108,7 @@ def test_a_pass_of_its_own_is_timed_by_events() -> None:
     assert sum(child.latency_s or 0.0 for child in profile.root.children) <= whole * (1 + 1e-9)
 
 
-def test_a_captured_graph_is_counted_once() -> None:
+def test_captured_graph_when_replayed_counts_once() -> None:
     model = nn.Linear(64, 32).cuda()
     x = torch.randn(8, 64, device="cuda")
     with torch.no_grad():
@@ -123,7 +123,9 @@ def test_a_captured_graph_is_counted_once() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_the_name_is_that_of_the_models_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_name_of_a_model_on_the_second_device_is_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"the one of {device}")
     model, x = nn.Linear(5, 7, device="cuda:1"), torch.randn(3, 5, device="cuda:1")
     assert profile_model(model, args=[x]).run.device_name == "the one of cuda:1"
@@ -131,7 +133,9 @@ def test_the_name_is_that_of_the_models_own_device(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("model", [nn.Linear(1, 2), nn.Identity()], ids=["cpu", "empty"])
 @pytest.mark.parametrize("device", range(torch.cuda.device_count()))
-def test_random_state_is_kept_wherever_a_model_draws(model: nn.Module, device: int) -> None:
+def test_profile_model_of_a_random_model_keeps_the_random_state(
+    model: nn.Module, device: int
+) -> None:
     class Noisy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -149,7 +153,7 @@ def test_random_state_is_kept_wherever_a_model_draws(model: nn.Module, device: i
     assert torch.equal(torch.cuda.get_rng_state(device), after_a_draw)
 
 
-def test_a_device_is_measured_alike_under_all_its_names() -> None:
+def test_measure_machine_under_another_name_measures_the_same_device() -> None:
     by_index, by_type = (
         measure_machine(name, [torch.bfloat16], repeats=1) for name in ("cuda:0", "cuda")
     )

@@ -38,6 +38,7 @@ from selenium.webdriver.chrome.service import Service  # noqa: E402
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver not installed"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]

@@ -1,4 +1,4 @@
-"""Model x way of running: every cell is the same."""
+"""Every way of running a model gives the same counts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name
 )
-def test_every_way_counts_the_same(case: Any) -> None:
+def test_row_run_in_every_way_counts_the_same(case: Any) -> None:
     found = matrix.row(case.build)
     assert set(found) == set(matrix.WAYS)
     truth = found["eager"]
@@ -37,7 +38,7 @@ def test_every_way_counts_the_same(case: Any) -> None:
     assert {way for way, counts in found.items() if counts != truth} == set()
 
 
-def test_a_difference_would_show() -> None:
+def test_cell_that_differs_shows_its_count() -> None:
     truth = {("forward", ""): 6, ("backward", ""): 12}
     assert matrix._cell(dict(truth), truth) == "="
     assert matrix._cell({("forward", ""): 3, ("backward", ""): 6}, truth) == "9"

@@ -1,4 +1,4 @@
-"""The zoo's models cost what their closed forms say, module by module, forward and backward."""
+"""The test models cost their closed forms, module by module, forward and backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ trained = pytest.mark.parametrize(
 )
 
 
-def _agrees(profile: Profile, case: Case) -> None:
+def assert_agrees(profile: Profile, case: Case) -> None:
     assert profile.uncounted_ops() == {}
     assert profile.check().total_params == case.params
     assert profile.total("forward").macs == case.macs
@@ -28,21 +28,21 @@ def _agrees(profile: Profile, case: Case) -> None:
 
 
 @by_name
-def test_forward_on_meta(case: Case) -> None:
+def test_forward_on_meta_costs_the_closed_form(case: Case) -> None:
     model, inputs = case.build("meta")
-    _agrees(profile_of(model, *inputs, model=model), case)
+    assert_agrees(profile_of(model, *inputs, model=model), case)
 
 
 @small
-def test_forward_for_real(case: Case) -> None:
+def test_forward_with_data_costs_the_closed_form(case: Case) -> None:
     model, inputs = case.build()
-    _agrees(profile_of(model, *inputs, model=model), case)
+    assert_agrees(profile_of(model, *inputs, model=model), case)
     with torch.inference_mode():
-        _agrees(profile_of(model, *inputs, model=model), case)
+        assert_agrees(profile_of(model, *inputs, model=model), case)
 
 
 @trained
-def test_backward(case: Case) -> None:
+def test_backward_costs_the_closed_form(case: Case) -> None:
     model, inputs = case.build("cpu" if case.runs_for_real else "meta")
     profile = profile_of(lambda: model(*inputs).sum().backward(), model=model)
     assert profile.total("forward").macs == case.macs
@@ -52,7 +52,7 @@ def test_backward(case: Case) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputation_stands_apart(reentrant: bool) -> None:
+def test_checkpointed_blocks_are_counted_as_recomputation(reentrant: bool) -> None:
     rows, width, inner, blocks = 6, 8, 20, 3
     model = CheckpointedMLP(width, inner, blocks, reentrant=reentrant)
     x = torch.ones(rows, width, requires_grad=True)
@@ -66,7 +66,7 @@ def test_recomputation_stands_apart(reentrant: bool) -> None:
     assert profile.model_total().macs == 3 * forward
 
 
-def test_recomputation_to_its_full_extent() -> None:
+def test_checkpointed_model_costs_four_forwards() -> None:
     """Forward, recomputed forward and backward twice that: four times."""
     model = CheckpointedMLP(256, 1024, 4, reentrant=True)
     x = torch.ones(64, 256, requires_grad=True)
@@ -74,7 +74,7 @@ def test_recomputation_to_its_full_extent() -> None:
     assert profile.total().macs == 4 * (4 * 64 * 2 * 256 * 1024)
 
 
-# The totals that are quoted in print, each as the product forms of the zoo have it.
+# Published totals.
 QUOTED = {
     "LeNet5": 426_516_480,
     "AlexNet": 2_856_753_920,
@@ -90,11 +90,11 @@ QUOTED = {
 
 
 @pytest.mark.parametrize("name", QUOTED)
-def test_closed_forms_are_the_published_totals(name: str) -> None:
+def test_closed_form_equals_the_published_total(name: str) -> None:
     (case,) = [case for case in CASES if case.name == name]
     assert case.macs == QUOTED[name]
 
 
-def test_resnet18_training_total() -> None:
+def test_closed_form_of_resnet18_training_equals_the_published_total() -> None:
     (case,) = [case for case in CASES if case.name == "ResNet-18"]
     assert case.macs + (case.gradient_macs or 0) == 5_324_206_080

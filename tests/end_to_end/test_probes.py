@@ -1,4 +1,4 @@
-"""Every one-operator probe costs what its products say, with nothing uncounted."""
+"""Every one-operator probe costs the sum of its products, with nothing uncounted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _formula(macs: Callable[..., int]) -> Callable[..., OpCost]:
         if probe in PROBES
     ],
 )
-def test_macs(probe: Probe) -> None:
+def test_probe_costs_the_sum_of_its_products(probe: Probe) -> None:
     model, inputs = probe.build()
 
     def run(*args: Any) -> None:
@@ -46,12 +46,12 @@ def test_macs(probe: Probe) -> None:
     assert profile.model_total().macs == probe.macs
 
 
-def test_names_are_distinct() -> None:
+def test_probes_of_a_group_have_distinct_names() -> None:
     for group, probes in GROUPS.items():
         names = [probe.name for probe in probes]
         assert len(set(names)) == len(names), group
 
 
-def test_truths_are_sums_of_products() -> None:
+def test_probe_of_multi_dot_writes_its_sum_of_products() -> None:
     (probe,) = [probe for probe in PROBES if probe.name == "torch.linalg.multi_dot"]
     assert (probe.truth, probe.macs) == ("2·3·5 + 2·5·7", 100)

@@ -1,4 +1,4 @@
-"""The program and the process are the same with a counter as without, however its block is left."""
+"""A counter changes neither the program nor the process, however its block is left."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def warm() -> None:
 @pytest.mark.filterwarnings("ignore::dispatch_flops.profilers.counter.UncountedWarning")
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize(("name", "leave", "how"), COMBINATIONS)
-def test_nothing_is_left_behind(name: str, leave: str, how: str) -> None:
+def test_program_under_the_counter_leaves_nothing_behind(name: str, leave: str, how: str) -> None:
     tail, options, error = EXITS[leave]
     model, twin = (seeded(name, tail) for _ in range(2))
     x = torch.randn(4, 6)
@@ -119,7 +119,7 @@ def test_nothing_is_left_behind(name: str, leave: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_identical_runs_give_identical_profiles(name: str) -> None:
+def test_counter_in_identical_runs_gives_identical_profiles(name: str) -> None:
     model = MODELS[name]()
     x = torch.randn(4, 6)
     texts = set()
@@ -132,7 +132,7 @@ def test_identical_runs_give_identical_profiles(name: str) -> None:
     assert len(texts) == 1
 
 
-def test_one_counter_many_blocks() -> None:
+def test_counter_entered_again_starts_from_zero() -> None:
     model = plain(3, 5)
     counter = FlopCounterMode(model, display=False)
     totals = []
@@ -144,7 +144,7 @@ def test_one_counter_many_blocks() -> None:
     assert totals == [2 * 3 * 5 * n for n in (1, 3, 2)]
 
 
-def test_entering_twice_is_refused_and_leaves_nothing() -> None:
+def test_counter_entered_twice_raises_and_leaves_nothing_behind() -> None:
     model = plain(3, 5)
     before = process_state()
     counter = FlopCounterMode(model, display=False)
@@ -158,7 +158,7 @@ def test_entering_twice_is_refused_and_leaves_nothing() -> None:
     assert counter.get_total_macs() == 2 * 3 * 5
 
 
-def test_what_cannot_be_entered_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counter_that_fails_to_enter_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hooks are in place already when the mode fails to be pushed."""
     before = process_state()
     with monkeypatch.context() as patch:
@@ -171,7 +171,7 @@ def test_what_cannot_be_entered_leaves_nothing(monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
-def test_counters_nest() -> None:
+def test_counters_when_nested_both_count() -> None:
     model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh())
     outer = FlopCounterMode(model, display=False)
     inner = FlopCounterMode(model, display=False)
@@ -187,7 +187,7 @@ def test_counters_nest() -> None:
     assert outer.profile.by_module() == twice
 
 
-def test_nested_counters_under_inference() -> None:
+def test_counters_when_nested_under_inference_mode_agree() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Softmax(-1))
     with (
         FlopCounterMode(model, display=False) as outer,
@@ -199,7 +199,7 @@ def test_nested_counters_under_inference() -> None:
     assert inner.profile.node("0").total().macs == 2 * 3 * 5
 
 
-def test_nested_in_another_mode() -> None:
+def test_counter_nested_with_another_mode_counts_everything() -> None:
     model = plain(3, 5)
     for first, second in ((0, 1), (1, 0)):
         managers = [FlopCounterMode(model, display=False), EmptyMode()]
@@ -208,7 +208,7 @@ def test_nested_in_another_mode() -> None:
         assert managers[0].get_total_macs() == 2 * (2 * 3 * 5)
 
 
-def test_graphs_die_inside_the_block() -> None:
+def test_autograd_graph_inside_the_block_is_freed_at_once() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh())
     gc.disable()  # no cycle may be needed to keep them apart
     try:
@@ -227,7 +227,7 @@ def test_graphs_die_inside_the_block() -> None:
         gc.enable()
 
 
-def test_profile_does_not_keep_the_model() -> None:
+def test_profile_after_the_block_does_not_keep_the_model() -> None:
     model = plain(3, 5)
     with FlopCounterMode(model, display=False) as counter:
         train(model, rows(2, 3))
@@ -239,7 +239,7 @@ def test_profile_does_not_keep_the_model() -> None:
     assert profile.total().macs == 2 * 2 * 3 * 5
 
 
-def test_modules_made_in_the_block_are_not_kept() -> None:
+def test_module_made_in_the_block_is_freed() -> None:
     with FlopCounterMode(display=False):
         model = plain(3, 5)
         model(rows(2, 3))
@@ -249,7 +249,9 @@ def test_modules_made_in_the_block_are_not_kept() -> None:
         assert alive() is None
 
 
-def test_nothing_is_printed_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_counter_that_raises_or_does_not_display_prints_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     model = plain(3, 5)
     with FlopCounterMode(model, display=False):
         model(rows(2, 3))
@@ -259,7 +261,7 @@ def test_nothing_is_printed_unless_asked(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_warning_leaves_the_filters_alone() -> None:
+def test_warning_of_the_counter_keeps_the_filters() -> None:
     model = plain(3, 5)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -271,8 +273,7 @@ def test_a_warning_leaves_the_filters_alone() -> None:
     assert caught[0].filename == __file__
 
 
-def test_pickled_after_profiling() -> None:
-    """A profiled model is as good as new: it can be copied and saved."""
+def test_profiled_model_can_be_copied() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh())
     with FlopCounterMode(model, display=False):
         train(model, rows(2, 3))
@@ -281,7 +282,7 @@ def test_pickled_after_profiling() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-def test_packed_weights_live_no_longer_than_without_the_counter() -> None:
+def test_packed_weights_under_the_counter_are_not_cached() -> None:
     x = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8)
     weight = torch.quantize_per_tensor(torch.ones(5, 3), 0.1, 0, torch.qint8)
     with FlopCounterMode(display=False) as counter:
@@ -293,7 +294,7 @@ def test_packed_weights_live_no_longer_than_without_the_counter() -> None:
     assert counter.get_total_macs() == 2 * 2 * 3 * 5
 
 
-def test_a_block_that_ends_where_the_program_catches_warnings_leaves_the_filters_alone() -> None:
+def test_block_left_inside_catch_warnings_keeps_the_filters() -> None:
     before = list(warnings.filters)
     counter = FlopCounterMode(display=False)
     counter.__enter__()

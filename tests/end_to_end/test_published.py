@@ -1,4 +1,4 @@
-"""Exact costs of small calls that tools of this kind have been known to get wrong."""
+"""Exact costs of small calls that other FLOP counters are known to get wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _forward(call: Callable[[], Any]) -> tuple[int, int]:
     return cost.macs, cost.flops
 
 
-def test_attention_is_the_same_on_every_backend() -> None:
+def test_attention_on_cpu_and_meta_counts_the_same() -> None:
     q = torch.ones(1, 12, 64, 64)
     macs = 2 * 12 * 64 * 64 * 64
     assert macs == 6_291_456
@@ -28,14 +28,14 @@ def test_attention_is_the_same_on_every_backend() -> None:
         assert found[0] == macs
 
 
-def test_transposed_convolution_with_bias() -> None:
+def test_transposed_convolution_with_bias_costs_its_input_times_its_kernel() -> None:
     layer, x = nn.ConvTranspose2d(4, 6, 4, stride=2, padding=1), torch.ones(2, 4, 8, 8)
     macs, bias = 2 * 4 * 6 * (4 * 4) * (8 * 8), 2 * 6 * (16 * 16)
     assert (macs, 2 * macs + bias) == (49_152, 101_376)
     assert _forward(lambda: layer(x)) == (macs, 2 * macs + bias)
 
 
-def test_depthwise_convolution_backward_is_twice_forward() -> None:
+def test_depthwise_convolution_backward_costs_twice_its_forward() -> None:
     layer = nn.Conv2d(4, 4, 3, groups=4)
     x = torch.ones(1, 4, 8, 8, requires_grad=True)
     profile = profile_of(lambda: layer(x).sum().backward())
@@ -44,13 +44,13 @@ def test_depthwise_convolution_backward_is_twice_forward() -> None:
     assert profile.model_total().macs == 3 * forward == 3_888
 
 
-def test_vectors() -> None:
+def test_product_with_a_vector_costs_one_mac_per_element() -> None:
     a, x = torch.ones(4, 8), torch.ones(8)
     assert _forward(lambda: x @ x)[0] == 8
     assert _forward(lambda: a @ x)[0] == 4 * 8
 
 
-def test_linear_with_bias() -> None:
+def test_linear_with_bias_adds_one_flop_per_output() -> None:
     x, w, bias = torch.ones(4, 8), torch.ones(16, 8), torch.ones(16)
     macs = 4 * 8 * 16
     assert (macs, 2 * macs + 4 * 16) == (512, 1_088)
@@ -65,14 +65,16 @@ def test_linear_with_bias() -> None:
         ((4, 1, 7), (1, 5, 7), 4 * 5 * 7),
     ],
 )
-def test_broadcast_products(a: tuple[int, ...], b: tuple[int, ...], flops: int) -> None:
+def test_elementwise_product_when_broadcast_costs_one_flop_per_output(
+    a: tuple[int, ...], b: tuple[int, ...], flops: int
+) -> None:
     assert _forward(lambda: torch.ones(a, device="meta") * torch.ones(b, device="meta")) == (
         0,
         flops,
     )
 
 
-def test_lstm_is_the_same_fused_and_not() -> None:
+def test_lstm_fused_and_unfused_counts_the_same() -> None:
     macs = 5 * 3 * (4 * 20) * (10 + 20)
     assert macs == 36_000
     for dtype in (torch.float32, torch.float64):
@@ -83,7 +85,9 @@ def test_lstm_is_the_same_fused_and_not() -> None:
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("weights", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
-def test_multi_head_attention(train: bool, weights: bool, grad: bool) -> None:
+def test_multi_head_attention_on_every_path_counts_the_same(
+    train: bool, weights: bool, grad: bool
+) -> None:
     layer = nn.MultiheadAttention(100, 1, batch_first=True).train(train)
     x = torch.ones(1, 1000, 100)
     macs = 4 * 1000 * 100 * 100 + 2 * 1000 * 1000 * 100
@@ -94,7 +98,7 @@ def test_multi_head_attention(train: bool, weights: bool, grad: bool) -> None:
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
-def test_encoder_layer(train: bool, grad: bool) -> None:
+def test_encoder_layer_on_every_path_counts_the_same(train: bool, grad: bool) -> None:
     layer = nn.TransformerEncoderLayer(512, 4, 512, batch_first=True).train(train)
     x = torch.ones(1, 64, 512)
     macs = 64 * (4 * 512 * 512 + 2 * 512 * 512) + 2 * 64 * 64 * 512
@@ -103,7 +107,7 @@ def test_encoder_layer(train: bool, grad: bool) -> None:
         assert _forward(lambda: layer(x))[0] == macs
 
 
-def test_one_layer_called_three_times() -> None:
+def test_layer_called_three_times_has_its_parameters_once() -> None:
     layer = nn.Linear(100, 100)
     model = nn.Sequential(layer, layer, layer)
     profile = profile_of(model, torch.ones(1, 100), model=model)
@@ -111,14 +115,14 @@ def test_one_layer_called_three_times() -> None:
     assert profile.total_params == 100 * 100 + 100
 
 
-def test_frozen_linear_backward_is_the_input_gradient_alone() -> None:
+def test_frozen_linear_backward_costs_only_the_input_gradient() -> None:
     layer = nn.Linear(5, 7).requires_grad_(False)
     x = torch.ones(3, 5, requires_grad=True)
     profile = profile_of(lambda: layer(x).sum().backward())
     assert profile.total("backward").macs == 3 * 5 * 7
 
 
-def test_complex_product_is_four_real_ones() -> None:
+def test_complex_product_costs_four_real_ones() -> None:
     a = torch.ones(2, 3, dtype=torch.complex64)
     b = torch.ones(3, 5, dtype=torch.complex64)
     assert _forward(lambda: a @ b) == (4 * 2 * 3 * 5, 8 * 2 * 3 * 5)

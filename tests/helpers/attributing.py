@@ -1,4 +1,4 @@
-"""Own MACs by module and phase, and the smallest models that need them told apart."""
+"""Own MACs by module and phase, and small models to attribute them in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Work = dict[str, dict[str, int]]
 
 
 def work_of(profile: Profile) -> Work:
-    """``{fqn: {phase: MACs of its own operators}}``, zeros left out."""
+    """Return ``{fqn: {phase: MACs of its own operators}}`` without the zeros."""
     table: Work = {}
     for node in profile.nodes():
         for phase in PHASES:
@@ -28,12 +28,12 @@ def work_of(profile: Profile) -> Work:
 
 
 def work(fn: Callable[..., Any], *args: Any, model: nn.Module | None = None) -> Work:
-    """Own MACs by module and phase of ``fn(*args)``."""
+    """Return the own MACs by module and phase of ``fn(*args)``."""
     return work_of(profile_of(fn, *args, model=model))
 
 
 def plain(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes, no biases: nothing but matrix products."""
+    """Build linear layers of these sizes without biases, so that they are only matrix products."""
     return nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)))
 
 
@@ -42,12 +42,12 @@ def rows(n: int, width: int, *, grad: bool = False) -> Tensor:
 
 
 def train(model: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
-    """One forward and one backward pass."""
+    """Run one forward and one backward pass."""
     model(*args, **kwargs).sum().backward()
 
 
 class Products(nn.Module):
-    """Products with tensors that are no parameters."""
+    """Products with tensors that are not parameters."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__()

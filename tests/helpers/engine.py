@@ -1,9 +1,8 @@
-"""What DeepSpeed's engine does with its flops profiler, without DeepSpeed.
+"""An engine that drives a flops profiler as DeepSpeed's does, without DeepSpeed.
 
-Written after the behaviour of ``deepspeed.runtime.engine`` 0.19.8: the profiler is started in a
-hook before the root's forward and stopped in one after it, both registered on the root; it is
-asked to print after every micro-batch, when the step counter has moved on already; the step to
-profile is the one that ``profile_step`` steps precede.
+It follows ``deepspeed.runtime.engine`` 0.19.8. Hooks on the root start the profiler before its
+forward and stop it afterwards. The profiler is asked to print after every micro-batch, when the
+step counter has already advanced. ``profile_step`` is the number of steps before the profiled one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import nn
 
 
 class Engine:
-    """The engine on one rank; attributes are as the profiler's callers know them."""
+    """An engine on one rank, with the attributes that a profiler reads from DeepSpeed's."""
 
     def __init__(
         self,
@@ -67,13 +66,13 @@ class Engine:
         return self._micro_batch_size
 
     def train_step(self, *inputs: Any) -> None:
-        """One optimizer step: all its micro-batches."""
+        """Run one optimizer step with all its micro-batches."""
         for _ in range(self._micro_batches):
             self.module(*inputs).sum().backward()
             self.step()
 
     def step(self) -> None:
-        due = self._is_due()  # asked for before the step counter moves on
+        due = self._is_due()  # before the step counter advances
         if self.is_gradient_accumulation_boundary():
             self.optimizer.step()
             self.optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Places in the repository that tests read."""
+"""Folders of the repository that tests read."""
 
 from __future__ import annotations
 

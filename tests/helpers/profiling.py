@@ -1,4 +1,4 @@
-"""What many tests need: a profile of a call."""
+"""Profile of a call, and the version of torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 def profile_of(
     fn: Callable[..., Any], *args: Any, model: nn.Module | None = None, **options: Any
 ) -> Profile:
-    """The profile of ``fn(*args)``; ``options`` go to the counter."""
+    """Return the profile of ``fn(*args)``; ``options`` are those of ``FlopCounterMode``."""
     with FlopCounterMode(model, display=False, **options) as counter:
         fn(*args)
     return counter.profile

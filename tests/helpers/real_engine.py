@@ -1,6 +1,6 @@
-"""One ZeRO stage of the real DeepSpeed, in a process of its own: python real_engine.py STAGE FILE.
+"""Profile one ZeRO stage of the real DeepSpeed: ``python real_engine.py STAGE FILE``.
 
-A tied language model whose head runs in the root's own forward, MICRO_BATCHES a step.
+The model is a tied language model whose head runs in the root's own forward.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(stage: int, output_file: str) -> None:
     ids = torch.zeros(B, S, dtype=torch.long)
     for _ in range(3):
         with torch.no_grad():
-            engine(ids)  # evaluation is no part of a step
+            engine(ids)  # evaluation does not belong to a step
         for _ in range(MICRO_BATCHES):
             engine.backward(engine(ids))
             engine.step()

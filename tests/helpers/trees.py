@@ -1,4 +1,4 @@
-"""Profiles built by hand: what the tests of the reading half look at."""
+"""Profiles built by hand for the tests of analysis and renderers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def module(
 
 
 def place(node: ModuleNode, parent: str = "") -> ModuleNode:
-    """The tree with fqns made of its names (recursive: for shallow trees)."""
+    """Return the tree with fqns made of its names (recursive, for shallow trees)."""
     fqn = f"{parent}.{node.name}" if parent else node.name
     children = tuple(place(child, fqn) for child in node.children)
     return dataclasses.replace(node, fqn=fqn, children=children)
@@ -110,7 +110,7 @@ def pool(name: str, elements: int, flops_per_s: float) -> ModuleNode:
 
 
 def lenet5() -> Profile:
-    """LeNet5 with the latencies, and the FLOP conventions, of a run of DeepSpeed's profiler."""
+    """LeNet5 with the latencies and the FLOP conventions of a run of DeepSpeed's profiler."""
     features = module(
         "Sequential",
         conv("0", 1, 6, 28, 1.36110e9),
@@ -280,7 +280,7 @@ def hostile() -> Profile:
 
 
 def shared() -> Profile:
-    """One Linear held by two parents: under the one that called it, its params once."""
+    """One Linear held by two parents: it is under the one that called it, with its params once."""
     used = linear("fc", 100, 100, batch=3, latency_s=3e-3)
     first = module("Holder", used, name="first", latency_s=3e-3)
     second = module("Holder", name="second", latency_s=0.0)
@@ -301,7 +301,7 @@ def encoder(layers: int = 12) -> Profile:
 
 
 def deep(levels: int) -> Profile:
-    """A chain far deeper than Python's stack, one FLOP a level."""
+    """A chain far deeper than Python's stack, with one FLOP per level."""
     node: ModuleNode | None = None
     for level in reversed(range(levels)):
         node = ModuleNode(

@@ -1,4 +1,4 @@
-"""What must be the same before and after a counter's block, and models to look at it with."""
+"""State that a counter's block must not change, and models to check it with."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PATCHABLE = (
 
 
 class EmptyMode(TorchDispatchMode):
-    """Sees every operator and does nothing: torch itself takes other paths under any mode."""
+    """A mode that only runs each operator: torch itself takes other paths under any mode."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 def process_state() -> dict[str, Any]:
-    """Everything of the process that a profiler could change."""
+    """Return everything in the process that a profiler could change."""
     state = {f"hooks.{name}": list(value) for holder in (module_hooks, optimizer_hooks)
              for name, value in vars(holder).items()
              if name.startswith("_global_") and isinstance(value, dict)}  # fmt: skip
@@ -59,7 +59,7 @@ def process_state() -> dict[str, Any]:
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """What is written on the modules; values of parameters and buffers aside."""
+    """Return all attributes of the modules except the values of parameters and buffers."""
     state: dict[str, Any] = {}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
@@ -77,7 +77,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 
 def values(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters, buffers and gradients."""
+    """Return copies of all parameters, buffers and gradients."""
     grads = {f"{n}.grad": p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {name: t.detach().clone() for name, t in {**model.state_dict(), **grads}.items()}
 
@@ -88,7 +88,7 @@ def same_values(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     )
 
 
-# -- models: each takes 4 rows of 6 and gives one tensor -----------------------------------------
+# -- models: each takes 4 rows of 6 and returns one tensor ----------------------------------------
 
 
 class Apply(nn.Module):
@@ -135,7 +135,7 @@ def frozen() -> nn.Module:
 
 
 def hooked() -> nn.Module:
-    """A model with hooks of the user's own."""
+    """Build a model that has hooks of its user."""
     model = mlp()
     model[0].register_forward_hook(lambda m, args, out: out * 2)
     model[3].register_full_backward_hook(lambda m, grad_in, grad_out: None)
@@ -189,7 +189,7 @@ def in_bfloat16(net: nn.Module, x: Tensor) -> Tensor:
 
 
 class ProgramError(Exception):
-    """What a user's program raises."""
+    """Error raised by the user's program."""
 
 
 class Failing(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Test models, each with its closed form beside it."""
+"""Test models, each with its closed form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model with its truth beside it."""
+"""A test model with its cost in closed form."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model, an input for it, and what they cost by closed form.
+    """A model, an input for it, and their cost in closed form.
 
-    macs: of one forward pass. params: elements of the distinct parameters.
-    gradient_macs: of one backward pass from the output, no gradient asked for the input; None
-        where no closed form is written. modules: ``{fqn: MACs}``, inclusive, of some modules.
-    runs_for_real: small enough to run with data in a test; else on the meta device.
+    macs: MACs of one forward pass.
+    params: elements of the distinct parameters.
+    gradient_macs: MACs of one backward pass from the output, without the input's gradient; None
+        where no closed form is written.
+    modules: ``{fqn: MACs}``, inclusive, of some modules.
+    runs_for_real: True if small enough to run with data in a test; else it runs on meta.
     """
 
     name: str
@@ -30,17 +32,17 @@ class Case:
     runs_for_real: bool = False
 
     def build(self, device: str = "cpu") -> tuple[nn.Module, tuple[Any, ...]]:
-        """The model, in evaluation mode, and its input."""
+        """Build the model, in evaluation mode, and its input."""
         with torch.device(device):
             return self.make().eval(), self.inputs()
 
 
 def images(batch: int, channels: int, *size: int) -> Callable[[], tuple[torch.Tensor]]:
-    """A maker of images; ``size`` is one side or two."""
+    """Return a function that makes images; ``size`` is one side or two."""
     height, width = size if len(size) == 2 else size * 2
     return lambda: (torch.ones(batch, channels, height, width),)
 
 
 def tokens(batch: int, length: int) -> Callable[[], tuple[torch.Tensor]]:
-    """A maker of token ids, all 1."""
+    """Return a function that makes token ids, all 1."""
     return lambda: (torch.ones(batch, length, dtype=torch.long),)

@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class GraphShape:
-    """Sizes of the model and of its input; the heads of each layer are averaged."""
+    """Sizes of the model and its input; the heads of each layer are averaged."""
 
     features: int
     width: int
@@ -22,7 +22,7 @@ class GraphShape:
     rows: int
 
     def module_macs(self) -> dict[str, int]:
-        """Query, key and value for all heads, a skip, and the head on the first rows.
+        """Return the MACs of each module: query, key, value, skip, and the head on the first rows.
 
         The attention along the edges is elementwise: products, sums, a scattered softmax.
         """
@@ -39,7 +39,7 @@ class GraphShape:
         return macs
 
     def params(self) -> int:
-        """One layer more is built than runs, and one norm more."""
+        """Return the parameters; one more layer and one more norm are built than run."""
 
         def conv(ins: int) -> int:
             return (ins + 1) * (3 * self.heads * self.width + self.width)
@@ -49,7 +49,7 @@ class GraphShape:
 
 
 class GraphTransformer(nn.Module):
-    """Layers of attention along the edges, norms between them, one number for each row."""
+    """Layers of attention along the edges with norms between them, one number for each row."""
 
     def __init__(self, shape: GraphShape) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class GraphTransformer(nn.Module):
         return out
 
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features, and edges drawn with a fixed seed."""
+        """Return features and edges, drawn with a fixed seed."""
         generator = torch.Generator().manual_seed(0)
         ends = torch.randint(self.shape.nodes, (2, self.shape.edges), generator=generator)
         return torch.ones(self.shape.nodes, self.shape.features), ends

@@ -1,4 +1,4 @@
-"""Sequence models in plain torch: decoders, an encoder, recurrent."""
+"""Sequence models in plain torch: decoders, an encoder, a recurrent model."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Llama(nn.Module):
     def macs(
         batch: int, s: int, d: int, depth: int, heads: int, key_heads: int, inner: int, vocab: int
     ) -> int:
-        """Keys and values are narrower than queries; the attention is by query heads."""
+        """Return the MACs: keys and values are narrower, attention is by query heads."""
         narrow = key_heads * (d // heads)
         projections = 2 * d * d * s + 2 * d * narrow * s
         layer = projections + 2 * s * s * d + 3 * d * inner * s
@@ -182,7 +182,7 @@ class MegatronGPT(nn.Module):
 
     @staticmethod
     def linear_macs(rows: int, d: int, depth: int, vocab: int) -> int:
-        """Projections and perceptrons, 12 d^2 a layer and row, and the logits."""
+        """Return the MACs of projections and perceptrons, 12 d^2 per layer and row, and logits."""
         return rows * (depth * 12 * d * d + d * vocab)
 
     @staticmethod

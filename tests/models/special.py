@@ -1,5 +1,4 @@
-"""Models that ask for something in particular: sharing, odd names, recomputation, frozen
-weights, a mixture of experts."""
+"""Models with special features: shared or frozen weights, recomputation, a mixture of experts."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Shared(nn.Module):
 
 
 class Renamed(nn.Linear):
-    """A linear whose ``__repr__`` says nothing of what it is."""
+    """A linear whose ``__repr__`` does not name its class."""
 
     def __repr__(self) -> str:
         return f"Renamed<{self.in_features}>"
@@ -75,7 +74,7 @@ class CheckpointedMLP(nn.Module):
 
 
 class Lora(nn.Module):
-    """A frozen linear, and a trained product of two thin ones beside it."""
+    """A frozen linear, and a trained product of two thin ones added to it."""
 
     def __init__(self, width: int, rank: int) -> None:
         super().__init__()
@@ -88,7 +87,7 @@ class Lora(nn.Module):
 
 
 class LoraStack(nn.Sequential):
-    """Two of them: the first needs no gradient of its input, the second does."""
+    """Two LoRA linears: only the second needs the gradient of its input."""
 
     def __init__(self, width: int, rank: int) -> None:
         super().__init__(Lora(width, rank), Lora(width, rank))
@@ -131,7 +130,10 @@ class CifarMoE(nn.Module):
 
     @staticmethod
     def module_macs(batch: int, experts: tuple[int, ...] = (4, 8)) -> dict[str, int]:
-        """Inclusive, of every module that has any. An expert takes one row of each rank."""
+        """Return the inclusive MACs of every module that has any.
+
+        An expert takes one row of each rank.
+        """
         macs = {
             "conv1": batch * 6 * (28 * 28) * (3 * 5 * 5),
             "conv2": batch * 16 * (10 * 10) * (6 * 5 * 5),
@@ -156,7 +158,7 @@ class CifarMoE(nn.Module):
 
     @staticmethod
     def module_params(experts: tuple[int, ...] = (4, 8)) -> dict[str, int]:
-        """The shared ``mlp`` counts in each mixture, once in what holds both."""
+        """Return the parameters: the shared ``mlp`` is in each mixture, and once in the root."""
         linear = 84 * 84 + 84
         params = {
             "conv1": 6 * 75 + 6,
@@ -176,7 +178,7 @@ class CifarMoE(nn.Module):
 
 
 class MoE(nn.Module):
-    """Top-1 gate, experts with room for one row of each rank, a perceptron beside them."""
+    """Top-1 gate, experts with room for one row of each rank, and a parallel perceptron."""
 
     RANKS = 2
 

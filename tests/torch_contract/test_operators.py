@@ -239,6 +239,7 @@ def _plus_two(x: torch.Tensor) -> torch.Tensor:
 # -- imports --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_import_torch_and_a_mode_do_not_import_the_compiler() -> None:
     """dispatch_flops relies on this for the time of its first operator (counting/dispatch_mode.py,
     counting/eager_stance.py): in a program that compiles nothing, torch._dynamo is not imported,

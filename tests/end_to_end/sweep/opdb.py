@@ -1,48 +1,38 @@
-"""torch's own operator and module databases, run under the counter.
+"""Run torch's operator and module databases under the counter.
 
-For every sample of ``op_db`` and ``module_db``: the counter must not change what the program
-computes, must not raise where the operator does not, and must know every overload that runs.
-"Change" is measured against an empty ``TorchDispatchMode``: torch itself takes other paths in
-a few places as soon as any mode is on.
+For every sample of ``op_db`` and ``module_db``, the counter must not change what the program
+computes. It must not raise where the operator does not, and must know every overload that runs.
+Results are compared with those under an empty ``TorchDispatchMode``, because torch itself takes
+other paths in a few places under any mode.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
-import itertools
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dispatch_flops import FlopCounterMode, Profile
+from tests.end_to_end.sweep.sampling import SEED, one_in
+from tests.helpers.untouched import EmptyMode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.int64)
-#: torch does not reproduce these itself: memory as it was found, and last bits of LAPACK's
-#: least squares. Of their results only the shapes are compared.
+# torch does not reproduce these itself: uninitialised memory, and the last bits of LAPACK's
+# least squares. Only the shapes of their results are compared.
 UNREPRODUCIBLE = frozenset(
     """
     empty empty_like empty_permuted empty_strided new_empty new_empty_strided linalg.lstsq
     """.split()
 )
-SEED = 2013
-MADE_PER_CHOSEN = 8
-
-
-class EmptyMode(TorchDispatchMode):
-    """Runs every operator and does nothing else."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -62,15 +52,10 @@ class Case:
     def id(self) -> str:
         return f"{self.name}-{self.variant}-{str(self.dtype).removeprefix('torch.')}"
 
-    def in_share(self, share: float) -> bool:
-        """True for about ``share`` of all cases, the same ones on every machine."""
-        digest = hashlib.sha256(f"{self.kind}:{self.id}".encode()).digest()
-        return int.from_bytes(digest[:4], "big") < share * 2**32
-
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program left behind, in bits; ``error`` is the type of what it raised."""
+    """Result and random state of a program, in bits; ``error`` is the type of what it raised."""
 
     values: tuple[Any, ...] = ()
     error: str = ""
@@ -78,7 +63,7 @@ class Outcome:
 
 @dataclass
 class Report:
-    """What a case, or many, showed."""
+    """Findings about one case or many."""
 
     samples: int = 0
     raised: int = 0
@@ -88,7 +73,7 @@ class Report:
     changed: list[str] = field(default_factory=list)
 
     def merge(self, other: Report) -> None:
-        """Add what ``other`` showed."""
+        """Add the findings of ``other``."""
         self.samples += other.samples
         self.raised += other.raised
         self.kinds.update(other.kinds)
@@ -102,8 +87,16 @@ class Report:
 
 @lru_cache(maxsize=1)
 def all_cases() -> tuple[Case, ...]:
-    """Every operator and module of torch's databases, in a fixed order."""
+    """Return every operator and module of torch's databases, in a fixed order."""
     return (*_operator_cases(), *_module_cases())
+
+
+def cases_by_name() -> dict[tuple[str, str], list[Case]]:
+    """Group the cases by kind and name of their operator or module."""
+    found: dict[tuple[str, str], list[Case]] = {}
+    for case in all_cases():
+        found.setdefault((case.kind, case.name), []).append(case)
+    return found
 
 
 def _operator_cases() -> Iterator[Case]:
@@ -135,13 +128,12 @@ def _module_cases() -> Iterator[Case]:
 # -- one case ------------------------------------------------------------------------------
 
 
-def examine(case: Case, *, at_most: int | None = None) -> Report:
-    """Run the samples of a case (evenly chosen, if there are more than ``at_most``) both ways."""
+def examine(case: Case, *, every: int = 1) -> Report:
+    """Run one sample in ``every`` of a case, under an empty mode and under the counter."""
     report = Report()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        programs = _chosen(_programs(case), at_most)
-        for index, program in enumerate(programs):
+        for index, program in one_in(every, list(enumerate(_programs(case))), case=case.id):
             report.samples += 1
             plain, _ = observe(program, EmptyMode)
             report.raised += bool(plain.error)
@@ -163,10 +155,19 @@ def _programs(case: Case) -> Iterator[Callable[[], Any]]:
 
 def _operator_programs(case: Case) -> Iterator[Callable[[], Any]]:
     grad = _differentiable(case)
-    for sample in case.info.sample_inputs("cpu", case.dtype, requires_grad=grad):
+    for sample in _samples(case, grad):
         if case.variant == "inplace" and sample.broadcasts_input:
             continue
         yield lambda sample=sample: _call(case, sample, grad)
+
+
+def _samples(case: Case, grad: bool) -> Iterator[Any]:
+    """Yield the samples of an operator.
+
+    Not by ``info.sample_inputs``, which looks for a test's name in the stack and seeds the
+    devices before every sample: that takes longer than the samples themselves.
+    """
+    yield from case.info.sample_inputs_func(case.info, "cpu", case.dtype, grad)
 
 
 def _differentiable(case: Case) -> bool:
@@ -220,19 +221,19 @@ def _note(report: Report, profile: Profile) -> None:
     report.errors.update(profile.formula_errors())
 
 
-def compare_places(case: Case, *, at_most: int | None = None) -> Report:
-    """The operators of one case on the meta device and in inference mode: the same counts.
+def compare_devices(case: Case, *, every: int = 1) -> Report:
+    """Compare the counts of a case with those on the meta device and in inference mode.
 
-    Forward and backward on meta, forward alone in inference mode. ``raised`` are the samples
-    that meta tensors cannot run, because the operator looks at data.
+    Forward and backward run on meta, only forward in inference mode. ``raised`` counts the
+    samples that meta tensors cannot run because the operator looks at data.
     """
     report = Report()
     grad = _differentiable(case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seed_all()
-        samples = case.info.sample_inputs("cpu", case.dtype, requires_grad=grad)
-        for index, sample in enumerate(_chosen(samples, at_most)):
+        samples = list(enumerate(_samples(case, grad)))
+        for index, sample in one_in(every, samples, case=case.id):
             report.samples += 1
             differences = _differences(case, sample, grad)
             report.raised += "raised" in differences
@@ -253,7 +254,7 @@ def _differences(case: Case, sample: Any, grad: bool) -> set[str]:
 
 
 def _counts(case: Case, sample: Any, grad: bool) -> tuple[int, int, tuple[str, ...]] | None:
-    """MACs, FLOPs and the names of what is unknown; None if the program raises."""
+    """Return MACs, FLOPs and the unknown overloads; None if the program raises."""
     outcome, counter = observe(
         lambda: (_call(case, sample, grad), None)[1], lambda: FlopCounterMode(display=False)
     )
@@ -293,8 +294,11 @@ def observe(
 
 
 def seed_all() -> None:
-    """The state that samples are made in and run in."""
-    torch.manual_seed(SEED)
+    """Set the random state in which samples are made and run.
+
+    ``torch.manual_seed`` would format the stack once for every device that is not initialised.
+    """
+    torch.default_generator.manual_seed(SEED)
     random.seed(SEED)
     with contextlib.suppress(ImportError):
         import numpy
@@ -303,21 +307,21 @@ def seed_all() -> None:
 
 
 def backward(result: Any) -> None:
-    """Backward from every differentiable tensor of a result."""
+    """Run backward from every differentiable tensor of a result."""
     roots = [t for t in tensors(result) if t.requires_grad]
     if roots:
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in nested containers."""
+    """Return the tensors in nested containers."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _fresh(value: Any) -> Any:
-    """A copy whose tensors are leaves of their own, so that runs do not see each other.
+    """Return a copy with new leaf tensors, so that one run does not affect the next.
 
-    Tensors that share memory still do: a deep copy keeps strides and what overlaps.
+    A deep copy keeps strides, overlaps and shared memory.
     """
     memo: dict[int, Any] = {}
 
@@ -333,7 +337,7 @@ def _fresh(value: Any) -> Any:
 
 
 def bits(value: Any) -> Iterator[Any]:
-    """A result as plain comparable data: NaN equals NaN, and -0 is not 0."""
+    """Yield a result as comparable data: NaN equals NaN, and -0 differs from 0."""
     for leaf in tree_leaves(value):
         if not isinstance(leaf, torch.Tensor):
             yield repr(leaf)
@@ -358,30 +362,19 @@ def _parts(sparse: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(sparse.unbind()) if sparse.is_nested else (sparse.to_dense(),)
 
 
-def _chosen(iterable: Iterable[Any], at_most: int | None) -> list[Any]:
-    """``at_most`` of the items, evenly spread over the first ones: making all takes long."""
-    if at_most is None:
-        return list(iterable)
-    items = list(itertools.islice(iterable, MADE_PER_CHOSEN * at_most))
-    if len(items) <= at_most:
-        return items
-    return [items[index * len(items) // at_most] for index in range(at_most)]
-
-
 # -- the report ----------------------------------------------------------------------------
 
 
-def coverage_report(share: float = 1.0, at_most: int | None = None) -> Report:
-    """All cases together; ``share`` and ``at_most`` make it shorter."""
+def coverage_report(every: int = 1) -> Report:
+    """Examine one sample in ``every`` of all cases together."""
     report = Report()
     for case in all_cases():
-        if case.in_share(share):
-            report.merge(examine(case, at_most=at_most))
+        report.merge(examine(case, every=every))
     return report
 
 
 def coverage_text(report: Report) -> str:
-    """A report for the reader: overloads seen by kind, what is unknown, what went wrong."""
+    """Format a report: overloads by kind, unknown ones, differences."""
     kinds = Counter(report.kinds.values())
     lines = [
         f"{report.samples} samples ({report.raised} raised, as they do without the counter), "

@@ -87,6 +87,7 @@ class TestMain:
         assert (sys.path, warnings.filters, sys.stdout) == before
 
 
+@pytest.mark.slow
 class TestProcess:
     """``python -m dispatch_flops`` as a process of its own."""
 

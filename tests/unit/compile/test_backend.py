@@ -252,6 +252,7 @@ def test_custom_formula() -> None:
     assert backend.profile().by_operator()["aten.relu.default"].cost.flops == 17
 
 
+@pytest.mark.slow
 def test_inductor_with_warm_caches_and_options() -> None:
     model = Block()
     with torch._functorch.config.patch(enable_autograd_cache=True):

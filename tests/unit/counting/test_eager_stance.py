@@ -165,6 +165,7 @@ def test_new_shapes_inside_cost_no_recompilation() -> None:
     assert compiled_graphs() == before
 
 
+@pytest.mark.slow
 def test_inductor() -> None:
     model = MLP()
     compiled = torch.compile(model)
@@ -246,6 +247,7 @@ assert counters["stats"]["unique_graphs"] == 1
 """
 
 
+@pytest.mark.slow
 def test_first_ever_compilation_inside_the_block() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST_EVER], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -270,6 +270,7 @@ def wide(children: int) -> tuple[nn.Module, nn.Module]:
     return items, leaf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "size"), [(deep, 2000), (wide, 10_000)])
 def test_deep_and_wide_models(
     build: Callable[[int], tuple[nn.Module, nn.Module]], size: int

@@ -306,6 +306,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_real_ranks() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -200,6 +200,7 @@ class Small(Net):
         return super().forward(x)
 
 
+@pytest.mark.slow
 @needs_accelerate
 def test_batch_size_found_by_the_trainer_is_stated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -47,6 +47,7 @@ def test_figures_have_the_requested_format() -> None:
     assert plots.top_modules(training_step(), format="pdf").startswith(b"%PDF-")
 
 
+@pytest.mark.slow
 def test_figures_of_equal_profiles_have_equal_bytes() -> None:
     for format in ("svg", "png", "pdf"):
         first, second = (plots.roofline(training_step(), A100, format=format) for _ in range(2))
