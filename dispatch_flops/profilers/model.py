@@ -17,7 +17,7 @@ from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.operators.conventions import Causal, Subclass
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.operators.tensors import tensors_in
-from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile, StepTiming
+from dispatch_flops.profile import OUTSIDE, ModuleNode, PhaseSeconds, Profile, StepTiming
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import (
     caller,
@@ -189,7 +189,8 @@ def attach_latencies(
             return node
         share = shares.get(node.fqn)
         spread_s = None if share is None else share * latency_s
-        return dataclasses.replace(node, latency_s=latency_s, latency_spread_s=spread_s)
+        timed = PhaseSeconds({**node.seconds, "forward": latency_s})
+        return dataclasses.replace(node, seconds=timed, latency_spread_s=spread_s)
 
     return dataclasses.replace(profile.map_nodes(change), timing=timing)
 
@@ -211,9 +212,7 @@ def without(profile: Profile, model: nn.Module, classes: Sequence[type[nn.Module
     def change(node: ModuleNode) -> ModuleNode:
         below = node.fqn.startswith(prefixes)
         if below or node.fqn in ignored or ("" in ignored and not node.fqn.startswith(OUTSIDE)):
-            return dataclasses.replace(
-                node, ops=(), latency_s=None, latency_spread_s=None, backward_latency_s=None
-            )
+            return dataclasses.replace(node, ops=(), seconds=PhaseSeconds(), latency_spread_s=None)
         return node
 
     note = f"left out at the user's wish: {', '.join(fqn or 'the model' for fqn in ignored)}"
@@ -255,8 +254,7 @@ def _measure(
         seconds,
         spreads(passes),
         StepTiming(
-            forward_s=whole,
-            backward_s=backward_s,
+            seconds=PhaseSeconds({"forward": whole, "backward": backward_s}),
             spread_s=spread,
             repeats=repeats,
             method=OWN_PASS_COMPILED if is_compiled(model) else OWN_PASS,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dispatch_flops.analysis.figures import Figures, inclusive, sum_known, walk_with_depth
+from dispatch_flops.analysis.figures import Figures, inclusive, total_figures, walk_with_depth
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
-from dispatch_flops.profile import ModuleNode, Profile
-from dispatch_flops.profile.cost import PHASES, Phase
+from dispatch_flops.profile import ModuleNode, Profile, sum_known
+from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
 from dispatch_flops.units import (
     bytes_text,
@@ -37,7 +37,7 @@ def _module_rows(
     profile: Profile, phases: Sequence[Phase], depth: int | None, style: Style
 ) -> list[list[str]]:
     trees = [profile.root] if _ran(profile.root) else []
-    if profile.outside.is_lower_bound or any(profile.outside.total(p).flops for p in PHASES):
+    if profile.outside.is_lower_bound or profile.outside.total().flops:
         trees.append(profile.outside)
     total = profile.total().flops
     rows: list[list[str]] = []
@@ -50,17 +50,14 @@ def _module_rows(
                 label = pad + code(_label(tree, node, is_model=tree is profile.root), style)
                 rows.append(_cells(label, [column[node.fqn] for column in columns], total))
     if indent:
-        rows.insert(0, _cells("Global", [_whole(profile, p) for p in (None, *phases)], total))
+        rows.insert(
+            0, _cells("Global", [total_figures(profile, p) for p in (None, *phases)], total)
+        )
     return rows
 
 
 def _ran(root: ModuleNode) -> bool:
     return bool(root.calls or root.children or root.ops)
-
-
-def _whole(profile: Profile, phase: Phase | None) -> Figures:
-    root, outside = profile.root, profile.outside
-    return inclusive(root, phase)[root.fqn] + inclusive(outside, phase)[outside.fqn]
 
 
 def _cells(label: str, figures: Sequence[Figures], all_flops: int) -> list[str]:

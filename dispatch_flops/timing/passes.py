@@ -17,12 +17,11 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops.analysis.figures import sum_known
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
-from dispatch_flops.profile import Profile, StepTiming
-from dispatch_flops.profile.cost import PHASES, Phase
+from dispatch_flops.profile import PhaseSeconds, Profile, StepTiming, sum_known
+from dispatch_flops.profile.cost import Phase
 from dispatch_flops.timing.devices import Devices, Stamp
 from dispatch_flops.timing.module_timer import EVENT_RESOLUTION_S, LatencyPass
 from dispatch_flops.timing.overhead import OwnTime
@@ -120,8 +119,12 @@ class HostPass(CountingPass):
             at_least = operator_seconds(profile, "backward", "recompute") or 0.0
             backward_s = max(backward_s - self.steps.in_backward_s, at_least)
         return StepTiming(
-            backward_s=backward_s,
-            step_s=in_operators if self.steps.with_closure else self.steps.step_s,
+            seconds=PhaseSeconds(
+                {
+                    "backward": backward_s,
+                    "optimizer": in_operators if self.steps.with_closure else self.steps.step_s,
+                }
+            ),
             iteration_s=self._so_far_s(),
             method=self.method,
             resolution_s=10 * self.own.per_module,
@@ -159,9 +162,13 @@ class EventPass(CountingPass):
     def timing(self, profile: Profile) -> StepTiming:
         """Each as long as its operators; backward with what it runs again."""
         return StepTiming(
-            backward_s=operator_seconds(profile, "backward", "recompute"),
-            step_s=operator_seconds(profile, "optimizer"),
-            iteration_s=operator_seconds(profile, *PHASES),
+            seconds=PhaseSeconds(
+                {
+                    "backward": operator_seconds(profile, "backward", "recompute"),
+                    "optimizer": operator_seconds(profile, "optimizer"),
+                }
+            ),
+            iteration_s=sum_known(op.latency_s for op in profile.op_totals()),
             method=self.method,
             resolution_s=10 * EVENT_RESOLUTION_S,
             operator_resolution_s=None if self._gap_s is None else 10 * self._gap_s,

@@ -33,11 +33,7 @@ fwd latency (forward propagation latency), bwd latency (backward propagation lat
 step (weights update latency), iter latency (sum of fwd, bwd and step latency)
 """
 
-_SHORT_PHASE: dict[Phase, str] = {
-    "backward": "bwd",
-    "recompute": "recompute",
-    "optimizer": "optimizer",
-}
+_SHORT_PHASE: dict[Phase, str] = {"backward": "bwd"}
 
 Line = tuple[str, object]
 
@@ -58,7 +54,9 @@ def render(profile: Profile, *, profile_step: int = 1) -> str:
 def _lines(profile: Profile) -> Iterator[Line]:
     forward = inclusive(profile.root, "forward")[profile.root.fqn]
     timing = profile.timing
-    forward_s = forward.latency_s if timing.forward_s is None else timing.forward_s
+    forward_s = timing.latency("forward")
+    if forward_s is None:
+        forward_s = forward.latency_s
     yield from _parallelism(profile.run)
     yield from _sizes(forward, profile.run)
     inexact = profile.root.fqn in inexact_latencies(profile.root, timing)
@@ -68,7 +66,7 @@ def _lines(profile: Profile) -> Iterator[Line]:
         _rate(forward.cost.flops, forward_s, forward.lower_bound),
     )
     yield from _counted_phases(profile)
-    if timing.backward_s is not None or timing.step_s is not None:
+    if {"backward", "optimizer"} & timing.seconds.keys():
         yield from _training(profile, forward, forward_s)
 
 
@@ -110,32 +108,33 @@ def _counted_phases(profile: Profile) -> Iterator[Line]:
             continue
         macs, flops, bound = _counted(profile, phase)
         if macs:
-            macs_label = f"{_SHORT_PHASE[phase]} MACs per GPU (counted)"
+            macs_label = f"{_SHORT_PHASE.get(phase, phase)} MACs per GPU (counted)"
             yield macs_label, at_least(macs_to_string(macs), bound)
-        flops_label = f"{_SHORT_PHASE[phase]} flops per GPU (counted)"
+        flops_label = f"{_SHORT_PHASE.get(phase, phase)} flops per GPU (counted)"
         yield flops_label, at_least(number_to_string(flops), bound)
 
 
 def _training(profile: Profile, forward: Figures, forward_s: float | None) -> Iterator[Line]:
     timing, fwd_flops, fwd_bound = profile.timing, forward.cost.flops, forward.lower_bound
-    both_s = _sum(forward_s, timing.backward_s)
+    backward_s, step_s = timing.latency("backward"), timing.latency("optimizer")
+    both_s = _sum(forward_s, backward_s)
     iteration_s = timing.iteration_s
     if iteration_s is None:
-        iteration_s = _sum(both_s, timing.step_s)
+        iteration_s = _sum(both_s, step_s)
     elif both_s is not None:  # a backward pass within a forward is in both
         both_s = min(both_s, iteration_s)
     backward_ran = "backward" in phases_of(profile)
     _, bwd_flops, bwd_bound = _counted(profile, "backward")
 
-    yield "bwd latency", duration_to_string(timing.backward_s)
+    yield "bwd latency", duration_to_string(backward_s)
     yield (
         "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency",
-        _rate(2 * fwd_flops, timing.backward_s, fwd_bound),
+        _rate(2 * fwd_flops, backward_s, fwd_bound),
     )
     if backward_ran:
         yield (
             "bwd FLOPS per GPU = counted bwd flops per GPU / bwd latency",
-            _rate(bwd_flops, timing.backward_s, bwd_bound),
+            _rate(bwd_flops, backward_s, bwd_bound),
         )
     yield (
         "fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency)",
@@ -146,7 +145,7 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
             "fwd+bwd FLOPS per GPU = counted flops per GPU / (fwd+bwd latency)",
             _rate(fwd_flops + bwd_flops, both_s, fwd_bound or bwd_bound),
         )
-    yield "step latency", duration_to_string(timing.step_s)
+    yield "step latency", duration_to_string(step_s)
     yield "iter latency", duration_to_string(iteration_s)
     yield (
         "FLOPS per GPU = 3 * fwd flops per GPU / iter latency",

@@ -10,15 +10,15 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dispatch_flops.analysis.figures import Figures, by_type, inclusive, sum_known, walk_with_depth
+from dispatch_flops.analysis.figures import Figures, by_type, inclusive, walk_with_depth
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.latency import phase_seconds
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.analysis.roofline_points import roofline_data
-from dispatch_flops.profile import ModuleNode, Profile
-from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile import ModuleNode, Profile, sum_known
+from dispatch_flops.profile.cost import Phase, in_order
 
 ALL = "all"
 _COLOURED = 8  # classes that get a colour of their own, if at least this share is their own
@@ -101,13 +101,14 @@ def _columns(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
 def _costs(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
     """``{figure: {view: column}}``; where one phase ran, it is what ``"all"`` has."""
     figures: dict[str, list[Figures]] = {ALL: _figures(roots, None)}
-    timed = {phase: _latencies(_figures(roots, phase)) for phase in ("forward", "backward")}
-    latency = {
-        ALL: [sum_known(pair) for pair in zip(timed["forward"], timed["backward"], strict=True)]
+    timed: dict[str, list[float | None]] = {
+        phase: _latencies(_figures(roots, phase))
+        for phase in in_order(("forward", "backward", *phases))
     }
+    latency = {ALL: [sum_known(parts) for parts in zip(*timed.values(), strict=True)]}
     if len(phases) > 1:
         figures |= {phase: _figures(roots, phase) for phase in phases}
-        latency |= {phase: timed.get(phase, [None] * len(latency[ALL])) for phase in phases}
+        latency |= {phase: timed[phase] for phase in phases}
     return {
         "macs": {view: [f.cost.macs for f in column] for view, column in figures.items()},
         "flops": {view: [f.cost.flops for f in column] for view, column in figures.items()},

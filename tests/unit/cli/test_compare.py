@@ -12,6 +12,7 @@ from dispatch_flops import OpCost, Profile
 from dispatch_flops.cli.compare import seconds
 from dispatch_flops.profile import OpTotal, RunInfo, StepTiming
 from tests.helpers.command_line import Result, Run, refused, tree
+from tests.helpers.trees import timed
 
 Compare = Callable[..., Result]
 
@@ -115,7 +116,7 @@ class TestCheck:
 
     def test_the_latency_of_a_phase_is_the_measured_one(self, run: Run) -> None:
         profile = tree({"a": 1}, latency=0.005)
-        timing = StepTiming(backward_s=0.003)
+        timing = StepTiming(seconds=timed(backward=0.003))
         Path("p.json").write_text(dataclasses.replace(profile, timing=timing).to_json())
         assert run("check", "p.json", "--max-latency", "3ms", "--phase", "backward").code == 0
         result = run("check", "p.json", "--max-latency", "2ms", "--phase", "backward")

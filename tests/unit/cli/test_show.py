@@ -59,8 +59,8 @@ class TestShow:
         refused(run("show", "missing.json"), "cannot read 'missing.json'", "No such file")
         refused(run("show", "."), "cannot read '.'")
         refused(run("show", "latin.json"), "it is no text")
-        refused(run("show", "net.py"), "net.py: this is no JSON")
-        refused(run("show", "other.json"), "other.json: this is no saved profile")
+        refused(run("show", "net.py"), "net.py: this is not JSON")
+        refused(run("show", "other.json"), "other.json: this is not a dispatch_flops profile")
         refused(run("show", "future.json"), "version 99")
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_flops.analysis.scaling import exponents
 from dispatch_flops.cli.output import progress_bar
 from dispatch_flops.cli.sweep import points, values
 from dispatch_flops.cli.sweep_plot import Figure
@@ -172,24 +171,3 @@ class TestProgress:
     def test_a_pipe_has_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._run()
         assert capsys.readouterr().err == "[1/3] s=0\n[2/3] s=1\n[3/3] s=2\n"
-
-
-class TestExponents:
-    def test_powers_are_exact(self) -> None:
-        grid = [{"b": b, "s": s} for b in (1, 2, 4) for s in (16, 64)]
-        found = exponents(grid, [11 * p["b"] * p["s"] ** 2 for p in grid])
-        assert [(e.name, round(e.overall, 9), round(e.last, 9)) for e in found] == [
-            ("b", 1, 1), ("s", 2, 2)
-        ]  # fmt: skip
-        assert [(e.smallest, e.largest) for e in found] == [(1, 4), (16, 64)]
-
-    def test_the_upper_end_is_nearer_to_what_it_tends_to(self) -> None:
-        sizes = [1, 10, 100, 1000]
-        (found,) = exponents([{"s": s} for s in sizes], [100 * s + s * s for s in sizes])
-        assert 1 < found.overall < found.last < 2
-
-    def test_what_does_not_vary_or_is_no_power(self) -> None:
-        assert exponents([], []) == []
-        assert exponents([{"s": 1}, {"s": 2}], [0, 3]) == []
-        assert exponents([{"s": 0}, {"s": 2}], [1, 3]) == []
-        assert exponents([{"s": 2, "b": 1}], [3]) == []

@@ -116,7 +116,10 @@ def test_backward_is_counted_and_gradients_are_put_back() -> None:
     assert profile.total("backward").macs == B * 5 * 7 + 2 * B * 7 * 3
     assert torch.equal(model.a.weight.grad, torch.full((7, 5), 3.0))
     assert model.b.weight.grad is None
-    assert profile.timing.forward_s is not None and profile.timing.backward_s is not None
+    assert (
+        profile.timing.latency("forward") is not None
+        and profile.timing.latency("backward") is not None
+    )
 
 
 def test_backward_is_the_same_however_often_it_ran_before() -> None:
@@ -394,10 +397,10 @@ def test_operators_have_times_where_they_are_asked_for() -> None:
         profile = profile_model(Net(), (B, 5), backward=True, operator_latency=asked)
         times = {op.op: op.latency_s for op in profile.op_totals()}
         assert all((seconds is not None) is asked for seconds in times.values())
-        assert (profile.root.backward_latency_s is not None) is asked
+        assert (profile.root.latency("backward") is not None) is asked
         assert any("operators' times" in note for note in profile.notes) is asked
         assert profile.timing.method is not None and "own" in profile.timing.method
-        assert profile.root.latency_s == pytest.approx(profile.timing.forward_s)
+        assert profile.root.latency_s == pytest.approx(profile.timing.latency("forward"))
 
 
 def test_nothing_takes_time_on_the_meta_device(capsys: pytest.CaptureFixture[str]) -> None:
@@ -409,7 +412,7 @@ def test_nothing_takes_time_on_the_meta_device(capsys: pytest.CaptureFixture[str
     profiler.stop_profile()
     assert profiler.get_total_macs() == MACS
     assert profiler.get_total_duration() is None
-    assert profiler.profile.timing.backward_s is None
+    assert profiler.profile.timing.latency("backward") is None
 
 
 class Twice(nn.Module):

@@ -30,6 +30,7 @@ from tests.helpers.trees import (
     hostile,
     lower_bound,
     profiles,
+    timed,
     training_step,
     wide,
 )
@@ -235,7 +236,9 @@ def test_utilisation_is_of_the_time_that_covers_all_phases() -> None:
     assert top.hfu is not None
     assert top.mfu < top.hfu
 
-    untimed = dataclasses.replace(profile, timing=StepTiming(forward_s=1.0, step_s=1.0))
+    untimed = dataclasses.replace(
+        profile, timing=StepTiming(seconds=timed(forward=1.0, optimizer=1.0))
+    )
     assert measured_seconds(untimed) == (None, "not measured")
     assert headline(untimed, A100).mfu is None
     whole = dataclasses.replace(profile, timing=StepTiming(iteration_s=2.0))
