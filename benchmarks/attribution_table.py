@@ -1,9 +1,9 @@
-"""A transformer with LoRA and checkpointed blocks: MACs by module and phase, against hand counts.
+"""A transformer with LoRA and checkpointed blocks: MACs per module and phase, against hand counts.
 
     python benchmarks/attribution_table.py
 
-The hand counts below follow from what needs a gradient; no number comes from the profiler.
-Exits with 1 if one of them differs.
+The hand counts below follow from which tensors need a gradient; no number comes from the profiler.
+Exits with 1 if a count differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Work = dict[str, dict[str, int]]
 
 
 class LoRA(nn.Module):
-    """A frozen projection, and a product of low rank beside it that is trained."""
+    """A frozen projection plus a trained product of low rank."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -86,12 +86,12 @@ def frozen(n_in: int, n_out: int) -> nn.Linear:
 
 
 def by_hand() -> Work:
-    """MACs of each module's own operators.
+    """Return the MACs of each module's own operators.
 
-    A frozen layer's backward is its input's gradient alone, and nothing where that needs none:
-    in the first block the projections' inputs do not. A block is run again up to the last tensor
-    that its backward needs, which is the weight of ``down``: all but ``down`` itself. The fused
-    attention's backward takes four products, and makes the scores anew.
+    A frozen layer's backward computes only its input's gradient, and nothing if the input needs
+    none: in the first block, the projections' inputs need none. Recomputation runs a block up to
+    the last tensor that its backward needs, the weight of ``down``: everything except ``down``.
+    The backward of the fused attention takes four products and recomputes the scores.
     """
     rows = BATCH * SEQUENCE
     square, low = rows * WIDTH * WIDTH, rows * WIDTH * RANK
@@ -121,7 +121,7 @@ def phases(forward: int, backward: int, recompute: int) -> dict[str, int]:
 
 
 def profiled() -> Profile:
-    """One training step: forward, loss, backward, optimizer."""
+    """Profile one training step: forward, loss, backward, optimizer."""
     model = Transformer()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE))

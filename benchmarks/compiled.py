@@ -3,11 +3,11 @@
     python benchmarks/compiled.py [--backend inductor] [--small]
 
 1. A chain of pointwise operators, which compiling fuses, is timed before and after one profile.
-   The ratio is 1 where the compiled code is intact. torch's own FlopCounterMode beside it.
-2. A BERT-base compiled by inductor and by the counting backend around inductor, steps timed in
-   turns; and the counting alone, per call of a graph.
+   The ratio is 1 if the compiled code is intact. The same for torch's own FlopCounterMode.
+2. A BERT-base is compiled by inductor and by the counting backend around inductor. Their steps are
+   timed alternately. Counting is also timed by itself, per call of a graph.
 
-Times are of this process's processor, one thread, medians.
+Times are medians of this process's CPU time, one thread.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode as TorchFlopCounterMode
 
-from dispatch_flops import FlopCounterMode
-from dispatch_flops.compile import counting_backend
+from dispatch_flops import FlopCounterMode, counting_backend
 from dispatch_flops.compile.backend import _counted
 
 Batch = torch.Tensor
@@ -52,7 +51,7 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """BERT-base, or with ``small`` a toy of the same form."""
+    """BERT-base, or if ``small`` a toy of the same form."""
 
     def __init__(self, *, small: bool) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class Bert(nn.Module):
 
 
 class Chain(nn.Module):
-    """Many passes over memory when eager, one when compiled."""
+    """Chain of pointwise operators: many passes over memory when eager, one when compiled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,9 +82,9 @@ def step(model: Callable[[Batch], torch.Tensor], tokens: Batch) -> None:
 
 
 def seconds_of(run: Callable[[], None]) -> float:
-    begun = time.process_time()
+    start = time.process_time()
     run()
-    return time.process_time() - begun
+    return time.process_time() - start
 
 
 def median_s(run: Callable[[], None], times: int) -> float:
@@ -95,7 +94,7 @@ def median_s(run: Callable[[], None], times: int) -> float:
 def after_a_profile(
     counter: Callable[[nn.Module], AbstractContextManager[Any]], chosen: argparse.Namespace
 ) -> tuple[float, int]:
-    """Time after one profile over time before it; graphs compiled meanwhile."""
+    """Return the time after one profile over the time before it, and graphs compiled meanwhile."""
     torch._dynamo.reset()
     model, x = Chain(), torch.ones(1 << 20)
     compiled = torch.compile(model, backend=chosen.backend)

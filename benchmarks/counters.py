@@ -1,7 +1,7 @@
-"""Every counter of multiply-accumulates behind one face, each run where it can do no harm.
+"""Every counter of multiply-accumulates behind one interface, each in a separate process.
 
-A counter is imported in a process of its own, forked, and every workload is counted in a further
-fork of that: what one leaves patched, hooked or crashed is gone with its process.
+A counter is imported in a forked process. Every workload is counted in a further fork of it, so
+that patches, hooks and crashes end with their process.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.probes.probe import total_of
 
-SECONDS = 300  # for one workload under one counter
+SECONDS = 300  # limit for one workload under one counter
 
-Reading = int | str  # MACs, or why there are none
+Reading = int | str  # MACs, or the reason why there are none
 
 
 class Workload(Protocol):
-    """A model and its inputs with their truth in MACs.
+    """Model and inputs with their true number of MACs.
 
-    backward: run the backward pass, too. own_macs: ``{custom operator: MACs of its arguments}``.
+    backward: also run the backward pass. own_macs: ``{custom operator: MACs of its arguments}``.
     """
 
     name: str
@@ -47,9 +47,10 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Counter:
-    """package: whose version is printed, and without which the counter is left out.
+    """A counter and how to call it.
 
-    ready: imports it. count: MACs of a workload. backward: whether it measures that.
+    package: its version is printed; without it the counter is skipped. ready: imports the counter.
+    count: returns the MACs of a workload. backward: whether it measures backward passes.
     """
 
     package: str
@@ -65,7 +66,7 @@ def _run(workload: Workload, model: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def ours(workload: Workload) -> Reading:
-    """Model MACs: forward and backward. A total that something is missing from is no number."""
+    """Return model MACs, forward and backward, or the uncounted operators if there are any."""
     from dispatch_flops import FlopCounterMode
     from dispatch_flops.profile.cost import contraction
 
@@ -81,7 +82,7 @@ def ours(workload: Workload) -> Reading:
 
 
 def torch_counter(workload: Workload) -> Reading:
-    """torch.utils.flop_counter's FLOPs, halved."""
+    """Return half of torch.utils.flop_counter's FLOPs."""
     from torch.utils.flop_counter import FlopCounterMode
 
     def formula(macs: Callable[..., int]) -> Callable[..., int]:
@@ -97,7 +98,7 @@ def torch_counter(workload: Workload) -> Reading:
 
 
 def deepspeed(workload: Workload) -> Reading:
-    """get_model_profile's MACs, and half its FLOPs where only those are counted."""
+    """Return get_model_profile's MACs, or half its FLOPs where it counts only those."""
     from deepspeed.profiling.flops_profiler import get_model_profile
 
     model, inputs = workload.build()
@@ -110,7 +111,7 @@ def deepspeed(workload: Workload) -> Reading:
 
 
 def fvcore(workload: Workload) -> Reading:
-    """FlopCountAnalysis, whose flop is a MAC."""
+    """Return FlopCountAnalysis's total; its flop is a MAC."""
     from fvcore.nn import FlopCountAnalysis
 
     model, inputs = workload.build()
@@ -120,7 +121,7 @@ def fvcore(workload: Workload) -> Reading:
 
 
 class _Unpacking(nn.Module):
-    """Takes all inputs as one: ptflops passes one argument."""
+    """Module that takes all inputs as one tuple, because ptflops passes one argument."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -131,8 +132,10 @@ class _Unpacking(nn.Module):
 
 
 def ptflops(workload: Workload) -> Reading:
-    """get_model_complexity_info on its aten backend, whose flop is a MAC. It prints what it
-    raises."""
+    """Return get_model_complexity_info's total from its aten backend; its flop is a MAC.
+
+    ptflops prints the exceptions that it meets instead of raising them.
+    """
     from ptflops import get_model_complexity_info
 
     model, inputs = workload.build()
@@ -153,7 +156,7 @@ def ptflops(workload: Workload) -> Reading:
 
 
 def calflops(workload: Workload) -> Reading:
-    """calculate_flops' MACs; of a backward pass its estimate, twice the forward."""
+    """Return calculate_flops' MACs; a backward pass is its estimate, twice the forward."""
     from calflops import calculate_flops
 
     model, inputs = workload.build()
@@ -198,7 +201,7 @@ COUNTERS = {
 
 
 def versions() -> dict[str, str]:
-    """Of the counters that are installed, and of what they ran on."""
+    """Return the versions of the installed counters and of torch."""
     found = {}
     for package in [counter.package for counter in COUNTERS.values()]:
         with contextlib.suppress(PackageNotFoundError):
@@ -207,13 +210,13 @@ def versions() -> dict[str, str]:
 
 
 def installed() -> list[str]:
-    """The counters that can run here. Ours needs no installation."""
+    """Return the counters that can run here. This package needs no installation."""
     present = versions()
     return [n for n, c in COUNTERS.items() if c.count is ours or c.package in present]
 
 
 def readings(name: str, workloads: Sequence[Workload]) -> list[Reading]:
-    """What counter ``name`` says of each workload."""
+    """Return the reading of counter ``name`` for each workload."""
     found = _in_fork(_read_all, name, workloads, seconds=SECONDS * len(workloads))
     return [found] * len(workloads) if isinstance(found, str) else found
 
@@ -232,7 +235,7 @@ def _read_all(name: str, workloads: Sequence[Workload]) -> list[Reading]:
 
 
 def _quietly() -> None:
-    """Only in a fork: peers print, log and warn."""
+    """Silence this process, which must be a fork: peers print, log and warn."""
     import logging
 
     warnings.simplefilter("ignore")
@@ -242,7 +245,7 @@ def _quietly() -> None:
 
 
 def _in_fork(call: Callable[..., Any], *args: Any, seconds: float) -> Any:
-    """``call(*args)`` in a fork; the name of what it raised if it did not return."""
+    """Return ``call(*args)`` run in a fork, or the name of what it raised."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(sender, call, args))

@@ -1,11 +1,11 @@
-"""DeepSpeed's own profiler and ours on the same engines, ZeRO stage by stage.
+"""DeepSpeed's own profiler and this one on the same engines, one ZeRO stage after another.
 
     DS_BUILD_OPS=0 pip install -c tests/constraints.txt '.[deepspeed]'
     python benchmarks/deepspeed_engines.py
 
-A tied two-layer language model on CPU with gloo: embedding and head share one weight and the
-head runs in the root's own forward, which DeepSpeed's engine loses. Truth in MACs, batch B,
-sequence S: B·S·(D·H + H·D + D·V).
+A tied two-layer language model on CPU with gloo. Embedding and head share one weight. The head
+runs in the root's own forward, which DeepSpeed's profiler loses under an engine. True MACs for
+batch B and sequence S: B·S·(D·H + H·D + D·V).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TiedModel(nn.Module):
 
 
 def run(stage: int, ours: bool) -> tuple[str, Any]:
-    """What is printed for one optimizer step of ``MICRO_BATCHES``, and our profiler if ours."""
+    """Return what one optimizer step of ``MICRO_BATCHES`` prints, and this profiler if ``ours``."""
     import deepspeed
 
     torch.manual_seed(0)

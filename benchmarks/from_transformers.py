@@ -1,4 +1,4 @@
-"""transformers' models from their configurations, with random weights."""
+"""Models of transformers, made from configurations with random weights."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import nn
 
 from tests.models.case import tokens
 
-GROUPED = "grouped_mm, the default experts, runs most of the work, and no peer knows it"
+GROUPED = "grouped_mm, the default experts, does most of the work, and no peer knows it"
 
 
 def preload() -> None:
-    """Imports what takes long, before anything forks."""
+    """Import what takes long, before any process forks."""
     importlib.import_module("torch._dynamo")
     transformers = importlib.import_module("transformers")
     for name in ("Bert", "GPT2LMHead"):
@@ -28,7 +28,7 @@ def preload() -> None:
 
 
 def _transformers(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
-    """From transformers' code, without its caches: tracers cannot return them."""
+    """Return what builds a model of transformers from its configuration."""
 
     def make() -> nn.Module:
         import transformers
@@ -61,12 +61,12 @@ class _Generating(nn.Module):
 
 
 def encoder(s: int, d: int, ff: int) -> int:
-    """One layer: four projections, both products of the attention, two of the perceptron."""
+    """Return a layer's MACs: four projections, attention's two products, the MLP's two."""
     return 4 * d * d * s + 2 * s * s * d + 2 * d * ff * s
 
 
 def swin_macs() -> int:
-    """Swin-T at 224: windows of 7·7, patches merged between stages."""
+    """Return Swin-T's MACs at 224 x 224: windows of 7·7, patches merged between stages."""
     macs = 96 * 48 * 56**2
     for depth, c, side in ((2, 96, 56), (2, 192, 28), (6, 384, 14), (2, 768, 7)):
         n = side * side
@@ -77,21 +77,21 @@ def swin_macs() -> int:
 
 
 def t5_macs(s: int, t: int) -> int:
-    """T5-small: the decoder looks at itself and at what is encoded."""
+    """Return T5-small's MACs: the decoder has self-attention and cross-attention."""
     d, ff, layers, vocab = 512, 2048, 6, 32128
     crossing = 2 * d * d * t + 2 * d * d * s + 2 * t * s * d
     return layers * (encoder(s, d, ff) + encoder(t, d, ff) + crossing) + t * d * vocab
 
 
 def mixtral_macs(s: int) -> int:
-    """Two layers; each token is seen by 2 of 8 experts of three products."""
+    """Return the MACs of two layers; each token uses 2 of 8 experts of three products."""
     d, ff, narrow, experts, vocab = 192, 320, 96, 8, 1009
     attention = 2 * d * d * s + 2 * d * narrow * s + 2 * s * s * d
     return 2 * (attention + s * d * experts + s * 2 * 3 * d * ff) + s * d * vocab
 
 
 def gpt2_generate_macs(prompt: int, new: int) -> int:
-    """The prompt, then a token at a time over what is kept; logits of the last token only."""
+    """Return the MACs of the prompt and of each token over the cache; only last logits."""
     d, vocab = 768, 50257
     macs = 12 * encoder(prompt, d, 4 * d) + d * vocab
     for i in range(1, new):
@@ -137,7 +137,7 @@ def _t5() -> nn.Module:
 
 
 def programs() -> list[Program]:
-    """Forward of all, with backward of some."""
+    """Return the forward of every model, and forward with backward of some."""
     made = [
         Program(
             name=f"BERT-base ({a})", make=_bert(a), inputs=tokens(1, 128), macs=_BERT, note=note
@@ -149,7 +149,7 @@ def programs() -> list[Program]:
             name=f"BERT-base ({a}), forward and backward",
             make=_bert(a),
             inputs=tokens(1, 128),
-            macs=3 * _BERT - 2 * 768**2,  # nothing goes back to the pooler
+            macs=3 * _BERT - 2 * 768**2,  # the pooler gets no gradient
             backward=True,
             note=note,
         )
@@ -176,7 +176,7 @@ def programs() -> list[Program]:
             inputs=lambda: (*tokens(1, 128)(), *tokens(1, 32)()),
             macs=t5_macs(128, 32),
             note="attention: fvcore and calflops see none of it, torch and ptflops miss the "
-            "decoder's look at what is encoded, which runs as one kernel",
+            "decoder's cross-attention, which runs as one kernel",
         ),
         Program(
             name="Llama, grouped queries",

@@ -2,9 +2,9 @@
 
     python benchmarks/gpu.py
 
-A bfloat16 matmul of 8192 is expected at 65-75 % of a datasheet's peak: random numbers draw
-more power than the clock of that peak allows. A latency lies between the kernels' own time and a
-little more, in a pass of its own and in one that counts; n/a where CUPTI may not see kernels.
+Expect a bfloat16 matmul of 8192 to reach 65-75 % of the datasheet's peak: random numbers draw more
+power than that peak's clock allows. Latency should be the kernels' time or slightly more, both in a
+separate pass and in one that counts. It is n/a where CUPTI may not see kernels.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from tabulate import tabulate
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from dispatch_flops import FlopCounterMode, profile_model
-from dispatch_flops.analysis import efficiency, machines
-from dispatch_flops.analysis.latency import latency_of
-from dispatch_flops.timing.devices import device_name
-from dispatch_flops.timing.peaks import measure_machine
+from dispatch_flops import FlopCounterMode, analysis, measure_machine, profile_model
+from dispatch_flops.analysis import latency_of
 from dispatch_flops.units import fraction_text, number_text, ratio, seconds_text
 
 
@@ -31,11 +28,10 @@ def kernel_s(model: nn.Module, x: torch.Tensor) -> float:
 
 def main() -> int:
     if not torch.cuda.is_available():
-        print("no CUDA device here")
+        print("no CUDA device found")
         return 2
     measured = measure_machine("cuda", [torch.float32, torch.bfloat16])
-    sheet = machines.find(device_name("cuda"))
-    print(f"{device_name('cuda')}, torch {torch.__version__}")
+    print(f"{measured.name}, torch {torch.__version__}")
     print(f"measured: {measured.flops_per_s}, {measured.bytes_per_s:.3e} bytes/s")
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -45,6 +41,7 @@ def main() -> int:
             ).cuda()
             x = torch.randn(edge, edge, device="cuda", dtype=dtype)
             found = profile_model(model, args=[x], warm_up=5, repeats=9)
+            sheet = analysis.machine_of(found)
             whole, kernels = latency_of(found.root) or 0.0, kernel_s(model, x)
             with FlopCounterMode(model, display=False, latency=True) as counter:
                 model(x)
@@ -56,7 +53,7 @@ def main() -> int:
                     seconds_text(whole),
                     *map(number_text, (ratio(whole, kernels), ratio(one_pass, kernels))),
                     number_text(ratio(parts, whole)),
-                    *(fraction_text(efficiency.mfu(found, m, whole)) for m in (measured, sheet)),
+                    *(fraction_text(analysis.mfu(found, m, whole)) for m in (measured, sheet)),
                 ]
             )
     print(

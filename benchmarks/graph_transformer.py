@@ -1,9 +1,9 @@
-"""The graph transformer in full size: 7,170 nodes, 10 of 11 layers run, 32 heads of 256.
+"""The graph transformer at full size: 7,170 nodes, 10 of 11 layers run, 32 heads of 256.
 
     python benchmarks/graph_transformer.py
 
-Needs torch_geometric and about 4 GB of memory; most of the time is 412 G multiply-accumulates.
-Exits with 1 where a count differs from its closed form.
+Needs torch_geometric and about 4 GB of memory. Most of the time goes into 412 G
+multiply-accumulates. Exits with 1 if a count differs from its closed form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.models.graph import FULL_SIZE, GraphTransformer
 
 
 def main() -> int:
-    """Run it once under the counter and compare."""
+    """Run the model once under the counter and compare the counts with their closed forms."""
     model = GraphTransformer(FULL_SIZE).eval()
     inputs = model.inputs()
     start = time.perf_counter()

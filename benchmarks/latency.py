@@ -1,11 +1,11 @@
-"""Is the latency that we print the latency that the user has without us?
+"""Printed latency against the latency of the unprofiled program.
 
     python benchmarks/latency.py [--peers]
 
-Truth: unprofiled runs just before and after each run of each way, as many in a row as that way
-takes (a first run finds colder caches than a third). For single modules: the median of their
-forward, timed in the model while nothing else is. Beside ours, torch.profiler's and (``--peers``)
-DeepSpeed's. One thread.
+The truth is unprofiled runs just before and after each run of each profiler, as many in a row as
+that profiler takes (a first run finds colder caches than a third). For single modules it is the
+median of their forward, timed in the model while nothing else is. torch.profiler and (``--peers``)
+DeepSpeed's profiler are measured too. One thread.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from tabulate import tabulate
 from torch import nn
 
 from dispatch_flops import FlopCounterMode, profile_model
-from dispatch_flops.analysis.latency import inexact_latencies, latency_of
+from dispatch_flops.analysis import inexact_latencies, latency_of
 from dispatch_flops.cli.demo import bert_base
 
 ROUNDS = 15
 LEAF_ROUNDS = 5
 OWN_RUNS = 3
-LEAVES = 25  # of a model whose errors are looked at
+LEAVES = 25  # per model, whose errors are measured
 
 
 def plain_s(model: nn.Module, args: list[torch.Tensor], runs: int) -> list[float]:
-    """Seconds of runs in a row; of several, the first is no more than a warm-up."""
+    """Return the seconds of consecutive runs; if several, one more run warms up."""
     taken = []
     for _ in range(runs + (runs > 1)):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         model(*args)
-        taken.append(time.perf_counter() - begun)
+        taken.append(time.perf_counter() - start)
     return taken[-runs:]
 
 
 def own_pass_s(model: nn.Module, args: list[torch.Tensor]) -> float:
-    """What get_model_profile prints."""
+    """Return the latency that get_model_profile prints."""
     profile = profile_model(model, args=args, repeats=OWN_RUNS)
     return latency_of(profile.root) or 0.0
 
 
 def one_pass_s(model: nn.Module, args: list[torch.Tensor]) -> float:
-    """What a training loop's profiler prints: counting and timing at once."""
+    """Return the latency that a training loop's profiler prints: counting and timing at once."""
     with FlopCounterMode(model, display=False, latency=True) as counter:
         model(*args)
     return latency_of(counter.profile.root) or 0.0
@@ -73,7 +73,7 @@ def models() -> dict[str, tuple[nn.Module, list[torch.Tensor]]]:
 
 
 def torch_profiler_s(model: nn.Module, args: list[torch.Tensor]) -> float:
-    """The span of a ``record_function`` around the model, as torch.profiler reports it."""
+    """Return the span of a ``record_function`` around the model, from torch.profiler."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     with profile(activities=[ProfilerActivity.CPU]) as prof, record_function("whole"):
@@ -94,10 +94,10 @@ def deepspeed_s(model: nn.Module, args: list[torch.Tensor]) -> float:
 
 
 def leaf_errors(model: nn.Module, args: list[torch.Tensor]) -> tuple[list[float], int]:
-    """Relative errors of some leaf modules' latencies, and how many others are marked ``~``.
+    """Return relative errors of some leaf modules' latencies, and how many others are marked ``~``.
 
-    Truth is the leaf's own forward, timed within the model while nothing else is; by turns with
-    the profiles, so that both see the machine as it is at the time.
+    The truth is the leaf's own forward, timed within the model while nothing else is. It alternates
+    with the profiles, so that both see the machine in the same state.
     """
     profile = profile_model(model, args=args)
     short = inexact_latencies(profile.root, profile.timing)
@@ -122,13 +122,13 @@ def leaf_errors(model: nn.Module, args: list[torch.Tensor]) -> tuple[list[float]
 
 
 def forward_s(model: nn.Module, args: list[torch.Tensor], leaf: nn.Module) -> list[float]:
-    """Seconds of one module's forward, within some runs of the model's."""
+    """Return the seconds of one module's forward in several runs of the model."""
     forward, taken = leaf.forward, []
 
     def timed(*inputs: Any, **named: Any) -> Any:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         out = forward(*inputs, **named)
-        taken.append(time.perf_counter() - begun)
+        taken.append(time.perf_counter() - start)
         return out
 
     leaf.forward = timed  # type: ignore[method-assign]
@@ -141,7 +141,7 @@ def forward_s(model: nn.Module, args: list[torch.Tensor], leaf: nn.Module) -> li
 
 
 def largest_excess(model: nn.Module, args: list[torch.Tensor]) -> float:
-    """Largest (sum of children - parent) / parent; below 0 where no parent is exceeded."""
+    """Return the largest (sum of children - parent) / parent; negative if there is no excess."""
     profile = profile_model(model, args=args, repeats=3 * OWN_RUNS)
     excess = []
     for node in profile.root.walk():
@@ -169,7 +169,7 @@ def main() -> int:
                 "torch.profiler": torch_profiler_s,
                 **({"DeepSpeed": deepspeed_s} if peers else {}),
             }
-            errors, marked = leaf_errors(model, args)  # before anybody patches functions
+            errors, marked = leaf_errors(model, args)  # before DeepSpeed patches functions
             excess = largest_excess(model, args)
             plain: dict[str, list[float]] = {way: [] for way in ways}
             seconds: dict[str, list[float]] = {way: [] for way in ways}

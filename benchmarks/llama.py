@@ -2,9 +2,9 @@
 
     python benchmarks/llama.py [8B|70B|405B] [--sequence 8192]
 
-Prints seconds, beside those of torch's counter in the same process, the process's peak memory,
-and the counts beside their closed form. Torch's counter counts FLOPs of products alone; ours MACs,
-FLOPs and bytes of everything, by module and phase.
+Prints seconds next to those of torch's counter in the same process, the process's peak memory, and
+the counts next to their closed form. Torch's counter counts only the FLOPs of products;
+dispatch_flops counts MACs, FLOPs and bytes of all operators, by module and phase.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class LlamaConfig:
 
     @property
     def params(self) -> int:
-        """All parameters; the head's matrix is its own."""
+        """All parameters; the head does not share the embedding's matrix."""
         layer = self.layer_weights + 2 * self.hidden
         return self.layers * layer + self.hidden + 2 * self.vocab * self.hidden
 
     def forward_macs(self, batch: int, sequence: int) -> int:
-        """One per weight and token, and the scores and values of attention, whole rectangles."""
+        """Return one MAC per weight and token, plus attention's scores and values in full."""
         weights = self.layers * self.layer_weights + self.vocab * self.hidden
         attention = 2 * self.layers * sequence * sequence * self.hidden
         return batch * (sequence * weights + attention)
 
     def backward_macs(self, batch: int, sequence: int) -> int:
-        """Two gradients for every product; the embedding's is no product."""
+        """Return two MACs per forward MAC: each product has two gradients, the embedding none."""
         return 2 * self.forward_macs(batch, sequence)
 
 
@@ -69,7 +69,7 @@ CONFIGS = {
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions on x[batch, heads, sequence, head_size]."""
+    """Apply rotary positions to x[batch, heads, sequence, head_size]."""
     left, right = x.chunk(2, -1)
     return x * cos + torch.cat((-right, left), -1) * sin
 
@@ -148,13 +148,13 @@ class Llama(nn.Module):
 
 
 def on_meta(config: LlamaConfig) -> Llama:
-    """The model in bfloat16, without any memory."""
+    """Return the model in bfloat16 on the meta device, without memory."""
     with torch.device("meta"):
         return Llama(config).to(torch.bfloat16)
 
 
 def count(model: Llama, sequence: int, *, backward: bool) -> Profile:
-    """The profile of one sequence on the meta device."""
+    """Return the profile of one sequence on the meta device."""
     tokens = torch.ones(1, sequence, dtype=torch.long, device="meta")
     with FlopCounterMode(model, display=False) as counter, torch.set_grad_enabled(backward):
         out = model(tokens)
@@ -164,14 +164,14 @@ def count(model: Llama, sequence: int, *, backward: bool) -> Profile:
 
 
 def torch_counter_s(model: Llama, sequence: int, *, backward: bool) -> float:
-    """Seconds that torch's counter takes for the same."""
+    """Return the seconds that torch's counter takes for the same run."""
     tokens = torch.ones(1, sequence, dtype=torch.long, device="meta")
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with TorchCounter(display=False), torch.set_grad_enabled(backward):
         out = model(tokens)
         if backward:
             out.sum().backward()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -184,9 +184,9 @@ def main() -> None:
     model = on_meta(config)
     print(f"Llama {chosen.size}, {config.params / 1e9:.2f} B parameters, 1 x {chosen.sequence}")
     for backward in (False, True):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         profile = count(model, chosen.sequence, backward=backward)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         for phase in ("forward", "backward") if backward else ("forward",):
             macs = profile.total(phase).macs
             expected = getattr(config, f"{phase}_macs")(1, chosen.sequence)

@@ -1,4 +1,4 @@
-"""A Mamba in plain torch, its selective scan either in torch operators or as one fused operator."""
+"""Mamba in plain torch, its selective scan in torch operators or as one fused operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatch_flops import OpCost
 
 @dataclass(frozen=True, kw_only=True)
 class MambaShape:
-    """The 130M model's sizes."""
+    """Sizes of the 130M model."""
 
     layers: int = 24
     hidden: int = 768
@@ -26,26 +26,26 @@ class MambaShape:
 
     @property
     def layer_weights(self) -> int:
-        """Elements of the four projections of a layer."""
+        """Elements of a layer's four projections."""
         into = self.hidden * 2 * self.inner
         selecting = self.inner * (self.rank + 2 * self.state) + self.rank * self.inner
         return into + selecting + self.inner * self.hidden
 
     @property
     def params(self) -> int:
-        """All; the head is the embedding's matrix."""
-        beside = self.inner * (self.kernel + 1) + self.inner  # convolution, step's bias
+        """All parameters; the head shares the embedding's matrix."""
+        other = self.inner * (self.kernel + 1) + self.inner  # convolution, step's bias
         own = self.inner * self.state + self.inner + self.hidden  # A, D and the norm
-        return self.layers * (self.layer_weights + beside + own) + (self.vocab + 1) * self.hidden
+        return self.layers * (self.layer_weights + other + own) + (self.vocab + 1) * self.hidden
 
     def product_macs(self, batch: int, steps: int) -> int:
-        """Projections, the causal convolution (padded in front by its kernel - 1), the head."""
+        """Return the MACs of projections, causal convolution (padded by kernel - 1) and head."""
         convolution = steps * self.inner * self.kernel
         layer = steps * self.layer_weights + convolution
         return batch * (self.layers * layer + steps * self.hidden * self.vocab)
 
     def scan_macs(self, batch: int, steps: int) -> int:
-        """Every step reads the state out: a product of inner x state with a vector."""
+        """Return the MACs of reading the state at every step: (inner x state) times a vector."""
         return batch * self.layers * steps * self.inner * self.state
 
 
@@ -53,7 +53,7 @@ class MambaShape:
 def selective_scan(
     x: torch.Tensor, step: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 ) -> torch.Tensor:
-    """x, step[B,L,inner], a[inner,state], b, c[B,L,state] -> [B,L,inner]: the fused kernel."""
+    """Fused kernel: x, step[B,L,inner], a[inner,state], b, c[B,L,state] -> [B,L,inner]."""
     return scan_by_steps(x, step, a, b, c)
 
 
@@ -67,8 +67,8 @@ def _(
 def selective_scan_cost(
     x: torch.Tensor, step: torch.Tensor, a: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any
 ) -> OpCost:
-    """Per step and element of the state: exp(step·a), its product with the state, the input's
-    product, their sum, and the read-out's MAC; per channel step·x."""
+    """MACs: one per step and element of the state. FLOPs: per step and element, exp(step·a), its
+    product with the state, the input's product, their sum, and the MAC; per channel step·x."""
     elements = x.numel() * a.shape[1]
     # step*a, exp, *state, b*(step*x), sum: 5; the read-out 2
     return OpCost(macs=elements, flops=7 * elements + x.numel())
@@ -77,7 +77,7 @@ def selective_scan_cost(
 def scan_by_steps(
     x: torch.Tensor, step: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 ) -> torch.Tensor:
-    """The same in torch operators, one step after the other."""
+    """Run the scan in torch operators, one step after the other."""
     state = x.new_zeros(x.shape[0], *a.shape)
     outs = []
     for t in range(x.shape[1]):

@@ -1,9 +1,9 @@
-"""Model x way of running: the same counts in every cell.
+"""Counts of every model in every way of running: the same in each cell.
 
     python benchmarks/matrix.py [--inductor]
 
-Each cell is the MACs of one forward and backward pass, ``=`` where they are the eager run's, by
-module and phase.
+Each cell is the MACs of one forward and backward pass, or ``=`` if they equal the eager run's for
+every module and phase.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dispatch_flops import FlopCounterMode, Profile
-from dispatch_flops.compile import counting_backend
+from dispatch_flops import FlopCounterMode, Profile, counting_backend
 
 Build = Callable[[str], tuple[nn.Module, tuple[Any, ...]]]
 Counts = dict[tuple[str, str], int]
 
 
 def train(model: Any, inputs: tuple[Any, ...]) -> None:
-    """Forward, and backward to parameters and floating-point inputs."""
+    """Run forward, and backward to parameters and floating-point inputs."""
     for tensor in inputs:
         tensor.requires_grad_(tensor.is_floating_point())
     out = torch.utils._pytree.tree_leaves(model(*inputs))[0]
@@ -114,14 +113,17 @@ WITH_INDUCTOR: dict[str, Callable[[Build], Counts]] = {
 
 
 def row(build: Build, ways: Mapping[str, Callable[[Build], Counts]] = WAYS) -> dict[str, Counts]:
-    """``{way: counts}`` of one model; what a way cannot run is left out."""
+    """Return ``{way: counts}`` of one model; a way that cannot run it is omitted."""
     found = {}
     for way, run in ways.items():
         try:
             with warnings.catch_warnings(), nullcontext():
                 warnings.simplefilter("ignore")
                 found[way] = run(build)
-        except (NotImplementedError, RuntimeError):  # routing by data, which meta has none of
+        except (
+            NotImplementedError,
+            RuntimeError,
+        ):  # routing depends on data, which meta tensors lack
             continue
     return found
 
@@ -149,7 +151,7 @@ def _cell(counts: Counts | None, truth: Counts) -> str:
     if counts is None:
         return "needs data"
     if not counts:
-        return "not compiled"  # torch.compile leaves an LSTM alone
+        return "not compiled"  # torch.compile leaves LSTMs eager
     return "=" if counts == truth else f"{sum(m for (_, f), m in counts.items() if not f):,}"
 
 

@@ -1,10 +1,10 @@
-"""Does profiling leave memory behind? Resident memory over many profiles in a row.
+"""Resident memory over many profiles in a row.
 
     python benchmarks/memory.py [--profiles 1000]
 
-Each profile is a training step under a new counter; once with the counter, once without, in a
-fresh process each. The other rows are of one long block: it remembers the latest 2^18 changes of
-module, for backward passes to come, and up to 8192 signatures of operators, and grows no further.
+The first rows run a training step with and without a counter, each in a fresh process. The other
+rows run one long block. It keeps the latest 2^18 changes of module, for later backward passes, and
+up to 8192 operator signatures, and then stops growing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Step = Callable[[], None]
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now."""
+    """Return the bytes of this process that are resident now."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * 4096
@@ -50,7 +50,7 @@ def bare() -> Iterator[Step]:
 
 
 def profiled() -> Iterator[Step]:
-    """A training step under a counter of its own, and its profile read."""
+    """A training step under a new counter, and its profile read."""
     model, x = model_and_input()
 
     def step() -> None:
@@ -63,7 +63,7 @@ def profiled() -> Iterator[Step]:
 
 
 def same_counter() -> Iterator[Step]:
-    """A training step under one counter that is entered again and again."""
+    """A training step under one counter that is entered repeatedly."""
     model, x = model_and_input()
     counter = FlopCounterMode(model, display=False)
 
@@ -76,7 +76,7 @@ def same_counter() -> Iterator[Step]:
 
 
 def graphs_in_one_block() -> Iterator[Step]:
-    """Forward passes in one block whose graphs nobody uses."""
+    """Forward passes in one block whose graphs are never used."""
     model, x = model_and_input()
     with FlopCounterMode(model, display=False):
         yield lambda: (model(x), None)[1]
@@ -103,7 +103,7 @@ CASES = (
 
 
 def growth(case: Callable[[], Iterator[Step]], times: int) -> list[float]:
-    """MiB more than after warming up, after each fifth of the steps."""
+    """Return growth in MiB since warm-up, after each fifth of the steps."""
     torch.set_num_threads(1)
     seen = []
     steps = case()
@@ -120,7 +120,7 @@ def growth(case: Callable[[], Iterator[Step]], times: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--profiles", type=int, default=1000, help="steps after warming up")
+    parser.add_argument("--profiles", type=int, default=1000, help="steps after warm-up")
     times = parser.parse_args().profiles
     rows = []
     for case in CASES:
@@ -130,7 +130,7 @@ def main() -> None:
         doc = (case.__doc__ or "").strip()
         rows.append([doc, *(f"{m:+.2f}" for m in seen), f"{per_step:+.2f}"])
     fifths = [f"after {times * n // 5}" for n in range(1, 6)]
-    print(f"resident memory, MiB above what it was after {times // 5} steps of warming up")
+    print(f"growth of resident memory in MiB after {times // 5} warm-up steps")
     print(tabulate(rows, [f"{times} times", *fifths, "KiB per step"], disable_numparse=True))
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/models_table.py
 
-Prints a Markdown table. Models are transformers' own code, from a configuration, in bfloat16,
-one sequence, forward. A Mamba's scan is shown in torch operators and as one fused operator, with
-its formula and without: then the total is a lower bound.
+Prints a Markdown table of one forward pass of one sequence. Models are transformers' own code, made
+from a configuration, in bfloat16. A Mamba's scan runs in torch operators, and as one fused operator
+with and without its formula. Without it, the total is a lower bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """macs: of a forward pass. active: parameters that one token uses; None: all of them."""
+    """A model with its closed forms.
+
+    macs: of a forward pass. active: parameters that one token uses; None for all.
+    """
 
     name: str
     make: Callable[[], nn.Module]
@@ -44,7 +47,7 @@ def tokens(length: int) -> Callable[[], dict[str, torch.Tensor]]:
 
 
 def from_transformers(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
-    """The model's class, its configuration's class, and what is set in it."""
+    """Return what builds a model from its class, its configuration's class and settings."""
 
     def make() -> nn.Module:
         import transformers
@@ -56,7 +59,7 @@ def from_transformers(model: str, config: str, **settings: Any) -> Callable[[], 
 
 
 def encoder_macs(length: int, hidden: int, ffn: int) -> int:
-    """A transformer layer: 4 projections, 2 of the feed-forward part, scores and values."""
+    """Return a layer's MACs: 4 projections, 2 of the feed-forward part, scores and values."""
     return length * (4 * hidden**2 + 2 * hidden * ffn) + 2 * length**2 * hidden
 
 
@@ -81,7 +84,7 @@ def bert() -> Model:
         shape=f"{s} tokens",
         make=from_transformers("BertModel", "BertConfig"),
         inputs=tokens(s),
-        macs=layers * encoder_macs(s, d, 4 * d) + d * d,  # the pooler sees one token
+        macs=layers * encoder_macs(s, d, 4 * d) + d * d,  # the pooler reads one token
         params=layers * layer + (vocab + 512 + 2) * d + 2 * d + d * d + d,
     )
 
@@ -164,15 +167,15 @@ def mixtral() -> Model:
     s, layers, d, ffn, kv, experts, chosen, vocab = 4096, 32, 4096, 14336, 1024, 8, 2, 32000
     attention, expert = 2 * d * d + 2 * d * kv, 3 * d * ffn
     used = attention + chosen * expert + d * experts
-    beside = d + 2 * vocab * d
+    other = d + 2 * vocab * d
     return Model(
         name="Mixtral 8x7B",
         shape=f"{s} tokens",
         make=from_transformers("MixtralForCausalLM", "MixtralConfig"),
         inputs=tokens(s),
         macs=layers * (s * used + 2 * s * s * d) + s * d * vocab,
-        params=layers * (attention + experts * expert + d * experts + 2 * d) + beside,
-        active=layers * (used + 2 * d) + beside,
+        params=layers * (attention + experts * expert + d * experts + 2 * d) + other,
+        active=layers * (used + 2 * d) + other,
     )
 
 
@@ -193,15 +196,15 @@ def deepseek_v3() -> Model:
         layers * projections + dense * 3 * d * ffn + routed * ((chosen + 1) * expert + d * experts)
     )
     norms = layers * (2 * d + q_rank + kv_rank) + d
-    beside = norms + 2 * vocab * d
+    other = norms + 2 * vocab * d
     return Model(
         name="DeepSeek-V3",
         shape=f"{s} tokens",
         make=from_transformers("DeepseekV3ForCausalLM", "DeepseekV3Config"),
         inputs=tokens(s),
         macs=s * used + layers * attention + s * d * vocab,
-        params=used + routed * (experts - chosen) * expert + beside,
-        active=used + beside,
+        params=used + routed * (experts - chosen) * expert + other,
+        active=used + other,
     )
 
 
@@ -241,7 +244,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 
 
 def count(model: Model) -> Profile:
-    """The profile of a forward pass on the meta device."""
+    """Return the profile of a forward pass on the meta device."""
     with META:
         built = model.make().eval().to(DTYPE)
     counter = FlopCounterMode(

@@ -1,12 +1,12 @@
-"""What counting costs: ratios to the bare program, all variants interleaved in one process.
+"""Overhead of counting: ratios to the bare program, all variants interleaved in one process.
 
     python benchmarks/overhead.py [--peers] [--only TEXT]
 
-One thread, medians. ``floor`` is a dispatch mode that only calls ``func._op(...)``: the least
-that any tool of this kind can take. With ``--peers``, DeepSpeed's profiler (extra ``peers``).
+One thread, medians. ``floor`` is a dispatch mode that only calls ``func._op(...)``: the minimum for
+any tool of this kind. ``--peers`` adds DeepSpeed's profiler (extra ``peers``).
 
-Freed memory is kept (glibc's mallopt): a backward pass that must find 440 MB of gradients anew
-in every step takes longer for that, and less evenly, than for all that is measured here.
+Freed memory is kept (glibc's mallopt). Otherwise, allocating 440 MB of gradients in every step
+would take longer, and vary more, than the overhead that is measured here.
 """
 
 from __future__ import annotations
@@ -58,30 +58,30 @@ def variants(model: nn.Module | None) -> dict[str, Context]:
 
 
 def steady(run: Callable[[], Any], contexts: dict[str, Context], repeats: int) -> dict[str, float]:
-    """Median seconds of ``run`` inside each context that is already warm."""
+    """Return median seconds of ``run`` inside each context, after one warm-up run."""
     taken: dict[str, list[float]] = {name: [] for name in contexts}
     for _ in range(repeats):
         for name, context in contexts.items():
             with context():
                 run()
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 run()
-                taken[name].append(time.perf_counter() - begun)
+                taken[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def one_shot(
     run: Callable[[], Any], contexts: dict[str, Context], repeats: int
 ) -> dict[str, float]:
-    """Median seconds of entering, running once and leaving: the whole public call."""
+    """Return median seconds of entering, running once and leaving: the whole public call."""
     taken: dict[str, list[float]] = {name: [] for name in contexts}
     for _ in range(repeats):
         for name, context in contexts.items():
             gc.collect()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             with context():
                 run()
-            taken[name].append(time.perf_counter() - begun)
+            taken[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
@@ -126,7 +126,7 @@ def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
         with torch.no_grad():
             resnet(image)
 
-    @functools.cache  # made after what is measured before: large blocks change how memory is found
+    @functools.cache  # allocated late: large blocks change how earlier programs get memory
     def images() -> torch.Tensor:
         return torch.randn(8, 3, 224, 224)
 
@@ -155,7 +155,7 @@ def _first_tensor(value: Any) -> torch.Tensor:
 
 @contextlib.contextmanager
 def deepspeed_profiler(model: nn.Module) -> Any:
-    """DeepSpeed's whole one-shot: start, run, stop, print, end."""
+    """Run DeepSpeed's profiler once: start, run, stop, print, end."""
     from deepspeed.profiling.flops_profiler import FlopsProfiler
 
     profiler = FlopsProfiler(model)
@@ -169,8 +169,10 @@ def deepspeed_profiler(model: nn.Module) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers", action="store_true", help="measure DeepSpeed's profiler too")
-    parser.add_argument("--only", default="", metavar="TEXT", help="programs whose name holds it")
+    parser.add_argument("--peers", action="store_true", help="also measure DeepSpeed's profiler")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="only programs whose name contains TEXT"
+    )
     given = parser.parse_args()
     peers = given.peers
     torch.set_num_threads(1)
@@ -182,7 +184,8 @@ def main() -> int:
         over_floor = f"{seconds['dispatch_flops'] / seconds['floor']:.2f}"
         rows.append([name, f"{seconds['plain'] * 1e3:.2f} ms", *_ratios(seconds), over_floor])
         print(f"{name}: steady", file=sys.stderr)
-    for name, (model, run, repeats) in programs.items():  # after what DeepSpeed's import might move
+    # Last, because importing DeepSpeed may change timings.
+    for name, (model, run, repeats) in programs.items():
         if model is None:
             continue
         contexts = variants(model)

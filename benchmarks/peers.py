@@ -1,10 +1,10 @@
-"""Whole programs under every counter, forward and backward, beside the truth.
+"""Whole programs under every counter, forward and backward, against the truth.
 
     DS_BUILD_OPS=0 pip install -c tests/constraints.txt '.[test,peers]'
     python benchmarks/peers.py [--markdown] [--only TEXT]
 
-Truths are the closed forms of tests/zoo, from_transformers.py and in_particular.py. Counters and
-libraries that are not installed are left out. Exits with 1 if ours differs from a truth anywhere.
+Truths are the closed forms of tests/models, from_transformers.py and special_cases.py. Counters and
+libraries that are not installed are skipped. Exits with 1 if dispatch_flops differs from a truth.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from from_transformers import preload
 from workloads import GROUPS
 
 LEGEND = """\
-Reading / truth, in MACs; **1** is exact to the integer. torch's FLOPs are halved. The truth is
-of contractions alone: no bias, normalisation, softmax; attention is the full rectangle of
-scores; recomputation is no part of it. `sdpa` is `scaled_dot_product_attention`. Random weights,
-no downloads; transformers' models run without caches, which tracers cannot return.
+Each cell is reading / truth in MACs; **1** is exact to the integer. torch's FLOPs are halved. The
+truth counts only contractions: no bias, normalisation or softmax; attention is the full rectangle
+of scores; recomputation is excluded. `sdpa` is `scaled_dot_product_attention`. Weights are random;
+transformers' models run without caches, which tracers cannot return.
 
-- `0`: the peer knows none of the operators or calls, and says nothing of it (fvcore warns).
+- `0`: the peer knows none of the operators or calls, and does not say so (fvcore warns).
 - `0 (FLOPs/2: r)`: DeepSpeed reports no MACs; half its FLOPs are r times the truth.
-- `crash: E`: a valid program raises E when profiled, and runs without.
-- `n/a`: the counter does not measure a backward pass. calflops does not either: it takes three
-  times the forward, which is right only where every operand needs a gradient."""
+- `crash: E`: a valid program raises E when profiled, and runs otherwise.
+- `n/a`: the counter does not measure a backward pass. calflops does not either: it assumes three
+  times the forward, which is right only if every operand needs a gradient."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A program with its truth in MACs, and the commonest reasons why counters differ."""
+"""A program with its true MACs, and the most common reasons why counters differ."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
-# Those who import this find the tests' models, too.
+# Makes the tests' models importable wherever this module is imported.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-ADDED = "biases and norms are no MACs: ptflops adds the first, fvcore norms and adaptive pooling"
+ADDED = "biases and norms are not MACs: ptflops adds biases, fvcore norms and adaptive pooling"
 SDPA = (
-    "sdpa costs 2·S²·width a layer: torch has no formula for its CPU kernel, fvcore, ptflops and "
-    "calflops none for any"
+    "sdpa costs 2·S²·width per layer: torch has no formula for its CPU kernel; fvcore, ptflops and "
+    "calflops have none"
 )
 THREE = "calflops assumes three times the forward; not every operand needs a gradient"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """macs: forward, with backward where ``backward``. note: who is right where counters differ."""
+    """A program and its truth.
+
+    macs: forward, and backward if ``backward``. note: who is right where counters differ.
+    """
 
     name: str
     make: Callable[[], nn.Module]

@@ -1,8 +1,8 @@
-"""Time and memory per unit as programs grow: flat, or it would not scale.
+"""Time and memory per unit as programs grow: flat if the profiler scales.
 
     python benchmarks/scale.py
 
-Operators in one forward, modules of a model, accumulated steps, and the rendering of a profile.
+Covers operators in one forward, modules of a model, accumulated steps and rendering a profile.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def peak_mib() -> float:
 
 
 def seconds(run: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     run()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def operators(count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Counters side by side: a table for each group of workloads, and where they stand in all."""
+"""Counters side by side: a table for each group of workloads, and exact rows in total."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OURS = "dispatch_flops"
 
 
 class Explained(Workload, Protocol):
-    """A workload whose truth is written out, and why counters differ on it."""
+    """Workload with its truth written out, and why counters differ on it."""
 
     note: str
 
@@ -23,10 +23,10 @@ class Explained(Workload, Protocol):
 
 
 def main(title: str, command: str, legend: str, groups: Mapping[str, Sequence[Explained]]) -> int:
-    """Prints all; 1 if ours differs from a truth anywhere."""
+    """Print all tables; return 1 if dispatch_flops differs from a truth, else 0."""
     parser = argparse.ArgumentParser(prog=command)
-    parser.add_argument("--markdown", action="store_true", help="print a document")
-    parser.add_argument("--only", default="", help="workloads with this in their name")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown document")
+    parser.add_argument("--only", default="", help="only workloads whose name contains it")
     options = parser.parse_args()
     chosen = {g: [w for w in group if options.only in w.name] for g, group in groups.items()}
     style = "github" if options.markdown else "simple"
@@ -71,7 +71,7 @@ def _table(rows: list[list[str]], headers: list[str], style: str) -> str:
 
 
 def ratio(reading: Reading, macs: int) -> str:
-    """``1`` where exact; where the truth is 0, the number itself."""
+    """Return ``1`` if exact, the reading itself if the truth is 0, else reading / truth."""
     if isinstance(reading, str):
         return reading
     if reading == macs:
@@ -80,12 +80,12 @@ def ratio(reading: Reading, macs: int) -> str:
 
 
 def _says_more(cell: str) -> bool:
-    """Whether a cell says more than: right, not seen, not offered, broken."""
+    """Return whether a cell needs explaining: not exact, unseen, not offered or crashed."""
     return cell not in ("0", "1", "n/a") and not cell.startswith(("crash", "0 ("))
 
 
 def _exact(names: Sequence[str], rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """``exact/tried`` of each counter."""
+    """Return ``exact/tried`` of each counter."""
     return {
         name: f"{sum(row[name] == '1' for row in rows)}/{sum(row[name] != 'n/a' for row in rows)}"
         for name in names

@@ -1,4 +1,4 @@
-"""``python -m dispatch_flops``: the command line."""
+"""Run the command line: ``python -m dispatch_flops``."""
 
 from __future__ import annotations
 

@@ -1,47 +1,47 @@
-"""The package's own errors, and its warning.
+"""Exceptions and the warning that the package defines.
 
-Each message names what was wrong and what to do about it. Where Python has a word for it, its own
-errors are raised: KeyError for a module that a profile does not hold, ImportError for an extra that
-is not installed, ValueError for text that is no number.
+A message names what is wrong and what to do. Where Python has a fitting exception, that one is
+raised: KeyError for a module that is not in a profile, ImportError for an extra that is not
+installed, ValueError for text that is not a number.
 """
 
 from __future__ import annotations
 
 
 class DispatchFlopsError(Exception):
-    """Base class: catch this to catch everything the package raises on purpose."""
+    """Base class of all exceptions below."""
 
 
 class AlreadyActiveError(DispatchFlopsError):
-    """A counter was entered a second time before it was left."""
+    """A counter was entered again before it was left."""
 
 
 class WrongThreadError(DispatchFlopsError):
-    """A counter was to be left in another thread than the one that entered it."""
+    """A counter was left, paused or stopped in another thread than the one that entered it."""
 
 
 class DuplicateFormulaError(DispatchFlopsError):
-    """An operator already has a formula and ``override=True`` was not given."""
+    """The operator already has a formula, and ``override=True`` was not given."""
 
 
 class UnknownOperatorError(DispatchFlopsError):
-    """A name or object does not denote an operator that can carry a formula."""
+    """The name or object is not an operator that can have a formula."""
 
 
 class UncountedOpsError(DispatchFlopsError):
-    """``strict=True`` and at least one operator ran for which there is no cost."""
+    """An operator without a known cost ran under ``strict=True``."""
 
 
 class UncountedWarning(UserWarning):
-    """Operators ran whose cost is not known: every total that holds them is a lower bound."""
+    """Operators without a known cost ran: totals that include them are lower bounds."""
 
 
 class FormulaError(DispatchFlopsError):
-    """A formula gave something that is no cost. Never reaches the user's run: it is recorded."""
+    """A formula raised or returned no cost. It is recorded and never interrupts the program."""
 
 
 class NotProfiledError(DispatchFlopsError):
-    """Numbers were asked for before anything was profiled."""
+    """Results were requested before anything was profiled, or outside a counter's block."""
 
 
 class ProfileFormatError(DispatchFlopsError):
@@ -49,12 +49,12 @@ class ProfileFormatError(DispatchFlopsError):
 
 
 class InconsistentProfileError(DispatchFlopsError):
-    """``Profile.check`` found a total that is not the sum of its parts."""
+    """``Profile.check`` found a value that contradicts others, such as a total and its parts."""
 
 
 class TargetError(DispatchFlopsError):
-    """A model, an input or a file that the user named cannot be used."""
+    """A model, an input or a file that the user passed cannot be used."""
 
 
 class ConfigError(DispatchFlopsError):
-    """A configuration has an unknown key, or an option a value that it cannot have."""
+    """A configuration has an unknown key, or an option has a value that is not allowed."""

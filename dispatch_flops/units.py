@@ -1,9 +1,8 @@
-"""Numbers to text and back: the only place in the package where a number gets a unit.
+"""Format numbers with units, and parse them.
 
-Two styles. The package's own says what is counted (``GFLOPs``, ``GMACs``) and marks a rate
-with a slash (``TFLOP/s``). The ``*_to_string`` functions have the names, arguments and
-rounding of DeepSpeed's flops profiler, whose readers expect them. In both, ``None`` means
-"not known" and is written ``n/a``; decimal prefixes are powers of 1000, for bytes too.
+A count names what is counted (``GFLOPs``, ``GMACs``); a rate has a slash (``TFLOP/s``). ``None``
+means "not known" and is written ``n/a``. Prefixes are powers of 1000, for bytes too.
+DeepSpeed's own number formats are in ``renderers.deepspeed.units``.
 """
 
 from __future__ import annotations
@@ -22,58 +21,58 @@ _LARGE: Final = ("", "K", "M", "G", "T", "P", "E")
 _SMALL: Final = ("", "m", "u", "n")
 
 
-# -- our own style ------------------------------------------------------------------------------
+# -- numbers to text ----------------------------------------------------------------------------
 
 
 def count_text(count: Number | None) -> str:
-    """``61706 -> "61.71 K"``, ``5 -> "5"``."""
+    """Format a count: ``61706 -> "61.71 K"``, ``5 -> "5"``."""
     return NOT_AVAILABLE if count is None else _scaled(count).rstrip()
 
 
 def params_text(params: int | None) -> str:
-    """``1_300_000_000 -> "1.3 B"``: parameters are counted in billions, not in giga."""
+    """Format parameters, in billions instead of giga: ``1_300_000_000 -> "1.3 B"``."""
     return count_text(params).replace("G", "B")
 
 
 def macs_text(macs: Number | None) -> str:
-    """``4_089_184_256 -> "4.09 GMACs"``."""
+    """Format multiply-accumulates: ``4_089_184_256 -> "4.09 GMACs"``."""
     return NOT_AVAILABLE if macs is None else f"{_scaled(macs)}MACs"
 
 
 def flops_text(flops: Number | None) -> str:
-    """A count: ``1_200_000_000 -> "1.2 GFLOPs"``."""
+    """Format a count of FLOPs: ``1_200_000_000 -> "1.2 GFLOPs"``."""
     return NOT_AVAILABLE if flops is None else f"{_scaled(flops)}FLOPs"
 
 
 def flops_per_s_text(flops_per_s: float | None) -> str:
-    """A rate: ``4.1e12 -> "4.1 TFLOP/s"``."""
+    """Format a rate: ``4.1e12 -> "4.1 TFLOP/s"``."""
     return NOT_AVAILABLE if flops_per_s is None else f"{_scaled(flops_per_s)}FLOP/s"
 
 
 def bytes_text(n_bytes: Number | None) -> str:
-    """``1_500_000 -> "1.5 MB"``."""
+    """Format bytes: ``1_500_000 -> "1.5 MB"``."""
     return NOT_AVAILABLE if n_bytes is None else f"{_scaled(n_bytes)}B"
 
 
 def seconds_text(seconds: float | None) -> str:
-    """``0.21668 -> "216.68 ms"``."""
+    """Format seconds: ``0.21668 -> "216.68 ms"``."""
     return NOT_AVAILABLE if seconds is None else f"{_scaled(seconds)}s"
 
 
 def fraction_text(fraction: float | None) -> str:
-    """``0.8215 -> "82.15%"``; what would round to 0 and is not is ``<0.01%``."""
+    """Format a fraction: ``0.8215 -> "82.15%"``; one that only rounds to 0 is ``<0.01%``."""
     if fraction is None:
         return NOT_AVAILABLE
     return f"{number_text(100 * fraction)}%"
 
 
 def percent_text(part: Number | None, whole: Number | None) -> str:
-    """``(1, 3) -> "33.33%"``; ``n/a`` of a whole that is 0 or unknown."""
+    """Format a share: ``(1, 3) -> "33.33%"``; ``n/a`` if the whole is 0 or unknown."""
     return fraction_text(ratio(part, whole))
 
 
 def change_text(before: Number | None, after: Number | None) -> str:
-    """``(200, 250) -> "+25%"``; ``n/a`` where a side is unknown or grows from 0."""
+    """Format a change: ``(200, 250) -> "+25%"``; ``n/a`` if unknown or from 0."""
     if before is not None and before == after:
         return "0%"
     change = ratio(None if before is None or after is None else after - before, before)
@@ -83,7 +82,7 @@ def change_text(before: Number | None, after: Number | None) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Two decimals at most: ``6134.2749 -> "6134.27"``; what rounds to 0 and is not, ``<0.01``."""
+    """Format with at most two decimals: ``6134.2749 -> "6134.27"``; ``<0.01`` if not quite 0."""
     if value is None:
         return NOT_AVAILABLE
     text = _rounded(value)
@@ -91,7 +90,7 @@ def number_text(value: float | None) -> str:
 
 
 def ratio(part: Number | None, whole: Number | None) -> float | None:
-    """``part / whole``; ``None`` where a side is unknown, the whole is 0 or no float holds it."""
+    """Return ``part / whole``; None if a side is unknown, ``whole`` is 0, or it exceeds a float."""
     if part is None or not whole:
         return None
     try:
@@ -107,7 +106,7 @@ def _rounded(value: Number) -> str:
 
 
 def _scaled(value: Number) -> str:
-    """The value in the prefix that leaves 1 to 999 before the point, and a space: ``"1.2 G"``."""
+    """Format with the prefix that leaves 1 to 999 before the point: ``"1.2 G"``."""
     size, step = abs(float(value)), 0
     while round(size, DEFAULT_PRECISION) >= 1000 and step < len(_LARGE) - 1:
         size, step = size / 1000, step + 1
@@ -115,69 +114,6 @@ def _scaled(value: Number) -> str:
         size, step = size * 1000, step - 1
     sign = "-" if value < 0 else ""
     return f"{sign}{_rounded(size)} {_LARGE[step] if step >= 0 else _SMALL[-step]}"
-
-
-# -- DeepSpeed's style --------------------------------------------------------------------------
-
-_MAGNITUDES: Final = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1, "m": 1e-3, "u": 1e-6}
-
-
-def number_to_string(
-    num: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """``866_076_672 -> "866.08 M"``; a number without prefix ends in a space, as DeepSpeed's."""
-    if num is None:
-        return NOT_AVAILABLE
-    if units is None:
-        units = _deepspeed_prefix(num)
-    return f"{round(num / _MAGNITUDES.get(units, 1), precision):g} {units}"
-
-
-def macs_to_string(
-    macs: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """``426_516_480 -> "426.52 MMACs"``."""
-    return _with_unit(macs, "MACs", units, precision)
-
-
-def flops_to_string(
-    flops: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """DeepSpeed writes a rate so: ``4e9 -> "4 GFLOPS"``."""
-    return _with_unit(flops, "FLOPS", units, precision)
-
-
-def bytes_to_string(
-    b: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """``1_500_000 -> "1.5 MB"``."""
-    return _with_unit(b, "B", units, precision)
-
-
-def params_to_string(
-    params_num: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """``61_706 -> "61.71 K"``; billions are ``B``, which ``units`` may say as well."""
-    giga = units.replace("B", "G") if units else units
-    return number_to_string(params_num, giga, precision).replace("G", "B").strip()
-
-
-def duration_to_string(
-    duration: float | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """``0.21668 -> "216.68 ms"``."""
-    return _with_unit(duration, "s", units, precision)
-
-
-def _with_unit(value: Number | None, unit: str, prefix: str | None, precision: int) -> str:
-    return NOT_AVAILABLE if value is None else number_to_string(value, prefix, precision) + unit
-
-
-def _deepspeed_prefix(num: Number) -> str:
-    """Chosen before rounding, so that 999,999 is ``1000 K``."""
-    if num == 0:
-        return ""
-    return next((prefix for prefix, size in _MAGNITUDES.items() if num >= size), "u")
 
 
 # -- text to numbers ----------------------------------------------------------------------------
@@ -191,16 +127,15 @@ _POWERS: Final = {"": 0, "k": 3, "m": 6, "g": 9, "b": 9, "t": 12, "p": 15, "e": 
 
 
 def parse_count(text: str) -> int:
-    """``"4.2G" -> 4_200_000_000``; also ``30M``, ``1e9``, ``1_000``, ``426.52 MMACs``, ``7B``.
+    """Parse a count: ``"4.2G" -> 4_200_000_000``; also ``1e9``, ``1_000``, ``426.52 MMACs``.
 
-    Exact: decimal arithmetic, no floats. Raises ValueError where the text is no size or not
-    a whole number.
+    The result is exact: no float is involved. Raises ValueError if the text is not a whole count.
     """
     match = _SIZE.fullmatch(text)
     if match is None or len(text) > 40 or len(match["power"] or "") > 2:
-        raise ValueError(f"{text!r} is no size: write a number such as 4200000, 4.2M or 1.5e9")
+        raise ValueError(f"{text!r} is not a count; write a number such as 4200000, 4.2M or 1.5e9")
     digits = match["number"].replace("_", "").replace(",", "")
     size = Decimal(digits) * Decimal(10) ** _POWERS[match["prefix"].lower()]
     if size != int(size):
-        raise ValueError(f"{text!r} is no whole number")
+        raise ValueError(f"{text!r} is not a whole number")
     return int(size)

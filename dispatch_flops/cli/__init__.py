@@ -1,7 +1,7 @@
 """The command line: ``dispatch-flops`` and ``python -m dispatch_flops``.
 
-Results go to stdout, progress and errors to stderr. Exit codes: 0, 1 for a check that failed,
-2 for anything that could not be done.
+A command is a pair of functions: ``add_NAME`` adds its parser and ``run_NAME`` runs it. Results go
+to stdout, progress and errors to stderr.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dispatch_flops.cli.output import CANNOT, INTERRUPTED, error, flush
+from dispatch_flops.cli.exit_codes import ERROR, INTERRUPTED
+from dispatch_flops.cli.output import flush_stdout, print_error
 from dispatch_flops.cli.parser import build_parser
 from dispatch_flops.errors import DispatchFlopsError
 
@@ -21,22 +22,25 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command of ``argv`` (default: the process's own) and return the exit code."""
+    """Run the command in ``argv`` (default: ``sys.argv[1:]``) and return the exit code.
+
+    Example: ``main(["check", "profile.json", "--max-params", "40M"])``.
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
     debug = "--debug" in arguments
     parser = build_parser()
     try:
         if not arguments:
             parser.print_help(sys.stderr)
-            return CANNOT
+            return ERROR
         options = parser.parse_args(arguments)
-    except SystemExit as end:  # --help and --version have printed what was asked for
-        flush()
+    except SystemExit as end:  # --help and --version have printed their text
+        flush_stdout()
         return int(end.code or 0)
-    except DispatchFlopsError as wrong:
-        error(str(wrong))
-        return CANNOT
-    with _as_a_process(debug):
+    except DispatchFlopsError as error:
+        print_error(str(error))
+        return ERROR
+    with _process_settings(debug):
         return _run(options, debug)
 
 
@@ -44,35 +48,35 @@ def _run(options: Namespace, debug: bool) -> int:
     try:
         code: int = options.run(options)
     except KeyboardInterrupt:
-        error("interrupted")
+        print_error("interrupted")
         return INTERRUPTED
-    except DispatchFlopsError as wrong:
-        hint = "" if wrong.__cause__ is None or debug else " (--debug shows where)"
-        return _failed(f"{wrong}{hint}", debug)
-    except SystemExit as end:  # the user's own code ends the process
-        return _failed(f"the program called sys.exit({end.code!r})", debug)
-    except ModuleNotFoundError as missing:
-        return _failed(f"this needs {missing.name}: pip install {missing.name}", debug)
-    except Exception as bug:
-        text = f"a defect of dispatch-flops: {type(bug).__name__}: {bug} (--debug shows where)"
-        return _failed(text, debug)
-    flush()
+    except DispatchFlopsError as error:
+        hint = "" if error.__cause__ is None or debug else " (--debug shows the traceback)"
+        return _fail(f"{error}{hint}", debug)
+    except SystemExit as end:
+        return _fail(f"the profiled code called sys.exit({end.code!r})", debug)
+    except ModuleNotFoundError as error:
+        return _fail(f"{error.name} is not installed; run pip install {error.name}", debug)
+    except Exception as error:
+        text = f"internal error: {type(error).__name__}: {error} (--debug shows the traceback)"
+        return _fail(text, debug)
+    flush_stdout()
     return code
 
 
-def _failed(text: str, debug: bool) -> int:
+def _fail(text: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    error(text)
-    return CANNOT
+    print_error(text)
+    return ERROR
 
 
 @contextmanager
-def _as_a_process(debug: bool) -> Iterator[None]:
-    """What a process of its own may do and a caller of ``main`` must not notice.
+def _process_settings(debug: bool) -> Iterator[None]:
+    """Make modules of the working directory importable and hide Python warnings, for one command.
 
-    Modules of the working directory can be imported; Python's warnings are not shown (operators
-    without a known cost stand in the printout), unless it is asked where things go wrong.
+    The printout already lists operators without a known cost, so a warning would repeat them.
+    Callers of ``main`` get back their ``sys.path`` and warning filters.
     """
     path = list(sys.path)
     sys.path.insert(0, "")

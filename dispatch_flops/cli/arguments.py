@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their text means."""
+"""Command-line options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -8,25 +8,43 @@ from argparse import ArgumentParser
 from collections.abc import Iterable
 from typing import Any
 
-from dispatch_flops.cli.formats import FORMATS
+from dispatch_flops.analysis.machines import MACHINES, Machine, find
+from dispatch_flops.cli.formats import DEFAULT, FORMATS
+from dispatch_flops.cli.output import print_progress
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile.cost import PHASES
+from dispatch_flops.renderers.text import Style
 
 Commands = Any  # argparse's _SubParsersAction, which has no public name
 
-TARGETS = """\
-TARGET is one of
-  package.module:NAME   NAME is a function that returns the model (or the model and its inputs),
-  path/to/file.py:NAME  an nn.Module class, or a model
-  hf:config.json        a transformers model with random weights; hf:config.json:BertForMaskedLM
-                        chooses the class (default AutoModel)
-  timm:NAME             a model of timm
-  exported.pt2          a file that torch.export.save wrote
+TARGET_HELP = """\
+TARGET is one of:
+  package.module:NAME   a name in a module that can be imported
+  path/to/file.py:NAME  a name in a Python file
+  hf:config.json        a transformers AutoModel with random weights;
+                        hf:config.json:BertForMaskedLM selects another class
+  timm:NAME             a timm model with random weights
+  exported.pt2          a program saved by torch.export.save
+A NAME in Python is a function that returns the model (or the model and its inputs), an nn.Module
+class or a model.
 """
+
+FORMAT_HELP = "\n".join(
+    [
+        "FORMAT is one of:",
+        *(
+            f"  {name:<15}{entry.help}{f' ({entry.suffix})' if entry.suffix else ''}"
+            for name, entry in FORMATS.items()
+        ),
+        "",
+    ]
+)
+
+DEPTH_HELP = "levels of submodules to show; 0 shows the model alone (default: all)"
 
 
 def add_command(commands: Commands, name: str, help_text: str, epilog: str = "") -> ArgumentParser:
-    """A command with its help; ``--debug`` is understood by all of them."""
+    """Add a command and return its parser, with the options that every command has."""
     parser: ArgumentParser = commands.add_parser(
         name,
         help=help_text,
@@ -36,112 +54,159 @@ def add_command(commands: Commands, name: str, help_text: str, epilog: str = "")
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--debug", action="store_true", help="show the traceback of an error, and Python's warnings"
+        "--debug", action="store_true", help="print the traceback of an error, and Python warnings"
     )
     return parser
 
 
+def add_target_argument(parser: ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="the model to profile (see below)")
+
+
+def add_profile_argument(parser: ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a profile saved as JSON; - reads stdin")
+
+
 def add_model_options(parser: ArgumentParser) -> None:
-    """How the model is built and run."""
-    group = parser.add_argument_group("the model and its inputs")
+    """Add the options that build and call the model, and those of ``add_run_options``."""
+    group = parser.add_argument_group("model and inputs")
     group.add_argument(
         "--input-shape",
         action="append",
         default=[],
         metavar="SHAPE",
-        help="a tensor of ones: 1,3,224,224 or 1,128:int64 (a dtype after the colon); name=1,128 "
-        "for a keyword input; repeat it for several inputs; names instead of sizes are given by "
-        "--set",
+        help="pass a tensor of ones of this shape: 1,3,224,224; with a dtype: 1,128:int64; as a "
+        "keyword argument: mask=1,128. A size may be a name that --set gives. Repeat the option "
+        "for several inputs",
     )
     group.add_argument(
         "--inputs",
         metavar="FACTORY",
-        help="module:NAME or file.py:NAME, a function that returns the input, a tuple of inputs, "
-        "a dict of keyword inputs, or a tuple and a dict",
+        help="pass what a function returns, named as module:NAME or file.py:NAME: an input, a "
+        "tuple of inputs, a dict of keyword arguments, or a tuple and a dict",
     )
     group.add_argument(
         "--dtype",
-        help="float32, bfloat16, ...: of the model and its inputs; int64 and other integers: of "
-        "inputs given by --input-shape (default: as the model is)",
+        help="a floating-point dtype such as bfloat16 converts the model and its inputs; any other "
+        "dtype such as int64 applies to the inputs of --input-shape (default: the model's dtype)",
     )
     add_device_option(group)
     group.add_argument(
-        "--mode", default="forward", metavar="NAME", help="the method to call (default: forward)"
+        "--mode",
+        default="forward",
+        metavar="NAME",
+        help="the method of the model to call (default: forward)",
     )
     group.add_argument(
-        "--backward", action="store_true", help="also run backward, from the sum of the outputs"
+        "--backward",
+        action="store_true",
+        help="also run the backward pass, from the sum of the outputs",
     )
     group.add_argument(
         "--compile",
         action="store_true",
-        help="torch.compile the model: latency is that of the compiled model, counts are of its "
-        "eager code",
+        help="compile the model with torch.compile: latency is that of the compiled code, counts "
+        "are those of the eager code",
     )
     add_run_options(parser)
 
 
 def add_device_option(parser: Any) -> None:
-    """parser: or a group of one."""
+    """Add ``--device`` to a parser or an argument group."""
     parser.add_argument(
         "--device",
         default="cpu",
-        help="cpu, cuda, cuda:1, ... or meta: shapes alone, without memory or latency "
-        "(default: cpu)",
+        help="cpu, cuda, cuda:1, ..., or meta, which counts from shapes alone: it needs no memory "
+        "and measures no latency (default: cpu)",
     )
 
 
 def add_run_options(parser: ArgumentParser) -> None:
-    """How often it is run, and what is counted."""
-    group = parser.add_argument_group("measuring")
+    """Add the options of the measurement: runs, operator latency, causal attention."""
+    group = parser.add_argument_group("measurement")
     group.add_argument(
-        "--warm-up", type=natural, default=1, metavar="N", help="runs before the measured one (1)"
+        "--warm-up",
+        type=natural,
+        default=1,
+        metavar="N",
+        help="unmeasured runs before the measured ones (default: 1)",
     )
     group.add_argument(
-        "--repeats", type=_positive, default=1, metavar="N", help="timed runs, median taken (1)"
+        "--repeats",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="timed runs, whose median is reported (default: 1)",
     )
     group.add_argument(
         "--operator-latency",
         action="store_true",
-        help="also take the time of every operator, while counting",
+        help="also measure the latency of every operator, in the run that counts",
     )
     group.add_argument(
         "--causal",
         choices=("full", "half"),
         default="full",
-        help="count of causal attention the full rectangle, or what the mask keeps (full)",
+        help="count causal attention in full, or only the half that the mask keeps (default: full)",
     )
 
 
 def add_view_options(parser: ArgumentParser, *, fold: bool = False) -> None:
-    """How a profile is shown."""
-    group = parser.add_argument_group("the printout")
-    listed = "; ".join(f"{name}: {entry.help}" for name, entry in FORMATS.items())
+    """Add the options that select how a profile is shown. ``fold`` is the default of --fold."""
+    group = parser.add_argument_group("output")
     group.add_argument(
         "--format",
         choices=tuple(FORMATS),
-        help=f"{listed} (default: by the ending of --output, else deepspeed)",
+        metavar="FORMAT",
+        help=f"see below (default: by the suffix of --output, else {DEFAULT})",
     )
-    group.add_argument("--output", metavar="FILE", help="write to a file instead of stdout")
+    _add_output_option(group)
+    group.add_argument("--depth", type=natural, metavar="N", help=DEPTH_HELP)
     group.add_argument(
-        "--depth",
-        type=natural,
-        metavar="N",
-        help="levels of modules below the model: 0 shows the model alone (default: all)",
-    )
-    group.add_argument(
-        "--top", type=_positive, default=1, metavar="K", help="classes per depth in the summary (1)"
+        "--top",
+        type=_positive,
+        default=1,
+        metavar="K",
+        help="module classes listed per depth in the summary (default: 1)",
     )
     group.add_argument(
         "--detailed",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="show the tree of modules",
+        help="show the tree of modules (default: --detailed)",
     )
     group.add_argument(
         "--fold",
         action=argparse.BooleanOptionalAction,
         default=fold,
-        help="show a run of identical modules as one, with their sums",
+        help="show consecutive identical modules as one, with their sums "
+        f"(default: --{'' if fold else 'no-'}fold)",
+    )
+
+
+def add_table_options(parser: ArgumentParser, *formats: str) -> None:
+    """Add --format and --output for a command that prints tables; the first format is default."""
+    parser.add_argument(
+        "--format",
+        choices=formats,
+        default=formats[0],
+        help=f"format of the tables (default: {formats[0]})",
+    )
+    _add_output_option(parser)
+
+
+def table_style(format: str) -> Style:
+    """Return the style of tables for a value of --format."""
+    return "markdown" if format == "markdown" else "plain"
+
+
+def _add_output_option(parser: Any) -> None:
+    parser.add_argument("--output", metavar="FILE", help="write to FILE instead of stdout")
+
+
+def add_phase_option(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--phase", choices=PHASES, help="restrict to one phase (default: all phases)"
     )
 
 
@@ -149,7 +214,27 @@ def add_machine_option(parser: ArgumentParser, help_text: str) -> None:
     parser.add_argument("--machine", metavar="NAME", help=help_text)
 
 
+def machine_named(name: str | None, device: str) -> Machine | None:
+    """Return the machine that --machine names; None for None.
+
+    device: what "measure" measures; the CPU for "meta". Raises TargetError for an unknown name.
+    """
+    if name is None:
+        return None
+    if name == "measure":
+        from dispatch_flops.timing.peaks import measure_machine
+
+        print_progress("measuring the peak rates of a matmul and a copy on this machine")
+        return measure_machine("cpu" if device == "meta" else device)
+    machine = find(name)
+    if machine is None:
+        known = ", ".join(sorted(MACHINES))
+        raise TargetError(f"--machine {name!r} is unknown; use measure or one of {known}")
+    return machine
+
+
 def add_set_option(parser: ArgumentParser, help_text: str, *names: str) -> None:
+    """Add --set, also under the names in ``names``."""
     parser.add_argument(
         "--set",
         *names,
@@ -162,30 +247,30 @@ def add_set_option(parser: ArgumentParser, help_text: str, *names: str) -> None:
     )
 
 
-def add_phase_option(parser: ArgumentParser) -> None:
-    parser.add_argument("--phase", choices=PHASES, help="only this phase (default: all together)")
+def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
+    """Parse ``["batch=4"]`` as ``{"batch": "4"}``.
 
-
-def assignment(text: str) -> tuple[str, str]:
-    """``"batch=4"`` as name and text of the value; raises TargetError where it is none."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier() or not value:
-        raise TargetError(f"--set {text!r}: write NAME=VALUE, such as batch=4")
-    return name, value
-
-
-def assignments(texts: Iterable[str]) -> dict[str, str]:
-    """``["batch=4"]`` as ``{"batch": "4"}``; raises TargetError where a name is given twice."""
+    Raises TargetError for a text without a name or a value, and for a name given twice.
+    """
     given: dict[str, str] = {}
-    for name, value in map(assignment, texts):
+    for name, value in map(_parse_assignment, texts):
         if name in given:
-            raise TargetError(f"--set {name}: given twice, as {given[name]} and as {value}")
+            raise TargetError(
+                f"--set {name} is given twice, as {given[name]} and as {value}; give it once"
+            )
         given[name] = value
     return given
 
 
-def plain_value(text: str) -> Any:
-    """A Python literal where the text is one, such as ``4``, ``0.5`` or ``True``; else the text."""
+def _parse_assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier() or not value:
+        raise TargetError(f"--set {text!r} is not an assignment; write NAME=VALUE, such as batch=4")
+    return name, value
+
+
+def parse_value(text: str) -> Any:
+    """Parse a Python literal such as ``4``, ``0.5`` or ``True``; return any other text as it is."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -193,7 +278,7 @@ def plain_value(text: str) -> Any:
 
 
 def natural(text: str) -> int:
-    """A whole number of at least 0, for argparse."""
+    """Parse a whole number of at least 0, as an argparse type."""
     return _at_least(0, text)
 
 
@@ -203,5 +288,5 @@ def _positive(text: str) -> int:
 
 def _at_least(least: int, text: str) -> int:
     if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)

@@ -1,7 +1,7 @@
-"""A model to try the profiler on: BERT-base in plain torch, with random weights.
+"""The model of the command ``demo``: BERT-base in plain torch, with random weights.
 
 Shapes, module names and classes are those of the published model, so that its profile can be
-laid beside any other tool's. Letters: B sequences, S tokens each, D width.
+compared with that of any other tool. B: sequences. S: tokens per sequence. D: width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EPSILON = 1e-12
 def bert_base(
     batch: int = 4, seq: int = 128, layers: int = LAYERS
 ) -> tuple[nn.Module, torch.Tensor]:
-    """The model and token ids of shape (batch, seq): a target for ``dispatch-flops profile``.
+    """Return the model and token ids of shape (batch, seq): a target of ``dispatch-flops profile``.
 
     MACs: batch·(layers·(4·D²·S + 2·S²·D + 2·D·inner·S) + D²); 44,696,862,720 by default.
     """
@@ -26,7 +26,7 @@ def bert_base(
 
 
 class BertModel(nn.Module):
-    """Token ids (B, S) to hidden states (B, S, D) and the pooled first token (B, D)."""
+    """Map token ids (B, S) to hidden states (B, S, D) and the pooled first token (B, D)."""
 
     def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class BertModel(nn.Module):
 
 
 class BertEmbeddings(nn.Module):
-    """The sum of three embeddings, normalised."""
+    """Normalised sum of the word, position and token type embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class BertEmbeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(WIDTH, EPSILON)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
+        positions = torch.arange(ids.shape[1], device=ids.device)
         tokens = self.word_embeddings(ids) + self.token_type_embeddings(torch.zeros_like(ids))
-        out: torch.Tensor = self.LayerNorm(tokens + self.position_embeddings(places))
+        out: torch.Tensor = self.LayerNorm(tokens + self.position_embeddings(positions))
         return out
 
 
 class BertEncoder(nn.Module):
-    """Layers one after the other."""
+    """Sequence of identical layers."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class BertEncoder(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """Attention and a perceptron, each with a residual and a norm after it."""
+    """Attention and a feed-forward network, each followed by a residual and a layer norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class BertLayer(nn.Module):
 
 
 class BertAttention(nn.Module):
-    """Self-attention and its output projection."""
+    """Self-attention with its output projection, residual and layer norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class BertAttention(nn.Module):
 
 
 class BertSelfAttention(nn.Module):
-    """Scaled dot-product attention over heads, without a mask."""
+    """Multi-head scaled dot-product attention without a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class BertSelfAttention(nn.Module):
 
 
 class BertIntermediate(nn.Module):
-    """The wide half of the perceptron."""
+    """Expansion of the feed-forward network: D to INNER, with GELU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class BertIntermediate(nn.Module):
 
 
 class BertOutput(nn.Module):
-    """A projection back to the model's width, the residual and the norm."""
+    """Projection to the model's width, then the residual and a layer norm."""
 
     def __init__(self, inner: int) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class BertOutput(nn.Module):
 
 
 class BertPooler(nn.Module):
-    """The first token of each sequence, projected."""
+    """Projection of each sequence's first token, with tanh."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,18 +1,17 @@
-"""``ops``: which operators have a cost, what it is, and which have none."""
+"""The command ``ops``: the operators that have a cost, and those that do not."""
 
 from __future__ import annotations
 
-import csv
 import fnmatch
-import io
 import re
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dispatch_flops.cli.arguments import Commands, add_command
-from dispatch_flops.cli.output import OK, emit
+from dispatch_flops.cli.arguments import Commands, add_command, add_table_options, table_style
+from dispatch_flops.cli.exit_codes import OK
+from dispatch_flops.cli.output import csv_text, emit
 from dispatch_flops.errors import TargetError
 from dispatch_flops.renderers.text import Style, code, table
 from dispatch_flops.units import percent_text
@@ -21,72 +20,86 @@ if TYPE_CHECKING:
     from dispatch_flops.operators.registry import Rule
 
 _EPILOG = """\
-Kinds: formula (a function of the call's shapes), pointwise and reduction (so much per element),
-free (0 by declaration, with the reason). In-place and out= variants cost what the operator does.
+Kinds of cost:
+  formula    computed from the arguments of a call
+  pointwise  a fixed number of operations per output element
+  reduction  operations per input element, such as n - m for a sum of n to m elements
+  free       0 by declaration, with the reason
+In-place and out= variants cost the same as the operator itself.
+A table cuts long costs; Markdown and CSV show them in full.
 
 examples:
   dispatch-flops ops --filter attention
   dispatch-flops ops --filter 'aten.conv*' --format markdown
   dispatch-flops ops --coverage
-
-Long costs are cut in a table; Markdown and CSV have them whole.
 """
 _HEADER = ("Operator", "Kind", "Cost", "Source")
 _COST = re.compile(r"((?:MACs|FLOPs): .*?)(?=\s*Source:|$)")
 _SOURCE = re.compile(r"Source: (.*?)\.?$")
-_WIDEST = 72
+_MAX_WIDTH = 72
 _FORMULAS = "dispatch_flops.operators.formulas."
 
 Row = tuple[str, str, str, str]
 
 
-def add_commands(commands: Commands) -> None:
+def add_ops(commands: Commands) -> None:
     parser = add_command(commands, "ops", "list the operators that have a cost", _EPILOG)
     parser.add_argument(
-        "--filter", metavar="TEXT", help="only operators whose name holds it, or fits the pattern"
+        "--filter",
+        metavar="TEXT",
+        help="list only operators whose name contains TEXT or matches a pattern such as aten.conv*",
     )
-    parser.add_argument("--format", choices=("table", "markdown", "csv"), default="table")
+    add_table_options(parser, "table", "markdown", "csv")
     parser.add_argument(
-        "--markdown", dest="format", action="store_const", const="markdown", help="as Markdown"
+        "--markdown",
+        dest="format",
+        action="store_const",
+        const="markdown",
+        help="the same as --format markdown",
     )
-    parser.add_argument("--output", metavar="FILE", help="write to a file instead of stdout")
     parser.add_argument(
         "--coverage",
         action="store_true",
-        help="how many of aten's operators have a cost, and which have none",
+        help="show how many aten operators have a cost, and list those that do not",
     )
     parser.set_defaults(run=run_ops)
 
 
 def run_ops(options: Namespace) -> int:
-    style: Style = "markdown" if options.format == "markdown" else "plain"
+    style = table_style(options.format)
     if options.coverage:
         if options.format == "csv":
-            raise TargetError("--coverage is shown as table or markdown")
+            raise TargetError(
+                "--format csv is not available with --coverage; use table or markdown"
+            )
         text = _coverage_text(options.filter, style)
     else:
         rows = list(rows_of(options.filter))
         if not rows:
-            raise TargetError(f"no operator fits --filter {options.filter!r}")
-        text = _csv(rows) if options.format == "csv" else _table(rows, style)
+            raise TargetError(
+                f"no operator matches --filter {options.filter!r}; omit --filter to list all"
+            )
+        text = csv_text(_HEADER, rows) if options.format == "csv" else _table(rows, style)
     emit(text, options.output)
     return OK
 
 
 def rows_of(pattern: str | None = None) -> Iterator[Row]:
-    """Operator, kind, cost and source of every rule that fits the pattern."""
+    """Yield operator, kind, cost and source of every rule whose operator matches the pattern."""
     from dispatch_flops.operators import (
         formulas,  # noqa: F401  (fills the registry)
         registry,
     )
 
     for name, rule in registry.rules().items():
-        if _fits(name, pattern):
+        if _matches(name, pattern):
             yield name, rule.kind, cost_of(rule), _source_of(rule)
 
 
 def cost_of(rule: Rule) -> str:
-    """In words: the table's note, else the docstring's MACs and FLOPs, else its first sentence."""
+    """Return the cost in words: the rule's note, else the MACs and FLOPs of the docstring, else its
+    first sentence.
+    """
     if rule.note:
         return rule.note
     doc = _doc(rule)
@@ -95,7 +108,7 @@ def cost_of(rule: Rule) -> str:
 
 
 def _source_of(rule: Rule) -> str:
-    """Where the cost comes from, as its docstring says; else the file that it stands in."""
+    """Return the source that the docstring cites, else the module of the formula."""
     found = _SOURCE.search(_doc(rule))
     if found:
         return found[1]
@@ -109,7 +122,7 @@ def _doc(rule: Rule) -> str:
     return " ".join((rule.formula.__doc__ or "").split())
 
 
-def _fits(name: str, pattern: str | None) -> bool:
+def _matches(name: str, pattern: str | None) -> bool:
     if pattern is None:
         return True
     if any(sign in pattern for sign in "*?["):
@@ -126,35 +139,31 @@ def _table(rows: Sequence[Row], style: Style) -> str:
 
 
 def _cell(text: str, style: Style) -> str:
-    """The text, whole in Markdown; in a terminal as much as leaves a line readable."""
+    """Return the text of a cell, cut to a readable width in a plain table."""
     if style == "markdown":
         return text.replace("|", "\\|")
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([_HEADER, *rows])
-    return buffer.getvalue()
+    return text if len(text) <= _MAX_WIDTH else f"{text[: _MAX_WIDTH - 3]}..."
 
 
 # -- coverage -------------------------------------------------------------------------------------
 
 
 def coverage() -> tuple[dict[str, list[str]], int]:
-    """``{kind: overloads of aten}``, kind "none" for those without a cost; how many it holds all.
+    """Return aten's overloads by kind, and the number of all of them.
 
-    Composite overloads are no kind: torch takes them apart before they are counted.
+    Overloads without a cost have the kind "none". Composite overloads have no kind: torch
+    decomposes them before they are counted.
     """
     import torch
 
+    from dispatch_flops import _torch
     from dispatch_flops.operators import (
         formulas,  # noqa: F401  (fills the registry)
         registry,
     )
 
     found: dict[str, list[str]] = {}
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    names = [name for name in _torch.all_operator_names() if name.startswith("aten::")]
     for name in sorted(names):
         base, _, overload = name.removeprefix("aten::").partition(".")
         op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
@@ -166,26 +175,25 @@ def coverage() -> tuple[dict[str, list[str]], int]:
 
 
 def _is_composite(name: str) -> bool:
-    import torch
+    from dispatch_flops import _torch
 
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+    return bool(_torch.has_kernel(name, "CompositeImplicitAutograd"))
 
 
 def _coverage_text(pattern: str | None, style: Style) -> str:
-    found, everything = coverage()
+    found, total = coverage()
     counts = Counter({kind: len(ops) for kind, ops in found.items()})
-    whole = counts.total()
+    listed = counts.total()
     kinds = ("formula", "pointwise", "reduction", "free", "none")
-    rows = [[kind, str(counts[kind]), percent_text(counts[kind], whole)] for kind in kinds]
+    rows = [[kind, str(counts[kind]), percent_text(counts[kind], listed)] for kind in kinds]
     parts = [
-        f"aten has {everything} overloads; {everything - whole} are composite: torch takes them "
-        f"apart into the other {whole} before they are counted.",
+        f"aten has {total} overloads; {total - listed} are composite: torch decomposes them into "
+        f"the other {listed} before they are counted.",
         table(["Kind", "Overloads", "Share"], rows, ("left", "right", "right"), style),
     ]
-    missing = [op for op in found.get("none", []) if _fits(op, pattern)]
+    missing = [op for op in found.get("none", []) if _matches(op, pattern)]
     if missing:
-        listed = "\n".join(
-            code(op, style) if style == "plain" else f"- {code(op, style)}" for op in missing
-        )
-        parts.append(f"Without a cost ({len(missing)}):\n{listed}")
+        bullet = "- " if style == "markdown" else ""
+        names = "\n".join(f"{bullet}{code(op, style)}" for op in missing)
+        parts.append(f"Without a cost ({len(missing)}):\n{names}")
     return "\n\n".join(parts)

@@ -1,27 +1,30 @@
-"""Where text goes: results to stdout or a file, progress and errors to stderr."""
+"""Output of the command line: results to stdout or a file, progress and errors to stderr."""
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dispatch_flops.errors import TargetError
 
-OK, FAILED, CANNOT, INTERRUPTED = 0, 1, 2, 130
-
 
 def emit(text: str, output: str | None = None) -> None:
-    """Print a result, or write it to a file. A reader who has had enough is no error."""
+    """Print a result, or write it to the file ``output``. A closed pipe is not an error.
+
+    Raises TargetError if the file cannot be written.
+    """
     if output is not None:
         if not output.strip():
-            raise TargetError("--output is empty: name a file, or leave it out for stdout")
-        write(Path(output), (text.removesuffix("\n") + "\n").encode())
+            raise TargetError("--output is empty; name a file, or omit --output for stdout")
+        write_file(Path(output), (text.removesuffix("\n") + "\n").encode())
         return
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     printable = text.encode(encoding, "replace").decode(encoding)
@@ -32,28 +35,48 @@ def emit(text: str, output: str | None = None) -> None:
         _discard_stdout()
 
 
-def flush() -> None:
-    """Let out what is still held back, so that the interpreter's own end meets no closed pipe."""
+def flush_stdout() -> None:
+    """Flush stdout here, where a closed pipe can be handled, and not at interpreter exit."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_stdout()
 
 
-def progress(text: str) -> None:
-    """Say what is going on, to whoever is watching."""
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, creating its folders; raises TargetError if that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise TargetError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+    print_progress(f"written to {path}")
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
+    return buffer.getvalue()
+
+
+def print_error(text: str) -> None:
+    """Print the text to stderr as a single line."""
+    print(f"dispatch-flops: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+def print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """Gives ``advance(text)``, to be called before each of ``total`` steps.
+    """Yield ``advance(text)``, to be called before each of ``total`` steps.
 
-    A terminal shows tqdm's bar where tqdm is installed, else one line that changes; a file or a
-    pipe gets a line a step.
+    On a terminal this is a tqdm bar, or one changing line if tqdm is not installed. A file or a
+    pipe receives one line per step.
     """
-    terminal = sys.stderr.isatty()
-    bar = _tqdm(total) if terminal else None
+    is_terminal = sys.stderr.isatty()
+    bar = _tqdm(total) if is_terminal else None
     started = 0
 
     def advance(text: str) -> None:
@@ -62,61 +85,32 @@ def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
         if bar is not None:
             bar.update(int(started > 1))
             bar.set_postfix_str(text)
-        elif terminal:
+        elif is_terminal:
             line = f"[{started}/{total}] {text}"
             print(f"\r\x1b[K{line[:78]}", end="", file=sys.stderr, flush=True)
         else:
-            progress(f"[{started}/{total}] {text}")
+            print_progress(f"[{started}/{total}] {text}")
 
-    done = 0
+    finished_last = 0
     try:
         yield advance
-        done = 1
+        finished_last = 1
     finally:
         if bar is not None:
-            bar.update(done)
+            bar.update(finished_last)
             bar.close()
-        elif terminal and started:
-            progress("")
+        elif is_terminal and started:
+            print_progress("")
 
 
 def _tqdm(total: int) -> Any:
-    """A bar on stderr; None where tqdm is not installed."""
+    """Return a tqdm bar on stderr, or None if tqdm is not installed."""
     try:
         tqdm = importlib.import_module("tqdm").tqdm
     except ImportError:
         return None
-    size = shutil.get_terminal_size()  # 80 x 24 where the terminal does not say
+    size = shutil.get_terminal_size()  # 80 x 24 if the terminal does not report one
     return tqdm(total=total, file=sys.stderr, ncols=size.columns, nrows=size.lines, unit="run")
-
-
-def error(text: str) -> None:
-    """One line on stderr, whatever the text."""
-    print(f"dispatch-flops: {' '.join(text.split())}", file=sys.stderr, flush=True)
-
-
-def read(path: str) -> str:
-    """The text of a file, or of stdin for ``-``; raises TargetError where it cannot be read."""
-    try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise TargetError(f"cannot read {path!r}: {_reason(wrong)}") from None
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file, and say so; raises TargetError where that cannot be done."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    except OSError as wrong:
-        raise TargetError(f"cannot write {str(path)!r}: {_reason(wrong)}") from None
-    progress(f"written to {path}")
-
-
-def _reason(wrong: OSError | UnicodeDecodeError) -> str:
-    if isinstance(wrong, UnicodeDecodeError):
-        return "it is no text"
-    return wrong.strerror or str(wrong)
 
 
 def _discard_stdout() -> None:

@@ -1,12 +1,15 @@
-"""``profile`` and ``demo``: build a model, run it, show what it cost."""
+"""The commands ``profile`` and ``demo``: build a model, run it and show its profile."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING
 
+from dispatch_flops.analysis.efficiency import roofline
+from dispatch_flops.analysis.headline import ABOVE_PEAK, headline
+from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.cli.arguments import (
-    TARGETS,
+    FORMAT_HELP,
+    TARGET_HELP,
     Commands,
     add_command,
     add_device_option,
@@ -14,22 +17,27 @@ from dispatch_flops.cli.arguments import (
     add_model_options,
     add_run_options,
     add_set_option,
+    add_target_argument,
     add_view_options,
-    assignments,
-    plain_value,
+    machine_named,
+    parse_assignments,
+    parse_value,
 )
-from dispatch_flops.cli.output import OK, progress
+from dispatch_flops.cli.exit_codes import OK
+from dispatch_flops.cli.output import print_progress
+from dispatch_flops.cli.run import measure
+from dispatch_flops.cli.show import show_profile
+from dispatch_flops.cli.sweep import SWEEP_FORMATS, run_sweep
 from dispatch_flops.cli.sweep_plot import add_plot_option
 from dispatch_flops.errors import TargetError
-
-if TYPE_CHECKING:
-    pass
-from dispatch_flops.cli.run import _utilisation_text, machine_named, measure, show
+from dispatch_flops.profile import Profile
+from dispatch_flops.units import fraction_text, seconds_text
 
 DEMO = "dispatch_flops.cli.demo:bert_base"
 
 _EPILOG = f"""\
-{TARGETS}
+{TARGET_HELP}
+{FORMAT_HELP}
 examples:
   dispatch-flops profile model.py:Net --input-shape 8,3,32,32 --top 3 --depth 2
   dispatch-flops profile my.models:make --inputs my.data:one_batch --backward --device cuda
@@ -37,68 +45,102 @@ examples:
   dispatch-flops profile hf:config.json:AutoModelForCausalLM --device meta --set batch=4 seq=2048
   dispatch-flops profile model.py:Net --input-shape 8,3,32,32 --output profile.json
 
-Integer inputs, such as token ids, need their dtype: 1,128:int64.
+Integer inputs such as token ids need their dtype: 1,128:int64.
+"""
+
+_DEMO_EPILOG = f"""\
+{FORMAT_HELP}
+examples:
+  dispatch-flops demo
+  dispatch-flops demo --device meta --depth 2 --format table
 """
 
 
-def add_commands(commands: Commands) -> None:
-    profile = add_command(commands, "profile", "profile a model of your own", _EPILOG)
-    profile.add_argument("target", metavar="TARGET", help="the model: see below")
-    add_model_options(profile)
+def add_profile(commands: Commands) -> None:
+    parser = add_command(commands, "profile", "profile a model", _EPILOG)
+    add_target_argument(parser)
+    add_model_options(parser)
     add_set_option(
-        profile, "sizes for names in --input-shape, and arguments of the factories of that name"
+        parser, "values of sizes named in --input-shape, and of keyword arguments of the factories"
     )
-    profile.add_argument(
+    parser.add_argument(
         "--sweep",
         action="extend",
         nargs="+",
         default=[],
         metavar="NAME=VALUES",
-        help="profile at many sizes, batch=1,2,4,8 seq=128..4096, as the command sweep does",
+        help="profile at every combination of values, such as batch=1,2,4,8 seq=128..4096, as the "
+        "command sweep does",
     )
-    add_plot_option(profile)
+    add_plot_option(parser)
     add_machine_option(
-        profile,
-        "how near the run was to a machine's peaks, in a page for the browser and on stderr: a "
-        "device's name, such as 'NVIDIA H200', or measure for what this machine reaches",
+        parser,
+        "compare the run with a machine's peak rates, on stderr and in an HTML page: the name of a "
+        "device, such as 'NVIDIA H200', or measure for this machine",
     )
-    add_view_options(profile)
-    profile.set_defaults(run=run_profile)
+    add_view_options(parser)
+    parser.set_defaults(run=run_profile)
 
-    demo = add_command(commands, "demo", "profile an embedded BERT-base with random weights")
-    add_device_option(demo)
-    add_run_options(demo)
-    add_view_options(demo, fold=True)
-    demo.set_defaults(
-        run=run_profile,
+
+def run_profile(options: Namespace) -> int:
+    if options.sweep:
+        return _run_sweep(options)
+    if options.plot is not None:
+        raise TargetError("--plot needs a sweep; add --sweep, such as --sweep seq=128..4096")
+    machine = machine_named(options.machine, options.device)
+    assigned = parse_assignments(options.set)
+    variables = {name: parse_value(text) for name, text in assigned.items()}
+    print_progress(f"profiling {options.target} on {options.device}")
+    profile = measure(options, variables)
+    show_profile(profile, options, machine)
+    if machine is not None:
+        print_progress(_utilisation_text(profile, machine))
+    return OK
+
+
+def _run_sweep(options: Namespace) -> int:
+    """Run ``sweep``; the values of --set apply at every point."""
+    if options.machine is not None:
+        raise TargetError("--machine is not available for a sweep; omit --machine or --sweep")
+    if options.format not in (None, *SWEEP_FORMATS):
+        raise TargetError(
+            f"--format {options.format} is not available for a sweep; use one of "
+            f"{', '.join(SWEEP_FORMATS)}"
+        )
+    changed = {"set": [*options.set, *options.sweep], "format": options.format or SWEEP_FORMATS[0]}
+    return run_sweep(Namespace(**{**vars(options), **changed}))
+
+
+def _utilisation_text(profile: Profile, machine: Machine) -> str:
+    top, roof = headline(profile, machine), roofline(profile.op_totals(), machine)
+    return (
+        f"{machine.name}: MFU {fraction_text(top.mfu)}, HFU {fraction_text(top.hfu)}; "
+        f"at best {seconds_text(roof.attainable_s)}, bound by {roof.bound or 'n/a'}; "
+        f"measured {seconds_text(top.seconds)} ({top.seconds_of})"
+        f"{f'; {ABOVE_PEAK}' if top.exceeds_peak else ''}"
+    )
+
+
+def add_demo(commands: Commands) -> None:
+    parser = add_command(
+        commands, "demo", "profile a built-in BERT-base with random weights", _DEMO_EPILOG
+    )
+    add_device_option(parser)
+    add_run_options(parser)
+    add_view_options(parser, fold=True)
+    parser.set_defaults(
+        run=run_demo,
         target=DEMO,
-        set=[],
         input_shape=[],
         inputs=None,
         dtype=None,
         mode="forward",
         backward=False,
         compile=False,
-        sweep=[],
-        plot=None,
-        machine=None,
     )
 
 
-def run_profile(options: Namespace) -> int:
-    if options.sweep:
-        from dispatch_flops.cli.sweep import run_for_profile
-
-        if options.machine is not None:
-            raise TargetError("--machine is for one run: leave out --sweep")
-        return run_for_profile(options)
-    if options.plot is not None:
-        raise TargetError("--plot draws a sweep: give --sweep batch=1,2,4,8 or seq=128..4096")
-    machine = machine_named(options.machine, options.device)
-    variables = {name: plain_value(text) for name, text in assignments(options.set).items()}
-    progress(f"profiling {options.target} on {options.device}")
-    profile = measure(options, variables)
-    show(profile, options, machine)
-    if machine is not None:
-        progress(_utilisation_text(profile, machine))
+def run_demo(options: Namespace) -> int:
+    print_progress(f"profiling {options.target} on {options.device}")
+    show_profile(measure(options, variables={}), options)
     return OK

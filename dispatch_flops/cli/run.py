@@ -1,4 +1,4 @@
-"""TODO."""
+"""Measure the target that the options name: what ``profile``, ``demo`` and ``sweep`` share."""
 
 from __future__ import annotations
 
@@ -8,83 +8,50 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from dispatch_flops.analysis.efficiency import roofline
-from dispatch_flops.analysis.headline import ABOVE_PEAK, headline
-from dispatch_flops.analysis.machines import MACHINES, Machine, find
-from dispatch_flops.cli.formats import View, choose
-from dispatch_flops.cli.output import emit, progress
-from dispatch_flops.errors import DispatchFlopsError, TargetError
+from dispatch_flops.cli.output import print_progress
+from dispatch_flops.errors import DispatchFlopsError
 from dispatch_flops.profile import Profile
-from dispatch_flops.units import fraction_text, seconds_text
 
 if TYPE_CHECKING:
-    from dispatch_flops.cli.targets import Inputs
-
-
-def machine_named(name: str | None, device: str) -> Machine | None:
-    """The machine of that name, or this one, measured; None where none is named."""
-    if name is None:
-        return None
-    if name == "measure":
-        from dispatch_flops.timing.peaks import measure_machine
-
-        progress("measuring what a matmul and a copy reach here")
-        return measure_machine("cpu" if device == "meta" else device)
-    machine = find(name)
-    if machine is None:
-        raise TargetError(f"--machine {name!r} is none of measure, {', '.join(sorted(MACHINES))}")
-    return machine
-
-
-def _utilisation_text(profile: Profile, machine: Machine) -> str:
-    top, roof = headline(profile, machine), roofline(profile.op_totals(), machine)
-    return (
-        f"{machine.name}: MFU {fraction_text(top.mfu)}, HFU {fraction_text(top.hfu)}; "
-        f"at best {seconds_text(roof.attainable_s)}, bound by {roof.bound or 'n/a'}; "
-        f"measured {seconds_text(top.seconds)} ({top.seconds_of})"
-        f"{f'; {ABOVE_PEAK}' if top.exceeds_peak else ''}"
-    )
-
-
-def show(profile: Profile, options: Namespace, machine: Machine | None = None) -> None:
-    """Print the profile, or write it to the file, as the options say."""
-    view = View(
-        depth=options.depth,
-        top=options.top,
-        detailed=options.detailed,
-        fold=options.fold,
-        machine=machine,
-    )
-    emit(choose(options.format, options.output).render(profile, view), options.output)
+    from dispatch_flops.cli.targets import Inputs, PreparedModel
 
 
 def measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
-    """The profile of the options' target. What the user's code prints goes to stderr."""
+    """Build and run the target of the options, and return its profile.
+
+    variables: sizes in --input-shape and keyword arguments of factories, by name.
+    What the user's code prints goes to stderr. Raises TargetError for any error in it.
+    """
     with redirect_stdout(sys.stderr):
-        return _measure(options, variables)
+        return _profile(options, _prepare(options, variables))
 
 
-def _measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
-    import torch
+def _prepare(options: Namespace, variables: Mapping[str, Any]) -> PreparedModel:
+    from dispatch_flops.cli.targets import parse_shape, prepare
 
-    from dispatch_flops.cli.targets import first_line, parse_shape, prepare
-    from dispatch_flops.profilers.model import profile_model
-
-    subject = prepare(
+    return prepare(
         options.target,
         shapes=[parse_shape(text) for text in options.input_shape],
         inputs=options.inputs,
         dtype=options.dtype,
         device=options.device,
         variables=variables,
-        say=progress,
+        notify=print_progress,
     )
-    model: Any = torch.compile(subject.model) if options.compile else subject.model
+
+
+def _profile(options: Namespace, prepared: PreparedModel) -> Profile:
+    import torch
+
+    from dispatch_flops.cli.targets import raise_target_error
+    from dispatch_flops.profilers.model import profile_model
+
+    model: Any = torch.compile(prepared.model) if options.compile else prepared.model
     try:
         return profile_model(
             model,
-            args=subject.inputs.args,
-            kwargs=subject.inputs.kwargs,
+            args=prepared.inputs.args,
+            kwargs=prepared.inputs.kwargs,
             warm_up=options.warm_up,
             repeats=options.repeats,
             mode=options.mode,
@@ -96,16 +63,17 @@ def _measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
     except DispatchFlopsError:
         raise
     except (Exception, SystemExit) as error:
-        hint = _hint(error, options, subject.inputs)
-        raise TargetError(f"running {options.target} raised {first_line(error)}{hint}") from error
+        hint = _hint(error, options, prepared.inputs)
+        raise_target_error(f"running {options.target}", error, hint)
 
 
 def _hint(error: BaseException, options: Namespace, inputs: Inputs) -> str:
+    """Return what the user may try after an error of the model; "" if nothing is known."""
     if not inputs.args and not inputs.kwargs:
-        return "; it was run without inputs: give --input-shape or --inputs"
+        return "the model was called without inputs: add --input-shape or --inputs"
     if not options.input_shape and not options.inputs and options.target.startswith("hf:"):
         names = ", ".join(inputs.kwargs)
-        return f"; it was run on default inputs ({names}): give --input-shape or --inputs"
+        return f"the model was called with default inputs ({names}): add --input-shape or --inputs"
     if "'indices'" in str(error) and "Float" in str(error):
-        return "; token ids need an integer dtype: --input-shape 1,128:int64"
+        return "token ids need an integer dtype: --input-shape 1,128:int64"
     return ""

@@ -1,17 +1,30 @@
-"""``show`` and ``report``: a saved profile through any renderer."""
+"""The commands ``show`` and ``report``: a saved profile in any format."""
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
+from pathlib import Path
 
-from dispatch_flops.cli.arguments import Commands, add_command, add_machine_option, add_view_options
-from dispatch_flops.cli.formats import FORMATS, View
-from dispatch_flops.cli.output import OK, emit, read
-from dispatch_flops.cli.run import machine_named, show
-from dispatch_flops.errors import ProfileFormatError
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.cli.arguments import (
+    FORMAT_HELP,
+    Commands,
+    add_command,
+    add_machine_option,
+    add_profile_argument,
+    add_view_options,
+    machine_named,
+)
+from dispatch_flops.cli.exit_codes import OK
+from dispatch_flops.cli.formats import FORMATS, choose_format
+from dispatch_flops.cli.output import emit
+from dispatch_flops.errors import ProfileFormatError, TargetError
 from dispatch_flops.profile import Profile
+from dispatch_flops.renderers import View
 
-_SHOW_EPILOG = """\
+_SHOW_EPILOG = f"""\
+{FORMAT_HELP}
 examples:
   dispatch-flops show profile.json
   dispatch-flops show profile.json --format markdown --depth 1
@@ -19,42 +32,73 @@ examples:
   dispatch-flops profile model.py:Net --format json | dispatch-flops show - --fold
 """
 
-_MACHINE = (
-    "whose peaks a page for the browser holds the run against: a device's name, such as "
-    "'NVIDIA H200', or measure for what this machine reaches (default: the profile's device)"
+_REPORT_EPILOG = """\
+examples:
+  dispatch-flops report profile.json report.html
+  dispatch-flops report profile.json report.html --machine 'NVIDIA H200'
+"""
+
+_MACHINE_HELP = (
+    "compare the run in an HTML page with this machine's peak rates: the name of a device, such as "
+    "'NVIDIA H200', or measure for this machine (default: the profiled device)"
 )
 
 
-def add_commands(commands: Commands) -> None:
-    parser = add_command(commands, "show", "show a saved profile, in any format", _SHOW_EPILOG)
-    parser.add_argument("file", metavar="FILE", help="a profile saved as JSON; - reads stdin")
-    add_machine_option(parser, _MACHINE)
+def add_show(commands: Commands) -> None:
+    parser = add_command(commands, "show", "show a saved profile in any format", _SHOW_EPILOG)
+    add_profile_argument(parser)
+    add_machine_option(parser, _MACHINE_HELP)
     add_view_options(parser)
     parser.set_defaults(run=run_show)
-    report = add_command(commands, "report", "make a page for the browser of a saved profile")
-    report.add_argument("file", metavar="FILE", help="a profile saved as JSON; - reads stdin")
-    report.add_argument("output", metavar="FILE.html", help="the page to write")
-    add_machine_option(report, _MACHINE)
-    report.set_defaults(run=run_report)
 
 
 def run_show(options: Namespace) -> int:
-    profile = load(options.file)
-    show(profile, options, machine_named(options.machine, profile.run.device))
+    profile = load_profile(options.file)
+    show_profile(profile, options, machine_named(options.machine, profile.run.device))
     return OK
 
 
+def add_report(commands: Commands) -> None:
+    parser = add_command(
+        commands, "report", "write a saved profile as an HTML page", _REPORT_EPILOG
+    )
+    add_profile_argument(parser)
+    parser.add_argument("output", metavar="FILE.html", help="the page to write")
+    add_machine_option(parser, _MACHINE_HELP)
+    parser.set_defaults(run=run_report)
+
+
 def run_report(options: Namespace) -> int:
-    profile = load(options.file)
+    profile = load_profile(options.file)
     view = View(machine=machine_named(options.machine, profile.run.device))
     emit(FORMATS["html"].render(profile, view), options.output)
     return OK
 
 
-def load(path: str) -> Profile:
-    """The saved profile; raises TargetError or ProfileFormatError naming the file."""
-    text = read(path)
+def load_profile(path: str) -> Profile:
+    """Read a saved profile from a file, or from stdin for ``-``.
+
+    Raises TargetError if the file cannot be read, ProfileFormatError if it is not a profile.
+    """
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise TargetError(f"cannot read {path!r}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise TargetError(f"cannot read {path!r}: it is not a text file") from None
     try:
         return Profile.from_json(text)
     except ProfileFormatError as error:
         raise ProfileFormatError(f"{path}: {error}") from None
+
+
+def show_profile(profile: Profile, options: Namespace, machine: Machine | None = None) -> None:
+    """Print the profile, or write it to a file, as the options of ``add_view_options`` say."""
+    view = View(
+        depth=options.depth,
+        top=options.top,
+        detailed=options.detailed,
+        fold=options.fold,
+        machine=machine,
+    )
+    emit(choose_format(options.format, options.output).render(profile, view), options.output)

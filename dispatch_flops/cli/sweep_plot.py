@@ -1,4 +1,4 @@
-"""``sweep --plot``: FLOPs over one size, a curve for each combination of the others."""
+"""The plot of a sweep: FLOPs over one size, with a curve for each combination of the others."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from dispatch_flops.cli.output import write
+from dispatch_flops.cli.output import write_file
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.renderers import plots
 
 Sizes = Mapping[str, Any]
 
 _FORMATS = ("png", "svg", "pdf")
-_MOST_CURVES = 12  # that a legend holds
+_MAX_CURVES = 12  # as many as a legend can hold
 
 
 def add_plot_option(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        help="draw FLOPs over the size that has most values: .png, .svg or .pdf (extra: plots)",
+        help="plot FLOPs over the size with the most values, as .png, .svg or .pdf (needs the "
+        "extra plots)",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A plot to come, known to be possible before anything is profiled.
+class SweepPlot:
+    """Plot of a sweep, checked before anything is profiled and written afterwards.
 
-    axis: the size along x. curves: per point of the sweep, the name of the curve it is on.
+    axis: the size along x. xs: its value at each point of the sweep.
+    curves: the name of the curve that each point belongs to.
     """
 
     path: Path
@@ -39,30 +41,33 @@ class Figure:
     curves: tuple[str, ...]
 
     @classmethod
-    def of(cls, grid: Sequence[Sizes], path: str) -> Figure:
-        """The figure of a full grid; raises TargetError where none can be drawn."""
+    def of_grid(cls, grid: Sequence[Sizes], path: str) -> SweepPlot:
+        """Return the plot of a full grid; raises TargetError if it cannot be drawn."""
         if Path(path).suffix.lower()[1:] not in _FORMATS:
-            raise TargetError(f"--plot {path}: the name ends with .{', .'.join(_FORMATS)}")
+            raise TargetError(f"--plot {path} has an unknown suffix; use .png, .svg or .pdf")
         _require_matplotlib()
-        values = {name: {sizes[name] for sizes in grid} for name in numeric(grid)}
+        values = {name: {sizes[name] for sizes in grid} for name in numeric_names(grid)}
         axis = max(values, key=lambda name: len(values[name]), default="")
         if len(values.get(axis, ())) < 2 or min(values[axis]) <= 0:
-            raise TargetError("--plot needs a size of two or more positive values")
+            raise TargetError(
+                "--plot needs a size with two or more positive values; add one with --set, such as "
+                "seq=128..4096"
+            )
         curves = [sizes_text({k: v for k, v in s.items() if k != axis}) or "FLOPs" for s in grid]
-        if len(set(curves)) > _MOST_CURVES:
-            raise TargetError(f"--plot: {len(set(curves))} curves are too many to tell apart")
+        if (count := len(set(curves))) > _MAX_CURVES:
+            raise TargetError(f"--plot would draw {count} curves; sweep at most {_MAX_CURVES}")
         xs = tuple(sizes[axis] for sizes in grid)
         return cls(path=Path(path), axis=axis, xs=xs, curves=tuple(curves))
 
-    def write(self, flops: Sequence[int], *, lower_bound: bool) -> None:
-        """Draw and write the file; flops: of each point of the grid."""
+    def write(self, flops: Sequence[int], *, is_lower_bound: bool) -> None:
+        """Draw the plot and write the file. ``flops`` has a value for each point of the grid."""
         points = sorted(zip(self.curves, self.xs, flops, strict=True), key=lambda point: point[1])
         counts = {
             curve: [count for name, _, count in points if name == curve]
             for curve in dict.fromkeys(self.curves)
         }
         format = cast(plots.Format, self.path.suffix.lower()[1:])
-        label = "≥ FLOPs" if lower_bound else "FLOPs"
+        label = "≥ FLOPs" if is_lower_bound else "FLOPs"
         xs = sorted(set(self.xs))
         try:
             content = plots.scaling(
@@ -70,11 +75,11 @@ class Figure:
             )
         except ConfigError as error:
             raise TargetError(f"--plot: {error}") from None
-        write(self.path, content)
+        write_file(self.path, content)
 
 
-def numeric(grid: Sequence[Sizes]) -> list[str]:
-    """The sizes that are numbers throughout."""
+def numeric_names(grid: Sequence[Sizes]) -> list[str]:
+    """Return the names whose values are numbers at every point."""
     return [name for name in grid[0] if all(_is_number(sizes[name]) for sizes in grid)]
 
 
@@ -90,4 +95,6 @@ def _require_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise TargetError("--plot needs matplotlib: pip install 'dispatch-flops[plots]'") from None
+        raise TargetError(
+            "--plot needs matplotlib; run pip install 'dispatch-flops[plots]'"
+        ) from None

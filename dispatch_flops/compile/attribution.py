@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.thread_state import ACCUMULATION
 from dispatch_flops.profile import OUTSIDE
@@ -23,7 +24,6 @@ from dispatch_flops.profile.cost import Phase
 _STEP = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 _FILE = re.compile(r'File "([^"]*)", line')
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
-_POLYFILLS = str(Path(torch.__file__).parent / "_dynamo" / "polyfills")  # Python for builtins
 
 
 class Places:
@@ -112,7 +112,7 @@ class Places:
 def is_optimizers(node: fx.Node) -> bool:
     """True if a line of torch.optim, and of nothing that it calls in turn, made the node."""
     files = _FILE.findall(str(node.meta.get("stack_trace") or ""))
-    own = [file for file in files if not file.startswith(_POLYFILLS)]
+    own = [file for file in files if not file.startswith(_torch.POLYFILLS)]
     return bool(own) and own[-1].startswith(_OPTIMIZERS)
 
 

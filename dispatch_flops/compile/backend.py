@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from torch import fx, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from dispatch_flops import _torch
 from dispatch_flops.compile.attribution import Places
 from dispatch_flops.compile.graph import GraphCost
 from dispatch_flops.counting.aggregation import Ledger
@@ -138,7 +138,7 @@ class CountingBackend:
     ) -> Callable[..., Any]:
         """Compile one traced function; torch.compile calls this."""
         patches = self._patches | _inductor_options(mode, options)
-        with _disable_current_modes():
+        with _torch.modes_disabled():
             places = Places(self._names, graph)
         self._used_params |= places.used_params
         return self._compile(graph, example_inputs, partial(self._count, places), patches)
@@ -158,7 +158,7 @@ class CountingBackend:
 
     def profile(self) -> Profile:
         """Everything that the compiled graphs have run, by module, phase and operator."""
-        with _disable_current_modes():
+        with _torch.modes_disabled():
             places: dict[tuple[str, Phase], ModulePhase] = {}
             for (index, sizes), times in self._runs().items():
                 for (fqn, phase, entry), count in self.graphs[index].costs(sizes).items():
@@ -178,7 +178,7 @@ class CountingBackend:
         self, places: Places, graph: fx.GraphModule, is_backward: bool
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """What makes the code compiled from ``graph`` count its runs."""
-        with _disable_current_modes():
+        with _torch.modes_disabled():
             cost = GraphCost(
                 graph,
                 places,
@@ -215,7 +215,7 @@ class CountingBackend:
 
     def _costs(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
         costs = dict.fromkeys(PHASES, ZERO)
-        with _disable_current_modes():
+        with _torch.modes_disabled():
             for (index, sizes), times in runs.items():
                 for phase, cost in self.graphs[index].by_phase(sizes).items():
                     costs[phase] += cost * times
@@ -237,42 +237,30 @@ def _counted(cost: GraphCost, compiled: Callable[..., Any]) -> Callable[..., Any
 def _with_inductor(
     graph: fx.GraphModule, example_inputs: Any, count: Count, patches: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    from torch._functorch import config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
     def compile_counted(part: fx.GraphModule, inputs: Any, **kwargs: Any) -> Callable[..., Any]:
         make_counted = count(part, bool(kwargs.get("is_backward")))  # inductor rewrites the graph
-        return make_counted(compile_fx_inner(part, inputs, **kwargs))  # type: ignore[arg-type]
+        return make_counted(_torch.compile_part(part, inputs, **kwargs))
 
     # A hit in this cache would hand back code that does not count. Inductor's own stays on.
-    with config.patch(enable_autograd_cache=False):
-        compiled: Any = compile_fx(
-            graph,
-            example_inputs,
-            inner_compile=compile_counted,  # type: ignore[arg-type]
-            config_patches=dict(patches) or None,
+    with _torch.no_autograd_cache():
+        compiled: Callable[..., Any] = _torch.compile_with_inductor(
+            graph, example_inputs, compile_counted, dict(patches) or None
         )
-    return cast("Callable[..., Any]", compiled)
+    return compiled
 
 
 def _with_aot_eager(
     graph: fx.GraphModule, example_inputs: Any, count: Count, patches: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch import config
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
     def interpret(part: fx.GraphModule, _inputs: Any, *, is_backward: bool) -> Callable[..., Any]:
         return count(part, is_backward)(fx.Interpreter(part).boxed_run)
 
     if patches:
         raise TargetError("mode and options are inductor's: aot_eager has none")
-    with config.patch(enable_autograd_cache=False):
-        compiled: Callable[..., Any] = aot_autograd(
+    with _torch.no_autograd_cache():
+        compiled: Callable[..., Any] = _torch.aot_autograd(
             fw_compiler=partial(interpret, is_backward=False),
             bw_compiler=partial(interpret, is_backward=True),
-            partition_fn=min_cut_rematerialization_partition,
-            keep_inference_input_mutations=True,
         )(graph, example_inputs)
     return compiled
 
@@ -280,8 +268,6 @@ def _with_aot_eager(
 def _inductor_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
     patches: dict[str, Any] = {}
     if mode is not None and mode != "default":
-        from torch._inductor import list_mode_options
-
-        patches.update(list_mode_options(mode))
+        patches.update(_torch.options_of_mode(mode))
     patches.update(options or {})
     return patches

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx.node import map_aggregate
 
+from dispatch_flops._torch import HigherOrderOperator, OpOverload, map_aggregate
 from dispatch_flops.compile.attribution import Places, phase_of
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions

@@ -1,4 +1,4 @@
-"""Recognize functions that torch.utils.checkpoint runs, or runs again."""
+"""Recognize functions that torch.utils.checkpoint runs for the first time or recomputes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from dispatch_flops.counting.python_frames import _ENGINE
+from dispatch_flops import _torch
 
-# Functions of torch.utils.checkpoint: without and with reentrant backward.
-_RERUNNING = ("unpack_hook", "backward")
+# Functions of torch.utils.checkpoint that recompute: without and with reentrant backward.
+_RECOMPUTING = ("unpack_hook", "backward")
 
 
-def held_by_checkpoint(hooks: Any, made_by: str) -> dict[str, Any] | None:
-    """What saved-tensor hooks hold, if ``made_by``, of torch.utils.checkpoint, made them."""
+def checkpoint_variables(hooks: Any, made_by: str) -> dict[str, Any] | None:
+    """Return the variables that saved-tensor hooks of torch.utils.checkpoint close over.
+
+    made_by: the function of torch.utils.checkpoint that makes such hooks. None for other hooks.
+    """
     pack = inspect.unwrap(hooks[0])
     if not getattr(pack, "__qualname__", "").startswith(f"{made_by}."):
         return None
@@ -25,21 +28,22 @@ def held_by_checkpoint(hooks: Any, made_by: str) -> dict[str, Any] | None:
     return {name: cell.cell_contents for name, cell in cells}
 
 
-def rerun_by_checkpoint() -> FrameType | None:
-    """The frame in which torch.utils.checkpoint runs a function again, as part of the backward
-    pass that runs now; None if what runs now is no part of such a function.
+def recomputing_frame() -> FrameType | None:
+    """Return the frame of torch.utils.checkpoint that recomputes what runs now; None without one.
 
-    A backward pass that such a function runs is part of it. The one that a reentrant checkpoint
-    itself runs, through what its function has made, is not: it is the backward pass.
+    A backward pass that the recomputed function runs is part of the recomputation. The backward
+    pass that a reentrant checkpoint runs through the recomputed graph is not.
     """
     frame: FrameType | None = sys._getframe(1)
-    by_engine = False  # the frame has called the engine
+    called_engine = False
     while frame is not None:
         code = frame.f_code
-        by_checkpoint = code.co_filename == torch.utils.checkpoint.__file__
-        is_the_backward = by_engine and code.co_name == "backward"
-        if by_checkpoint and code.co_name in _RERUNNING and not is_the_backward:
+        in_checkpoint = code.co_filename == torch.utils.checkpoint.__file__
+        is_backward_pass = called_engine and code.co_name == "backward"
+        if in_checkpoint and code.co_name in _RECOMPUTING and not is_backward_pass:
             return frame
-        by_engine = code is _ENGINE or (by_engine and code.co_filename == torch.autograd.__file__)
+        called_engine = code is _torch.ENGINE_CODE or (
+            called_engine and code.co_filename == torch.autograd.__file__
+        )
         frame = frame.f_back
     return None

@@ -1,7 +1,7 @@
-"""The dispatch mode: every operator that really runs, seen once, priced and booked.
+"""Dispatch mode that records the cost of every executed operator.
 
-Never raises into the user's run, never keeps a tensor. What an overload needs is decided once,
-in ``_decide``; afterwards a call costs one look-up by signature and one increment.
+It never raises into the user's program and never keeps a tensor. What an overload needs is decided
+when it is met for the first time. Each later call costs one look-up by signature and one increment.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.nested._internal.nested_tensor import NestedTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from dispatch_flops import _torch
+from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload, TorchDispatchMode
 from dispatch_flops.counting import meta_tensors
-from dispatch_flops.counting.higher_order import HANDLERS, Handler, HigherOrderContext
+from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.module_tracker import Tracker
+from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.signatures import all_strided, call_signature, signature_of
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
-from dispatch_flops.counting.thread_state import ModulePhase
+from dispatch_flops.counting.thread_state import ThreadState
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import METADATA, CallCost, price
@@ -29,24 +30,34 @@ from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import ZERO
 
-_sequence_nr = torch._C._autograd._get_sequence_nr
-_graph_task = torch._C._current_graph_task_id
+_sequence_nr = _torch.sequence_nr
+_graph_task = _torch.graph_task_id
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _TIMES_NUMBER = torch.ops.aten.mul.Scalar
-# torch finds the shape of a sum or product with a tangent that is all zero by these, on the meta
-# device, while the mode is on.
+# torch infers the shape of a sum or product with a zero tangent by these, on the meta device,
+# while the mode is on.
 _SHAPES_OF_ZEROS = frozenset(("prims.add.default", "prims.mul.default", "prims.div.default"))
-_LIMIT = 8192  # signatures kept before the books are folded
+# Kernels that run whole layers; those of composite operators and of libraries are told apart.
+_RUNS_OPERATORS = frozenset(
+    ("aten._transformer_encoder_layer_fwd.default", "aten._native_multi_head_attention.default")
+)
+_LIMIT = 8192  # signatures kept before all are dropped
+
+Strategy = Callable[["CountingMode", "Plan", Any, dict[str, Any]], Any]
+
+
+def _no_parts(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What is to be done when one overload reaches the mode.
+    """What to do when one overload reaches the mode.
 
-    call: runs it. special: needs more than being run and booked (see ``_special``).
-    fixed: the entry of every call, where signatures make no difference.
+    call: runs the operator. fixed: the cost of every call, where signatures make no difference.
+    strategy: takes the place of running and recording the operator; None for most operators.
+    parts: runs the operators that a composite operator consists of.
     """
 
     func: Any
@@ -55,25 +66,23 @@ class Plan:
     rule: Rule | None
     fixed: CallCost | None = None
     cache: dict[Any, CallCost] = field(default_factory=dict)
-    special: bool = False
-    metadata: bool = False
-    of_zeros: bool = False
-    composite: bool = False
+    strategy: Strategy | None = None
+    parts: Callable[..., Any] = _no_parts
     reads_data: bool = False
-    handler: Handler | None = None
 
 
-class _Wrapper(threading.local):
-    """Where a thread is at operators on wrapper subclasses: how deep, and which is handed over."""
+class _SubclassState(threading.local):
+    """Operators on tensor subclasses that a thread runs: how many, and which one it hands over."""
 
     depth = 0
-    desugaring: Any = None
+    handed_over: Any = None
 
 
 class CountingMode(TorchDispatchMode):
-    """Books every operator under the place that ``tracker`` names.
+    """Dispatch mode that records the cost of every operator where ``tracker`` attributes it.
 
-    on_full: called when many signatures have been met, to fold the books.
+    on_full: called when the number of known signatures reaches its limit.
+    timer: measures the operators; None: their time is not taken.
     """
 
     supports_higher_order_operators = True
@@ -84,51 +93,55 @@ class CountingMode(TorchDispatchMode):
         conventions: Conventions,
         own_rules: Mapping[Any, Rule],
         on_full: Callable[[], None],
+        timer: OperatorTimer | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.times_operators = False  # of the instance: asked at every operator, and found sooner
+        self.higher_order = HigherOrderState()
+        self._timer = timer
         self._tracker = tracker
         self._local = tracker.local
         self._conventions = conventions
         self._own_rules = own_rules
         self._on_full = on_full
         self._plans: dict[Any, Plan] = {}
-        registry.watch(self)
         self._signatures = 0
         self._plain_types: set[tuple[type, ...]] = set()
-        self._wrapper = _Wrapper()
-        self.higher_order = HigherOrderContext(self, tracker, conventions, own_rules)
+        self._subclass = _SubclassState()
+        registry.watch(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # The default wraps __torch_dispatch__ so that torch._dynamo is imported on the first
-        # operator. The stance that the counter sets does what that wrapper is for.
+        # The default wraps __torch_dispatch__, which imports torch._dynamo on the first operator.
+        # The stance that the counter sets serves the same purpose.
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        # Else torch.compile, where the stance lets it work at all, gives its code up for good.
+        # Otherwise torch.compile, where the stance permits it at all, drops its code for good.
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        timer = self._timer
+        if timer is not None and timer.begin():
+            try:
+                return self.__torch_dispatch__(func, types, args, kwargs)
+            finally:
+                timer.end()
         plan = self._plans.get(func)
         if plan is None:
             plan = self._decide(func)
-        if plan.special or (types and (self._wrapper.depth or types not in self._plain_types)):
-            done, out = self._special(plan, types, args, kwargs or {})
-            if done:
-                return out
-        else:
-            out = plan.call(*args, **kwargs) if kwargs else plan.call(*args)
+        if plan.strategy is not None or (
+            types and (self._subclass.depth or types not in self._plain_types)
+        ):
+            return self._dispatch_specially(plan, types, args, kwargs or {})
+        out = plan.call(*args, **kwargs) if kwargs else plan.call(*args)
+        # What follows is ``_record`` for a signature that is known, written out: a function call
+        # more is 2 % of what the mode adds to an operator.
         try:
-            thread = self._local.thread
-        except AttributeError:
-            thread = self._tracker.join_thread()
-        entry = plan.fixed
-        if entry is None:
-            try:
-                # Written out for the commonest call: two tensors, as in every residual and product.
-                if (
+            thread: ThreadState = self._local.thread
+            cost = plan.fixed
+            if cost is None:
+                if (  # two tensors, as in every residual connection and product
                     len(args) == 2
                     and not kwargs
                     and (a := args[0]).__class__ is _Tensor
@@ -137,34 +150,30 @@ class CountingMode(TorchDispatchMode):
                     key: Any = (a.shape, a.dtype, a.layout, b.shape, b.dtype, b.layout)
                 else:
                     key = call_signature(args, kwargs, thread.param_sink)
-                entry = plan.cache[key]
-            except KeyError:
-                entry = self._price(plan, key, args, kwargs or {}, out)
-            except (TypeError, RuntimeError):  # no hash, or (nested tensors) no shape
-                entry = self._price(plan, None, args, kwargs or {}, out)
-        elif args and args[0].__class__ is _Parameter:
-            thread.param_sink.add(id(args[0]))
+                cost = plan.cache[key]
+            elif args and args[0].__class__ is _Parameter:
+                thread.param_sink.add(id(args[0]))
+        except (AttributeError, KeyError, TypeError, RuntimeError):
+            self._record(plan, args, kwargs or {}, out)
+            return out
         task = _graph_task()
-        place = thread.current
-        if task != -1 or place is None:
-            place = self._tracker.locate(thread, task)
-        place.counts[entry] += 1
-        if self.times_operators:
-            self._book_time(place, entry)
+        module_phase = thread.current
+        if task != -1 or module_phase is None:
+            module_phase = self._tracker.locate(thread, task)
+        module_phase.counts[cost] += 1
+        if timer is not None:
+            timer.record(module_phase, cost)
         thread.last_seq = _sequence_nr()
         return out
 
-    def _book_time(self, place: ModulePhase, entry: CallCost) -> None:
-        """Book the time of the operator that just ran, where it is taken."""
-
     def leave(self) -> None:
-        """Leave, also from under modes that were entered later: they stay.
+        """Leave the mode, and keep the modes that were entered later.
 
         ``TorchDispatchMode.__exit__`` takes off whichever mode is on top.
         """
-        stack = _get_current_dispatch_mode_stack()
-        place = next(i for i, mode in enumerate(stack) if mode is self)
-        above = stack[place + 1 :]
+        stack = _torch.modes_in_force()
+        position = next(i for i, mode in enumerate(stack) if mode is self)
+        above = stack[position + 1 :]
         for mode in reversed(above):
             TorchDispatchMode.__exit__(mode, None, None, None)
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -174,27 +183,39 @@ class CountingMode(TorchDispatchMode):
     # -- deciding -------------------------------------------------------------------------------
 
     def rules_changed(self) -> None:
-        """Rules were added or removed: plans have to be made anew."""
+        """Drop all plans: rules were added or removed."""
         self._plans.clear()
 
     def _decide(self, func: Any) -> Plan:
-        """The plan of an overload met for the first time."""
+        """Return the plan of an overload that is met for the first time."""
         if isinstance(func, HigherOrderOperator):
             plan = self._plan_higher_order(func)
         else:
             plan = self._plan_operator(func)
+        if self._timer is not None:
+            self._timer.disregard_reach()
+            is_free = plan.fixed is not None and plan.fixed.kind == "free"
+            plan.call = self._timer.timed(plan.call, is_free=is_free)
+        if plan.reads_data:
+            plan.call = meta_tensors.with_advice(plan.call, func, self._conventions.meta_value)
         self._plans[func] = plan
         return plan
 
     def _plan_operator(self, func: OpOverload) -> Plan:
         rule = registry.lookup(func, self._own_rules)
         plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
-        plan.metadata = plan.name in METADATA
-        if rule is None or rule.builtin:
-            plan.composite = _is_composite(func)
         plan.reads_data = meta_tensors.reads_data(func)
-        plan.of_zeros = func is _TIMES_NUMBER or plan.name in _SHAPES_OF_ZEROS
-        plan.special = plan.metadata or plan.composite or plan.reads_data or plan.of_zeros
+        if _runs_operators(func):
+            plan.call = _torch.with_autocast(plan.call, func)
+        if plan.name in METADATA:
+            plan.strategy = _call_through
+        elif (rule is None or rule.builtin) and _is_composite(func):
+            plan.strategy = _decompose
+            plan.parts = _torch.with_autocast(partial(_torch.run_taken_apart, func), func)
+        elif func is _TIMES_NUMBER:
+            plan.strategy = _multiply
+        elif plan.name in _SHAPES_OF_ZEROS:
+            plan.strategy = _infer_shape
         if rule is None:
             plan.fixed = CallCost(plan.name, "unknown")
         elif rule.kind == "free" and (func.is_view or not rule.moves):
@@ -204,102 +225,123 @@ class CountingMode(TorchDispatchMode):
     def _plan_higher_order(self, func: HigherOrderOperator) -> Plan:
         rule = registry.lookup(func, self._own_rules)
         plan = Plan(func, registry.name_of(func), func, rule)
-        plan.handler = HANDLERS.get(func.name()) if plan.rule is None else None
-        plan.special = True
-        if plan.rule is None:
+        if rule is None:
             plan.fixed = CallCost(plan.name, "unknown")
+            if func.name() in HANDLERS:
+                plan.strategy = _handle_higher_order
         return plan
 
-    # -- everything that is not an operator on plain tensors ---------------------------------------
+    # -- strategies and tensor subclasses -------------------------------------------------------
 
-    def _special(
-        self, plan: Plan, types: Any, args: Any, kwargs: dict[str, Any]
-    ) -> tuple[bool, Any]:
-        """Runs the call; (True, result) if nothing is left to book."""
-        func = plan.func
-        if plan.metadata:
-            return True, func(*args, **kwargs)
-        if types and not self._are_plain(types):
-            if is_traced(types):
-                return True, func(*args, **kwargs)
-            return self._on_wrapper(plan, types, args, kwargs)
-        if self._wrapper.depth and types and in_sharding_propagation():
-            return True, func(*args, **kwargs)
-        if plan.handler is not None:
-            return True, plan.handler(self.higher_order, func, args, kwargs)
-        if plan.composite and not _has_nested_kernel(func, args, kwargs):
-            with self:
-                out = _take_apart(func, args, kwargs)
-            if out is not NotImplemented:
-                return True, out
-        if plan.of_zeros and (zeros := _of_zeros(func, args)) is not None:
-            return True, zeros
-        if plan.reads_data:
-            return False, meta_tensors.run(
-                plan.call, func, args, kwargs, self._conventions.meta_value
-            )
-        return False, plan.call(*args, **kwargs)
+    def _dispatch_specially(self, plan: Plan, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if self._timer is not None:
+            self._timer.disregard_reach()
+        if types and plan.strategy is not _call_through:
+            if not self._are_plain(types):
+                return self._dispatch_on_subclass(plan, types, args, kwargs)
+            if self._subclass.depth and in_sharding_propagation():
+                return plan.func(*args, **kwargs)
+        if plan.strategy is not None:
+            return plan.strategy(self, plan, args, kwargs)
+        return self.run_and_record(plan, args, kwargs)
 
     def _are_plain(self, types: tuple[type, ...]) -> bool:
         if types in self._plain_types:
             return True
-        plain = not is_wrapper(types)
-        if plain:
+        is_plain = not is_wrapper(types)
+        if is_plain:
             self._plain_types.add(types)
-        return plain
+        return is_plain
 
-    def _on_wrapper(
+    def _dispatch_on_subclass(
         self, plan: Plan, types: Any, args: Any, kwargs: dict[str, Any]
-    ) -> tuple[bool, Any]:
-        """A wrapper subclass runs on tensors of its own: those operators are what counts,
-        unless the user asks for the logical one.
+    ) -> Any:
+        """Run an operator on a wrapper subclass and count the operators on its inner tensors.
 
-        The subclass sees the operator because this mode, entered again, steps aside for it.
+        With ``subclass="logical"``, or where the user registered a formula, the operator itself is
+        recorded. Otherwise the mode enters itself again and returns NotImplemented, which hands
+        the operator over to the subclass while the mode is on.
         """
         func = plan.func
-        logical = self._conventions.subclass == "logical" and not _is_nested(types)
+        if is_traced(types):
+            return func(*args, **kwargs)
         self._tracker.join_thread().param_sink.update(
             id(t) for t in tensors_in((args, kwargs)) if isinstance(t, _Parameter)
         )
         if plan.rule is not None and not plan.rule.builtin:
-            return False, plan.call(*args, **kwargs)
-        if self._wrapper.desugaring is func:
-            self._wrapper.desugaring = None
-            return True, NotImplemented
-        if plan.composite and not _is_nested(types):
+            return self.run_and_record(plan, args, kwargs)
+        if self._subclass.handed_over is func:
+            self._subclass.handed_over = None
+            return NotImplemented
+        is_nested = any(issubclass(cls, NestedTensor) for cls in types)
+        if plan.strategy is _decompose and not is_nested:
             with self:
-                out = _take_apart(func, args, kwargs)
+                out = plan.parts(*args, **kwargs)
             if out is not NotImplemented:
-                return True, out
-        if logical:
-            return False, plan.call(*args, **kwargs)
-        self._wrapper.depth += 1
-        self._wrapper.desugaring = func
+                return out
+        if self._conventions.subclass == "logical" and not is_nested:
+            return self.run_and_record(plan, args, kwargs)
+        self._subclass.depth += 1
+        self._subclass.handed_over = func
         try:
             with self:
-                return True, func(*args, **kwargs)
+                return func(*args, **kwargs)
         finally:
-            self._wrapper.depth -= 1
-            self._wrapper.desugaring = None
+            self._subclass.depth -= 1
+            self._subclass.handed_over = None
 
-    # -- pricing ----------------------------------------------------------------------------------
+    def handle_higher_order(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a higher-order operator by its handler."""
+        context = HigherOrderContext(
+            self, self._tracker, self._conventions, self._own_rules, self.higher_order
+        )
+        return HANDLERS[func.name()](context, func, args, kwargs)
 
-    def _price(self, plan: Plan, key: Any, args: Any, kwargs: dict[str, Any], out: Any) -> CallCost:
-        rule = plan.rule
-        assert rule is not None
-        if plan.reads_data and key is not None:
-            # What it read and wrote hangs on how large its result is: such a key is never asked
-            # for without that, so that every call comes here.
-            key = (key, signature_of(out, set()))
+    # -- recording --------------------------------------------------------------------------------
+
+    def run_and_record(self, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run the operator and record its cost; return its result."""
+        out = plan.call(*args, **kwargs)
+        self._record(plan, args, kwargs, out)
+        return out
+
+    def _record(self, plan: Plan, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Record a call that has just returned ``out``."""
+        thread = self._tracker.join_thread()
+        cost = plan.fixed
+        if cost is None:
+            cost = self._cost_of(plan, thread, args, kwargs, out)
+        elif args and isinstance(args[0], _Parameter):
+            thread.param_sink.add(id(args[0]))
+        module_phase = self._tracker.here()
+        module_phase.counts[cost] += 1
+        if self._timer is not None:
+            self._timer.record(module_phase, cost)
+        thread.last_seq = _sequence_nr()
+
+    def _cost_of(
+        self, plan: Plan, thread: ThreadState, args: Any, kwargs: dict[str, Any], out: Any
+    ) -> CallCost:
+        """Return the cost of a call, by its signature where it has one."""
+        assert plan.rule is not None
+        key: Any = None
+        try:
+            key = call_signature(args, kwargs, thread.param_sink)
+            if plan.reads_data:
+                # The size of its result depends on values. A key with the signature of the result
+                # is never asked for in ``__torch_dispatch__``: every call comes here.
+                key = (key, signature_of(out, set()))
             if key in plan.cache:
                 return plan.cache[key]
-        entry = price(plan.name, plan.func, rule, args, kwargs, out, self._conventions)
-        if self._signatures >= _LIMIT and not self.higher_order.aside:
+        except (TypeError, RuntimeError):  # not hashable, or (nested tensors) without a shape
+            key = None
+        cost = price(plan.name, plan.func, plan.rule, args, kwargs, out, self._conventions)
+        if self._signatures >= _LIMIT and not self.higher_order.deferring:
             self._forget_signatures()
         self._signatures += 1
-        if key is not None and rule.cacheable and all_strided(args, kwargs):
-            plan.cache[key] = entry
-        return entry
+        if key is not None and plan.rule.cacheable and all_strided(args, kwargs):
+            plan.cache[key] = cost
+        return cost
 
     def _forget_signatures(self) -> None:
         for plan in list(self._plans.values()):
@@ -308,51 +350,68 @@ class CountingMode(TorchDispatchMode):
         self._on_full()
 
 
-def _is_composite(func: OpOverload) -> bool:
-    """True if ``func`` is made of other operators, and has no kernel of its own."""
-    try:
-        if not func._can_decompose():
-            return False
-    except RuntimeError:  # torch has no such operator by that name: prim.device, aten.sym_size
-        return False
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return not any(has_kernel(func.name(), key) for key in ("CPU", "CUDA"))
+# -- strategies --------------------------------------------------------------------------------
 
 
-def _take_apart(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Runs what ``func`` is made of, as it runs without a mode: torch's own kernel for it.
-
-    ``OpOverload.decompose`` prefers a Python one, written for compilers, where there is one: with
-    other operators, and other roundings.
-    """
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE.name):
-        return func._op_dk(_COMPOSITE, *args, **kwargs)
-    return func.decompose(*args, **kwargs)
+def _call_through(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Answer a question about a tensor's metadata; such calls are not recorded."""
+    return plan.func(*args, **kwargs)
 
 
-def _has_nested_kernel(func: OpOverload, args: Any, kwargs: Any) -> bool:
-    """True if a nested tensor takes part and the operator has a kernel for it."""
-    if not any(t.is_nested for t in tensors_in((args, kwargs))):
-        return False
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return any(has_kernel(func.name(), key) for key in ("NestedTensorCPU", "NestedTensorCUDA"))
+def _decompose(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run the operators that a composite operator consists of under the mode."""
+    if not _has_nested_kernel(plan.func, args, kwargs):
+        with mode:
+            out = plan.parts(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
+    return mode.run_and_record(plan, args, kwargs)
 
 
-def _of_zeros(func: OpOverload, args: Any) -> torch.Tensor | None:
-    """The result of a call that forward-mode differentiation makes with tangents that are zero
-    throughout, and that computes nothing; None for any other call.
-    """
-    if func is not _TIMES_NUMBER:
-        out: torch.Tensor | None = func(*args) if all(t.is_meta for t in tensors_in(args)) else None
-        return out
-    zeros, number = args
-    if not zeros._is_zerotensor():
-        return None
-    # Below a mode torch itself dies of this call: it hands it on to itself without end.
-    return torch._efficientzerotensor(
-        zeros.shape, dtype=torch.result_type(zeros, number), device=zeros.device
+def _multiply(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Multiply a tensor by a number; the product with a zero tangent computes nothing."""
+    tensor, number = args
+    if not tensor._is_zerotensor():
+        return mode.run_and_record(plan, args, kwargs)
+    # Below a mode torch recurses infinitely in this call.
+    return _torch.efficient_zeros(
+        tensor.shape, dtype=torch.result_type(tensor, number), device=tensor.device
     )
 
 
-def _is_nested(types: tuple[type, ...]) -> bool:
-    return any(issubclass(cls, NestedTensor) for cls in types)
+def _infer_shape(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator by which torch infers the shape of a zero tangent: it computes nothing."""
+    if all(tensor.is_meta for tensor in tensors_in(args)):
+        return plan.func(*args)
+    return mode.run_and_record(plan, args, kwargs)
+
+
+def _handle_higher_order(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run a higher-order operator so that the functions given to it are counted."""
+    return mode.handle_higher_order(plan.func, args, kwargs)
+
+
+def _is_composite(func: OpOverload) -> bool:
+    """True if ``func`` is made of other operators, and has no kernel of its own."""
+    if not _torch.is_decomposable(func):
+        return False
+    return not any(_torch.has_kernel(func.name(), key) for key in ("CPU", "CUDA"))
+
+
+def _runs_operators(func: OpOverload) -> bool:
+    """Return True if the operator's kernel may run other operators, which autocast may cast."""
+    name = func.name()
+    return (
+        str(func) in _RUNS_OPERATORS
+        or func.namespace not in ("aten", "prim", "prims")
+        or (_torch.has_kernel(name, "CompositeExplicitAutograd") and not func.is_view)
+        or not any(_torch.has_kernel(name, key) for key in ("CPU", "CUDA"))
+    )
+
+
+def _has_nested_kernel(func: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Return True if a nested tensor takes part and the operator has a kernel for it."""
+    if not any(t.is_nested for t in tensors_in((args, kwargs))):
+        return False
+    keys = ("NestedTensorCPU", "NestedTensorCUDA")
+    return any(_torch.has_kernel(func.name(), key) for key in keys)

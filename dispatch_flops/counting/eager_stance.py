@@ -1,4 +1,4 @@
-"""Compiled callables run their eager code inside a counter's block, and stay compiled.
+"""Let compiled callables run their eager code while a counter is active, and stay compiled.
 
 Left to itself, torch.compile gives compiled code up for good when it meets a dispatch mode. A
 stance tells it to step aside instead. The stance is of the whole process: compiled callables in
@@ -17,7 +17,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, cast
 
-_DYNAMO = "torch._dynamo"
+from dispatch_flops import _torch
+
+_DYNAMO = _torch.DYNAMO
 
 
 @contextmanager
@@ -64,12 +66,10 @@ class _Shared:
 
 
 def _take_stance() -> Callable[[], None]:
-    from torch._dynamo import eval_frame
-
-    prior = eval_frame._set_stance(_Stance(eval_frame._stance))  # type: ignore[arg-type]
+    prior = _torch.set_stance(_Stance(_torch.current_stance()))
 
     def restore() -> None:
-        eval_frame._set_stance(prior)
+        _torch.set_stance(prior)
 
     return restore
 
@@ -107,18 +107,11 @@ class _Stance:
 
     @property
     def stance(self) -> str:
-        return str(self._prior.stance) if _in_higher_order_operator() else "force_eager"
+        return str(self._prior.stance) if _torch.compiles_higher_order_operator() else "force_eager"
 
     @property
     def backend(self) -> Any:
-        return self._prior.backend if _in_higher_order_operator() else None
-
-
-def _in_higher_order_operator() -> bool:
-    from torch._higher_order_ops import utils
-
-    asked = getattr(utils, "_in_hop_compile", None)
-    return asked is not None and bool(asked())
+        return self._prior.backend if _torch.compiles_higher_order_operator() else None
 
 
 class _ImportWatch(MetaPathFinder):

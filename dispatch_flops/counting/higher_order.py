@@ -1,9 +1,9 @@
-"""Higher-order operators: the functions given to them run under the mode, so what runs counts.
+"""Count the functions that higher-order operators such as ``torch.cond`` and ``scan`` run.
 
-A handler is called as ``handler(host, op, args, kwargs)`` with the mode off, in place of the
-operator, and returns its result. What the operator itself does between the functions' calls
-(stacking, slicing) is no arithmetic. An operator without a handler runs as it is and is listed
-as unknown; one with a formula needs no handler.
+A handler is called as ``handler(context, op, args, kwargs)`` in place of the operator, with the
+mode off, and returns the operator's result. It runs the functions under the mode. What the
+operator does between them (stacking, slicing) is not arithmetic. An operator without a handler
+runs as it is and is listed as unknown; one with a formula needs no handler.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._C import DispatchKey  # type: ignore[attr-defined]
-from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dispatch_flops import _torch
+from dispatch_flops._torch import DispatchKey, FakeTensor, HigherOrderOperator, TorchDispatchMode
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators import registry
@@ -32,93 +31,101 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
-class Tally:
-    """Calls held back until it is known how often they count."""
+class DeferredCalls:
+    """Calls that are recorded once it is known how often they count."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[ModulePhase, CallCost, int]] = []
 
-    def take(self, place: ModulePhase) -> None:
-        self._calls += [(place, entry, calls) for entry, calls in place.counts.items()]
+    def take(self, module_phase: ModulePhase) -> None:
+        """Add the calls that are recorded there."""
+        self._calls += [(module_phase, cost, calls) for cost, calls in module_phase.counts.items()]
 
     def flops(self) -> int:
+        """Return the FLOPs of all calls, each counted once."""
         return sum(
             calls * cost.flops
-            for place, entry, calls in self._calls
-            for _, _, cost in entry.parts(place.phase)
+            for module_phase, call_cost, calls in self._calls
+            for _, _, cost in call_cost.parts(module_phase.phase)
         )
 
-    def book(self, times: int = 1) -> None:
-        for place, entry, calls in self._calls:
-            place.counts[entry] += calls * times
+    def record(self, times: int = 1) -> None:
+        """Record every call ``times`` times."""
+        for module_phase, cost, calls in self._calls:
+            module_phase.counts[cost] += calls * times
 
 
-class HigherOrderContext:
-    """What handlers need of the counting host.
+@dataclass(slots=True)
+class HigherOrderState:
+    """What the higher-order operators of a run leave behind.
 
-    aside: tallies that are being taken just now. notes: what the profile's reader should know.
+    deferring: blocks of ``HigherOrderContext.defer`` that are open. notes: for the profile.
     """
 
-    def __init__(
-        self,
-        mode: TorchDispatchMode,
-        tracker: Tracker,
-        conventions: Conventions,
-        own_rules: Mapping[Any, Rule],
-    ) -> None:
-        self.aside = 0
-        self.notes: dict[str, None] = {}
-        self._mode = mode
-        self._tracker = tracker
-        self._conventions = conventions
-        self._own_rules = own_rules
+    deferring: int = 0
+    notes: dict[str, None] = field(default_factory=dict)
 
-    def under(self, body: Body) -> Body:
-        """``body``, counted."""
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self._tracker.in_bodies += 1
+@dataclass(frozen=True, slots=True)
+class HigherOrderContext:
+    """What the handler of one higher-order operator call works with."""
+
+    mode: TorchDispatchMode
+    tracker: Tracker
+    conventions: Conventions
+    own_rules: Mapping[Any, Rule]
+    state: HigherOrderState
+
+    def counted(self, body: Body) -> Body:
+        """Return ``body`` so that its operators are counted."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.tracker.subgraph_depth += 1
             try:
-                with self._mode:
+                with self.mode:
                     return body(*args, **kwargs)
             finally:
-                self._tracker.in_bodies -= 1
+                self.tracker.subgraph_depth -= 1
 
-        return counted
+        return run
+
+    def note(self, text: str) -> None:
+        """Add a note to the profile, once."""
+        self.state.notes[text] = None
 
     @contextmanager
-    def set_aside(self) -> Iterator[Tally]:
-        """What this thread counts inside goes into a tally, not into the books."""
-        thread = self._tracker.join_thread()
-        saved = {place: place.counts for place in thread.places.values()}
-        for place in saved:
-            place.counts = defaultdict(int)
-        tally = Tally()
-        self.aside += 1
+    def defer(self) -> Iterator[DeferredCalls]:
+        """Collect the calls that this thread makes in the block instead of recording them."""
+        thread = self.tracker.join_thread()
+        saved = {found: found.counts for found in thread.module_phases.values()}
+        for module_phase in saved:
+            module_phase.counts = defaultdict(int)
+        deferred = DeferredCalls()
+        self.state.deferring += 1
         try:
-            yield tally
+            yield deferred
         finally:
-            self.aside -= 1
-            for place in thread.places.values():
-                tally.take(place)
-                place.counts = saved.get(place) or defaultdict(int)
+            self.state.deferring -= 1
+            for module_phase in thread.module_phases.values():
+                deferred.take(module_phase)
+                module_phase.counts = saved.get(module_phase) or defaultdict(int)
 
-    def book_unknown(self, name: str, error: str) -> None:
-        """An operator ran whose cost is not known."""
-        self._book(CallCost(name, "unknown", error=error))
+    def record_unknown(self, name: str, error: str) -> None:
+        """Record a call of an operator whose cost is not known."""
+        self._record(CallCost(name, "unknown", error=error))
 
-    def book_kernel(self, kernel: Any, kwargs: dict[str, Any], out: Any) -> None:
-        """A user's kernel ran; its formula, if there is one, is called with its arguments."""
+    def record_kernel(self, kernel: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Record a launch of a user's kernel; its formula is called with the kernel's arguments."""
         inner = getattr(kernel, "fn", kernel)  # what an autotuner wraps
-        rule = registry.lookup(kernel, self._own_rules) or registry.lookup(inner, self._own_rules)
+        rule = registry.lookup(kernel, self.own_rules) or registry.lookup(inner, self.own_rules)
         name = f"triton.{getattr(kernel, '__name__', None) or registry.name_of(inner)}"
         if rule is None:
-            self._book(CallCost(name, "unknown"))
+            self._record(CallCost(name, "unknown"))
         else:
-            self._book(price(name, kernel, rule, (), kwargs, out, self._conventions))
+            self._record(price(name, kernel, rule, (), kwargs, out, self.conventions))
 
-    def _book(self, entry: CallCost) -> None:
-        self._tracker.here().counts[entry] += 1
+    def _record(self, cost: CallCost) -> None:
+        self.tracker.here().counts[cost] += 1
 
 
 Handler = Callable[[HigherOrderContext, HigherOrderOperator, Args, Kwargs], Any]
@@ -128,29 +135,29 @@ Handler = Callable[[HigherOrderContext, HigherOrderOperator, Args, Kwargs], Any]
 
 
 def _counting(*positions: int) -> Handler:
-    """The operator itself, with the functions at these positions counted."""
+    """Run the operator, and count the functions at these positions of its arguments."""
 
-    def handler(host: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
+    def handler(context: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
         counted = list(args)
         for position in positions:
-            counted[position] = host.under(args[position])
+            counted[position] = context.counted(args[position])
         return op(*counted, **kwargs)
 
     return handler
 
 
 def _inlined(call: Body) -> Handler:
-    """``call``, counted, in place of an operator that does nothing beside it."""
+    """Run ``call`` and count it, for an operator that does nothing else."""
 
-    def handler(host: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
-        return host.under(call)(*args, **kwargs)
+    def handler(context: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
+        return context.counted(call)(*args, **kwargs)
 
     return handler
 
 
-def _by_its_own_kernel(host: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The operator's own implementation, all of it counted."""
-    return host.under(op.py_kernels[DispatchKey.CompositeExplicitAutograd])(*args, **kwargs)
+def _by_its_own_kernel(context: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Run the operator's own implementation and count all of it."""
+    return context.counted(op.py_kernels[DispatchKey.CompositeExplicitAutograd])(*args, **kwargs)
 
 
 def _invoke_subgraph(subgraph: Body, _identifier: Any, *operands: Any) -> Any:
@@ -166,46 +173,47 @@ def _quantised(subgraph: Body, *operands: Any, **_options: Any) -> Any:
 # -- control flow --------------------------------------------------------------------------------
 
 
-def _cond(host: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The branch taken; where the predicate has no data, the costlier of the two."""
+def _cond(context: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Count the branch taken; without data in the predicate, the branch with more FLOPs."""
     pred, on_true, on_false, operands = args
     if not has_no_data(pred):
-        return op(pred, host.under(on_true), host.under(on_false), operands)
-    tallies: list[Tally] = []
+        return op(pred, context.counted(on_true), context.counted(on_false), operands)
+    branches: list[DeferredCalls] = []
 
-    def aside(branch: Body) -> Body:
+    def deferred(branch: Body) -> Body:
         def run(*values: Any) -> Any:
-            with host.set_aside() as tally:
-                out = host.under(branch)(*values)
-            tallies.append(tally)
+            with context.defer() as calls:
+                out = context.counted(branch)(*values)
+            branches.append(calls)
             return out
 
         return run
 
     if isinstance(pred, FakeTensor):
-        out = op(pred, aside(on_true), aside(on_false), operands)  # runs both to compare them
+        out = op(pred, deferred(on_true), deferred(on_false), operands)  # runs both
     else:
-        out = aside(on_true)(*operands)
-        aside(on_false)(*operands)
-    max(tallies, key=lambda tally: tally.flops()).book()
-    host.notes["cond without data: the costlier branch is counted"] = None
+        out = deferred(on_true)(*operands)
+        deferred(on_false)(*operands)
+    max(branches, key=DeferredCalls.flops).record()
+    context.note("cond without data: the costlier branch is counted")
     return out
 
 
-def _while_loop(host: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Every turn; where the condition has no data, one turn, as a lower bound."""
+def _while_loop(context: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Count every iteration; without data in the condition one, which is a lower bound."""
     condition, body, carried, additional = args[:4]
     values = (*carried, *additional)
     if not any(has_no_data(value) for value in values):
-        return op(host.under(condition), host.under(body), *args[2:], **kwargs)
-    host.book_unknown(
-        "higher_order.while_loop", "the number of turns needs data: one turn is counted"
+        return op(context.counted(condition), context.counted(body), *args[2:], **kwargs)
+    context.record_unknown(
+        "higher_order.while_loop",
+        "the number of iterations depends on data: one iteration is counted",
     )
     if any(isinstance(value, FakeTensor) for value in values):
-        host.under(condition)(*values)
-        return op(condition, host.under(body), *args[2:], **kwargs)
-    host.under(condition)(*values)
-    out = host.under(body)(*values)
+        context.counted(condition)(*values)
+        return op(condition, context.counted(body), *args[2:], **kwargs)
+    context.counted(condition)(*values)
+    out = context.counted(body)(*values)
     return _stacked_once(out) if "stack" in op.name() else out
 
 
@@ -214,18 +222,19 @@ def _stacked_once(values: Any) -> tuple[Any, ...]:
 
 
 def _repeated(position: int) -> Handler:
-    """Every turn of scan and map, over the tensors at that position; fakes run one turn, which is
-    counted as often as it stands for.
+    """Count every iteration of scan and map over the tensors at that position.
+
+    Fake tensors run one iteration, which counts as many times as it stands for.
     """
 
-    def handler(host: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
+    def handler(context: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
         body = args[0]
         lists = [value for value in args[1:] if isinstance(value, (list, tuple))]
         if not any(isinstance(value, FakeTensor) for values in lists for value in values):
-            return op(host.under(body), *args[1:], **kwargs)
-        with host.set_aside() as tally:
-            out = op(host.under(body), *args[1:], **kwargs)
-        tally.book(int(args[position][0].shape[0]))
+            return op(context.counted(body), *args[1:], **kwargs)
+        with context.defer() as deferred:
+            out = op(context.counted(body), *args[1:], **kwargs)
+        deferred.record(int(args[position][0].shape[0]))
         return out
 
     return handler
@@ -234,17 +243,17 @@ def _repeated(position: int) -> Handler:
 # -- Triton ---------------------------------------------------------------------------------------
 
 
-def _triton_kernel(host: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A Triton kernel is priced by the formula registered on it, called with its arguments by name.
+def _triton_kernel(context: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Count a Triton kernel by the formula registered on it.
 
-    The formula also gets ``grid``, the programs launched.
+    The formula is called with the kernel's arguments by name, and with ``grid``, the number of
+    programs launched.
     """
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
     out = op(*args, **kwargs)
-    kernel = kernel_side_table.get_kernel(kwargs["kernel_idx"])
-    constants = kernel_side_table.get_constant_args(kwargs["constant_args_idx"])
-    host.book_kernel(kernel, {**constants, **kwargs["kwargs"], "grid": kwargs["grid"]}, out)
+    kernels = _torch.triton_kernels()
+    kernel = kernels.get_kernel(kwargs["kernel_idx"])
+    constants = kernels.get_constant_args(kwargs["constant_args_idx"])
+    context.record_kernel(kernel, {**constants, **kwargs["kwargs"], "grid": kwargs["grid"]}, out)
     return out
 
 

@@ -1,4 +1,4 @@
-"""Tensors that have a shape and no values: on the meta device, and fake ones."""
+"""Run operators on tensors that have a shape and no values: on the meta device, or fake."""
 
 from __future__ import annotations
 
@@ -6,53 +6,54 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
 from dispatch_flops.operators.tensors import has_no_data
 
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _UNTAGGED = frozenset(("aten::_pack_padded_sequence",))  # its lengths are data
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _GROUPED_MM = torch.ops.aten._grouped_mm.default
+_RUN_GROUPED_MM = _torch.kernel_of(_GROUPED_MM)
 _ADVICE = (
-    "dispatch_flops: {} reads values, and a tensor on the meta device (or a fake one) has none. "
-    "Give the model what it looks for in its data, such as a 4-D attention mask; or pass "
-    "meta_value=1 to FlopCounterMode, the answer to every value that is read; or run on real "
+    "dispatch_flops: {} reads values, but a tensor on the meta device (or a fake one) has none. "
+    "Pass the model what it derives from values, such as a 4-D attention mask; or pass "
+    "meta_value=1 to FlopCounterMode as the answer to every value that is read; or run on real "
     "tensors."
 )
 
 
 def reads_data(func: OpOverload) -> bool:
-    """True if the operator's result, or its result's shape, hangs on values."""
+    """Return True if the operator's result, or the result's shape, depends on values."""
     return any(tag in func.tags for tag in _TAGS) or func.name() in _UNTAGGED
 
 
-def run(
-    call: Callable[..., Any],
-    func: OpOverload,
-    args: Any,
-    kwargs: dict[str, Any],
-    meta_value: float | None,
-) -> Any:
-    """Runs ``call``, an operator that reads data; what it raises for lack of it says what to do.
+def with_advice(
+    call: Callable[..., Any], func: OpOverload, meta_value: float | None
+) -> Callable[..., Any]:
+    """Return ``call``, which reads values, so that its errors for lack of values say what to do.
 
-    meta_value: answers ``.item()`` and its like on tensors without data; None: nothing does.
+    meta_value: the answer of ``.item()`` and the like on tensors without values; None: they raise.
     """
-    if not any(has_no_data(value) for value in tree_leaves((args, kwargs))):
-        return call(*args, **kwargs)
-    if func is _ITEM and meta_value is not None:
-        return _as_scalar(meta_value, args[0].dtype)
-    try:
-        return call(*args, **kwargs)
-    except Exception as error:
-        error.add_note(_ADVICE.format(func))
-        raise
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not any(has_no_data(value) for value in _torch.tree_leaves((args, kwargs))):
+            return call(*args, **kwargs)
+        if func is _ITEM and meta_value is not None:
+            return _as_scalar(meta_value, args[0].dtype)
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            error.add_note(_ADVICE.format(func))
+            raise
+
+    return run
 
 
 def kernel(func: OpOverload) -> Callable[..., Any]:
-    """What runs the operator, also on the tensors without data that torch refuses there."""
-    return _grouped_mm if func is _GROUPED_MM else func._op
+    """Return what runs the operator, also on tensors without values that torch refuses."""
+    return _grouped_mm if func is _GROUPED_MM else _torch.kernel_of(func)
 
 
 def _grouped_mm(
@@ -62,9 +63,9 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Torch takes bfloat16 alone on the meta device: of other dtypes this is the shape."""
+    """Give the result's shape also for dtypes that torch refuses on the meta device."""
     if not has_no_data(a) or a.dtype is torch.bfloat16:
-        out: torch.Tensor = _GROUPED_MM._op(a, b, offs, bias, out_dtype)
+        out: torch.Tensor = _RUN_GROUPED_MM(a, b, offs, bias, out_dtype)
         return out
     out = (a[0] if a.dim() > b.dim() else a) @ (b[0] if b.dim() > a.dim() else b)
     if offs is not None and a.dim() == b.dim() == 2:

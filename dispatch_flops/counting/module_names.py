@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from dispatch_flops.counting.compiled_modules import WRAPPED, wrapped_module
 from dispatch_flops.counting.parameters import ParameterFacts, facts_of
 from dispatch_flops.operators.tensors import untraced
 from dispatch_flops.profile import OUTSIDE
-
-WRAPPED = "_orig_mod"
 
 
 @dataclass(slots=True, eq=False)
@@ -37,9 +36,9 @@ class ModuleName:
     fqn: str
     module: weakref.ref[nn.Module]
     parent: ModuleName | None
-    shared: bool = False
-    wrapper: bool = False
-    expert: bool = False
+    is_shared: bool = False
+    is_wrapper: bool = False
+    is_expert: bool = False
     class_name: str = ""
     remembered: tuple[ParameterFacts, ...] = ()
     edges: list[tuple[ModuleName, str]] = field(default_factory=list)
@@ -79,7 +78,7 @@ class ModuleNames:
     def known(self, module: nn.Module) -> ModuleName | None:
         """The place of a module that has one name, whoever calls it; None for all others."""
         named = self._by_id.get(id(module))
-        if named is None or named.shared or named.module() is not module:
+        if named is None or named.is_shared or named.module() is not module:
             return None
         return named
 
@@ -87,7 +86,7 @@ class ModuleNames:
         """The place of ``module``, now called from the last of ``callers`` (outermost first)."""
         named = self._by_id.get(id(module))
         if named is not None and named.module() is module:
-            if not named.shared:
+            if not named.is_shared:
                 return named
             return self._as_called(named, callers)
         return self._meet(module, callers[-1] if callers else None)
@@ -110,7 +109,7 @@ class ModuleNames:
 
     def experts(self) -> list[str]:
         """Names of the experts of mixtures."""
-        return [fqn for fqn, named in list(self.nodes.items()) if named.expert]
+        return [fqn for fqn, named in list(self.nodes.items()) if named.is_expert]
 
     def owners_of_parameters(self) -> dict[int, str]:
         """``{id of a parameter: name of the first module that holds it}``."""
@@ -141,13 +140,13 @@ class ModuleNames:
     def _add_below(self, above: ModuleName, name: str, child: nn.Module) -> ModuleName:
         """The place of a module that has none yet, held by ``above``."""
         if name == WRAPPED:
-            above.wrapper = True
+            above.is_wrapper = True
             below = self._named(child, above.fqn, above.parent)
             above.same_as = self._by_id[id(child)] = self.nodes[above.fqn] = below
         else:
             below = self._add(child, join(above.fqn, name), above)
         below.edges.append((above, name))
-        below.shared = above.shared
+        below.is_shared = above.is_shared
         return below
 
     def _hold_also(self, above: ModuleName, name: str, seen: ModuleName) -> None:
@@ -176,17 +175,17 @@ class ModuleNames:
         parent: ModuleName | None,
         *,
         same_as: ModuleName | None = None,
-        shared: bool = False,
-        wrapper: bool = False,
+        is_shared: bool = False,
+        is_wrapper: bool = False,
     ) -> ModuleName:
         holder = self.nodes[parent.fqn] if parent is not None else None
         return ModuleName(
             fqn,
             weakref.ref(module),
             holder,
-            shared=shared,
-            wrapper=wrapper,
-            expert=_is_expert(module, holder),
+            is_shared=is_shared,
+            is_wrapper=is_wrapper,
+            is_expert=_is_expert(module, holder),
             class_name=type(module).__name__,
             # The user holds the models that were given; of others nobody may.
             remembered=_facts(module) if self._adopting else (),
@@ -197,9 +196,9 @@ class ModuleNames:
         stack = [named]
         while stack:
             at = stack.pop()
-            if at.shared:
+            if at.is_shared:
                 continue
-            at.shared = True
+            at.is_shared = True
             module = at.module()
             for child in module._modules.values() if module is not None else ():
                 below = self._by_id.get(id(child)) if child is not None else None
@@ -245,7 +244,7 @@ class ModuleNames:
 
     def _alias(self, module: nn.Module, fqn: str, parent: ModuleName) -> ModuleName:
         itself = self._by_id.get(id(module))
-        named = self.nodes[fqn] = self._named(module, fqn, parent, same_as=itself, shared=True)
+        named = self.nodes[fqn] = self._named(module, fqn, parent, same_as=itself, is_shared=True)
         return named
 
     # -- modules that were not there at the start ---------------------------------------------
@@ -262,7 +261,7 @@ class ModuleNames:
         wrapped = self._wrapped_by(module)
         if wrapped is not None:
             named = self._by_id[id(module)] = self._named(
-                module, wrapped.fqn, wrapped.parent, same_as=wrapped, wrapper=True
+                module, wrapped.fqn, wrapped.parent, same_as=wrapped, is_wrapper=True
             )
             return named
         name = type(module).__name__
@@ -274,10 +273,8 @@ class ModuleNames:
 
     def _wrapped_by(self, module: nn.Module) -> ModuleName | None:
         """The place of what ``module`` is ``torch.compile``'s wrapper of, if that is known."""
-        if WRAPPED not in module._modules:  # TorchScript's has no get
-            return None
-        inner = module._modules[WRAPPED]
-        wrapped = self._by_id.get(id(inner))
+        inner = wrapped_module(module)
+        wrapped = self._by_id.get(id(inner)) if inner is not None else None
         return wrapped if wrapped is not None and wrapped.module() is inner else None
 
     def _held_by(self, module: nn.Module, caller: ModuleName) -> ModuleName | None:

@@ -1,10 +1,9 @@
-"""Whose work is it: the module and the phase of the operator that runs now.
+"""Attribute operators to a module and a phase.
 
-Forward: a stack of modules per thread, kept by global forward
-hooks. Backward: when an operator of the forward pass reaches the mode, its autograd node has
-its sequence number already, so a timeline "from sequence number s on, module m was at work"
-says for every backward node which module made it. No tensor or gradient hook is needed, and
-nothing is written on the user's modules.
+In forward, global forward hooks keep a stack of module calls per thread. When an operator of the
+forward pass reaches the mode, its autograd node already has its sequence number. A timeline of
+sequence numbers and modules therefore tells which module made each backward node. Neither tensor
+hooks nor gradient hooks are needed, and nothing is written on the user's modules.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import math
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import FrameType
 from typing import Any
@@ -29,14 +28,16 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from dispatch_flops.counting.checkpoints import held_by_checkpoint, rerun_by_checkpoint
+from dispatch_flops import _torch
+from dispatch_flops.counting.checkpoints import checkpoint_variables, recomputing_frame
 from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.observers import ModuleObserver
 from dispatch_flops.counting.python_frames import (
-    caller_of,
-    first_over,
-    is_over,
-    maker_by_parameters,
-    part_of_torch,
+    calling_frame,
+    first_ended,
+    has_returned,
+    named_part_of_torch,
+    owner_by_parameters,
 )
 from dispatch_flops.counting.thread_state import (
     ACCUMULATION,
@@ -44,44 +45,52 @@ from dispatch_flops.counting.thread_state import (
     AMBIGUOUS,
     NO_TASK,
     UNATTRIBUTED,
-    Frame,
     ModulePhase,
-    Thread,
+    OpenCall,
+    ThreadState,
 )
 from dispatch_flops.operators.tensors import tensors_in, untraced
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
-_sequence_nr = torch._C._autograd._get_sequence_nr
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_current_node = torch._C._current_autograd_node
-_graph_task = torch._C._current_graph_task_id
-_grad_enabled = torch.is_grad_enabled
+_sequence_nr = _torch.sequence_nr
+_saved_tensors_hooks = _torch.saved_tensors_hooks
+_current_node = _torch.current_node
+_graph_task = _torch.graph_task_id
+_is_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch.compiler.is_dynamo_compiling
 
 
 class Tracker:
     """Follows modules, backward passes and optimizers from ``start`` to ``stop``.
 
-    is_mode_on: set by who owns the mode; says whether it sees the calling thread's operators.
+    observers: are told of each module call and optimizer step.
+    is_mode_on: says whether a dispatch mode sees the operators of the calling thread. Without a
+        mode only threads that joined are followed.
     """
 
-    def __init__(self, names: ModuleNames) -> None:
+    def __init__(
+        self,
+        names: ModuleNames,
+        observers: Sequence[ModuleObserver] = (),
+        is_mode_on: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.names = names
-        self.in_bodies = 0  # higher-order operators' functions at work: their graphs are no modules
-        self.is_mode_on: Callable[[], bool] = lambda: True
+        self.subgraph_depth = 0  # functions of higher-order operators that are running
         self.local = threading.local()
-        self._threads: list[Thread] = []
-        self._home: Thread | None = None
-        # For each checkpointed function that calls modules: who called it.
-        self._checkpoints: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._owners: dict[int, str] | None = None
+        self._observers = tuple(observers)
+        self._is_mode_on = is_mode_on
+        self._threads: list[ThreadState] = []
+        self._home: ThreadState | None = None
+        # The caller of each checkpointed function that calls modules.
+        self._checkpoint_callers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._parameter_owners: dict[int, str] | None = None
         self._hooks = ExitStack()
 
     def start(self) -> None:
-        """Install the hooks; this thread becomes the one whose backward passes are followed."""
-        self._home = self.join_thread(entered=True)
-        self._drop_calls_over(self._home)
+        """Install the hooks; from now on the backward passes of this thread are followed."""
+        self._home = self.join_thread(is_entered=True)
+        self._drop_ended_calls(self._home)
         for handle in (
             register_module_forward_pre_hook(self.enter_module),
             register_module_forward_hook(self.leave_module, always_call=True),
@@ -94,32 +103,33 @@ class Tracker:
         """Remove the hooks; what was collected stays."""
         self._hooks.close()
 
-    def join_thread(self, *, entered: bool = False) -> Thread:
-        """This thread's state; from now on its modules are followed."""
-        thread: Thread | None = getattr(self.local, "thread", None)
+    def join_thread(self, *, is_entered: bool = False) -> ThreadState:
+        """Return the state of this thread, whose modules are followed from now on."""
+        thread: ThreadState | None = getattr(self.local, "thread", None)
         if thread is None:
             thread = getattr(self.local, "left", None)
             if thread is None:
-                thread = Thread(_sequence_nr(), entered=entered)
+                thread = ThreadState(_sequence_nr(), is_entered=is_entered)
                 self._threads.append(thread)
             self.local.thread = thread
         return thread
 
     def leave_thread(self) -> None:
-        """This thread's modules are followed no more, unless it joins again."""
+        """Stop following this thread's modules, unless it joins again."""
         self.local.left = self.local.__dict__.pop("thread", None)
 
-    # -- what was collected, of all threads ---------------------------------------------------
+    # -- what was collected in all threads ----------------------------------------------------
 
-    def places(self) -> list[ModulePhase]:
-        return [place for thread in self._threads for place in list(thread.places.values())]
+    def module_phases(self) -> list[ModulePhase]:
+        """Return every module and phase in which an operator may have been recorded."""
+        return [found for thread in self._threads for found in list(thread.module_phases.values())]
 
     def calls(self) -> Counter[str]:
-        """``{fqn: times its forward ran}``."""
+        """Return ``{fqn: times its forward ran}``."""
         return sum((Counter(thread.calls.copy()) for thread in self._threads), start=Counter())
 
     def tokens(self) -> dict[str, int]:
-        """``{fqn: rows that entered}`` of a mixture's experts; 0 for those not called."""
+        """Return ``{fqn: rows that entered}`` of a mixture's experts; 0 for those not called."""
         rows: Counter[str] = Counter()
         for thread in self._threads:
             rows.update(thread.tokens.copy())
@@ -127,62 +137,64 @@ class Tracker:
         return {fqn: rows[fqn] for fqn in self.names.experts() if fqn in rows or not calls[fqn]}
 
     def used_params(self) -> set[int]:
-        """Ids of the parameters that took part in an operator, optimizers' work aside."""
+        """Return the ids of parameters that took part in an operator other than an optimizer's."""
         return set().union(*(thread.used_params for thread in self._threads))
 
     # -- where an operator belongs ------------------------------------------------------------
 
     def here(self) -> ModulePhase:
-        """The place of what this thread runs now."""
+        """Return the module and phase of what this thread runs now."""
         thread, task = self.join_thread(), _graph_task()
         if task == NO_TASK and thread.current is not None:
             return thread.current
         return self.locate(thread, task)
 
-    def locate(self, thread: Thread, task: int) -> ModulePhase:
-        """The place, and with it the phase, of the operator that runs now, in graph task ``task``
-        (-1: none). In a module's forward ``enter_module`` has said it already.
+    def locate(self, thread: ThreadState, task: int) -> ModulePhase:
+        """Return the module and phase of the operator that runs now in graph task ``task``.
+
+        ``task`` is -1 outside backward. Within a module's forward, ``enter_module`` has already
+        determined the result.
         """
         if task == NO_TASK:
             return self._locate_outside_backward(thread)
-        frame = thread.stack[-1]
-        if frame.task == task and frame.place is not None:
-            return frame.place
+        call = thread.stack[-1]
+        if call.task == task and call.module_phase is not None:
+            return call.module_phase
         self._note_backward(thread)
-        # A backward pass that a module runs while it is itself run again is run again, too.
+        # A backward pass within a module's recomputation is part of the recomputation.
         phase: Phase = "backward"
-        if frame.place is not None and frame.named is not None and frame.task != NO_TASK:
-            phase = frame.place.phase
+        if call.module_phase is not None and call.named is not None and call.task != NO_TASK:
+            phase = call.module_phase.phase
         node = _current_node()
         if node is None:
-            return thread.place(frame.named.fqn if frame.named else OUTSIDE, phase)
-        fqn = self._maker_of(node, thread, task)
+            return thread.module_phase(call.named.fqn if call.named else OUTSIDE, phase)
+        fqn = self._owner_of_node(node, thread, task)
         if fqn is UNATTRIBUTED:
-            fqn = self._maker_by_parameters(node)
-        rerun = self._rerun(node)
-        if rerun is not None:
-            fqn, phase = self._caller_of(rerun, fqn, task), "recompute"
-        if _grad_enabled():
-            # With create_graph, and in a function that is run again, new nodes come into being:
-            # they belong where the node at work belongs.
-            thread.made_graph_in_backward = thread.made_graph_in_backward or rerun is None
+            fqn = self._owner_by_parameters(node)
+        frame = self._recomputing_frame(node)
+        if frame is not None:
+            fqn, phase = self._caller_of_recomputed(frame, fqn, task), "recompute"
+        if _is_grad_enabled():
+            # create_graph and recomputed functions make new nodes: they belong to the module to
+            # which the running node belongs.
+            thread.made_graph_in_backward = thread.made_graph_in_backward or frame is None
             thread.mark(thread.last_seq, fqn)
-        return thread.place(fqn, phase)
+        return thread.module_phase(fqn, phase)
 
-    def _maker_of(self, node: Any, thread: Thread, task: int) -> str:
-        """The module in whose forward a backward node was made.
+    def _owner_of_node(self, node: Any, thread: ThreadState, task: int) -> str:
+        """Return the fqn of the module whose forward made a backward node.
 
         On CPU, backward runs in the thread that asked for it. On other devices it runs in a
-        thread of autograd's own, on nodes of the thread that ran forward; that thread makes
-        nodes itself only where it runs a checkpointed function again (then the backward nested
-        in it, a later graph task, works on those) or with create_graph.
+        thread of autograd, on nodes that another thread made in forward. Autograd's thread makes
+        nodes itself only with create_graph and in recomputation; the backward pass nested in the
+        latter, a later graph task, works on those nodes.
         """
         seq = node._sequence_nr()
         if seq >> 63:  # AccumulateGrad has no sequence number of its own
             return ACCUMULATION
         if len(self._threads) == 1:
             return thread.owner_of(seq)
-        if thread.made(seq) and (thread.entered or NO_TASK < thread.recompute_task < task):
+        if thread.made(seq) and (thread.is_entered or NO_TASK < thread.recompute_task < task):
             return thread.owner_of(seq)
         others = [other for other in self._threads if other is not thread and other.made(seq)]
         if not others or (thread.made(seq) and thread.made_graph_in_backward):
@@ -190,216 +202,243 @@ class Tracker:
         home = self._home
         return (home if home in others else others[0]).owner_of(seq)
 
-    def _maker_by_parameters(self, node: Any) -> str:
-        if self._owners is None:
-            self._owners = self.names.owners_of_parameters()
-        fqn = maker_by_parameters(node, self._owners)
+    def _owner_by_parameters(self, node: Any) -> str:
+        if self._parameter_owners is None:
+            self._parameter_owners = self.names.owners_of_parameters()
+        fqn = owner_by_parameters(node, self._parameter_owners)
         return fqn if fqn is not None and fqn in self.names.nodes else UNATTRIBUTED
 
-    def _note_backward(self, thread: Thread) -> None:
-        if not thread.entered and self._home is not None:
+    def _note_backward(self, thread: ThreadState) -> None:
+        if not thread.is_entered and self._home is not None:
             thread = self._home
         if thread.current is not None:
             thread.current = None
             if len(thread.stack) == 1:
-                thread.after_backward = True
+                thread.is_after_backward = True
                 thread.param_sink = thread.discarded_params
 
-    def _locate_outside_backward(self, thread: Thread) -> ModulePhase:
-        """An operator in no backward pass: the first after one, or one of an optimizer."""
-        self._drop_steps_over(thread)
-        frame = thread.stack[-1]
+    def _locate_outside_backward(self, thread: ThreadState) -> ModulePhase:
+        """Locate an operator that follows a backward pass or belongs to an optimizer."""
+        self._drop_raised_steps(thread)
+        call = thread.stack[-1]
         self._resume(thread, thread.last_seq)
-        if frame.closure and _grad_enabled():  # steps run without gradients, their closures with
+        if call.has_closure and _is_grad_enabled():  # steps disable gradients, closures enable them
             thread.mark(thread.last_seq, OUTSIDE)
-            return thread.place(OUTSIDE, "forward")
-        if frame.place is not None:
-            return frame.place
-        if thread.after_backward:
-            part = part_of_torch()
-            if part is not None or not _grad_enabled():
-                return thread.place(part or AFTER_BACKWARD, "optimizer")
-        return thread.place(OUTSIDE, "forward")
+            return thread.module_phase(OUTSIDE, "forward")
+        if call.module_phase is not None:
+            return call.module_phase
+        if thread.is_after_backward:
+            part = named_part_of_torch()
+            if part is not None or not _is_grad_enabled():
+                return thread.module_phase(part or AFTER_BACKWARD, "optimizer")
+        return thread.module_phase(OUTSIDE, "forward")
 
-    def _drop_calls_over(self, thread: Thread, entering: nn.Module | None = None) -> None:
-        """Calls that ended while nobody followed them, or in an exception that skips hooks."""
-        calls = [frame for frame in thread.stack if frame.named is not None]
-        over = first_over((frame.owner for frame in calls), entering) if calls else None
-        if over is not None:
-            del thread.stack[thread.stack.index(calls[over]) :]
+    def _drop_ended_calls(self, thread: ThreadState, entering: nn.Module | None = None) -> None:
+        """Drop calls that ended while the hooks were off, or in an exception that skips hooks."""
+        calls = [call for call in thread.stack if call.named is not None]
+        ended = first_ended((call.owner for call in calls), entering) if calls else None
+        if ended is not None:
+            del thread.stack[thread.stack.index(calls[ended]) :]
             self._resume(thread, _sequence_nr())
 
-    def _drop_steps_over(self, thread: Thread, entering: int = 0) -> None:
-        """Steps that have raised told nobody that they are over.
+    def _drop_raised_steps(self, thread: ThreadState, entering: int = 0) -> None:
+        """Drop optimizer steps that raised: their post hooks did not run.
 
-        entering: the step that now begins; an older one has the same id only if it is over.
+        entering: the id of the frame whose step starts now. Ids of frames are reused, so an open
+        step with that id has ended.
         """
-        while (step := thread.stack[-1].step) and (step == entering or is_over(step)):
+        while (step := thread.stack[-1].step) and (step == entering or has_returned(step)):
             thread.stack.pop()
 
-    def _resume(self, thread: Thread, seq: int) -> None:
-        """What is on top of the stack is at work from sequence number ``seq`` on."""
-        frame = thread.stack[-1]
-        if frame.place is None:
+    def _resume(self, thread: ThreadState, seq: int) -> None:
+        """Attribute what follows, from sequence number ``seq`` on, to the top of the stack."""
+        call = thread.stack[-1]
+        is_outside = call.module_phase is None
+        if call.module_phase is None:
             thread.mark(seq, OUTSIDE)
-            thread.current = None if thread.after_backward else thread.place(OUTSIDE, "forward")
+            after_backward = thread.is_after_backward
+            thread.current = None if after_backward else thread.module_phase(OUTSIDE, "forward")
         else:
-            thread.mark(seq, frame.place.fqn)
-            thread.current = None if frame.step else frame.place
-        quiet = frame.step or (frame.place is None and thread.after_backward)
-        thread.param_sink = thread.discarded_params if quiet else thread.used_params
+            thread.mark(seq, call.module_phase.fqn)
+            thread.current = None if call.step else call.module_phase
+        is_discarded = call.step or (is_outside and thread.is_after_backward)
+        thread.param_sink = thread.discarded_params if is_discarded else thread.used_params
 
-    def _rerun(self, node: Any) -> FrameType | None:
-        """As ``rerun_by_checkpoint``; its walk is spared where nothing can be run again.
+    def _recomputing_frame(self, node: Any) -> FrameType | None:
+        """Return ``recomputing_frame()``, without its walk where nothing can be recomputed.
 
-        While a function is, torch.utils.checkpoint has hooks on saved tensors, or its own node is
-        at work.
+        During recomputation, torch.utils.checkpoint has hooks on saved tensors, or its own
+        autograd node runs.
         """
         if node.__class__.__name__ == "CheckpointFunctionBackward" or _saved_tensors_hooks(True):
-            return rerun_by_checkpoint()
+            return recomputing_frame()
         return None
 
-    def _caller_of(self, rerun: FrameType, maker: str, task: int) -> str:
-        """Who called the function that ``torch.utils.checkpoint`` runs again in that frame.
+    def _caller_of_recomputed(self, frame: FrameType, owner: str, task: int) -> str:
+        """Return the fqn that called the function which torch.utils.checkpoint recomputes.
 
-        maker: who made the node at work; it is the answer for a backward pass that is part of
-        that function.
+        owner: the module that made the running node. It is the answer for a backward pass that
+        is part of the recomputed function.
         """
-        function, group = rerun.f_locals.get("frame"), rerun.f_locals.get("gid")
+        function, group = frame.f_locals.get("frame"), frame.f_locals.get("gid")
         if function is None or (isinstance(group, int) and group != task):
-            return maker
-        return self._checkpoints.get(function, maker)
+            return owner
+        return self._checkpoint_callers.get(function, owner)
 
     # -- hooks --------------------------------------------------------------------------------
 
-    def thread(self) -> Thread | None:
-        """This thread's state, or None where the mode does not see this thread's operators."""
-        thread: Thread | None = getattr(self.local, "thread", None)
-        if thread is None and self.is_mode_on():  # autograd's device threads inherit the mode
+    def thread(self) -> ThreadState | None:
+        """Return this thread's state, or None where the thread is not followed."""
+        thread: ThreadState | None = getattr(self.local, "thread", None)
+        if thread is None and self._is_mode_on():  # autograd's device threads inherit the mode
             return self.join_thread()
         return thread
 
     def enter_module(self, module: nn.Module, args: Any) -> None:
+        """Forward pre-hook: the call of ``module`` starts."""
         if _is_tracing():  # torch.cond traces modules, and the hooks with them
             return
         thread = self.thread()
         if thread is None:
             return
+        stamps = [observer.entering() for observer in self._observers] if self._observers else ()
         stack = thread.stack
         if stack[-1].step:
             thread.param_sink = thread.used_params
         named = self.names.known(module)
         if named is None:
             if isinstance(module, torch.fx.GraphModule) and (
-                self.in_bodies or not self.is_mode_on()
+                self.subgraph_depth or not self._is_mode_on()
             ):
                 return
-            named = self.names.find(module, [frame.named for frame in stack if frame.named])
+            named = self.names.find(module, [call.named for call in stack if call.named])
         if named.parent is None and len(stack) > 1:
-            self._drop_calls_over(thread, module)
+            self._drop_ended_calls(thread, module)
         task = _graph_task()
         if task == NO_TASK:
-            place = thread.place(named.fqn, "forward")
-            if thread.after_backward:
+            module_phase = thread.module_phase(named.fqn, "forward")
+            if thread.is_after_backward:
                 self._note_forward(thread)
         else:
-            place = thread.place(named.fqn, self._phase_in_backward(named.fqn))
+            module_phase = thread.module_phase(named.fqn, self._phase_in_backward(named.fqn))
             thread.recompute_task = task
-        if place.phase != "recompute" and not named.wrapper:
+        if module_phase.phase != "recompute" and not named.is_wrapper:
             thread.calls[named.fqn] += 1
         hooks = _saved_tensors_hooks(True)
         if hooks is not None:
             self._note_checkpoint(hooks, stack[-1])
-        stack.append(Frame(named, module, place, task))
-        thread.current = place
+        stack.append(OpenCall(named, module, module_phase, task))
+        thread.current = module_phase
         thread.mark(_sequence_nr(), named.fqn)
-
-    def _phase_in_backward(self, fqn: str) -> Phase:
-        """Of a module whose forward runs in a backward pass: again, or (in a hook) for the first
-        time.
-        """
-        ran = any((fqn, "forward") in thread.places for thread in self._threads)
-        return "recompute" if ran or rerun_by_checkpoint() is not None else "backward"
-
-    def _note_forward(self, thread: Thread) -> None:
-        thread.after_backward = False
-        thread.param_sink = thread.used_params
-        for other in self._threads:
-            if not other.entered:
-                other.recompute_task = NO_TASK
-
-    def _note_checkpoint(self, hooks: Any, caller: Frame) -> None:
-        held = held_by_checkpoint(hooks, "_checkpoint_hook")
-        if held is not None and "frame" in held:
-            fqn = caller.place.fqn if caller.place is not None else OUTSIDE
-            self._checkpoints.setdefault(held["frame"], fqn)
+        if stamps:
+            for observer, stamp in zip(self._observers, stamps, strict=True):
+                observer.enter(thread, stamp)
 
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Forward hook: the call of ``module`` has returned or raised."""
         if _is_tracing():
             return
         thread = self.thread()
         if thread is None:
             return
+        stamps = [observer.leaving() for observer in self._observers] if self._observers else ()
         stack = thread.stack
-        if stack[-1].owner is module:
-            left = stack.pop()
-            if left.named is not None and left.named.expert:
-                _note_tokens(thread, left, args, output)
-            frame = stack[-1]
-            if frame.named is not None and frame.place is not None:  # most calls, so at once
-                thread.current = frame.place
-                thread.mark(_sequence_nr(), frame.place.fqn)
-                return
-        elif any(frame.owner is module for frame in stack):
-            while stack.pop().owner is not module:
-                pass
+        call = stack[-1]
+        if call.owner is module:
+            stack.pop()
+            if call.named is not None and call.named.is_expert:
+                _count_tokens(thread, call, args, output)
+            above = stack[-1]
+            if above.named is not None and above.module_phase is not None:  # the common case
+                thread.current = above.module_phase
+                thread.mark(_sequence_nr(), above.module_phase.fqn)
+            else:
+                self._resume(thread, _sequence_nr())
+        elif any(call.owner is module for call in stack):
+            call = _pop_until(stack, module)
+            self._resume(thread, _sequence_nr())
         else:
             return  # entered before the block
-        self._resume(thread, _sequence_nr())
+        if stamps:
+            for observer, stamp in zip(self._observers, stamps, strict=True):
+                observer.leave(thread, call, stamp)
 
     def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer step pre-hook."""
         thread = self.thread()
-        if thread is not None:
-            place = thread.place(f"{OUTSIDE}.{type(optimizer).__name__}", "optimizer")
-            step = id(caller_of("enter_optimizer"))
-            self._drop_steps_over(thread, step)
-            closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
-            thread.stack.append(Frame(None, optimizer, place, _graph_task(), step, closure))
-            self._resume(thread, _sequence_nr())
-
-    def in_closure_step(self) -> bool:
-        """True if this thread is in a step whose optimizer was given a function to call."""
-        thread = self.thread()
-        return thread is not None and thread.stack[-1].closure
-
-    def steps_open(self) -> int:
-        """How many optimizer steps this thread is in, one within another."""
-        thread = self.thread()
-        return 0 if thread is None else sum(frame.step != 0 for frame in thread.stack)
+        if thread is None:
+            return
+        stamps = [observer.entering() for observer in self._observers]
+        fqn = f"{OUTSIDE}.{type(optimizer).__name__}"
+        # A step that raises runs no post-hook. Whether the frame that runs it has returned tells
+        # that it is over; its id stands for it, for a reference would keep its variables alive.
+        step = id(calling_frame("enter_optimizer"))
+        self._drop_raised_steps(thread, step)
+        has_closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
+        module_phase = thread.module_phase(fqn, "optimizer")
+        thread.stack.append(
+            OpenCall(None, optimizer, module_phase, _graph_task(), step, has_closure)
+        )
+        self._resume(thread, _sequence_nr())
+        for observer, stamp in zip(self._observers, stamps, strict=True):
+            observer.enter(thread, stamp)
 
     def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer step post-hook; it does not run for a step that raised."""
         thread = self.thread()
-        if thread is not None and any(frame.owner is optimizer for frame in thread.stack):
-            while thread.stack.pop().owner is not optimizer:
-                pass
-            self._resume(thread, _sequence_nr())
+        if thread is None or not any(call.owner is optimizer for call in thread.stack):
+            return
+        stamps = [observer.leaving() for observer in self._observers]
+        call = _pop_until(thread.stack, optimizer)
+        self._resume(thread, _sequence_nr())
+        for observer, stamp in zip(self._observers, stamps, strict=True):
+            observer.leave(thread, call, stamp)
+
+    def _phase_in_backward(self, fqn: str) -> Phase:
+        """Return the phase of a module whose forward runs in a backward pass.
+
+        A module that ran before is recomputed; a hook may run one for the first time.
+        """
+        ran = any((fqn, "forward") in thread.module_phases for thread in self._threads)
+        return "recompute" if ran or recomputing_frame() is not None else "backward"
+
+    def _note_forward(self, thread: ThreadState) -> None:
+        thread.is_after_backward = False
+        thread.param_sink = thread.used_params
+        for other in self._threads:
+            if not other.is_entered:
+                other.recompute_task = NO_TASK
+
+    def _note_checkpoint(self, hooks: Any, caller: OpenCall) -> None:
+        variables = checkpoint_variables(hooks, "_checkpoint_hook")
+        if variables is not None and "frame" in variables:
+            fqn = caller.module_phase.fqn if caller.module_phase is not None else OUTSIDE
+            self._checkpoint_callers.setdefault(variables["frame"], fqn)
 
 
-def _note_tokens(thread: Thread, expert: Frame, args: Any, output: Any) -> None:
-    """Count the rows that entered an expert: of what it was called with or, as hooks are not told
-    of keyword arguments, of what came out.
+def _pop_until(stack: list[OpenCall], owner: Any) -> OpenCall:
+    """Pop the innermost call of ``owner``, and all calls within it; return it."""
+    while (call := stack.pop()).owner is not owner:
+        pass
+    return call
+
+
+def _count_tokens(thread: ThreadState, expert: OpenCall, args: Any, output: Any) -> None:
+    """Count the rows that entered an expert.
+
+    Hooks do not see keyword arguments: without positional ones, the rows of the output count.
     """
-    if expert.named is None or expert.named.wrapper:
+    if expert.named is None or expert.named.is_wrapper:
         return
-    if expert.place is not None and expert.place.phase != "recompute":
+    if expert.module_phase is not None and expert.module_phase.phase != "recompute":
         with untraced():
             rows = _rows((*args, *tensors_in(output)))
-        if type(rows) is int:  # under torch.export a symbol
+        if type(rows) is int:  # under torch.export it is symbolic
             thread.tokens[expert.named.fqn] += rows
 
 
 def _rows(values: Iterable[Any]) -> int | None:
-    """Rows of the first tensor among these: all its dimensions but the last; None without one."""
+    """Return the product of all dimensions but the last of the first tensor among ``values``."""
     for value in values:
         if isinstance(value, torch.Tensor) and not value.is_nested:
             return math.prod(value.shape[:-1])

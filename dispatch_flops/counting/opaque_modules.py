@@ -1,8 +1,8 @@
-"""Module classes with a formula: a call of such a module is one operator.
+"""Count a module class that has a formula as one operator.
 
-Its formula is called as ``formula(module, *args, out=output, **kwargs)``. What the module runs
-in forward, or when that is run again, is not counted beside it; its backward pass is counted
-as what it is, operators under the modules that made them, as for any other module.
+The formula is called as ``formula(module, *args, out=output, **kwargs)``. What the module runs in
+forward or recomputation is not counted besides. Its backward pass is counted as for any other
+module: as operators, under the modules that made them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.utils._python_dispatch import _disable_current_modes
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.module_tracker import Tracker
-from dispatch_flops.counting.thread_state import Frame, ModulePhase, Thread
+from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadState
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, price
@@ -30,11 +29,10 @@ _FAILED = object()
 
 
 class OpaqueModules:
-    """While entered, books calls of modules whose class has a rule.
+    """While entered, records calls of modules whose class has a formula.
 
-    Has hooks of its own, and only where there is such a rule: nobody else pays for it. They run
-    right after the tracker's on the way in, so a module's frame is on its stack, and right
-    after them on the way out: ``_open`` keeps that frame.
+    Installs hooks of its own, and only if there is such a formula. They run right after the
+    tracker's. On entry, the module's call is on the tracker's stack; on exit ``_open`` keeps it.
     """
 
     def __init__(
@@ -43,8 +41,8 @@ class OpaqueModules:
         self._tracker = tracker
         self._conventions = conventions
         self._rules = registry.module_rules(own_rules)
-        self._entries: dict[Any, CallCost] = {}
-        self._open: dict[Thread, Frame] = {}
+        self._costs: dict[Any, CallCost] = {}
+        self._open: dict[ThreadState, OpenCall] = {}
         self._hooks = ExitStack()
 
     def __enter__(self) -> OpaqueModules:
@@ -52,9 +50,9 @@ class OpaqueModules:
             before = register_module_forward_pre_hook(self._enter)
             self._hooks.callback(before.remove)
             after = register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
-            # Removing the hook leaves its entry among those that take keyword arguments, and
-            # torch.compile takes that for a hook.
-            self._hooks.callback(module_hooks._global_forward_hooks_with_kwargs.pop, after.id, None)
+            # Removing the hook leaves its entry among those that take keyword arguments, which
+            # torch.compile takes for a hook.
+            self._hooks.callback(_torch.hooks_with_kwargs.pop, after.id, None)
             self._hooks.callback(after.remove)
         return self
 
@@ -65,34 +63,34 @@ class OpaqueModules:
         thread = self._tracker.thread()
         if thread is None:
             return
-        frame = thread.stack[-1]
-        if frame.owner is not module or frame.place is None:
+        call = thread.stack[-1]
+        if call.owner is not module or call.module_phase is None:
             return
         if self._open.get(thread) not in thread.stack:
             if type(module) not in self._rules:
                 return
-            self._open[thread] = frame
-        # A place that is in no book: what is counted there is forgotten.
-        thread.current = frame.place = ModulePhase(frame.place.fqn, frame.place.phase)
+            self._open[thread] = call
+        # Nobody aggregates this ModulePhase: what is recorded there is discarded.
+        discarded = ModulePhase(call.module_phase.fqn, call.module_phase.phase)
+        thread.current = call.module_phase = discarded
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _FAILED) -> None:
-        # Where forward raised, torch calls this without kwargs.
+        # torch calls this without kwargs where forward raised.
         thread = self._tracker.thread()
-        frame = self._open.get(thread) if thread is not None else None
-        if thread is None or frame is None or frame.owner is not module or frame in thread.stack:
+        call = self._open.get(thread) if thread is not None else None
+        if thread is None or call is None or call.owner is not module or call in thread.stack:
             return
         del self._open[thread]
-        if output is not _FAILED and frame.place is not None:
-            place = thread.place(frame.place.fqn, frame.place.phase)
-            with _disable_current_modes():
-                place.counts[self._price(module, args, kwargs, output)] += 1
+        if output is not _FAILED and call.module_phase is not None:
+            module_phase = thread.module_phase(call.module_phase.fqn, call.module_phase.phase)
+            with _torch.modes_disabled():
+                module_phase.counts[self._cost_of(module, args, kwargs, output)] += 1
 
-    def _price(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> CallCost:
+    def _cost_of(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> CallCost:
         cls = type(module)
-        entry = price(
+        cost = price(
             registry.name_of(cls), cls, self._rules[cls], (module, *args), kwargs, output,
             self._conventions, read=(args, kwargs, tuple(module.parameters())),
         )  # fmt: skip
-        return self._entries.setdefault(
-            (entry.op, entry.dtype, entry.cost, entry.shares, entry.error), entry
-        )
+        key = (cost.op, cost.dtype, cost.cost, cost.shares, cost.error)
+        return self._costs.setdefault(key, cost)

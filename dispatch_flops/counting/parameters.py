@@ -8,8 +8,9 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import nn
+
+from dispatch_flops import _torch
 
 Holder = TypeVar("Holder", bound=Hashable)
 
@@ -73,7 +74,7 @@ def elements_of(parameter: Any) -> int:
     whole = getattr(parameter, "ds_numel", None)  # ZeRO-3 leaves an empty tensor in its place
     if whole is not None:
         return int(whole)
-    if torch.nn.parameter.is_lazy(parameter):
+    if _torch.is_lazy(parameter):
         return 0
     return int(parameter.numel())
 

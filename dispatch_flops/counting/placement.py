@@ -11,8 +11,8 @@ from typing import Self
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from dispatch_flops._torch import FakeTensor
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import RunInfo
 

@@ -1,4 +1,4 @@
-"""Who asked for the operator that runs now: read off Python's frames and autograd's graph."""
+"""Find an operator's origin in Python frames and autograd nodes."""
 
 from __future__ import annotations
 
@@ -10,80 +10,79 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 
+from dispatch_flops import _torch
 from dispatch_flops.profile import OUTSIDE
 
-# What torch itself does between backward and optimizer step, told by the calling module.
+# Parts of torch that run operators between backward and the optimizer step, by calling module.
 _PARTS = {
     "torch.nn.utils.clip_grad": f"{OUTSIDE}.gradient clipping",
     "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
 }
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
-_CALL = torch.nn.Module._call_impl.__code__
-_PARTS_DEPTH = 16  # frames between an operator and the function that asked for it
-# Nodes between a parameter and the operator that it was meant for.
+_PARTS_DEPTH = 16  # frames between an operator and the function of torch that runs it, at most
+# Nodes between a parameter and the operator that uses it.
 _PASSING = ("TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0")
 
 
-def modules_at_work() -> Counter[int]:
-    """``{id of a module: its calls that are not over}``."""
+def running_modules() -> Counter[int]:
+    """Return ``{id of a module: its calls that have not returned}``, of this thread."""
     found: Counter[int] = Counter()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _CALL:
+        if frame.f_code is _torch.MODULE_CALL_CODE:
             found[id(frame.f_locals["self"])] += 1
         frame = frame.f_back
     return found
 
 
-def first_over(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | None) -> int | None:
-    """Which of these calls, outermost first, is the first that is over; None if none is.
+def first_ended(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | None) -> int | None:
+    """Return the position of the first of these calls that has ended; None if none has.
 
-    entering: a module whose call has just begun, and is none of these.
+    calls: the modules called, outermost first. entering: a module whose call has just started and
+    that is not among them.
     """
-    at_work = modules_at_work()
-    at_work[id(entering)] -= 1
-    for place, module in enumerate(calls):
-        at_work[id(module)] -= 1
-        if at_work[id(module)] < 0:
-            return place
+    running = running_modules()
+    running[id(entering)] -= 1
+    for position, module in enumerate(calls):
+        running[id(module)] -= 1
+        if running[id(module)] < 0:
+            return position
     return None
 
 
-def part_of_torch() -> str | None:
-    """What part of torch asked for the operator that runs now, if it has a name here."""
-    caller = sys._getframe(1)
+def named_part_of_torch() -> str | None:
+    """Return the name for the part of torch that runs the current operator; None without one."""
+    frame = sys._getframe(1)
     for _ in range(_PARTS_DEPTH):
-        part = _PARTS.get(caller.f_globals.get("__name__", ""))
+        part = _PARTS.get(frame.f_globals.get("__name__", ""))
         if part is not None:
             return part
-        if caller.f_back is None:
+        if frame.f_back is None:
             return None
-        caller = caller.f_back
+        frame = frame.f_back
     return None
 
 
-def caller_of(hook: str) -> Any:
-    """The Python frame that called the hook of that name (or what overrides it)."""
+def calling_frame(hook: str) -> Any:
+    """Return the Python frame that called the hook of that name."""
     frame = sys._getframe(1)
     while frame.f_code.co_name == hook:
         frame = frame.f_back  # type: ignore[assignment]
     return frame
 
 
-def is_over(step: int) -> bool:
-    """True if the Python frame of that id has returned: none of those that are running is it."""
-    caller = sys._getframe(1)
-    while caller is not None:
-        if id(caller) == step:
+def has_returned(frame_id: int) -> bool:
+    """Return True if the Python frame of that id does not run in this thread any more."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if id(frame) == frame_id:
             return False
-        caller = caller.f_back  # type: ignore[assignment]
+        frame = frame.f_back  # type: ignore[assignment]
     return True
 
 
-def maker_by_parameters(node: Any, owners: Mapping[int, str]) -> str | None:
-    """The module whose parameters a backward node works on, or the one that holds all of those.
+def owner_by_parameters(node: Any, owners: Mapping[int, str]) -> str | None:
+    """Return the fqn of the module that holds all parameters on which a backward node works.
 
     owners: ``{id of a parameter: fqn of its module}``.
     """

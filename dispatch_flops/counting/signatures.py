@@ -14,7 +14,11 @@ _SCALARS = frozenset((int, bool, float, type(None)))
 
 
 def call_signature(args: Any, kwargs: Any, used_params: set[int]) -> Any:
-    """What a call's cost depends on, hashable; notes the parameters that take part."""
+    """Return a hashable key of what a call's cost depends on.
+
+    Adds the ids of parameters among the arguments to ``used_params``. Raises TypeError for an
+    argument without a signature, and RuntimeError for a tensor without a shape.
+    """
     key: list[Any] = []
     for a in args:
         cls = a.__class__
@@ -35,7 +39,7 @@ def call_signature(args: Any, kwargs: Any, used_params: set[int]) -> Any:
 
 
 def signature_of(value: Any, used_params: set[int]) -> Any:
-    """A hashable stand-in for an argument that is no plain tensor; TypeError if there is none."""
+    """Return a hashable stand-in for an argument; raises TypeError if there is none."""
     if isinstance(value, Tensor):
         if isinstance(value, Parameter):
             used_params.add(id(value))
@@ -50,4 +54,5 @@ def signature_of(value: Any, used_params: set[int]) -> Any:
 
 
 def all_strided(args: Any, kwargs: Any) -> bool:
+    """Return True if no tensor among the arguments is sparse or otherwise irregular."""
     return all(t.layout is torch.strided for t in tensors_in((args, kwargs)))

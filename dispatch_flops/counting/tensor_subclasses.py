@@ -1,40 +1,41 @@
-"""Tensor subclasses: which are plain, and which run operators of their own underneath."""
+"""Tell plain tensor classes from those that dispatch to inner tensors."""
 
 from __future__ import annotations
 
 import sys
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import FakeTensor, FunctionalTensor
 
 _SHARDING = "_propagate_tensor_meta_non_cached"
 
 
 def is_plain(cls: type) -> bool:
-    """True if an operator on this class does its work on the tensor itself."""
+    """Return True if an operator on this class works on the tensor itself."""
     return (
         cls is torch.Tensor
         or issubclass(cls, FakeTensor)
-        or cls.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
+        or cls.__torch_dispatch__ is _torch.disabled_torch_dispatch  # type: ignore[attr-defined]
     )
 
 
 def is_wrapper(types: tuple[type, ...]) -> bool:
-    """True if one of the classes dispatches to tensors inside it."""
+    """Return True if one of the classes dispatches to inner tensors."""
     return not all(is_plain(cls) for cls in types)
 
 
 def is_traced(types: tuple[type, ...]) -> bool:
-    """True if a class is the tracers' own: it stands for a tensor, and computes nothing.
+    """Return True if a class belongs to torch's tracers: it stands for a tensor, without a value.
 
-    It works only directly below ``FunctionalTensorMode``, which takes apart what it has to.
+    It works only directly below ``FunctionalTensorMode``, which decomposes what it needs to.
     """
     return any(issubclass(cls, FunctionalTensor) for cls in types)
 
 
 def in_sharding_propagation() -> bool:
-    """True while DTensor runs an operator on fakes only to learn the shape of its result."""
+    """Return True while DTensor runs an operator on fake tensors to infer a shape."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == _SHARDING:

@@ -1,4 +1,4 @@
-"""What the tracker knows of each thread: where work belongs now, and who made which node."""
+"""State of one thread: the module and phase that it is in, and which module made which node."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ AFTER_BACKWARD = f"{OUTSIDE}.after backward"
 UNATTRIBUTED = f"{OUTSIDE}.backward of a forward outside the block"
 AMBIGUOUS = f"{OUTSIDE}.backward that several threads may have made"
 NO_TASK = -1
-_TIMELINE = 2**18  # changes of module remembered; a graph older than that counts as outside
+_TIMELINE = 2**18  # changes of module kept; nodes that are older belong to no module
 
 
 @dataclass(slots=True, eq=False)
 class ModulePhase:
-    """A module (or a named part of the outside) in a phase, and what ran there.
+    """A module (or a named part of the outside) in one phase, and the calls recorded there.
 
-    counts: calls by entry; the tracker never looks inside.
-    seconds: time by entry, where it is measured.
+    counts: number of calls by cost. seconds: their time by cost, where it is measured.
     """
 
     fqn: str
@@ -35,36 +34,36 @@ class ModulePhase:
 
 
 @dataclass(slots=True, eq=False)
-class Frame:
-    """One entry of the module stack: a module, or an optimizer's step; at its bottom, the outside.
+class OpenCall:
+    """A module call or an optimizer step that has not ended; the outside is the lowest of all.
 
-    task: the graph task (backward pass) in which it was entered; -1 for none.
-    step: of an optimizer's step, the id of the Python frame that runs it; else 0.
-    closure: the step was given a function that computes the loss.
+    task: the graph task (backward pass) in which it started; -1 for none.
+    step: of an optimizer step, the id of the Python frame that runs it; else 0.
+    has_closure: the step was given a function that computes the loss.
     """
 
     named: ModuleName | None
     owner: Any
-    place: ModulePhase | None
+    module_phase: ModulePhase | None
     task: int
     step: int = 0
-    closure: bool = False
+    has_closure: bool = False
 
 
-class Thread:
-    """What is known of one thread: sequence numbers and stacks are per thread.
+class ThreadState:
+    """What is known of one thread; stacks and sequence numbers are per thread.
 
-    entered: the thread entered the counter; else it is one of autograd's own.
-    current: the next operator's place, if it is known; None: ask ``locate``.
-    used_params: ids of the parameters that took part.
-    param_sink: the set that the mode writes ids to: ``used_params``, or in an optimizer's step
-    ``discarded_params``.
+    is_entered: the thread entered the counter; otherwise autograd started it.
+    current: where the next operator is recorded; None: ask ``Tracker.locate``.
+    used_params: ids of the parameters that took part in an operator.
+    param_sink: the set to which the mode adds ids: ``used_params``, or in an optimizer step
+        ``discarded_params``.
     """
 
-    def __init__(self, start: int, *, entered: bool) -> None:
-        self.entered = entered
-        self.stack: list[Frame] = [Frame(None, None, None, NO_TASK)]
-        self.places: dict[tuple[str, Phase], ModulePhase] = {}
+    def __init__(self, start: int, *, is_entered: bool) -> None:
+        self.is_entered = is_entered
+        self.stack: list[OpenCall] = [OpenCall(None, None, None, NO_TASK)]
+        self.module_phases: dict[tuple[str, Phase], ModulePhase] = {}
         self.calls: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, int] = defaultdict(int)
         self.used_params: set[int] = set()
@@ -73,19 +72,20 @@ class Thread:
         self.seqs: list[int] = [-1, start]
         self.fqns: list[str] = [UNATTRIBUTED, OUTSIDE]
         self.start = self.last_seq = start
-        self.after_backward = False
+        self.is_after_backward = False
         self.made_graph_in_backward = False
         self.recompute_task = NO_TASK
-        self.current: ModulePhase | None = self.place(OUTSIDE, "forward")
+        self.current: ModulePhase | None = self.module_phase(OUTSIDE, "forward")
 
-    def place(self, fqn: str, phase: Phase) -> ModulePhase:
-        place = self.places.get((fqn, phase))
-        if place is None:
-            place = self.places[fqn, phase] = ModulePhase(fqn, phase)
-        return place
+    def module_phase(self, fqn: str, phase: Phase) -> ModulePhase:
+        """Return where calls of this module in this phase are recorded."""
+        found = self.module_phases.get((fqn, phase))
+        if found is None:
+            found = self.module_phases[fqn, phase] = ModulePhase(fqn, phase)
+        return found
 
     def mark(self, seq: int, fqn: str) -> None:
-        """From sequence number ``seq`` on, autograd nodes are of ``fqn``."""
+        """Attribute autograd nodes from sequence number ``seq`` on to ``fqn``."""
         if self.fqns[-1] == fqn:
             return
         if self.seqs[-1] >= seq:
@@ -97,8 +97,9 @@ class Thread:
                 del self.seqs[1 : _TIMELINE // 2], self.fqns[1 : _TIMELINE // 2]
 
     def owner_of(self, seq: int) -> str:
+        """Return the fqn of the module that made the node of that sequence number."""
         return self.fqns[bisect_right(self.seqs, seq) - 1]
 
     def made(self, seq: int) -> bool:
-        """True if this thread, while followed, gave this sequence number to some node."""
+        """Return True if this thread gave that sequence number to a node while it was followed."""
         return self.start <= seq <= self.last_seq != self.start

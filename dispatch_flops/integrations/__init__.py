@@ -1,1 +1,6 @@
-"""Entry points that other frameworks' training loops and engines call."""
+"""Entry points that other frameworks' training loops and engines call.
+
+``transformers`` and ``lightning`` have callbacks for their trainers, which share ``callback``.
+``generation`` splits ``generate`` into prefill and decode. ``deepspeed`` replaces an engine's
+profiler. Each file imports its framework, so none is imported here.
+"""

@@ -1,11 +1,10 @@
-"""One optimizer step of a training loop that somebody else runs and reports on by callbacks."""
+"""Profile one optimizer step of another framework's training loop, by its callbacks."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,27 +14,28 @@ from dispatch_flops.analysis.efficiency import hfu, machine_of, mfu
 from dispatch_flops.analysis.headline import ABOVE_PEAK
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile import Profile
-from dispatch_flops.profilers.config import FlopsProfilerConfig
-from dispatch_flops.profilers.flops_profiler import FlopsProfiler, report
-from dispatch_flops.profilers.step import ProfiledStep
+from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
+from dispatch_flops.profilers.training import ProfiledStep
 from dispatch_flops.timing.devices import CPU, Devices, Now
 from dispatch_flops.units import fraction_text
 
-ConfigSource = FlopsProfilerConfig | Mapping[str, Any] | str | Path
 
+class StepCallback(ProfiledStep):
+    """Base of callbacks that profile one optimizer step and time the next one of its size.
 
-class StepWatch(ProfiledStep):
-    """Profiles one optimizer step, and takes the time of the next step of its size.
+    The next step of as many micro-batches and samples runs without the profiler. Its duration is
+    the profile's ``timing.iteration_s``, which MFU and HFU are based on; steps of another size,
+    such as the last one of an epoch, are skipped. Then the profile is printed; without such a
+    step, ``finish`` prints it.
 
-    That one runs as it always does, without the profiler: its time is the profile's
-    ``timing.iteration_s``, which utilisations are of. It has as many micro-batches and samples;
-    a shorter one, as at an epoch's end, is let go by. Then the profile is printed, or, if no such
-    step comes, by ``finish``.
+    profile_step: the optimizer step to profile; the first one of a run is 1. None (the default)
+        takes it from ``config``.
+    config: see ``FlopsProfilerConfig.load``; None (the default) for its defaults. Profiling is
+        enabled unless the configuration says otherwise, or is given without ``profile_step``.
+    machine: machine whose peaks MFU and HFU refer to; None (the default) for the device's own
+        peaks, if they are known.
 
-    profile_step: the step to profile, the first of a run being 1; None for the config's.
-    config: what is printed and where to, as StepProfiler takes it; None for the defaults. With
-        neither, or with a step and a config that does not say, profiling is enabled.
-    machine: whose peaks utilisations are of; None for the device's own, where they are known.
+    Raises ConfigError for a wrong step or configuration.
     """
 
     def __init__(
@@ -55,90 +55,85 @@ class StepWatch(ProfiledStep):
         self.machine = machine
         self._now = now
         self._devices = CPU
-        self._profiler: FlopsProfiler | None = None
-        self._begun: float | None = None
-        self._unprofiled_s: float | None = None
-        self._size: tuple[int, int | None] = (0, None)  # of the step that was profiled
+        self._begun_s: float | None = None  # when the step that is timed began
+        self._iteration_s: float | None = None
+        self._size: tuple[int, int | None] = (0, None)  # of the profiled step
         self._silent = False
-        self._reported = False
+        self._printed = False
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation of the step; None if the peak or the step's time is unknown."""
-        return mfu(self.profile, self._machine_known(), self._unprofiled_s)
+        """Model FLOPs utilisation of the step; None if the peak or the duration is unknown."""
+        return mfu(self.profile, self._machine_known(), self._iteration_s)
 
     @property
     def hfu(self) -> float | None:
-        """Hardware FLOPs utilisation, recomputation and optimizer included; None likewise."""
-        return hfu(self.profile, self._machine_known(), self._unprofiled_s)
+        """Hardware FLOPs utilisation: with recomputation and optimizer; None as for ``mfu``."""
+        return hfu(self.profile, self._machine_known(), self._iteration_s)
 
     def reset(self) -> None:
-        """A run begins: forget the one before, and stop what it may have left at work."""
+        """Begin a training run: drop an unfinished step, and forget the run before."""
         self.close()
         self.steps_done = 0
-        self._profile = self._unprofiled_s = None
-        self._ended = self._reported = False
+        self._profile = self._iteration_s = None
+        self._ended = self._printed = False
 
     def begin(self, model: nn.Module) -> None:
-        """An optimizer step begins."""
+        """Begin an optimizer step."""
         self._batches.clear()
         if self._is_next():
             self._devices = Devices.of(model.modules())
-            self._profiler = self._new_profiler(model)
-            self._profiler.start_profile()
-        elif self._profile is not None and not self._reported:
+            self._start(model)
+        elif self._profile is not None and not self._printed:
             self._devices.synchronize()
-            self._begun = self._now()
+            self._begun_s = self._now()
 
     @property
-    def at_work(self) -> bool:
-        """True in a step that is profiled or timed."""
-        return self._profiler is not None or self._begun is not None
+    def is_active(self) -> bool:
+        """True during a step that is profiled or timed."""
+        return self._profiler is not None or self._begun_s is not None
 
     def add_batch(self, batch: Any) -> None:
-        """What a micro-batch of the step works on."""
+        """Note the number of samples in a micro-batch of the step."""
         self._batches.append(rows_of(batch))
 
-    def end(self, *, silent: bool = False, **scope: Any) -> None:
-        """It is over.
+    def end(self, *, silent: bool = False, **run_facts: Any) -> None:
+        """End an optimizer step.
 
-        silent: print nothing. scope: what is known of the run, for its ``RunInfo``.
+        silent: do not print the profile. run_facts: fields of the profile's ``RunInfo``.
         """
         self.steps_done += 1
         size = (len(self._batches), self._batch_size())
-        profiler, self._profiler = self._profiler, None
-        begun, self._begun = self._begun, None
-        if profiler is not None:
+        begun_s, self._begun_s = self._begun_s, None
+        if self._profiler is not None:
             self._silent, self._size = silent, size
-            self._keep(profiler, **scope)
-        elif self._profile is not None and begun is not None and size == self._size:
+            self._keep(self._profiler, **run_facts)
+        elif self._profile is not None and begun_s is not None and size == self._size:
             self._devices.synchronize()
-            self._add_iteration(self._profile, self._now() - begun)
+            self._add_iteration(self._profile, self._now() - begun_s)
             self._print()
 
     def finish(self) -> None:
-        """No step follows: print what was profiled, if that is still to be done."""
+        """End the training run: print the profile if it is not printed yet."""
         self.close()
         self._ended = True
         self._print()
 
     def close(self) -> None:
-        """Stop at once and drop the step at work, as when training ended in its midst."""
-        profiler, self._profiler = self._profiler, None
-        self._begun = None
-        if profiler is not None:
-            profiler.drop_profile()
+        """Drop an unfinished step, as after an exception in it."""
+        self._begun_s = None
+        self._drop()
 
     def _print(self) -> None:
-        if self._profile is None or self._reported:
+        if self._profile is None or self._printed:
             return
-        self._reported = True
+        self._printed = True
         if not self._silent:
-            report(self._text(), self.config.output_file)
+            self._write()
 
     def _add_iteration(self, profile: Profile, seconds: float) -> None:
         note = f"iter latency is that of step {self.steps_done}, which ran without the profiler"
-        self._unprofiled_s = seconds
+        self._iteration_s = seconds
         self._profile = dataclasses.replace(
             profile,
             timing=dataclasses.replace(profile.timing, iteration_s=seconds),
@@ -160,7 +155,7 @@ class StepWatch(ProfiledStep):
 
 
 def rows_of(batch: Any) -> int | None:
-    """Length of the first tensor in a nested batch along its first dimension; None without one."""
+    """Return the length of the first tensor in a nested batch, in dimension 0; None without one."""
     if isinstance(batch, torch.Tensor):
         return batch.size(0) if batch.dim() else None
     if isinstance(batch, Mapping):

@@ -1,12 +1,4 @@
-"""A DeepSpeed engine that uses this profiler, by its own ``flops_profiler`` configuration.
-
-    engine, *_ = deepspeed.initialize(model=model, config=config)
-    dispatch_flops.integrations.deepspeed.attach(engine)
-
-The engine then starts, stops and prints as before. What is printed covers the whole optimizer
-step: all its micro-batches, measured backward and step, once. As with DeepSpeed's own profiler
-``profile_step`` counts the steps that are done before it: 1 is the second one.
-"""
+"""DeepSpeed engines: replace the flops profiler that an engine starts, stops and prints."""
 
 from __future__ import annotations
 
@@ -26,24 +18,36 @@ _EXPERT_GROUP = "ep_size_"
 
 
 def attach(engine: Any) -> EngineProfiler:
-    """Make ``engine`` profile with this package; returns the profiler, for its ``profile``.
+    """Make the engine profile with this package; return the profiler, for its ``profile``.
 
-    Raises ConfigError if the engine's configuration does not enable ``flops_profiler``, and for
-    pipeline engines, which never tell their profiler that a step is over.
+        engine, *_ = deepspeed.initialize(model=model, config=config)
+        profiler = attach(engine)
+
+    The engine's own ``flops_profiler`` configuration says which step is profiled and what is
+    printed. As with DeepSpeed's profiler, ``profile_step`` is the number of steps before the
+    profiled one: 1 is the second step. The profile covers the whole optimizer step: all its
+    micro-batches, with measured backward and step.
+
+    engine: a DeepSpeed engine, but not a pipeline engine: that never tells its profiler that a
+        step is over.
+
+    Raises ConfigError for anything else, and if the configuration does not enable the profiler.
     """
     name = type(engine).__name__
     enabled = getattr(engine, "flops_profiler_enabled", None)
     if enabled is None:
-        raise ConfigError(f"{name} is no DeepSpeed engine: it has no flops profiler")
+        raise ConfigError(
+            f"{name} is not a DeepSpeed engine; pass what deepspeed.initialize returns first"
+        )
     if any(base.__name__ == "PipelineEngine" for base in type(engine).__mro__):
         raise ConfigError(
-            f"{name} never tells its flops profiler that a step is over: put its train_batch() "
-            "into a FlopCounterMode block"
+            f"{name} never tells its flops profiler that a step is over; call its train_batch() "
+            "inside a FlopCounterMode block instead"
         )
     if not enabled():
         raise ConfigError(
-            'the engine\'s configuration does not enable its profiler: set {"flops_profiler": '
-            '{"enabled": true}} in it'
+            "the engine's configuration does not enable its flops profiler; set "
+            '{"flops_profiler": {"enabled": true}} in it'
         )
     profiler = EngineProfiler(
         engine.module,
@@ -55,17 +59,17 @@ def attach(engine: Any) -> EngineProfiler:
 
 
 class EngineProfiler(FlopsProfiler):
-    """What the engine calls at its own times, made right.
+    """FlopsProfiler whose profile runs from the first forward of an optimizer step to its end.
 
-    The engine starts a profile in a hook of the root's forward, so that forward is running
-    already; it stops after each forward, and prints after each micro-batch. Here a profile
-    runs from the first forward of an optimizer step to its end. Evaluation starts none, but
-    between two micro-batches it is counted with them.
+    The engine starts a profile in a hook inside the model's forward, stops it after each forward,
+    and prints it after each micro-batch. Here, a profile goes on until the optimizer has stepped.
+    A forward in evaluation mode does not start one, but is counted between two micro-batches.
 
-    Its autotuner wants one micro-batch's forward and multiplies: it gets the last one's.
+    The engine's autotuner multiplies the forward of one micro-batch: it gets the last one's.
     """
 
     def start_profile(self, ignore_list: Sequence[type[nn.Module]] | None = None) -> None:
+        """Start at the first forward of a step; see ``FlopsProfiler.start_profile``."""
         evaluating = not (self.model.training and torch.is_grad_enabled())
         if evaluating or (self._counter is not None and not self._autotuning()):
             return
@@ -74,7 +78,7 @@ class EngineProfiler(FlopsProfiler):
         self._counter.note_running(self.model)
 
     def stop_profile(self) -> None:
-        """After a forward: backward and step are still to come."""
+        """Do nothing: the engine calls this after a forward, with backward and step to come."""
 
     def reset_profile(self) -> None:
         """Forget what was counted."""
@@ -89,7 +93,10 @@ class EngineProfiler(FlopsProfiler):
         output_file: str | Path | None = None,
         fold: bool = False,
     ) -> None:
-        """Print at the end of the optimizer step; nothing after the micro-batches before it."""
+        """Print the profile after the last micro-batch of the step, and nothing before.
+
+        Parameters are those of ``FlopsProfiler.print_model_profile``.
+        """
         if not self._at_boundary():
             return
         if not self.started:
@@ -99,18 +106,19 @@ class EngineProfiler(FlopsProfiler):
             )
             return
         self.close()
-        self.amend_scope(**self._scope(), step=profile_step)
+        self.add_run_info(**self._run_facts(), step=profile_step)
         super().print_model_profile(
             profile_step, module_depth, top_modules, detailed, output_file or None, fold
         )
 
     def end_profile(self) -> None:
+        """Stop the profile after the last micro-batch of the step; do nothing before."""
         if self._at_boundary():
             self.close()
             self.started = False
 
     def close(self) -> None:
-        """Stop counting now, also in the midst of a step: after an exception in it, call this."""
+        """Stop the profile now, even within a step. Call this after an exception in a step."""
         super().stop_profile()
 
     def _at_boundary(self) -> bool:
@@ -119,25 +127,25 @@ class EngineProfiler(FlopsProfiler):
     def _autotuning(self) -> bool:
         return bool(self.ds_engine.autotuning_enabled())
 
-    def _scope(self) -> dict[str, Any]:
-        """World, parallel and batch sizes and expert parameters, as the engine knows them."""
+    def _run_facts(self) -> dict[str, Any]:
+        """Return the sizes of world, groups and batch, and of experts, as ``RunInfo``'s fields."""
         engine = self.ds_engine
         data_parallel = engine.dp_world_size
-        if data_parallel is None:  # with sequence parallelism the two are one group
+        if data_parallel is None:  # under sequence parallelism, which has one group for both
             data_parallel = engine.seq_dp_world_size
         micro_batches = self.profile.root.calls or engine.gradient_accumulation_steps()
-        scope: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "rank": engine.global_rank,
             "world_size": engine.world_size,
             "data_parallel_size": data_parallel,
             "model_parallel_size": engine.mp_world_size or 1,
             "batch_size": engine.train_micro_batch_size_per_gpu() * micro_batches,
         }
-        return scope | (_experts(engine, self.model) if engine.has_moe_layers else {})
+        return facts | (_experts(engine, self.model) if engine.has_moe_layers else {})
 
 
 def _experts(engine: Any, model: nn.Module) -> dict[str, Any]:
-    """Parameters of experts: those that this rank holds, and of the whole model."""
+    """Return the numbers of expert parameters: on this rank, and in the whole model."""
     split = any(getattr(m, "enable_expert_tensor_parallelism", False) for m in model.modules())
     across = engine.mp_world_size if split else 1
     sizes = [(elements_of(p), _expert_parallel_size(p)) for p in model.parameters()]
@@ -149,7 +157,7 @@ def _experts(engine: Any, model: nn.Module) -> dict[str, Any]:
 
 
 def _expert_parallel_size(parameter: Any) -> int:
-    """Ranks over which an expert's group is spread; 0 for what belongs to no expert."""
+    """Return the number of ranks that experts are spread over; 0 for other parameters."""
     group = str(getattr(parameter, "group_name", ""))
     size = group.removeprefix(_EXPERT_GROUP)
     return int(size) if group.startswith(_EXPERT_GROUP) and size.isdigit() else 0

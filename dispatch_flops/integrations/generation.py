@@ -1,4 +1,4 @@
-"""``generate`` of Hugging Face models, split into prefill and decode."""
+"""Profile ``generate`` of Hugging Face models, split into prefill and decode."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from typing import Any
 import torch
 from tabulate import tabulate
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import PhaseSeconds, Profile, StepTiming
 from dispatch_flops.profile.cost import ZERO, OpCost
 from dispatch_flops.profilers.counter import FlopCounterMode
-from dispatch_flops.profilers.isolation import evaluating, random_state_kept
-from dispatch_flops.profilers.model import OWN_PASS, accelerators_drawn_on, attach_latencies
+from dispatch_flops.profilers.isolation import evaluating, preserving_random_state
+from dispatch_flops.profilers.model import SEPARATE_PASS, attach_latencies
+from dispatch_flops.timing.calibrated import ModulePass
 from dispatch_flops.timing.devices import Devices
-from dispatch_flops.timing.module_timer import LatencyPass
 from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text
 
-_CACHE = "past_key_values"  # filled by generate: every pass needs one of its own
+_CACHE = "past_key_values"  # generate fills it, so every pass needs a copy
 _CONFIG = "generation_config"
 _ONE_TOKEN = {"max_new_tokens": 1, "max_length": None, "min_new_tokens": None, "min_length": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateProfile:
-    """What generating cost.
+    """Cost of one ``generate``.
 
-    prefill: from the call to the first new token, the choice of that token included. Assisted
-        generation may choose several at once.
-    decode: everything after it. steps: of that, each decode step's cost, in order: a step is one
-        pass of the model and the choice of what comes next.
+    prefill: from the call to the first new token, including its choice. Assisted generation may
+        choose several tokens at once.
+    decode: everything after that.
+    steps: cost of each decode step, in order. A step is one pass of the model and the choice of
+        the next token or tokens.
     new_tokens: tokens generated per sequence. decode_tokens: those of them made in decode.
     """
 
@@ -48,7 +49,7 @@ class GenerateProfile:
     decode_tokens: int
 
     def total(self) -> OpCost:
-        """Prefill and decode together."""
+        """Return the cost of prefill and decode together."""
         return self.prefill.total() + self.decode.total()
 
     @property
@@ -58,7 +59,7 @@ class GenerateProfile:
 
     @property
     def token_s(self) -> float | None:
-        """Seconds of decode per token made in it, on average; None if it made none."""
+        """Mean seconds of decode per token made in it; None if it made none."""
         seconds, tokens = self.decode.timing.latency("forward"), self.decode_tokens
         return seconds / tokens if seconds is not None and tokens else None
 
@@ -82,22 +83,33 @@ class GenerateProfile:
 def profile_generate(
     model: nn.Module, inputs: Any = None, *, warm_up: int = 1, **options: Any
 ) -> GenerateProfile:
-    """Profiles ``model.generate(inputs, **options)`` of a Hugging Face model.
+    """Profile ``model.generate(inputs, **options)`` of a Hugging Face model.
 
-    warm_up: runs before anything is measured.
+        from dispatch_flops.integrations.transformers import profile_generate
 
-    Generates several times, each from the same random state and with a copy of a cache that is
-    passed in: a single token to see how long the prompt is, then once for each phase's seconds,
-    once for the modules', once to count. The model runs in evaluation mode; train flags and
-    random state are as before afterwards.
-    Raises TargetError for what cannot generate.
+        generated = profile_generate(model, input_ids, max_new_tokens=64)
+        print(generated)
+        generated.prefill.total().macs, generated.token_s
+
+    model: a module with a method ``generate``.
+    inputs: its first argument, such as token ids of shape (batch, length); None if the inputs are
+        among the options.
+    warm_up: calls before the first measurement (default 1).
+    options: further arguments of ``generate``.
+
+    ``generate`` runs several times: for one token, to find the length of the prompt; for the
+    latency of each phase; for the latencies of modules; and for the counts. Each time it starts
+    from the same random state, and with a copy of a cache among the options. The model runs in
+    evaluation mode; train flags and random state are as before afterwards.
+
+    Raises TargetError if the model has no method ``generate``, or if it generates no token.
     """
     if not isinstance(model, nn.Module) or not callable(getattr(model, "generate", None)):
-        raise TargetError(f"{type(model).__name__} has no method generate")
+        raise TargetError(f"{type(model).__name__} has no method generate; pass a generative model")
 
     def run(relay: _Relay, options: dict[str, Any] = options) -> _Relay:
         own = {**options, _CACHE: copy.deepcopy(options[_CACHE])} if _CACHE in options else options
-        with random_state_kept(accelerators_drawn_on(model)):
+        with preserving_random_state(model):
             relay.run(lambda criteria: _generate(model, inputs, own, criteria))
         return relay
 
@@ -107,7 +119,7 @@ def profile_generate(
         for _ in range(warm_up):
             run(_Relay(nullcontext(), nullcontext(), devices))
         timed = run(_Relay(nullcontext(), nullcontext(), devices))
-        clocks = [LatencyPass(ModuleNames([model]), devices=devices) for _ in range(2)]
+        clocks = [ModulePass(ModuleNames([model]), devices=devices) for _ in range(2)]
         run(_Relay(clocks[0], clocks[1], devices))
         counters = [FlopCounterMode(model, display=False) for _ in range(2)]
         counted = run(
@@ -117,7 +129,7 @@ def profile_generate(
         attach_latencies(
             counter.profile,
             clock.seconds(),
-            StepTiming(seconds=PhaseSeconds({"forward": seconds}), method=OWN_PASS),
+            StepTiming(seconds=PhaseSeconds({"forward": seconds}), method=SEPARATE_PASS),
         )
         for counter, clock, seconds in zip(counters, clocks, timed.seconds(), strict=True)
     )
@@ -131,7 +143,7 @@ def profile_generate(
 
 
 def _for_one_token(options: dict[str, Any]) -> dict[str, Any]:
-    """The same options, but for how much is generated: set in the configuration if one is given."""
+    """Return the options for one new token, set in the generation config if one is given."""
     changed = {name: value for name, value in options.items() if name not in _ONE_TOKEN}
     config = copy.deepcopy(changed.get(_CONFIG))
     if config is None:
@@ -145,16 +157,16 @@ def _generate(model: Any, inputs: Any, options: dict[str, Any], criterion: _Rela
 
     named = dict(options)
     criteria = StoppingCriteriaList([*(named.pop("stopping_criteria", None) or ()), criterion])
-    given = () if inputs is None else (inputs,)  # a model may have other names for the first
+    given = () if inputs is None else (inputs,)  # its name differs between models
     model.generate(*given, stopping_criteria=criteria, **named)
 
 
 class _Relay:
-    """A stopping criterion that never stops: it tells where a token is done.
+    """Stopping criterion that never stops, but is called after every token.
 
-    ``prefill`` is entered until the first token, ``decode`` after it. snapshot: what the decode
-    phase has cost so far, asked for after each of its steps. lengths: of the sequence, prompt
-    included, each time.
+    prefill: entered until the first token. decode: entered after it.
+    snapshot: returns the cost of decode so far; called after each decode step.
+    lengths: length of the sequence, including the prompt, after each token.
     """
 
     def __init__(
@@ -179,7 +191,7 @@ class _Relay:
             generate(self)
             self._stamp()
         if not self.lengths:
-            raise TargetError("generate made no token: give it room for one (max_new_tokens)")
+            raise TargetError("generate made no token; allow at least one (max_new_tokens)")
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         self.lengths.append(input_ids.shape[1])
@@ -189,17 +201,17 @@ class _Relay:
             self._open.enter_context(self._decode)
         else:
             self._costs.append(self._snapshot())
-        with _disable_current_modes():
+        with _torch.modes_disabled():
             return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
     def seconds(self) -> tuple[float, float]:
-        """Seconds of prefill and decode."""
+        """Return the seconds of prefill and decode."""
         start, between, end = self._stamps
         return between - start, end - between
 
-    def steps(self, whole: OpCost) -> tuple[OpCost, ...]:
-        """What each decode step cost; the last one lasts to the end of ``whole``."""
-        until = [*self._costs[:-1], whole] if self._costs else []
+    def steps(self, decode: OpCost) -> tuple[OpCost, ...]:
+        """Return the cost of each decode step; the last one ends with all of decode."""
+        until = [*self._costs[:-1], decode] if self._costs else []
         return tuple(map(_difference, until, [ZERO, *until]))
 
     def _stamp(self) -> None:

@@ -1,8 +1,4 @@
-"""A Lightning callback that profiles one optimizer step.
-
-    from dispatch_flops.integrations.lightning import FlopsCallback
-
-    trainer = lightning.Trainer(callbacks=[FlopsCallback(profile_step=5)])
+"""Lightning callback that profiles one optimizer step.
 
 Works with the packages ``lightning`` and ``pytorch_lightning``.
 """
@@ -11,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dispatch_flops.integrations.callback import StepWatch
+from dispatch_flops.integrations.callback import StepCallback
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -25,40 +21,44 @@ except ImportError:
         ) from error
 
 
-class FlopsCallback(StepWatch, Callback):  # type: ignore[misc]
-    """Profiles one optimizer step, all its batches as one, and prints and keeps the profile.
+class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
+    """Lightning callback that profiles one optimizer step, with all its batches.
 
-    profile_step: the step to profile, the first of a run being 1; None for the config's.
-    config: a FlopsProfilerConfig, the ``flops_profiler`` section of a DeepSpeed configuration
-        as a dict, or the path of such a JSON file.
-    machine: whose peaks MFU and HFU are of; None for the device's own, where they are known.
+        from dispatch_flops.integrations.lightning import FlopsCallback
 
-    A batch after which ``trainer.global_step`` has risen ends a step. MFU and HFU are of the
-    time of the next step of as many batches and samples, which runs without the profiler. Another
-    ``fit()`` is profiled anew. Validation between the batches of the profiled step is counted
-    with it.
+        flops = FlopsCallback(profile_step=5)
+        lightning.Trainer(callbacks=[flops]).fit(model, data)
+        flops.profile, flops.mfu
+
+    profile_step, config, machine: see ``StepCallback``.
+
+    The step ends with the batch after which ``trainer.global_step`` has risen. Validation between
+    its batches is counted with it. The profile is printed by the process of rank 0, and is kept
+    as ``profile``. Every ``fit()`` is profiled anew.
+
+    Raises ConfigError for a wrong step or configuration.
     """
 
-    _global_step: int | None = None  # as the step at work began
+    _global_step: int | None = None  # when the current step began
 
     def close(self) -> None:
-        """Stop profiling and drop the step at work."""
+        """Drop an unfinished step."""
         self._global_step = None
         super().close()
 
     def on_train_start(self, *_: Any) -> None:
-        """Forget an earlier run."""
+        """Begin a training run."""
         self.reset()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
-        """A step begins with the first batch after the last step."""
+        """Begin a step with the first batch after the step before."""
         if self._global_step is None:
             self._global_step = trainer.global_step
             self.begin(pl_module)
         self.add_batch(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """A step is over if the optimizer has stepped."""
+        """End the step if the optimizer has stepped."""
         if trainer.global_step == self._global_step:
             return
         self._global_step = None
@@ -69,9 +69,9 @@ class FlopsCallback(StepWatch, Callback):  # type: ignore[misc]
         )
 
     def on_train_end(self, *_: Any) -> None:
-        """Print the profile, if that is still to be done."""
+        """Print the profile if it is not printed yet."""
         self.finish()
 
     def on_exception(self, *_: Any) -> None:
-        """Leave nothing running."""
+        """Drop an unfinished step."""
         self.close()

@@ -1,11 +1,6 @@
 """Hugging Face transformers: one step of a Trainer, and generation with a KV cache.
 
-    from dispatch_flops.integrations.transformers import FlopsCallback, profile_generate
-
-    Trainer(model, args, train_dataset=data, callbacks=[FlopsCallback(profile_step=5)]).train()
-    print(profile_generate(model, ids, max_new_tokens=64))
-
-A model's forward needs nothing of this: ``get_model_profile(model, kwargs=batch)``.
+For a forward pass alone, ``get_model_profile(model, kwargs=batch)`` is enough.
 """
 
 from __future__ import annotations
@@ -17,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from dispatch_flops.integrations.callback import StepWatch
+from dispatch_flops.integrations.callback import StepCallback
 from dispatch_flops.integrations.generation import GenerateProfile, profile_generate
 
 try:
@@ -31,24 +26,30 @@ except ImportError as error:
 __all__ = ["FlopsCallback", "GenerateProfile", "profile_generate"]
 
 
-class FlopsCallback(StepWatch, TrainerCallback):  # type: ignore[misc]
-    """Profiles one optimizer step of a Trainer, all its micro-batches as one; prints and keeps it.
+class FlopsCallback(StepCallback, TrainerCallback):  # type: ignore[misc]
+    """Trainer callback that profiles one optimizer step, with all its micro-batches.
 
-    profile_step: the step to profile, the first of a run being 1; None for the config's.
-    config: a FlopsProfilerConfig, the ``flops_profiler`` section of a DeepSpeed configuration
-        as a dict, or the path of such a JSON file.
-    machine: whose peaks MFU and HFU are of; None for the device's own, where they are known.
+        from dispatch_flops.integrations.transformers import FlopsCallback
 
-    MFU and HFU are of the time of the next step of as many samples, which runs without the
-    profiler. Samples are the rows that enter the model with gradients on. Another ``train()`` is
-    profiled anew. A Trainer tells its callbacks nothing of exceptions: where training may fail in
-    the profiled step and the process goes on, train inside ``with callback:`` or call ``close()``.
+        flops = FlopsCallback(profile_step=5)
+        Trainer(model, args, train_dataset=data, callbacks=[flops]).train()
+        flops.profile, flops.mfu
+
+    profile_step, config, machine: see ``StepCallback``.
+
+    Samples are the rows that enter the model while gradients are enabled. The profile is printed
+    by the main process, and is kept as ``profile``. Every ``train()`` is profiled anew.
+
+    A Trainer does not tell its callbacks of exceptions. If training may fail in the profiled step
+    and the process goes on, train inside ``with flops:``, or call ``close()``.
+
+    Raises ConfigError for a wrong step or configuration.
     """
 
-    _hook: RemovableHandle | None = None  # on the model, in a step that is profiled or timed
+    _hook: RemovableHandle | None = None  # on the model, during a step that is profiled or timed
 
     def close(self) -> None:
-        """Stop profiling, if an exception has ended training in the midst of the step."""
+        """Drop an unfinished step, as after an exception in it."""
         self._unhook()
         super().close()
 
@@ -63,20 +64,20 @@ class FlopsCallback(StepWatch, TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self.close()
 
-    # -- what the Trainer calls -----------------------------------------------------------------
+    # -- called by the Trainer ------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Forget an earlier run, and what it may have left running if an exception ended it."""
+        """Begin a training run."""
         self.reset()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Called before the first micro-batch of an optimizer step."""
+        """Begin an optimizer step, before its first micro-batch."""
         self.begin(known["model"])
-        if self.at_work:
-            self._see_batches(known["model"])
+        if self.is_active:
+            self._watch_batches(known["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Called after the optimizer has stepped."""
+        """End an optimizer step, after the optimizer has stepped."""
         self._unhook()
         self.end(
             silent=not state.is_world_process_zero,
@@ -85,17 +86,17 @@ class FlopsCallback(StepWatch, TrainerCallback):  # type: ignore[misc]
         )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Print the profile, if that is still to be done."""
+        """Print the profile if it is not printed yet."""
         self.finish()
 
-    def _see_batches(self, model: nn.Module) -> None:
-        def see(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _watch_batches(self, model: nn.Module) -> None:
+        def add_batch(module: nn.Module, args: Any, kwargs: Any) -> None:
             if torch.is_grad_enabled():
                 self.add_batch((args, kwargs))
 
         self._unhook()
-        # dynamo would take time to compile it, in the step that is timed.
-        hook = torch.compiler.disable(see)
+        # Otherwise dynamo would compile the hook during the step that is timed.
+        hook = torch.compiler.disable(add_batch)
         self._hook = model.register_forward_pre_hook(hook, with_kwargs=True)
 
     def _unhook(self) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.conventions import Conventions, using
 from dispatch_flops.operators.registry import Rule
@@ -109,7 +110,7 @@ def _without_outs(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The inputs among keyword arguments: the tensors of an ``out=`` variant are its result."""
     if not kwargs or not isinstance(func, OpOverload):
         return kwargs
-    outs = {argument.name for argument in func._schema.arguments if argument.is_out}
+    outs = {argument.name for argument in _torch.schema_of(func).arguments if argument.is_out}
     return {name: value for name, value in kwargs.items() if name not in outs} if outs else kwargs
 
 

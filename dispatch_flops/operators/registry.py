@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from dispatch_flops import _torch
+from dispatch_flops._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
 from dispatch_flops.operators.torch_formulas import accept_torch_style, registered_with_torch
 from dispatch_flops.profile.cost import OpCost, Split
@@ -157,7 +158,7 @@ def _replaced_by(keys: Iterable[Any]) -> Iterator[Any]:
     for key in keys:
         yield key
         if isinstance(key, OpOverloadPacket):
-            yield key._qualified_op_name
+            yield _torch.packet_name(key)
             overloads = [getattr(key, name) for name in key.overloads()]
             yield from overloads
         else:
@@ -203,13 +204,13 @@ def _key_in_use(key: Any) -> Any:
     """The key itself, or the name that stood for it while its library was not loaded."""
     if key in _RULES or not isinstance(key, (OpOverload, OpOverloadPacket)):
         return key
-    name = _full_name(key) if isinstance(key, OpOverload) else key._qualified_op_name
+    name = _full_name(key) if isinstance(key, OpOverload) else _torch.packet_name(key)
     return name if name in _RULES else key
 
 
 def _full_name(op: OpOverload) -> str:
     """``"lib::op.overload"``, also of the overload that is called default."""
-    return f"{op.overloadpacket._qualified_op_name}.{op._overloadname}"
+    return f"{_torch.packet_name(op.overloadpacket)}.{_torch.overload_name(op)}"
 
 
 @contextlib.contextmanager
@@ -267,7 +268,7 @@ def lookup(op: Any, extra: Mapping[Any, Rule] | None = None) -> Rule | None:
 
 def _schema_of(op: OpOverload | OpOverloadPacket) -> torch.FunctionSchema:
     overload = op if isinstance(op, OpOverload) else getattr(op, op.overloads()[0])
-    return overload._schema
+    return _torch.schema_of(overload)
 
 
 def _found(rules: Mapping[Any, Rule], op: Any) -> Rule | None:
@@ -280,7 +281,7 @@ def _keys_of(op: Any) -> list[Any]:
     if not isinstance(op, OpOverload):
         return [op]
     packet = op.overloadpacket
-    name = packet._qualified_op_name
+    name = _torch.packet_name(packet)
     functional = _functional_packet(packet)
     keys = [op, packet, functional, _full_name(op), name, name[:-1] if _is_in_place(name) else None]
     return [key for key in keys if key is not None]
@@ -300,7 +301,7 @@ def rules() -> dict[str, Rule]:
 def name_of(key: Any) -> str:
     """``aten.addmm``, ``aten.addmm.default``, ``higher_order.cond``, a class's or kernel's name."""
     if isinstance(key, OpOverloadPacket):
-        return key._qualified_op_name.replace("::", ".")
+        return _torch.packet_name(key).replace("::", ".")
     if isinstance(key, OpOverload):
         return str(key)
     if isinstance(key, HigherOrderOperator):
@@ -327,7 +328,7 @@ def _key(target: Any) -> Any:
     if isinstance(target, str) and target.count("::") == 1:
         return _loaded(target) or target
     if isinstance(target, torch.library.CustomOpDef):
-        return target._opoverload.overloadpacket
+        return _torch.overload_of(target).overloadpacket
     if callable(getattr(target, "run", None)) and hasattr(target, "fn"):  # a Triton kernel
         return target
     raise UnknownOperatorError(
@@ -350,7 +351,7 @@ def _functional_packet(packet: OpOverloadPacket) -> OpOverloadPacket | None:
     name = packet.__name__
     if not _is_in_place(name):
         return None
-    library = packet._qualified_op_name.split("::")[0]
+    library = _torch.packet_name(packet).split("::")[0]
     return getattr(getattr(torch.ops, library), name[:-1], None)
 
 

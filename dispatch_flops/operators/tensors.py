@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import FakeTensor
 
 _SPARSE_LAYOUTS = frozenset(
     (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -18,12 +20,12 @@ _SPARSE_LAYOUTS = frozenset(
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
     """What is asked of tensors inside leaves no trace where ``torch.jit.trace`` is at work."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    state = _torch.tracing_state()
+    _torch.set_tracing_state(None)
     try:
         yield
     finally:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
+        _torch.set_tracing_state(state)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

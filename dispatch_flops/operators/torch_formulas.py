@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
 
 
 def accept_torch_style(formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,7 +49,5 @@ def registered_with_torch(op: Any) -> Callable[..., Any] | None:
     """What the user registered with ``torch.utils.flop_counter.register_flop_formula``."""
     if not isinstance(op, OpOverload) or op.namespace == "aten":
         return None
-    from torch.utils.flop_counter import flop_registry
-
-    formula = flop_registry.get(op.overloadpacket)
+    formula = _torch.formula_of_torchs_own_counter(op)
     return None if formula is None else accept_torch_style(formula)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -24,20 +24,26 @@ T = TypeVar("T")
 def build(cls: type[T], data: Any, **given: Any) -> T:
     """Return ``cls(**data, **given)``; the values in ``data`` are numbers, strings or None.
 
-    Raises ValueError naming the field that is missing, unknown, or of the wrong type.
+    Raises ValueError naming the class, and the field that is missing, unknown, or of the wrong
+    type.
     """
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{cls.__name__} is {data!r:.60}, not a table of fields")
-    known = _checks(cls)  # type: ignore[arg-type]
-    for name, value in data.items():
-        if name not in known:
-            raise ValueError(f"{cls.__name__} has no field {name!r}")
-        if not known[name](value):
-            raise ValueError(f"{cls.__name__}.{name} is {value!r:.60}")
     try:
+        check_fields(cls, data)
         return cls(**data, **given)
-    except TypeError as error:  # a field is missing
-        raise ValueError(str(error)) from None
+    except (TypeError, ValueError) as error:  # TypeError: a field is missing
+        raise ValueError(f"{cls.__name__}: {error}") from None
+
+
+def check_fields(cls: Any, data: Any) -> None:
+    """Raise ValueError naming an unknown field, or one with a value of the wrong type."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{data!r:.60} is not a table of fields")
+    hints = _hints(cls)
+    for name, value in data.items():
+        if name not in hints:
+            raise ValueError(f"unknown field {name!r}; expected {', '.join(hints)}")
+        if not _fits(hints[name], value):
+            raise ValueError(f"{name} is {value!r:.60}; expected {_describe(hints[name])}")
 
 
 def build_timed(cls: type[T], data: Mapping[str, Any], **given: Any) -> T:
@@ -52,26 +58,31 @@ def build_timed(cls: type[T], data: Mapping[str, Any], **given: Any) -> T:
 
 
 @functools.cache
-def _checks(cls: Any) -> dict[str, Callable[[Any], bool]]:
-    """Return for each field the test that its values must pass."""
-    # The namespace is that of ``__init__``: ``__module__`` is the path that users import the
-    # class by.
+def _hints(cls: Any) -> dict[str, Any]:
+    """Return ``{field: annotation}``."""
+    # The namespace of ``__init__``: ``__module__`` is the path that users import the class by.
     hints = get_type_hints(cls, globalns=cls.__init__.__globals__)
-    return {
-        field.name: functools.partial(_fits, hints[field.name])
-        for field in fields(cls)
-        if field.init
-    }
+    return {field.name: hints[field.name] for field in fields(cls) if field.init}
 
 
 def _fits(hint: Any, value: Any) -> bool:
     if get_origin(hint) in (Union, types.UnionType):
         return any(_fits(part, value) for part in get_args(hint))
-    if get_origin(hint) is Literal:  # a phase: a profile may have others than this release records
-        return type(value) is str
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
     if hint is float:
         return type(value) in (int, float) and math.isfinite(value)
     return type(value) is hint
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(map(_describe, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if hint is float:
+        return "a finite float"
+    return "null" if hint is types.NoneType else hint.__name__
 
 
 def to_row(item: Any) -> dict[str, Any]:
@@ -120,7 +131,8 @@ def node_from_rows(rows: list[dict[str, Any]]) -> ModuleNode:
 def _op_from_row(row: dict[str, Any]) -> OpTotal:
     values = dict(row)
     cost = values.pop("cost")
-    return build(OpTotal, values, cost=None if cost is None else build(OpCost, cost))
+    phase = values.pop("phase")  # of any name: ``Profile.check`` refuses what is not a phase
+    return build(OpTotal, values, phase=phase, cost=None if cost is None else build(OpCost, cost))
 
 
 # -- earlier versions of the schema -------------------------------------------------------------

@@ -1,28 +1,36 @@
-"""Configuration by the ``flops_profiler`` section of a DeepSpeed JSON, from a dict or a file."""
+"""The ``flops_profiler`` section of a DeepSpeed configuration."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dispatch_flops.errors import ConfigError
+from dispatch_flops.profile.serialization import check_fields
 
-SECTION = "flops_profiler"
+SECTION: Final = "flops_profiler"
+_LEAST: Final = {
+    "profile_step": 1, "module_depth": -1, "top_modules": 1, "recompute_fwd_factor": 0
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopsProfilerConfig:
     """What to profile and what to print; names and defaults are DeepSpeed's.
 
-    profile_step: the optimizer step to profile, the first being 1.
-    module_depth: deepest level printed, -1 for all. top_modules: classes per depth.
-    detailed: print the module tree. output_file: print to this file instead of stdout.
-    recompute_fwd_factor: DeepSpeed's estimate of recomputation, in forward passes; used in its
-        estimate alone, since recomputation is counted here.
+        FlopsProfilerConfig(enabled=True, profile_step=5, module_depth=2)
+
+    enabled: False profiles nothing.
+    profile_step: the optimizer step to profile; the first one is 1.
+    module_depth, top_modules, detailed: what is printed; see ``get_model_profile``.
+    output_file: write the profile to this file instead of stdout.
+    recompute_fwd_factor: see ``FlopsProfiler``.
+
+    Raises ConfigError for a number below the least allowed.
     """
 
     enabled: bool = False
@@ -33,60 +41,55 @@ class FlopsProfilerConfig:
     output_file: str | None = None
     recompute_fwd_factor: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(f'"{SECTION}": {name} is {value!r}; expected at least {least}')
+
     def print_options(self) -> dict[str, Any]:
-        """What of it says what is printed: arguments of ``renderers.deepspeed.render``."""
+        """Return the fields that are arguments of ``renderers.deepspeed.make_view``."""
         names = ("profile_step", "module_depth", "top_modules", "detailed")
         return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def load(
-        cls, source: FlopsProfilerConfig | Mapping[str, Any] | str | Path, *, enabled: bool = False
-    ) -> FlopsProfilerConfig:
-        """From a config, a dict or the path of a JSON file: the section alone, or a whole
-        DeepSpeed configuration that holds it. enabled: what it is where that does not say.
+    def load(cls, source: ConfigSource, *, enabled: bool = False) -> FlopsProfilerConfig:
+        """Return the configuration that ``source`` holds.
 
-        Raises ConfigError naming the file, the unknown key or the value of the wrong type.
+        source: a FlopsProfilerConfig, a dict, or the path of a JSON file. A dict or a file holds
+            the section alone or a whole DeepSpeed configuration with the section in it.
+        enabled: value of ``enabled`` if a dict or a file does not have it.
+
+        Raises ConfigError naming the file that cannot be read, the unknown key, or the key with
+        its value and what is expected.
         """
         if isinstance(source, cls):
             return source
-        if isinstance(source, (str, Path)):
-            source = _read(Path(source))
-        if not isinstance(source, Mapping):
-            raise ConfigError(
-                f"a configuration is a dict or the path of a JSON file, not {type(source).__name__}"
-            )
-        section = source.get(SECTION, source)
-        if not isinstance(section, Mapping):
-            raise ConfigError(f'"{SECTION}" must be an object, not {section!r}')
-        if SECTION not in source and source and not set(source) & set(_TYPES):
-            raise ConfigError(f'the configuration has no section "{SECTION}"')
-        for key, value in section.items():
-            _check(key, value)
+        section = _section(_read(Path(source)) if isinstance(source, (str, Path)) else source)
+        try:
+            check_fields(cls, section)
+        except ValueError as error:
+            raise ConfigError(f'"{SECTION}": {error}') from None
         return cls(**{"enabled": enabled, **section})
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "enabled": (bool,),
-    "profile_step": (int,),
-    "module_depth": (int,),
-    "top_modules": (int,),
-    "detailed": (bool,),
-    "output_file": (str, type(None)),
-    "recompute_fwd_factor": (float, int),
-}
-_LEAST = {"profile_step": 1, "module_depth": -1, "top_modules": 1, "recompute_fwd_factor": 0}
+ConfigSource = FlopsProfilerConfig | Mapping[str, Any] | str | Path
 
 
-def _check(key: str, value: Any) -> None:
-    if key not in _TYPES:
-        known = ", ".join(field.name for field in fields(FlopsProfilerConfig))
-        raise ConfigError(f'"{SECTION}" has an unknown key {key!r}; known are {known}')
-    right = isinstance(value, _TYPES[key]) and (bool in _TYPES[key] or not isinstance(value, bool))
-    if not right:
-        expected = " or ".join("null" if t is type(None) else t.__name__ for t in _TYPES[key])
-        raise ConfigError(f'"{SECTION}": {key} must be {expected}, not {value!r}')
-    if key in _LEAST and not _LEAST[key] <= value < math.inf:
-        raise ConfigError(f'"{SECTION}": {key} must be at least {_LEAST[key]}, not {value!r}')
+def _section(data: Any) -> Mapping[str, Any]:
+    """Return the section of a configuration, which may be the section itself."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            f"the configuration is of type {type(data).__name__}; pass a dict or the path of a "
+            "JSON file"
+        )
+    section = data.get(SECTION, data)
+    if not isinstance(section, Mapping):
+        raise ConfigError(f'"{SECTION}" is {section!r}; expected an object')
+    keys = {field.name for field in dataclasses.fields(FlopsProfilerConfig)}
+    if SECTION not in data and data and not keys & set(data):
+        raise ConfigError(f'the configuration has no section "{SECTION}"')
+    return section
 
 
 def _read(path: Path) -> Any:
@@ -95,4 +98,4 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from error
+        raise ConfigError(f"{path} is not JSON: {error}") from error

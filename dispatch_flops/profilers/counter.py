@@ -1,4 +1,4 @@
-"""``FlopCounterMode``: the context manager that users enter."""
+"""``FlopCounterMode``: count everything that runs in a ``with`` block."""
 
 from __future__ import annotations
 
@@ -31,30 +31,41 @@ from dispatch_flops.profilers.session import Session
 
 
 class FlopCounterMode:
-    """Counts what every operator inside the block costs, by module and phase.
+    """Context manager that counts every operator inside the block, by module and phase.
 
-        with FlopCounterMode(model) as fc:
+        model, x = torch.nn.Linear(3, 5), torch.ones(2, 3)
+        with FlopCounterMode(model, display=False) as counter:
             model(x).sum().backward()
-        fc.get_total_flops(); fc.profile.by_module("backward")
+        counter.get_total_macs()  # 2 * 2*3*5: forward, and the weight's gradient
+        counter.profile.by_module("backward")
 
-    mods: the model, or several; without it the modules that are called first are taken.
-    depth: levels of modules in the table; None for all.
-    display: print the table at exit.
-    custom_mapping: ``{operator: formula}`` for this counter alone; formulas written for
-        ``torch.utils.flop_counter`` are accepted too.
-    strict: raise UncountedOpsError at exit if an operator ran that has no known cost.
-    causal: "full" counts the whole rectangle of attention, "half" what a causal kernel needs.
-    subclass: of tensors made of others (DTensor, quantised weights), "executed" counts what runs
-        on the inner ones, of a DTensor on this rank; "logical" counts the operator on the whole.
-    meta_value: answers ``.item()`` and its like where tensors have no data (meta, fake); without
-        it they raise, as torch has it.
-    latency: take the time of modules and operators in the same pass, the profiler's own time
-        taken off; on the meta device nothing is computed and there is none. A pass without
-        counting is more exact: see ``get_model_profile``.
+    mods: the model, or a list of several. None (the default) takes the modules that are called
+        first.
+    depth: levels of modules in the table (default 2); None for all.
+    display: print the table at exit (default True).
+    custom_mapping: ``{operator: formula}`` for this counter only. Formulas written for
+        ``torch.utils.flop_counter`` are accepted, too.
+    strict: raise UncountedOpsError at exit if an operator has no known cost. Without it (the
+        default) there is only an UncountedWarning.
+    causal: ``"full"`` (the default) counts the whole rectangle of causal attention, ``"half"``
+        only the part that a causal kernel needs.
+    subclass: for tensors that consist of others, such as DTensor and quantised weights:
+        ``"executed"`` (the default) counts the operators on the inner tensors, which for DTensor
+        are this rank's; ``"logical"`` counts the operator on the whole tensor.
+    meta_value: result of ``.item()`` and similar calls on tensors without data (meta, fake); None
+        (the default) lets them raise, as torch does.
+    latency: time modules and operators in the same pass, in seconds, without the profiler's own
+        overhead (default False). On the meta device there are no latencies. ``profile_model``
+        takes more exact ones, in a pass without counting.
 
-    The program runs unchanged, but that compiled callables run their eager code inside the
-    block; their compiled code is intact afterwards. Counts are of this process and of the
-    threads that entered the counter (``in_thread``).
+    The program runs unchanged, except that compiled callables run their eager code inside the
+    block; their compiled code stays intact. Only this process is counted: the thread that entered
+    the block, and threads inside ``in_thread()``.
+
+    Raises TargetError if ``mods`` holds anything but modules, ConfigError for an unknown
+    convention, and UnknownOperatorError for a key of ``custom_mapping`` that is not an operator.
+    Entering a counter twice raises AlreadyActiveError; leaving it in another thread raises
+    WrongThreadError.
     """
 
     def __init__(
@@ -88,12 +99,12 @@ class FlopCounterMode:
     def __enter__(self) -> FlopCounterMode:
         if not self._lock.acquire(blocking=False):
             raise AlreadyActiveError(
-                "this counter is active already: leave its block first, or use a second "
+                "this counter is active already; leave its block first, or use a second "
                 "FlopCounterMode (different counters nest)"
             )
         try:
             self._session = Session(
-                self._roots, self._conventions, self._own_rules, timed=self._latency
+                self._roots, self._conventions, self._own_rules, is_timed=self._latency
             )
             self._session.open()
         except BaseException:
@@ -109,7 +120,7 @@ class FlopCounterMode:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        session = self._running("leaving it")
+        session = self._active_session("leaving it")
         session.check_thread()
         try:
             session.close()
@@ -118,64 +129,71 @@ class FlopCounterMode:
             self._session = None
             self._lock.release()
         if kind is not None:
-            with suppress(UncountedWarning):  # the program's own exception goes before
+            with suppress(UncountedWarning):  # as an error, it would hide the program's exception
                 self._warn_of_uncounted()
             return
         self._warn_of_uncounted()
         if self.display:
             print(self.get_table(self.depth))
-        self._refuse_uncounted()
+        self._raise_if_uncounted()
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
-        """Count in this worker thread too: a dispatch mode sees only threads that enter it."""
-        with self._running("in_thread()").in_thread():
+        """Count in this thread, too, inside the ``with`` block.
+
+        A dispatch mode sees only the threads that enter it. Raises NotProfiledError outside the
+        counter's block, as ``pause`` and ``resume`` do.
+        """
+        with self._active_session("in_thread()").in_thread():
             yield
 
     def note_running(self, module: nn.Module) -> None:
-        """Say that ``module``'s forward runs already: the block was entered in its midst."""
-        self._running("note_running()").note_running(module)
+        """State that the block was entered while ``module``'s forward was running."""
+        self._active_session("note_running()").note_running(module)
 
     def pause(self) -> None:
-        """Let the program run uncounted, as outside the block, until ``resume`` is called.
+        """Run the program uncounted, as outside the block, until ``resume`` is called.
 
-        Worker threads that are inside ``in_thread()`` by then go on.
+        Threads that are inside ``in_thread()`` already are still counted.
         """
-        self._running("pause()").close()
+        self._active_session("pause()").close()
 
     def resume(self) -> None:
-        """Count on."""
-        self._running("resume()").open()
+        """Continue counting after ``pause``."""
+        self._active_session("resume()").open()
 
-    def _running(self, what: str) -> Session:
+    def _active_session(self, what: str) -> Session:
         if self._session is None:
-            raise NotProfiledError(f"{what} works inside the counter's block only")
+            raise NotProfiledError(f"{what} works only inside the counter's block; enter it first")
         return self._session
 
     # -- results --------------------------------------------------------------------------------
 
     @property
     def profile(self) -> Profile:
-        """Everything counted: so far inside the block, frozen after it."""
+        """Everything counted: so far inside the block, final after it.
+
+        Raises NotProfiledError before the block is entered.
+        """
         if self._session is not None:
             return self._session.profile()
         if self._profile is None:
-            raise NotProfiledError("nothing is counted yet: run the model inside the block")
+            raise NotProfiledError("nothing is counted yet; run the model inside the block")
         return self._profile
 
     def get_total_flops(self) -> int:
-        """FLOPs of everything that ran, in all phases."""
+        """Return the FLOPs of everything that ran, in all phases."""
         return self.profile.total().flops
 
     def get_total_macs(self) -> int:
-        """Multiply-accumulates of everything that ran, in all phases."""
+        """Return the multiply-accumulates of everything that ran, in all phases."""
         return self.profile.total().macs
 
     def get_flop_counts(self) -> dict[str, dict[Any, int]]:
-        """``{module: {operator packet: FLOPs}}``, inclusive, as torch.utils.flop_counter has it.
+        """Return ``{module: {operator packet: FLOPs}}``, as torch.utils.flop_counter does.
 
-        "Global" holds everything; modules are named by the model's class and their fqn.
-        Operators that cost nothing are left out.
+        A module's FLOPs include those of the modules below it. "Global" holds everything; modules
+        are named by the model's class and their fqn. Operators without FLOPs are omitted.
         """
         profile = self.profile
         counts: dict[str, dict[Any, int]] = {"Global": {}}
@@ -191,12 +209,16 @@ class FlopCounterMode:
         return counts
 
     def get_table(self, depth: int | None = None) -> str:
-        """The table that ``display`` prints, down to ``depth`` levels (default: the counter's)."""
-        from dispatch_flops.renderers import table
+        """Return the table that ``display`` prints, down to ``depth`` levels.
 
-        return table.render(self.profile, depth=self.depth if depth is None else depth)
+        depth: None (the default) for the counter's own ``depth``.
+        """
+        from dispatch_flops.renderers import View, table
 
-    # -- what could not be counted ----------------------------------------------------------------
+        levels = self.depth if depth is None else depth
+        return table.render(self.profile, View(depth=None if levels is None else levels - 1))
+
+    # -- uncounted operators ----------------------------------------------------------------------
 
     def _warn_of_uncounted(self) -> None:
         profile = self.profile
@@ -204,7 +226,7 @@ class FlopCounterMode:
         if uncounted:
             warnings.warn(_describe(profile, uncounted), UncountedWarning, stacklevel=3)
 
-    def _refuse_uncounted(self) -> None:
+    def _raise_if_uncounted(self) -> None:
         uncounted = self.profile.uncounted_ops()
         if self._strict and uncounted:
             raise UncountedOpsError(_describe(self.profile, uncounted))
@@ -231,7 +253,7 @@ def _add_flops(counts: dict[Any, int], node: ModuleNode) -> None:
 
 
 def _packet(name: str) -> Any:
-    """``"aten.mm.default" -> torch.ops.aten.mm``; the name itself where there is no such op."""
+    """``"aten.mm.default" -> torch.ops.aten.mm``; the name itself if it is not a torch operator."""
     library, _, rest = name.partition(".")
     packet = rest.rsplit(".", 1)[0]
     return getattr(getattr(torch.ops, library, None), packet, name)

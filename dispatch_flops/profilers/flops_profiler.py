@@ -1,7 +1,7 @@
-"""The DeepSpeed-compatible face: ``get_model_profile`` and ``FlopsProfiler``.
+"""DeepSpeed's interface: ``get_model_profile`` and ``FlopsProfiler``.
 
-Names, parameters, defaults, return values and the three printed parts are DeepSpeed's, so
-that changing the import is all its users do; numbers are right where its are not.
+Names, parameters, defaults, return values and the three printed parts are those of DeepSpeed's
+flops profiler, so that its users only change an import.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops import units
 from dispatch_flops.analysis.latency import latency_of
 from dispatch_flops.errors import NotProfiledError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
-from dispatch_flops.profilers.model import module_classes, profile_model, without
+from dispatch_flops.profilers.inputs import check_model
+from dispatch_flops.profilers.model import exclude_modules, module_classes, profile_model
 from dispatch_flops.renderers import deepspeed
-from dispatch_flops.renderers.deepspeed import aggregated
+from dispatch_flops.renderers.deepspeed import aggregated, units
 
 
 def get_model_profile(
@@ -43,23 +43,27 @@ def get_model_profile(
     fold: bool = False,
     **options: Any,
 ) -> tuple[Any, Any, Any]:
-    """FLOPs, MACs and parameters of a model's forward pass (or of another of its methods).
+    """Profile one call of a model, print the profile, and return its totals.
 
-    input_shape: shape of the only positional input, made of ones in the dtype and on the
-        device of the model's first parameter. args, kwargs: the inputs themselves; a model
-        without inputs needs none of the three.
-    print_profile, detailed, module_depth, top_modules, output_file, fold: what is printed,
-        and where to (a file instead of stdout).
-    warm_up: runs before anything is measured.
-    as_string: "426.52 MMACs" instead of 426516480.
-    ignore_modules: classes of modules whose work, and that of all below them, is left out.
-    mode, func_name: the method to call, ``"forward"`` for the model itself, ``"generate"``, ...
-    options: further ones of ``profile_model``: ``device="meta"``, ``repeats``, ``causal``,
-        ``operator_latency``, ``strict``, ...
+        flops, macs, params = get_model_profile(
+            torch.nn.Linear(3, 5), input_shape=(2, 3), print_profile=False, as_string=False
+        )
+        # 70, 30, 20
 
-    The model runs in evaluation mode; train flags and random state are as before afterwards.
-    Raises TargetError for inputs that cannot be used.
-    Returns ``(flops, macs, params)``.
+    model, input_shape, args, kwargs, warm_up, ignore_modules, mode: see ``profile_model``.
+    print_profile: print the profile.
+    detailed: print the module tree, too.
+    module_depth: deepest level printed; -1 (the default) prints all.
+    top_modules: classes printed per level in the aggregated part.
+    as_string: return strings with a unit ("426.52 MMACs") instead of numbers.
+    output_file: write the profile to this file instead of stdout.
+    func_name: DeepSpeed's older name of ``mode``; wins over it.
+    fold: print equal sibling modules as one.
+    options: further arguments of ``profile_model``, such as ``device="meta"`` or ``repeats=9``.
+
+    Returns ``(flops, macs, params)``: FLOPs and MACs of the forward pass, and the model's number
+    of parameters.
+    Raises what ``profile_model`` raises, and TargetError if ``output_file`` cannot be written.
     """
     profile = profile_model(
         model,
@@ -72,15 +76,14 @@ def get_model_profile(
         **options,
     )
     if print_profile:
-        text = deepspeed.render(
-            profile,
+        view = deepspeed.make_view(
             profile_step=warm_up,
             module_depth=module_depth,
             top_modules=top_modules,
             detailed=detailed,
             fold=fold,
         )
-        show(text, output_file)
+        print_or_write(deepspeed.render(profile, view), output_file)
     total = profile.root.total("forward")
     params = profile.total_params
     if not as_string:
@@ -93,27 +96,28 @@ def get_model_profile(
 
 
 class FlopsProfiler:
-    """Profiles part of a program, such as one step of a training loop.
+    """Profiler of a part of a program, such as one step of a training loop.
 
-        prof = FlopsProfiler(model)
-        prof.start_profile()
-        loss = model(batch)
-        prof.stop_profile()
-        prof.print_model_profile()
-        prof.end_profile()
+        profiler = FlopsProfiler(torch.nn.Linear(3, 5))
+        profiler.start_profile()
+        profiler.model(torch.ones(2, 3))
+        profiler.stop_profile()
+        profiler.get_total_macs()  # 2*3*5
+        profiler.print_model_profile()
+        profiler.end_profile()
 
-    model: the module to profile. ds_engine: a DeepSpeed engine, which knows world size, batch
-    size and the latencies of backward and step. recompute_fwd_factor: what DeepSpeed's estimate
-    adds to the backward pass for activation checkpointing; counted recomputation needs none.
+    Counting and timing share one pass: the profiler's own overhead is measured and subtracted.
 
-    Counting and timing share the pass; the profiler's own time is measured and taken off.
+    model: the module to profile. Raises TargetError for anything else.
+    ds_engine: the DeepSpeed engine that runs the model, if one does.
+    recompute_fwd_factor: forward passes that DeepSpeed's estimate of the backward pass adds for
+        activation checkpointing (default 0). Recomputation is counted without it.
     """
 
     def __init__(
         self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TargetError(f"model is a {type(model).__name__}; pass an nn.Module")
+        check_model(model)
         self.model = model
         self.ds_engine = ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
@@ -124,7 +128,10 @@ class FlopsProfiler:
         self._profile: Profile | None = None
 
     def start_profile(self, ignore_list: Sequence[type[nn.Module]] | None = None) -> None:
-        """Start counting and timing. ignore_list: classes of modules to leave out."""
+        """Start counting and timing; forget what was counted before.
+
+        ignore_list: classes of modules to exclude, as ``ignore_modules`` of ``profile_model``.
+        """
         self.drop_profile()
         self._ignored = module_classes(ignore_list)
         counter = FlopCounterMode(self.model, display=False, latency=True)
@@ -134,31 +141,34 @@ class FlopsProfiler:
         self.started = True
 
     def pause_profile(self) -> None:
-        """Let the program run unprofiled until ``resume_profile``; nothing if not started."""
+        """Run the program unprofiled until ``resume_profile``; do nothing if not started."""
         if self._counter is not None:
             self._counter.pause()
             self._paused = True
 
     def resume_profile(self) -> None:
-        """Go on counting and timing."""
+        """Continue counting and timing after ``pause_profile``."""
         if self._counter is not None:
             self._counter.resume()
             self._paused = False
 
     def stop_profile(self) -> None:
-        """Stop counting and timing; the numbers stay until the next start."""
+        """Stop counting and timing; the profile stays until the next start.
+
+        Raises WrongThreadError in another thread than the one that started the profile.
+        """
         counter = self._counter
         if counter is None:
             return
-        counter.pause()  # in another thread this raises, and the counter stays
+        counter.pause()  # raises in another thread, and then the profile goes on
         self._counter = None
         try:
             counter.__exit__(None, None, None)  # raises where warnings are errors
         finally:
-            self._profile = without(counter.profile, self.model, self._ignored)
+            self._profile = exclude_modules(counter.profile, self.model, self._ignored)
 
     def reset_profile(self) -> None:
-        """Forget what was counted; while profiling, count from here on, or stay paused."""
+        """Forget what was counted. A running profile starts anew; a paused one stays paused."""
         self._profile = None
         if self._counter is not None:
             paused = self._paused
@@ -167,13 +177,13 @@ class FlopsProfiler:
                 self.pause_profile()
 
     def drop_profile(self) -> None:
-        """Stop and forget what was counted: nothing is warned of."""
+        """Stop and forget what was counted, without a warning of uncounted operators."""
         self.pause_profile()
         self._counter = self._profile = None
         self.started = False
 
     def end_profile(self) -> None:
-        """Stop, if still running. Nothing was written on the model, so nothing is cleaned up."""
+        """Stop the profile if it is still running. The profile stays readable."""
         try:
             self.stop_profile()
         finally:
@@ -181,42 +191,45 @@ class FlopsProfiler:
 
     @property
     def profile(self) -> Profile:
-        """The frozen profile; raises NotProfiledError before anything was profiled."""
+        """The profile so far or, once stopped, the final one.
+
+        Raises NotProfiledError before ``start_profile``.
+        """
         if self._counter is not None:
-            return without(self._counter.profile, self.model, self._ignored)
+            return exclude_modules(self._counter.profile, self.model, self._ignored)
         if self._profile is None:
             raise NotProfiledError(
-                "nothing is profiled yet: call start_profile(), run the model, then ask"
+                "nothing is profiled yet: call start_profile() and run the model first"
             )
         return self._profile
 
-    def amend_scope(self, **known: Any) -> None:
-        """Add what the caller knows of the run: fields of ``RunInfo``, such as ``batch_size``.
+    def add_run_info(self, **facts: Any) -> None:
+        """Set fields of the profile's ``RunInfo``, such as ``batch_size``.
 
-        After ``stop_profile``; raises NotProfiledError before it.
+        Raises NotProfiledError before ``stop_profile``.
         """
         if self._counter is not None:
-            raise NotProfiledError("the profile is not done: call stop_profile() first")
+            raise NotProfiledError("the profile is still running: call stop_profile() first")
         profile = self.profile
-        self._profile = dataclasses.replace(profile, run=dataclasses.replace(profile.run, **known))
+        self._profile = dataclasses.replace(profile, run=dataclasses.replace(profile.run, **facts))
 
     def get_total_flops(self, as_string: bool = False) -> Any:
-        """FLOPs of the model's forward pass."""
+        """Return the FLOPs of the model's forward pass, as a string with a unit if asked."""
         total = self.profile.root.total("forward").flops
         return units.number_to_string(total) if as_string else total
 
     def get_total_macs(self, as_string: bool = False) -> Any:
-        """Multiply-accumulates of the model's forward pass."""
+        """Return the multiply-accumulates of the model's forward pass."""
         total = self.profile.root.total("forward").macs
         return units.macs_to_string(total) if as_string else total
 
     def get_total_duration(self, as_string: bool = False) -> Any:
-        """Seconds of the model's forward pass; None (as a string "n/a") if it was not run."""
+        """Return the seconds of the model's forward pass; None ("n/a") if it did not run."""
         total = latency_of(self.profile.root)
         return units.duration_to_string(total) if as_string else total
 
     def get_total_params(self, as_string: bool = False) -> Any:
-        """Elements of the model's distinct parameters."""
+        """Return the number of elements of the model's distinct parameters."""
         total = self.profile.total_params
         return units.params_to_string(total) if as_string else total
 
@@ -229,33 +242,43 @@ class FlopsProfiler:
         output_file: str | Path | None = None,
         fold: bool = False,
     ) -> None:
-        """Print the three parts and the operator table, to stdout or to ``output_file``."""
-        text = deepspeed.render(
-            self.profile,
+        """Print the profile: DeepSpeed's three parts and the operator table.
+
+        profile_step: the number of the step that the heading names.
+        module_depth, top_modules, detailed, output_file, fold: see ``get_model_profile``.
+
+        A file that cannot be written is a warning, and the profile is printed instead.
+        Raises NotProfiledError before ``start_profile``.
+        """
+        view = deepspeed.make_view(
             profile_step=profile_step,
             module_depth=module_depth,
             top_modules=top_modules,
             detailed=detailed,
             fold=fold,
         )
-        report(text, output_file)
+        write_or_warn(deepspeed.render(self.profile, view), output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Print the part that aggregates modules by class at each depth."""
-        print(aggregated.render(self.profile, module_depth=module_depth, top_modules=top_modules))
+        """Print only the part that aggregates modules by class at each level."""
+        view = deepspeed.make_view(module_depth=module_depth, top_modules=top_modules)
+        print(aggregated.render(self.profile, view))
 
 
-def report(text: str, output_file: str | Path | None) -> None:
-    """As ``show``, but in a training loop, which goes on: what cannot be written is printed."""
+def write_or_warn(text: str, output_file: str | Path | None) -> None:
+    """Write the text to the file, or print it; a failure to write never ends a training loop."""
     try:
-        show(text, output_file)
+        print_or_write(text, output_file)
     except TargetError as error:
         warnings.warn(f"{error}; printed instead", stacklevel=2)
         print(text)
 
 
-def show(text: str, output_file: str | Path | None) -> None:
-    """To the file, its folder made if need be, or to stdout; TargetError where it cannot be."""
+def print_or_write(text: str, output_file: str | Path | None) -> None:
+    """Print the text or, given a file, write it there; create the file's folder if needed.
+
+    Raises TargetError if the file cannot be written.
+    """
     if output_file is None:
         print(text)
         return

@@ -1,65 +1,98 @@
-"""A model's inputs, and calls of it with them."""
+"""Bind a model's inputs, so that it can be called any number of times."""
 
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from dispatch_flops import _torch
+from dispatch_flops.counting.placement import brought_to
 from dispatch_flops.errors import TargetError
 from dispatch_flops.operators.tensors import tensors_in
 
-_CONTAINERS = (dict, OrderedDict, list, set)  # no subclasses: they may do more when written to
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundCalls:
+    """Calls of a model with its inputs bound.
+
+    forward: call the method to profile.
+    profiled: the same, followed by backward if that is to be profiled, too.
+    leaves: tensors whose gradients ``profiled`` may change; empty without backward.
+    """
+
+    forward: Callable[[], Any]
+    profiled: Callable[[], Any]
+    leaves: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def has_backward(self) -> bool:
+        return self.profiled is not self.forward
 
 
-def is_compiled(model: nn.Module) -> bool:
-    return any(
-        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-        for module in model.modules()
-    )
-
-
-def caller(
-    model: nn.Module, mode: str, inputs: Sequence[Any], named: Mapping[str, Any]
-) -> Callable[[], Any]:
-    """Calls the model, or a method of it, with these inputs."""
-    method = model if mode == "forward" else getattr(model, str(mode), None)
-    if not callable(method):
-        raise TargetError(f"mode={mode!r}: {type(model).__name__} has no method of that name")
-
-    def call() -> Any:
-        try:
-            return method(*inputs, **named)
-        except TypeError as error:
-            if not inputs and not named:
-                error.add_note("It was given no input: pass input_shape, args or kwargs.")
-            raise
-
-    return call
+def bind_inputs(
+    model: nn.Module,
+    input_shape: Sequence[int] | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    *,
+    mode: str,
+    backward: bool,
+    device: str | None,
+) -> BoundCalls:
+    """Return calls of the model with these inputs; parameters are those of ``profile_model``."""
+    inputs = make_inputs(model, input_shape, args, device)
+    if not isinstance(kwargs or {}, Mapping):
+        raise TargetError(f"kwargs is a {type(kwargs).__name__}; pass a dict of named inputs")
+    named_inputs = move_to(dict(kwargs or {}), device)
+    forward = _bind(_find_method(model, mode), inputs, named_inputs)
+    if not backward:
+        return BoundCalls(forward=forward, profiled=forward)
+    given = (tensor for tensor in tensors_in([inputs, named_inputs]) if tensor.is_leaf)
+    leaves = (*model.parameters(), *given)
+    return BoundCalls(forward=forward, profiled=_add_backward(forward, leaves), leaves=leaves)
 
 
 def make_inputs(
     model: nn.Module, shape: Sequence[int] | None, args: Sequence[Any], device: str | None
 ) -> list[Any]:
+    """Return the positional inputs: ``args`` on ``device``, or a tensor of ones of ``shape``."""
     if isinstance(args, (torch.Tensor, str)) or not isinstance(args or (), Iterable):
         raise TargetError(
             f"args is a {type(args).__name__}; pass a list of the inputs, such as [x]"
         )
     if shape is None:
-        return list(moved(list(args or ()), device))
+        return list(move_to(list(args or ()), device))
     if args:
-        raise TargetError("input_shape and args exclude each other: args are the inputs themselves")
+        raise TargetError("input_shape and args are both given; pass only one of them")
     sizes = _sizes(shape)
     numeric = (p for p in model.parameters() if p.is_floating_point() or p.is_complex())
     first = next(numeric, None)
-    where = device or (first.device if first is not None else None)
-    dtype = first.dtype if first is not None else None
+    dtype, home = (first.dtype, first.device) if first is not None else (None, None)
+    where = device or _execution_device(model) or home
     return [torch.ones(sizes, dtype=dtype, device=where)]
+
+
+def move_to(value: Any, device: str | None) -> Any:
+    """Return nested inputs with their tensors on ``device``; unchanged for None."""
+    if device is None:
+        return value
+    return _torch.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
+
+
+def check_model(model: Any) -> None:
+    """Raise TargetError if ``model`` is not a module."""
+    if not isinstance(model, nn.Module):
+        raise TargetError(f"model is a {type(model).__name__}; pass an nn.Module")
+
+
+def _execution_device(model: nn.Module) -> str | None:
+    """Return the device that an offloaded model's parameters are moved to; None for others."""
+    return next(map(str, brought_to(model.modules())), None)
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
@@ -72,45 +105,36 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     return sizes
 
 
-def moved(value: Any, device: str | None) -> Any:
-    """Nested inputs on ``device``; as they are for None."""
-    if device is None:
-        return value
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
+def _find_method(model: nn.Module, mode: str) -> Any:
+    method = model if mode == "forward" else getattr(model, str(mode), None)
+    if not callable(method):
+        raise TargetError(f"mode={mode!r}: {type(model).__name__} has no method of that name")
+    return method
 
 
-def with_backward(run: Callable[[], Any], leaves: Sequence[torch.Tensor]) -> Callable[[], Any]:
-    """Each run starts without gradients: otherwise a second one would accumulate."""
+def _bind(
+    method: Callable[..., Any], inputs: Sequence[Any], named_inputs: Mapping[str, Any]
+) -> Callable[[], Any]:
+    def call() -> Any:
+        try:
+            return method(*inputs, **named_inputs)
+        except TypeError as error:
+            if not inputs and not named_inputs:
+                error.add_note("It was given no input: pass input_shape, args or kwargs.")
+            raise
+
+    return call
+
+
+def _add_backward(forward: Callable[[], Any], leaves: Sequence[torch.Tensor]) -> Callable[[], Any]:
+    """Return a call of ``forward`` and of backward from the sum of its outputs."""
 
     def forward_and_backward() -> None:
         for leaf in leaves:
-            leaf.grad = None
-        outputs = [t for t in tensors_in(run()) if t.requires_grad]
+            leaf.grad = None  # otherwise a second call would also accumulate gradients
+        outputs = [t for t in tensors_in(forward()) if t.requires_grad]
         if not outputs:
             raise TargetError("backward: no output of the model requires a gradient")
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
 
     return forward_and_backward
-
-
-def submodule(model: nn.Module, fqn: str) -> nn.Module | None:
-    """The module of that name, ``torch.compile``'s wrappers looked through; None if none is."""
-    module = _unwrapped(model)
-    for name in fqn.split(".") if fqn else ():
-        below = _held_as(name, module)
-        if below is None:
-            return None
-        module = _unwrapped(below)
-    return module
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    while (inner := _held_as("_orig_mod", module)) is not None:
-        module = inner
-    return module
-
-
-def _held_as(name: str, module: nn.Module) -> nn.Module | None:
-    if name not in module._modules:  # TorchScript's has no get
-        return None
-    return module._modules[name]

@@ -1,25 +1,40 @@
-"""Context managers that leave the program's state as they found it."""
+"""Context managers that restore the program's state: flags, random state, gradients, tensors."""
 
 from __future__ import annotations
 
 import gc
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from dispatch_flops.profilers.inputs import _CONTAINERS
+from dispatch_flops.timing.devices import Devices
 
-# -- leaving everything as it was ------------------------------------------------------------
+_CONTAINERS = (dict, OrderedDict, list, set)  # not subclasses: writing to those may do more
+
+
+@contextmanager
+def isolated(model: nn.Module, *, on_meta: bool = False) -> Iterator[None]:
+    """Run the model in evaluation mode inside; flags and random state are as before afterwards.
+
+    on_meta: the model's tensors have no data inside.
+    """
+    with ExitStack() as undo:
+        undo.enter_context(evaluating(model))
+        undo.enter_context(preserving_random_state(model))
+        if on_meta:
+            undo.enter_context(moved_to_meta(model))
+        yield
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, every module's own flag afterwards."""
+    """Put the model into evaluation mode inside; restore every module's own flag afterwards."""
     modules = list(model.modules())
     flags = [getattr(module, "training", None) for module in modules]
     model.eval()
@@ -29,32 +44,40 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         for module, training in zip(modules, flags, strict=True):
             if training is not None:
                 module.training = training
-            elif "training" in module.__dict__:  # a frozen TorchScript module has none
+            elif "training" in module.__dict__:  # a frozen TorchScript module has no flag
                 del module.__dict__["training"]
 
 
 @contextmanager
-def random_state_kept(accelerators: Sequence[torch.device]) -> Iterator[None]:
-    """What is drawn inside is drawn again afterwards: by torch, Python and (if loaded) numpy.
+def preserving_random_state(model: nn.Module) -> Iterator[None]:
+    """Restore the random state of torch, Python and (if loaded) numpy afterwards.
 
-    accelerators: those on which the program may draw, of one type.
+    That of torch is restored on the CPU and on the accelerators that the model may use.
     """
+    accelerators = _accelerators_used_by(model)
     kind = accelerators[0].type if accelerators else "cuda"  # fork_rng's own default
-    drawn = random.getstate()
-    numpys = sys.modules.get("numpy")
-    drawn_by_numpy = numpys.random.get_state() if numpys is not None else None
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
     try:
         with torch.random.fork_rng([d.index for d in accelerators], device_type=kind):
             yield
     finally:
-        random.setstate(drawn)
-        if numpys is not None:
-            numpys.random.set_state(drawn_by_numpy)
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+
+
+def _accelerators_used_by(model: nn.Module) -> Sequence[torch.device]:
+    """Return the accelerators of the model; all CUDA devices once the program uses CUDA."""
+    if torch.cuda.is_initialized():
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return Devices.of(model.modules()).accelerators
 
 
 @contextmanager
 def garbage_collection_later() -> Iterator[None]:
-    """Cyclic garbage is looked for afterwards: not in the midst of what is measured or built."""
+    """Switch off the collection of cyclic garbage inside, where it would be timed or be futile."""
     if not gc.isenabled():
         yield
         return
@@ -66,8 +89,8 @@ def garbage_collection_later() -> Iterator[None]:
 
 
 @contextmanager
-def gradients_kept(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Afterwards every leaf has the gradient that it had, or none."""
+def preserving_gradients(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Restore the gradient of every leaf afterwards."""
     gradients = [(leaf, leaf.grad) for leaf in leaves]
     try:
         yield
@@ -77,11 +100,11 @@ def gradients_kept(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def on_meta(model: nn.Module) -> Iterator[None]:
-    """Tensors that modules hold have shapes alone inside; afterwards all is held as before.
+def moved_to_meta(model: nn.Module) -> Iterator[None]:
+    """Replace the tensors that modules hold by ones without data inside; restore them afterwards.
 
-    Tied tensors stay tied. What the model keeps for later inside is forgotten. A tensor held
-    deeper than in a list or a dict of a module's own stays where it is.
+    Tied tensors stay tied. Tensors that the model stores inside are dropped. A tensor is replaced
+    if it is an attribute of a module, or an entry of a list, dict or set that is one.
     """
     held = [(holder, _content(holder)) for holder in _holders(model)]
     shapes: dict[int, Any] = {}
@@ -101,7 +124,7 @@ def on_meta(model: nn.Module) -> Iterator[None]:
 
 
 def _holders(model: nn.Module) -> list[Any]:
-    """Each module's attributes, and the lists, dicts and sets among them, each once."""
+    """Return each module's attributes, and the lists, dicts and sets among them, each once."""
     found = [
         holder
         for module in model.modules()
@@ -123,14 +146,14 @@ def _fill(holder: Any, content: dict[Any, Any]) -> None:
     elif isinstance(holder, (dict, set)):
         holder.clear()
         holder.update(content)
-    else:  # TorchScript's tables, whose names are fixed
+    else:  # TorchScript's tables: their names cannot be removed
         for name, value in content.items():
             holder[name] = value
 
 
 def _without_data(tensor: torch.Tensor) -> torch.Tensor:
-    cannot = tensor.is_quantized or (tensor.is_nested and tensor.layout is torch.strided)
-    if tensor.is_meta or cannot:
+    has_no_meta_form = tensor.is_quantized or (tensor.is_nested and tensor.layout is torch.strided)
+    if tensor.is_meta or has_no_meta_form:
         return tensor
     empty = torch.empty_like(tensor, device="meta")
     if isinstance(tensor, nn.Parameter):

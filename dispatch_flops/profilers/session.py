@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.aggregation import Ledger
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.eager_stance import eager_stance
@@ -24,14 +24,12 @@ from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.isolation import garbage_collection_later
-from dispatch_flops.timing.calibration import gap_s, unseen_of_calls
-from dispatch_flops.timing.devices import Devices
-from dispatch_flops.timing.overhead import OwnTime
-from dispatch_flops.timing.passes import CountingPass, EventPass, HostPass
+from dispatch_flops.timing.calibrated import counting_pass
+from dispatch_flops.timing.passes import UntimedPass
 
 
 class Session:
-    """One run of a counter, opened and closed as often as it pauses."""
+    """One run of a counter; a pause closes it, and it can be opened again."""
 
     def __init__(
         self,
@@ -39,23 +37,24 @@ class Session:
         conventions: Conventions,
         own_rules: Mapping[Any, registry.Rule],
         *,
-        timed: bool,
+        is_timed: bool,
     ) -> None:
         self._conventions = conventions
         self._names = ModuleNames(roots)
         self._ledger = Ledger()
-        options: dict[str, Any] = {
-            "conventions": conventions, "own_rules": own_rules, "on_full": self._fold
-        }  # fmt: skip
-        self._pass = _pass_on(self._names, options, timed=timed)
-        self._tracker, self._mode = self._pass.tracker, self._pass.mode
-        self._tracker.is_mode_on = self._is_on
+        # Only a timed run asks every module for its device.
+        self._pass = counting_pass(self._names.modules()) if is_timed else UntimedPass()
+        self._tracker = Tracker(self._names, self._pass.observers, self._is_mode_on)
+        self._mode = CountingMode(
+            self._tracker, conventions, own_rules, self._aggregate, self._pass.operator_timer
+        )
         self._opaque = OpaqueModules(self._tracker, conventions, own_rules)
         self._undo = ExitStack()
         self._is_open = False
         self._thread = 0
 
     def open(self) -> None:
+        """Start counting in this thread; does nothing if it is started already."""
         if self._is_open:
             return
         with ExitStack() as undo:
@@ -71,26 +70,29 @@ class Session:
         self._thread = threading.get_ident()
 
     def close(self) -> None:
+        """Stop counting; raises WrongThreadError in a thread other than that of ``open``."""
         self.check_thread()
         self._is_open = False
         self._undo.close()
 
     def check_thread(self) -> None:
-        """A mode is on in the thread that entered it, and can be left nowhere else."""
+        """Raise WrongThreadError if another thread entered the mode: only that one can leave it."""
         if self._is_open and self._thread != threading.get_ident():
             raise WrongThreadError(
                 "the counter was entered in another thread: leave it, stop it or pause it there"
             )
 
     def note_running(self, module: nn.Module) -> None:
-        self._pass.note_running(module)
+        """Treat the forward of ``module``, which runs already, as started now."""
+        self._tracker.enter_module(module, ())
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
-        if self._is_on() or not self._is_open:
+        """Count in this thread, too."""
+        if self._is_mode_on() or not self._is_open:
             yield
             return
-        self._tracker.join_thread(entered=True)
+        self._tracker.join_thread(is_entered=True)
         try:
             with self._mode:
                 yield
@@ -98,41 +100,30 @@ class Session:
             self._tracker.leave_thread()
 
     def profile(self) -> Profile:
-        # A profile is many new objects, none of them garbage: looking for it would take longest.
-        with self._pass.aside(), _disable_current_modes(), garbage_collection_later():
+        """Return the profile of everything counted so far."""
+        # A profile consists of many new objects, none of them garbage: collection would take most
+        # of the time.
+        with self._pass.excluded(), _torch.modes_disabled(), garbage_collection_later():
             self._pass.read()
-            seen = Observed(
+            observed = Observed(
                 calls=self._tracker.calls(),
                 used_params=self._tracker.used_params(),
                 tokens=self._tracker.tokens(),
                 latency_s=self._pass.module_seconds(),
             )
             profile = build_profile(
-                self._ledger.with_open(self._tracker.places()),
+                self._ledger.with_open(self._tracker.module_phases()),
                 self._names,
-                seen,
+                observed,
                 run_info(self._names.modules(), self._conventions),
                 notes=tuple(self._mode.higher_order.notes),
             )
         return dataclasses.replace(profile, timing=self._pass.timing(profile))
 
-    def _fold(self) -> None:
+    def _aggregate(self) -> None:
+        """Aggregate this thread's calls, so that memory does not grow with their signatures."""
         self._pass.read()
-        self._ledger.fold(self._tracker.join_thread().places.values())
+        self._ledger.fold(self._tracker.join_thread().module_phases.values())
 
-    def _is_on(self) -> bool:
-        return any(mode is self._mode for mode in _get_current_dispatch_mode_stack())
-
-
-def _pass_on(names: ModuleNames, mode_options: Mapping[str, Any], *, timed: bool) -> CountingPass:
-    """The pass that is right where these modules compute."""
-    devices = Devices.of(names.modules()) if timed else None  # which asks every module
-    if devices is None or not devices.computes:
-        tracker = Tracker(names)
-        return CountingPass(tracker, CountingMode(tracker, **mode_options))
-    record = devices.events()
-    if record is not None:
-        gap = None if devices.is_capturing() else gap_s(devices)
-        return EventPass(names, devices, record, gap, mode_options)
-    clock = devices.clock() if devices.accelerators else None
-    return HostPass(names, OwnTime(*unseen_of_calls(), clock=clock), mode_options)
+    def _is_mode_on(self) -> bool:
+        return any(mode is self._mode for mode in _torch.modes_in_force())

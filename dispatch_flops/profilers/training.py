@@ -1,74 +1,153 @@
-"""One step of a plain training loop, profiled from forward to the optimizer's step."""
+"""Profile one optimizer step of a training loop."""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
-from torch import nn
+from torch import distributed, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError
+from dispatch_flops.errors import AlreadyActiveError, ConfigError, NotProfiledError, TargetError
 from dispatch_flops.profile import Profile
-from dispatch_flops.profilers.config import FlopsProfilerConfig
-from dispatch_flops.profilers.flops_profiler import report
-from dispatch_flops.profilers.step import ProfiledStep
+from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
+from dispatch_flops.profilers.flops_profiler import FlopsProfiler, write_or_warn
+from dispatch_flops.profilers.inputs import check_model
+from dispatch_flops.renderers import deepspeed
 
-# What a GradScaler asks of the gradients before it lets the optimizer step, or does not.
-_UNSCALED = "aten._amp_foreach_non_finite_check_and_unscale_.default"
+# A GradScaler has no hook that tells of a step that it skips. The only trace is that gradients
+# were unscaled by this operator, and then no optimizer stepped.
+# Source: torch/amp/grad_scaler.py, GradScaler._unscale_grads_.
+_UNSCALE: Final = "aten._amp_foreach_non_finite_check_and_unscale_.default"
+
+
+class ProfiledStep:
+    """One optimizer step of a loop: which one, how many are done, and its profile.
+
+    Base of ``StepProfiler`` and of the callbacks for other frameworks' loops.
+    """
+
+    def __init__(self, config: FlopsProfilerConfig) -> None:
+        self.config = config
+        self.steps_done = 0
+        self._ended = False  # the loop is over
+        self._batches: list[int | None] = []  # samples of each micro-batch
+        self._profiler: FlopsProfiler | None = None  # None outside the step to profile
+        self._profile: Profile | None = None
+
+    @property
+    def profile(self) -> Profile:
+        """The profile of the step; raises NotProfiledError saying why there is none."""
+        if self._profile is None:
+            raise NotProfiledError(self._why_none())
+        return self._profile
+
+    def _why_none(self) -> str:
+        step, done = self.config.profile_step, self.steps_done
+        if not self.config.enabled:
+            return "nothing is profiled: `enabled` is false in the configuration; set it to true"
+        if done >= step:
+            return f"step {step} was not profiled to its end: an exception or close() ended it"
+        if self._ended:
+            return f"step {step} was never reached: training ended after {done}"
+        return f"step {step} is not over yet; {done} are done"
+
+    def _is_next(self) -> bool:
+        return self.config.enabled and self.steps_done + 1 == self.config.profile_step
+
+    def _batch_size(self) -> int | None:
+        """Return the samples of the step; None if those of a micro-batch are not known."""
+        known = [samples for samples in self._batches if samples is not None]
+        return sum(known) or None if len(known) == len(self._batches) else None
+
+    def _start(self, model: nn.Module) -> None:
+        profiler = FlopsProfiler(model, recompute_fwd_factor=self.config.recompute_fwd_factor)
+        profiler.start_profile()
+        self._profiler = profiler
+
+    def _keep(self, profiler: FlopsProfiler, *notes: str, **run_facts: Any) -> None:
+        """End the step and keep its profile, even if ending it raises a warning as an error."""
+        self._profiler = None
+        try:
+            profiler.end_profile()
+        finally:
+            profiler.add_run_info(
+                **run_facts, step=self.config.profile_step, batch_size=self._batch_size()
+            )
+            profile = profiler.profile
+            self._profile = dataclasses.replace(profile, notes=(*profile.notes, *notes))
+
+    def _drop(self) -> None:
+        """Stop profiling the step, and forget it."""
+        if self._profiler is not None:
+            self._profiler.drop_profile()
+            self._profiler = None
+
+    def _text(self) -> str:
+        return deepspeed.render(self.profile, deepspeed.make_view(**self.config.print_options()))
+
+    def _write(self) -> None:
+        write_or_warn(self._text(), self.config.output_file)
 
 
 class StepProfiler(ProfiledStep):
-    """Profiles one optimizer step of a loop; the other steps run untouched.
+    """Profiler of one optimizer step of a loop; the other steps run untouched.
 
-        profiler = StepProfiler(model, optimizer, {"enabled": True, "profile_step": 5})
-        for x, y in loader:
+        model = torch.nn.Linear(3, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        profiler = StepProfiler(model, optimizer, {"enabled": True, "profile_step": 2})
+        for x in torch.ones(4, 2, 3):
             with profiler.step(samples=len(x)):
-                loss_fn(model(x), y).backward()
+                model(x).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+        profiler.profile.root.total("forward").macs  # 2*3*5
 
-    config: a FlopsProfilerConfig, the ``flops_profiler`` section of a DeepSpeed configuration
-        (or the whole of it) as a dict, or the path of such a JSON file.
+    model: the module to profile.
+    optimizer: the optimizer that ends a step, itself or through an optimizer that it holds (such
+        as SAM's base optimizer).
+    config: see ``FlopsProfilerConfig.load``; nothing is profiled unless it says ``enabled``.
 
-    With gradient accumulation each micro-batch may be a ``step()`` block of its own: a step
-    ends when the optimizer has stepped, or one that it holds, as SAM holds another; its
-    micro-batches are profiled as one, and what runs between the blocks is not. At its end the
-    profile is printed as DeepSpeed's engine prints it, and kept as ``profile``. What a GradScaler
-    skips is no step: the next one is profiled, if gradients are unscaled inside the block. Hooks
-    on these optimizers say when they step, and are gone then; ``close`` takes them away where no
-    step follows.
+    Each micro-batch of a step may have a ``step()`` block of its own. All blocks up to the
+    optimizer's step are profiled as one; what runs between them is not profiled. After the step,
+    the profile is printed as DeepSpeed's engine prints it, and is kept as ``profile``.
+
+    A step that a GradScaler skips is not counted as a step: the next one is profiled. This needs
+    gradients to be unscaled inside the block.
+
+    Raises TargetError if ``model`` or ``optimizer`` is something else, and ConfigError for a wrong
+    configuration.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        config: FlopsProfilerConfig | Mapping[str, Any] | str | Path,
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, config: ConfigSource) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TargetError(
                 f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer"
             )
         super().__init__(FlopsProfilerConfig.load(config))
-        self._profiler = self._new_profiler(model)
+        check_model(model)
+        self._model = model
+        self._optimizer = optimizer
         self._skipped = 0
         self._inside = self._stepped = self._unscaled = self._warned = False
-        self._optimizer = optimizer
-        self._hooks: list[RemovableHandle] = []  # on optimizers, while a step is under way
+        self._hooks: list[RemovableHandle] = []  # on optimizers, until the step is over
 
     @contextmanager
     def step(self, samples: SupportsIndex | None = None) -> Iterator[None]:
-        """One step, or one micro-batch of it. samples: how many this block works on.
+        """Mark one step, or one micro-batch of it.
 
-        Raises ConfigError if that is no count, and AlreadyActiveError inside another block.
+        samples: number of samples in this block, for the samples per second of the printout;
+            None (the default) if it is not known.
+
+        Raises ConfigError if ``samples`` is not a count, and AlreadyActiveError inside another
+        block.
         """
-        count = _count(samples)
+        count = _sample_count(samples)
         if self._inside:
             raise AlreadyActiveError(
                 "a step() block of this StepProfiler is active already: leave it first; "
@@ -76,9 +155,9 @@ class StepProfiler(ProfiledStep):
             )
         self._inside = True
         try:
-            self._hook()
+            self._hook_optimizers()
             if self._is_next():
-                self._begin(count)
+                self._begin_block(count)
             yield
         except BaseException:
             self.steps_done += self._stepped
@@ -86,89 +165,97 @@ class StepProfiler(ProfiledStep):
             raise
         finally:
             self._inside = False
-            self._profiler.pause_profile()  # what runs between micro-batches is not of the step
+            if self._profiler is not None:
+                self._profiler.pause_profile()
         if self._stepped:
-            self._end()
-        elif self._profiler.started:
-            self._go_on()
+            self._end_step()
+        elif self._profiler is not None:
+            self._note_who_else_stepped(self._profiler.profile)
 
     def close(self) -> None:
-        """Drop a step that is under way, as when the loop ends in its midst."""
-        self._unhook()
-        self._profiler.drop_profile()
+        """Drop an unfinished step and remove the hooks on the optimizers.
 
-    def _begin(self, samples: int | None) -> None:
-        if self._unscaled:  # and nothing stepped since: a GradScaler has skipped that step
+        Call this if the loop ends between two micro-batches of a step.
+        """
+        self._unhook_optimizers()
+        self._drop()
+
+    def _begin_block(self, samples: int | None) -> None:
+        if self._unscaled:  # and no step since: the GradScaler skipped it
             self._unscaled = False
             self._skipped += 1
-            self._profiler.drop_profile()
-        if self._profiler.started:
-            self._profiler.resume_profile()
-        else:
+            self._drop()
+        if self._profiler is None:
             self._batches.clear()
-            self._profiler.start_profile()
+            self._start(self._model)
+        else:
+            self._profiler.resume_profile()
         self._batches.append(samples)
 
-    def _go_on(self) -> None:
-        """The block is over, the step is not."""
-        profile = self._profiler.profile
+    def _note_who_else_stepped(self, profile: Profile) -> None:
+        """After a block without a step of the optimizer: note a GradScaler or other optimizers."""
         others = _optimizers_in(profile)
-        self._unscaled = _UNSCALED in profile.by_operator() and not others
+        self._unscaled = _UNSCALE in profile.by_operator() and not others
         if others and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{', '.join(others)} stepped in step {self.config.profile_step}, and the "
-                f"{type(self._optimizer).__name__} that StepProfiler was given did not: it goes on "
-                "until that one steps",
+                f"{', '.join(others)} stepped in step {self.config.profile_step}, but the "
+                f"{type(self._optimizer).__name__} that StepProfiler was given did not: the step "
+                "continues until that one steps",
                 stacklevel=4,
             )
 
-    def _end(self, *notes: str) -> None:
-        """The optimizer has stepped, and so the step is over."""
-        self._unhook()
+    def _end_step(self, *notes: str) -> None:
+        self._unhook_optimizers()
         self.steps_done += 1
-        if self._profiler.started:
-            self._finish(*notes)
-
-    def _finish(self, *notes: str) -> None:
+        if self._profiler is None:
+            return
         if self._skipped:
-            notes = (*notes, f"before it, steps skipped by the GradScaler: {self._skipped}")
+            notes = (*notes, f"steps skipped by the GradScaler before this one: {self._skipped}")
         try:
             self._keep(self._profiler, *notes, world_size=_world_size())
         finally:
-            report(self._text(), self.config.output_file)
+            self._write()
 
-    def _hook(self) -> None:
+    def _hook_optimizers(self) -> None:
         if not self._hooks:
-            self._hooks = [one.register_step_post_hook(self._note_step) for one in self._steppers()]
+            optimizers = _with_inner_optimizers(self._optimizer)
+            self._hooks = [one.register_step_post_hook(self._note_step) for one in optimizers]
 
-    def _unhook(self) -> None:
+    def _unhook_optimizers(self) -> None:
         self._stepped = self._unscaled = False
         while self._hooks:
             self._hooks.pop().remove()
 
-    def _steppers(self) -> list[Optimizer]:
-        """The optimizer and those that it holds; accelerate's holds one, and is none itself."""
-        found = [self._optimizer]
-        for optimizer in found:  # which grows
-            held = (value for value in vars(optimizer).values() if isinstance(value, Optimizer))
-            found += [other for other in held if other not in found]
-        return [one for one in found if "_optimizer_step_post_hooks" in vars(one)]
-
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped = True
         if not self._inside:
-            self._end("the optimizer stepped outside the step() block: its work is not counted")
+            self._end_step("the optimizer stepped outside the step() block: it is not counted")
+
+
+def _with_inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
+    """Return the optimizer and those that it holds, as far as they can have hooks.
+
+    accelerate's optimizer cannot: it is an Optimizer without an Optimizer's own state.
+    """
+    found = [optimizer]
+    for outer in found:  # grows inside the loop
+        held = (value for value in vars(outer).values() if isinstance(value, Optimizer))
+        found += [inner for inner in held if inner not in found]
+    return [one for one in found if "_optimizer_step_post_hooks" in vars(one)]
 
 
 def _optimizers_in(profile: Profile) -> list[str]:
-    """Classes of the optimizers that stepped: what else is done then has no name of one word."""
+    """Return the class names of the optimizers that stepped.
+
+    Other parts of the optimizer phase, such as "gradient clipping", are not named by identifiers.
+    """
     parts = [part for part in profile.outside.children if part.total("optimizer").flops]
     return [part.name for part in parts if part.name.isidentifier()]
 
 
-def _count(samples: Any) -> int | None:
-    """How many samples that is; ConfigError if it is no count."""
+def _sample_count(samples: Any) -> int | None:
+    """Return ``samples`` as an int; raise ConfigError if it is not a count."""
     if samples is None:
         return None
     try:
@@ -176,13 +263,11 @@ def _count(samples: Any) -> int | None:
     except TypeError:
         count = -1
     if count < 0:
-        raise ConfigError(f"samples={samples!r}: pass how many samples the block works on")
+        raise ConfigError(f"samples={samples!r}: pass the number of samples in the block, an int")
     return count
 
 
 def _world_size() -> int:
-    from torch import distributed
-
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
     return 1

@@ -1,1 +1,49 @@
-"""From a ``Profile`` to a str, bytes or a dict; renderers never print and never import torch."""
+"""From a ``Profile`` to a str, bytes or a dict; renderers never print and never import torch.
+
+Formats of text have one signature, ``render(profile, view=None) -> str``. A ``View`` says how much
+is shown, and how.
+
+    table         modules, operators or uncounted operators, plain or Markdown
+    deepspeed     DeepSpeed's three parts and the operators
+    csv           a row per module or per operator
+    collapsed     stacks for flame-graph tools
+    chrome_trace  a timeline for Perfetto and chrome://tracing
+    html          a self-contained page for the browser (extra: report)
+    notebook      the HTML that a notebook shows
+
+The others return what their readers take.
+
+    dataframe     pandas data frames (extra: pandas)
+    plots         bytes of a PNG, SVG or PDF file (extra: plots)
+    scalars       a dict of named numbers for loggers
+
+JSON is ``Profile.to_json``.
+"""
+
+from dispatch_flops.renderers import (
+    chrome_trace,
+    collapsed,
+    csv,
+    dataframe,
+    deepspeed,
+    html,
+    notebook,
+    plots,
+    scalars,
+    table,
+)
+from dispatch_flops.renderers.view import View
+
+__all__ = [
+    "View",
+    "chrome_trace",
+    "collapsed",
+    "csv",
+    "dataframe",
+    "deepspeed",
+    "html",
+    "notebook",
+    "plots",
+    "scalars",
+    "table",
+]

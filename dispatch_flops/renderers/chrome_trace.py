@@ -1,14 +1,14 @@
-"""A timeline in Chrome's trace format, for Perfetto and chrome://tracing.
+"""Timeline in Chrome's trace format, for Perfetto and chrome://tracing.
 
-A profile has durations but no times of day: modules are laid end to end in their order, each
-over its children. Where no latency was measured, widths are FLOPs.
+A profile has durations but no start times. Modules follow each other in the model's order, and
+each spans its children.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 from dispatch_flops.analysis.figures import inclusive
 from dispatch_flops.analysis.latency import latency_of
@@ -16,6 +16,7 @@ from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.renderers.view import View
 
 _MICROSECONDS = 1_000_000
 _FLOPS_PER_MICROSECOND = 1_000_000
@@ -23,22 +24,25 @@ _FLOPS_PER_MICROSECOND = 1_000_000
 Event = dict[str, Any]
 
 
-def render(profile: Profile, *, by: Literal["latency", "flops"] | None = None) -> str:
-    """JSON text, one track per phase.
+def render(profile: Profile, view: View | None = None) -> str:
+    """Return the trace as JSON, with one track per phase.
 
-    by: "latency" or "flops" (1 us of the time axis is 1 MFLOP); by default latency where the
-        model's forward was measured.
+    view: ``by`` is "latency", or "flops" where 1 us stands for 1 MFLOP. The default is latency if
+        the model's forward pass was measured, else FLOPs.
+
+    Raises ConfigError for another ``by``.
     """
+    by = (view or View()).by
     if by not in (None, "latency", "flops"):
         raise ConfigError(f'by={by!r}: choose "latency" or "flops"')
     if by is None:
         by = "flops" if latency_of(profile.root) is None else "latency"
-    events: list[Event] = [_named("process_name", 0, f"{profile.root.class_name}, by {by}")]
+    events: list[Event] = [_metadata("process_name", 0, f"{profile.root.class_name}, by {by}")]
     for track, phase in enumerate(phases_of(profile)):
         width = _latency_us(profile.root, phase) if by == "latency" else _flops_us(phase)
         spans = list(_spans(profile.root, width, phase, track))
         if spans:
-            events += [_named("thread_name", track, phase), *spans]
+            events += [_metadata("thread_name", track, phase), *spans]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
@@ -54,7 +58,7 @@ def _flops_us(phase: Phase) -> Callable[[ModuleNode], float]:
 def _spans(
     root: ModuleNode, width: Callable[[ModuleNode], float], phase: Phase, track: int
 ) -> Iterator[Event]:
-    """A span per module that has a width; a parent is at least as wide as its children."""
+    """Yield a span per module of a width above 0; a parent is at least as wide as its children."""
     widths: dict[str, float] = {}
     for node in reversed(list(root.walk())):
         widths[node.fqn] = max(width(node), sum(widths[child.fqn] for child in node.children))
@@ -92,5 +96,5 @@ def _span(node: ModuleNode, start: float, width: float, phase: Phase, track: int
     }
 
 
-def _named(kind: str, track: int, name: str) -> Event:
+def _metadata(kind: str, track: int, name: str) -> Event:
     return {"name": kind, "ph": "M", "pid": 0, "tid": track, "args": {"name": name}}

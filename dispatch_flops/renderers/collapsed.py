@@ -1,23 +1,25 @@
-"""Collapsed stacks, one ``frame;frame;frame value`` a line: what flame-graph tools read."""
+"""Collapsed stacks for flame-graph tools: one ``frame;frame;frame value`` per line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_flops.analysis.figures import Key, exclusive
+from dispatch_flops.analysis.figures import Figures, Key, exclusive
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile
-from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import one_line
+from dispatch_flops.renderers.view import View
 
 _NANOSECONDS = 1_000_000_000
 
 
-def render(profile: Profile, *, by: Key = "flops", phase: Phase | None = None) -> str:
-    """Stacks of modules, weighted by what each alone has; zero weights are left out.
+def render(profile: Profile, view: View | None = None) -> str:
+    """Return the stacks of modules, weighted by exclusive figures; zero weights are omitted.
 
-    by: "macs", "flops" and "bytes" end in an operator; "params" and "latency" (nanoseconds)
-        in a module.
+    view: ``phase`` and ``by`` (default "flops"). Stacks by "macs", "flops" and "bytes" end in an
+        operator, those by "params" and "latency" (nanoseconds) in a module.
     """
+    view = view or View()
+    by, phase = view.by or "flops", view.phase
     lines = []
     for root in (profile.root, profile.outside):
         figures = exclusive(root, phase)
@@ -50,6 +52,4 @@ def _frame(name: str) -> str:
 
 
 def _weight(op: OpTotal, by: Key) -> int:
-    if op.cost is None:
-        return 0
-    return {"macs": op.cost.macs, "flops": op.cost.flops, "bytes": op.cost.bytes_total}[by]
+    return 0 if op.cost is None else int(Figures(cost=op.cost).value(by) or 0)

@@ -1,4 +1,4 @@
-"""Comma-separated rows for spreadsheets and data frames: exact integers, every text quoted."""
+"""Comma-separated values for spreadsheets; integers are exact and every text is quoted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dispatch_flops.analysis.figures import inclusive, walk_with_depth
 from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import COST_FIELDS, PHASES, Phase, in_order
+from dispatch_flops.renderers.view import View
 
 Row = Mapping[str, str | int | float | None]
 OPERATOR_COLUMNS = (
@@ -17,25 +19,31 @@ OPERATOR_COLUMNS = (
 )  # fmt: skip
 
 
-def modules(profile: Profile) -> str:
-    """One row per module, what ran outside the model last. Unknown values are empty."""
-    return _text(module_rows(profile))
+def render(profile: Profile, view: View | None = None) -> str:
+    """Return a header and a row per module, or per operator; unknown values are empty.
 
+    view: ``table`` is "modules" (the default) or "operators".
 
-def operators(profile: Profile) -> str:
-    """One row per operator, module, phase and dtype. Unknown costs are empty."""
-    return _text(operator_rows(profile), OPERATOR_COLUMNS)
+    Raises ConfigError for another ``table``.
+    """
+    view = view or View()
+    match view.table:
+        case "modules":
+            return _text(module_rows(profile))
+        case "operators":
+            return _text(operator_rows(profile), OPERATOR_COLUMNS)
+    raise ConfigError(f'table={view.table!r}: choose "modules" or "operators"')
 
 
 def module_rows(profile: Profile) -> Iterator[Row]:
-    """The rows of ``modules``; None is unknown."""
+    """Yield a row per module, then one for what ran outside the model; None is unknown."""
     phases = in_order((*PHASES, *phases_of(profile)))
     yield from _rows_below(profile.root, phases)
     yield from _rows_below(profile.outside, phases)
 
 
 def operator_rows(profile: Profile) -> Iterator[Row]:
-    """The rows of ``operators``; None is unknown."""
+    """Yield a row per operator, module, phase and dtype; None is unknown."""
     for node in profile.nodes():
         for op in node.ops:
             yield {
@@ -78,13 +86,13 @@ def _rows_below(root: ModuleNode, phases: Sequence[Phase]) -> Iterator[Row]:
 
 
 def _text(rows: Iterable[Row], columns: Sequence[str] | None = None) -> str:
-    """columns: of a table that may have no row; by default the first row's."""
+    """columns: the header, for a table that may be empty; by default the first row's keys."""
     rows = list(rows)
     buffer = io.StringIO()
-    # Quotes every text: by itself the writer leaves a lone carriage return bare.
+    # By default the writer does not quote a lone carriage return.
     writer = csv.DictWriter(
         buffer, list(columns or rows[0]), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
     )
     writer.writeheader()
     writer.writerows(rows)
-    return buffer.getvalue().encode(errors="backslashreplace").decode()  # lone surrogates
+    return buffer.getvalue().encode(errors="backslashreplace").decode()  # a lone surrogate

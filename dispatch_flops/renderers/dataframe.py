@@ -1,7 +1,7 @@
-"""Modules and operators as pandas data frames: the columns of the CSV files, with types.
+"""Modules and operators as pandas data frames, with the columns of the CSV files.
 
-Counts are ``Int64``, pandas' integer that knows "unknown"; what does not fit in 64 bits stays
-an exact Python int in a column of objects. Seconds are floats.
+Counts are ``Int64``, pandas' nullable integer. A column with a count that does not fit in 64 bits
+holds exact Python ints as objects. Seconds are floats.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dispatch_flops.profile import Profile
+from dispatch_flops.renderers._extras import require
 from dispatch_flops.renderers.csv import OPERATOR_COLUMNS, Row, module_rows, operator_rows
 
 if TYPE_CHECKING:
@@ -19,17 +20,23 @@ _TEXTS = frozenset({"fqn", "class_name", "extra_repr", "op", "phase", "kind", "d
 
 
 def modules(profile: Profile) -> pd.DataFrame:
-    """One row per module, what ran outside the model last."""
+    """Return a row per module, and a last one for what ran outside the model.
+
+    Raises ImportError where pandas is not installed.
+    """
     return _frame(module_rows(profile))
 
 
 def operators(profile: Profile) -> pd.DataFrame:
-    """One row per operator, module, phase and dtype."""
+    """Return a row per operator, module, phase and dtype.
+
+    Raises ImportError where pandas is not installed.
+    """
     return _frame(operator_rows(profile), OPERATOR_COLUMNS)
 
 
 def _frame(rows: Iterable[Row], names: Iterable[str] = ()) -> pd.DataFrame:
-    pandas = _pandas()
+    pandas = require("pandas", extra="pandas", purpose="data frames")
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for row in rows:
         for name, value in row.items():
@@ -47,11 +54,3 @@ def _dtype(name: str, values: list[Any]) -> Any:
         return bool
     fits = all(count is None or -(2**63) <= count < 2**63 for count in values)
     return "Int64" if fits else object
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError("data frames need pandas: pip install pandas", name="pandas") from error
-    return pandas

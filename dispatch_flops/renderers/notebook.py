@@ -1,4 +1,4 @@
-"""What a notebook shows of a profile: its totals and its tree, a small table without scripts."""
+"""HTML for notebooks: the totals and a small table of the modules, without scripts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from dispatch_flops.analysis.efficiency import machine_of
 from dispatch_flops.analysis.figures import Figures, inclusive, walk_with_depth
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.headline import headline
+from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
     NOT_AVAILABLE,
     bytes_text,
@@ -29,33 +31,37 @@ _COLUMNS = ("Module", "Class", "Params", "MACs", "FLOPs", "%", "Bytes", "Fwd lat
 _TEXT_COLUMNS = 2
 _CELL = "padding:2px 10px;text-align:{align};white-space:nowrap"
 _TABLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
+_MOST_ROWS = 100
+_VIEW = View(depth=4, fold=True)
 
 
-def render(profile: Profile, *, depth: int = 4, most_rows: int = 100) -> str:
-    """Totals, and the tree with identical layers merged, all phases together.
+def render(profile: Profile, view: View | None = None) -> str:
+    """Return the totals and the first 100 modules, all phases together.
 
-    depth: levels below the model; most_rows: the table ends there and says so. Colours and
-    fonts are left to the notebook.
+    Colours and fonts are the notebook's.
+
+    view: ``depth``, ``fold`` and ``machine``; the default is ``View(depth=4, fold=True)``.
     """
-    root = fold(profile.root)
+    view = view or _VIEW
+    root = fold(profile.root) if view.fold else profile.root
     figures = inclusive(root) | inclusive(profile.outside)
     trees = [root, *([profile.outside] if profile.outside.total().flops else [])]
     levels = ((node, level) for tree in trees for node, level in walk_with_depth(tree))
-    nodes = [pair for pair in levels if pair[1] <= depth]
+    nodes = [pair for pair in levels if view.depth is None or pair[1] <= view.depth]
     whole = profile.total().flops
-    rows = [_row(node, level, figures[node.fqn], whole) for node, level in nodes[:most_rows]]
-    if len(nodes) > most_rows:
-        rows.append([f"… {len(nodes) - most_rows} more", *[""] * (len(_COLUMNS) - 1)])
+    rows = [_row(node, level, figures[node.fqn], whole) for node, level in nodes[:_MOST_ROWS]]
+    if len(nodes) > _MOST_ROWS:
+        rows.append([f"… {len(nodes) - _MOST_ROWS} more", *[""] * (len(_COLUMNS) - 1)])
     body = "".join(_cells("td", row) for row in rows)
     return (
-        f"<div>{''.join(_summary(profile))}"
+        f"<div>{''.join(_summary(profile, view.machine))}"
         f'<table style="{_TABLE}"><thead>{_cells("th", _COLUMNS)}</thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
 
-def _summary(profile: Profile) -> Iterator[str]:
-    top = headline(profile, machine_of(profile))
+def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
+    top = headline(profile, machine_of(profile, machine))
     bound = top.lower_bound
     numbers = [
         f"{params_text(top.params)} params",
@@ -77,7 +83,7 @@ def _summary(profile: Profile) -> Iterator[str]:
         calls = profile.uncounted_ops()
         listed = ", ".join(f"{op} ({n} calls)" for op, n in islice(calls.items(), 10))
         more = f" and {len(calls) - 10} more" if len(calls) > 10 else ""
-        yield f"<p><b>Lower bound</b>: no cost is known of {_escaped(listed + more)}</p>"
+        yield f"<p><b>Lower bound</b>: no cost is known for {_escaped(listed + more)}</p>"
 
 
 def _row(node: ModuleNode, level: int, figures: Figures, whole: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Figures for papers, as the bytes of a PNG, SVG or PDF file.
 
-Nothing is shown and no global state of matplotlib is used. Names are text: neither TeX nor
-mathematics is read into them.
+Nothing is displayed, and matplotlib's global state is not touched. Names are plain text, never TeX
+or mathtext.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dispatch_flops.analysis.scaling import exponent
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.renderers._extras import require
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.units import (
     bytes_text,
@@ -34,7 +35,7 @@ from dispatch_flops.units import (
 
 Format = Literal["png", "svg", "pdf"]
 
-_WIDTH = 6.4  # inches: two columns of most papers
+_WIDTH = 6.4  # inches, the text width of most two-column papers
 _DPI = 200
 _BLUE, _ORANGE, _GREY = "#3b76af", "#d0812f", "#5b6570"
 _LONGEST_NAME = 48
@@ -56,9 +57,14 @@ def top_modules(
     folded: bool = True,
     format: Format = "svg",
 ) -> bytes:
-    """Bars of the ``k`` modules that themselves, without their children, have the most.
+    """Draw a bar for each of the ``k`` modules with the most of an exclusive figure.
 
-    folded: whether runs of identical layers are one bar with their sum.
+    by: the figure. phase: the only phase shown; None adds up all phases.
+    folded: whether a run of identical numbered modules is one bar, with their sum.
+
+    Raises ImportError where matplotlib is not installed.
+
+        Path("modules.svg").write_bytes(top_modules(profile, k=10))
     """
     if folded:
         profile = dataclasses.replace(profile, root=fold(profile.root))
@@ -85,9 +91,12 @@ def top_modules(
 
 
 def roofline(profile: Profile, machine: Machine | None = None, *, format: Format = "svg") -> bytes:
-    """Modules and operators against the machine's limits; hollow where no time was measured.
+    """Draw modules and operators below the machine's roofs; unmeasured ones are hollow.
 
-    Raises ConfigError if neither ``machine`` nor the profile's device gives a bandwidth.
+    machine: None takes the profile's device.
+
+    Raises ConfigError if neither ``machine`` nor the profile's device gives a bandwidth, and
+    ImportError where matplotlib is not installed.
     """
     data = roofline_data(profile, machine_of(profile, machine))
     if data is None:
@@ -118,10 +127,13 @@ def scaling(
     count_name: str = "FLOPs",
     format: Format = "svg",
 ) -> bytes:
-    """How counts grow with a size, on logarithmic axes, each with the k of count ~ size^k.
+    """Draw counts over a size on logarithmic axes, each curve with its k of count ~ size^k.
 
-    sizes: positive, at least two distinct ones. counts: per curve, positive counts, one a size.
-    Raises ConfigError where a curve does not fit that.
+    sizes: positive numbers, at least two of them distinct.
+    counts: ``{curve: positive counts, one per size}``.
+
+    Raises ConfigError if sizes or counts are not like that, and ImportError where matplotlib is
+    not installed.
     """
     figure, axes = _figure(height=3.8)
     axes.set_xscale("log")
@@ -176,7 +188,7 @@ def _bar_text(value: float, by: Key, total: int | None) -> str:
 
 
 def _paths(root: ModuleNode) -> dict[str, str]:
-    """``{fqn: names from the root on}``: of merged layers the fqn is only the first one's."""
+    """Return ``{fqn: path}``; the path of a folded node names all of its modules."""
     paths: dict[str, str] = {root.fqn: ""}
     for node in root.walk():
         above = paths[node.fqn]
@@ -193,13 +205,8 @@ def _short(name: str) -> str:
 
 
 def _figure(height: float) -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "plots need matplotlib: pip install 'dispatch-flops[plots]'", name="matplotlib"
-        ) from error
-    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
+    matplotlib_figure = require("matplotlib.figure", extra="plots", purpose="a plot")
+    figure = matplotlib_figure.Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
@@ -207,13 +214,13 @@ def _figure(height: float) -> tuple[Any, Any]:
 
 
 def _saved(figure: Any, format: Format) -> bytes:
-    """The file's bytes, the same for the same profile: no dates and no random names in it."""
+    """Return the file's bytes, without dates and random ids: equal profiles give equal files."""
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
     dateless = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     with rc_context({"svg.hashsalt": "dispatch_flops"}), warnings.catch_warnings():
-        # A name may have characters that the font lacks: they are drawn as boxes.
+        # Characters that the font lacks are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format=format, metadata=dateless[format])
     return buffer.getvalue()

@@ -1,4 +1,7 @@
-"""A profile as named numbers, for loggers: W&B and MLflow take the dict, TensorBoard a call."""
+"""A profile as named numbers for loggers.
+
+W&B and MLflow take the dict of ``scalars``; ``log_tensorboard`` writes it to TensorBoard.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.units import ratio
 
-DEEPEST = 3
+_DEFAULT_DEPTH = 3
 
 
 class Writer(Protocol):
-    """What is asked of a ``torch.utils.tensorboard.SummaryWriter`` or anything like it."""
+    """A ``torch.utils.tensorboard.SummaryWriter``, or another object with ``add_scalar``."""
 
     def add_scalar(
         self, tag: str, scalar_value: float, global_step: int | None = None, /
@@ -26,14 +29,17 @@ class Writer(Protocol):
 
 
 def scalars(
-    profile: Profile, machine: Machine | None = None, *, depth: int = DEEPEST
+    profile: Profile, machine: Machine | None = None, *, depth: int = _DEFAULT_DEPTH
 ) -> dict[str, float]:
-    """``{"flops/total": ..., "mfu": ..., "depth/1/BertEncoder/flops": ...}``.
+    """Return ``{"flops/total": ..., "mfu": ..., "depth/1/BertEncoder/flops": ...}``.
 
-    Totals and phases, rates and utilisation, and per depth (the model's is 0) the classes there
-    with all below them. What is not known has no entry; counts are exact ints.
+    Holds totals, phases, rates, utilisation, and inclusive figures of the classes at each depth.
+    What is not known has no entry. Counts are exact ints, times are in seconds.
 
-    machine: whose peaks MFU is held against; by default the device of the profile.
+    machine: whose peaks MFU and HFU refer to; None takes the profile's device.
+    depth: deepest level of classes; the model is level 0.
+
+        wandb.log(scalars(profile))
     """
     top = headline(profile, machine_of(profile, machine))
     found: dict[str, float | None] = {
@@ -67,7 +73,10 @@ def log_tensorboard(
     machine: Machine | None = None,
     prefix: str = "dispatch_flops/",
 ) -> None:
-    """Writes every scalar of the profile with ``writer.add_scalar(tag, value, step)``."""
+    """Write every scalar of the profile with ``writer.add_scalar(tag, value, step)``.
+
+    machine: as in ``scalars``. prefix: put before each name.
+    """
     for name, value in scalars(profile, machine).items():
         writer.add_scalar(prefix + name, value, step)
 

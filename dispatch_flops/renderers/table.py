@@ -1,14 +1,16 @@
-"""Compact tables, plain or Markdown: the module tree, the operators, the uncounted ones."""
+"""Compact tables, plain or Markdown, of modules, operators or uncounted operators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dispatch_flops.analysis.figures import Figures, inclusive, total_figures, walk_with_depth
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile, sum_known
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
+from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
     bytes_text,
     count_text,
@@ -21,12 +23,39 @@ from dispatch_flops.units import (
 )
 
 
-def render(profile: Profile, *, depth: int | None = None, style: Style = "plain") -> str:
-    """Params, MACs, FLOPs and share of each module, all phases together and one by one.
+def render(profile: Profile, view: View | None = None) -> str:
+    """Return a table of what the run cost.
 
-    depth: levels shown; 1 is the model alone, ``None`` all. Where work was done outside the
-    model, it has rows of its own, and a first row ``Global`` has the total.
+    "modules": parameters, MACs and FLOPs of each module, in total and per phase. What ran outside
+    the model has rows of its own, and a first row ``Global`` has the total.
+    "operators": every operator that ran; free ones cost 0, and those of unknown cost show n/a.
+    "uncounted": the operators of unknown cost, with the number of such calls and the reason.
+
+    view: ``table``, ``style`` and, for modules, ``depth``.
+
+    Raises ConfigError for another ``table``.
+
+        print(table.render(profile, View(depth=2)))
     """
+    view = view or View()
+    match view.table:
+        case "modules":
+            return _module_table(profile, view.depth, view.style)
+        case "operators":
+            return _operator_table(profile, view.style)
+        case "uncounted":
+            return _uncounted_table(profile, view.style)
+    raise ConfigError(f'table={view.table!r}: choose "modules", "operators" or "uncounted"')
+
+
+def uncounted_rows(profile: Profile) -> Iterator[tuple[str, int, str]]:
+    """Yield each operator of unknown cost, the number of such calls and the reason."""
+    errors = profile.formula_errors()
+    for op, calls in profile.uncounted_ops().items():
+        yield op, calls, errors.get(op, "no formula")
+
+
+def _module_table(profile: Profile, depth: int | None, style: Style) -> str:
     phases = phases_of(profile) if len(phases_of(profile)) > 1 else ()
     rows = _module_rows(profile, phases, depth, style)
     header = ["Module", "Params", "MACs", "FLOPs", *(f"{p} FLOPs" for p in phases), "% Total"]
@@ -45,14 +74,13 @@ def _module_rows(
     for tree in trees:
         columns = [inclusive(tree), *(inclusive(tree, phase) for phase in phases)]
         for node, level in walk_with_depth(tree):
-            if depth is None or level < depth:
+            if depth is None or level <= depth:
                 pad = " " * (indent + level) if style == "plain" else ""
                 label = pad + code(_label(tree, node, is_model=tree is profile.root), style)
                 rows.append(_cells(label, [column[node.fqn] for column in columns], total))
     if indent:
-        rows.insert(
-            0, _cells("Global", [total_figures(profile, p) for p in (None, *phases)], total)
-        )
+        figures = [total_figures(profile, phase) for phase in (None, *phases)]
+        rows.insert(0, _cells("Global", figures, total))
     return rows
 
 
@@ -61,26 +89,25 @@ def _ran(root: ModuleNode) -> bool:
 
 
 def _cells(label: str, figures: Sequence[Figures], all_flops: int) -> list[str]:
-    """figures: of all phases together, then of each."""
-    whole = figures[0]
+    """figures: those of all phases together, then those of each phase."""
+    together = figures[0]
     return [
         label,
-        params_text(whole.params),
-        at_least(count_text(whole.cost.macs), whole.lower_bound),
+        params_text(together.params),
+        at_least(count_text(together.cost.macs), together.lower_bound),
         *(at_least(count_text(part.cost.flops), part.lower_bound) for part in figures),
-        percent_text(whole.cost.flops, all_flops),
+        percent_text(together.cost.flops, all_flops),
     ]
 
 
 def _label(tree: ModuleNode, node: ModuleNode, *, is_model: bool) -> str:
-    """Of the model as torch.utils.flop_counter writes it: its class, then the module's fqn."""
+    """Return class and fqn, as torch.utils.flop_counter labels the model's modules."""
     if not is_model:
         return node.fqn
     return f"{tree.class_name}.{node.fqn}" if node.fqn else tree.class_name
 
 
-def operator_table(profile: Profile, *, style: Style = "plain") -> str:
-    """Every operator that ran, with its cost; the free ones with 0, the unknown with n/a."""
+def _operator_table(profile: Profile, style: Style) -> str:
     rows = operator_rows(profile)
     whole_s = sum_known(row.latency_s for row in rows)
     header = ["Operator", "Kind", "Phase", "Dtype", "Calls", "MACs", "FLOPs", "% FLOPs"]
@@ -109,12 +136,10 @@ def _operator_row(row: OperatorRow, whole_s: float | None, style: Style) -> list
     return cells
 
 
-def uncounted_table(profile: Profile, *, style: Style = "plain") -> str:
-    """The operators whose cost is not known, with the calls that lack it and the reason."""
-    errors = profile.formula_errors()
+def _uncounted_table(profile: Profile, style: Style) -> str:
     rows = [
-        [code(op, style), str(calls), code(errors.get(op, "no formula"), style)]
-        for op, calls in profile.uncounted_ops().items()
+        [code(op, style), str(calls), code(why, style)]
+        for op, calls, why in uncounted_rows(profile)
     ]
     return table(["Operator", "Uncounted calls", "Why"], rows, ("left", "right", "left"), style)
 

@@ -1,4 +1,4 @@
-"""What the text renderers share: names as data, rules, lower-bound marks, tables."""
+"""Text that the formats share: names on one line, rules, lower-bound marks and tables."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Align = Literal["left", "right"]
 
 RULE = "-" * 78
 
-# Control characters could drive a terminal, lone surrogates fail to encode.
+# Control characters could drive a terminal; lone surrogates cannot be encoded.
 _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and control characters, runs of white space collapsed."""
+    """Return the text without line breaks and control characters, and with single spaces."""
     if text.isprintable() and "  " not in text:
         return text.strip()
     visible = (" " if unicodedata.category(c) in _UNPRINTABLE else c for c in text)
@@ -28,17 +28,17 @@ def one_line(text: str) -> str:
 
 
 def heading(title: str, dashes: int) -> str:
-    """A title between two runs of dashes."""
+    """Return the title between two runs of dashes."""
     return f"{'-' * dashes} {title} {'-' * dashes}"
 
 
 def at_least(text: str, is_lower_bound: bool) -> str:
-    """The number, marked where it is only a lower bound."""
+    """Return the number, marked with ``>=`` if it is only a lower bound."""
     return f">= {text}" if is_lower_bound and text != NOT_AVAILABLE else text
 
 
 def code(text: str, style: Style) -> str:
-    """A name on one line; in Markdown as code, so that nothing in it is markup."""
+    """Return a name on one line; in Markdown as code, so that none of it is markup."""
     name = one_line(text)
     if style == "plain":
         return name
@@ -48,7 +48,7 @@ def code(text: str, style: Style) -> str:
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], align: Sequence[Align], style: Style
 ) -> str:
-    """The cells exactly as given, in aligned columns."""
+    """Return the cells in aligned columns, each cell exactly as given."""
     text = tabulate.tabulate(
         rows,
         headers=header,

@@ -1,5 +1,7 @@
-"""What the profiler takes of which it sees nothing, measured once per process on operators and
-modules that do next to nothing.
+"""Calibrate the overhead that timestamps cannot see, once per process.
+
+It is measured on operators and modules that do next to nothing, with and without the profiler by
+turns: whatever disturbs the machine disturbs both.
 """
 
 from __future__ import annotations
@@ -13,52 +15,100 @@ from typing import Any
 import torch
 from torch import nn
 
+from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.timing.devices import Devices, Now, seconds_between
+from dispatch_flops.timing.devices import CPU, Devices, Now, seconds_between
 from dispatch_flops.timing.idle_modules import IdleModules, calling, run_in_fresh_thread
-from dispatch_flops.timing.module_timer import TURNS
-from dispatch_flops.timing.overhead import OwnTime
-from dispatch_flops.timing.passes import HostPass
+from dispatch_flops.timing.latencies import time_call
+from dispatch_flops.timing.module_timer import HookOverhead, ModuleTimer
+from dispatch_flops.timing.overhead import CallOverhead, Overhead
+from dispatch_flops.timing.passes import EVENT_RESOLUTION_S, HostPass
+
+TURNS = 25
+
+
+# -- events on an accelerator -----------------------------------------------------------------
 
 
 @functools.cache
-def gap_s(devices: Devices) -> float:
-    """Seconds between the events around an operator that does next to nothing, on a device that
-    has nothing else to do.
-    """
-    return run_in_fresh_thread(lambda: _measure_gap(devices))
+def event_gap_s(devices: Devices) -> float:
+    """Return the seconds between the events around an operator that does next to nothing."""
+    return run_in_fresh_thread(lambda: _measure_event_gap(devices))
 
 
-def _measure_gap(devices: Devices) -> float:
-    record = devices.events()
-    assert record is not None
+def _measure_event_gap(devices: Devices) -> float:
+    record_event = devices.events()
+    assert record_event is not None
     number = torch.zeros(1, device=devices.accelerators[0])
     gaps = []
     with torch.no_grad():
         for _ in range(TURNS):
             devices.synchronize()
-            start = record()
+            start = record_event()
             number.add_(1)
-            end = record()
+            end = record_event()
             devices.synchronize()
             gaps.append(seconds_between(start, end))
     return statistics.median(gaps)
 
 
+# -- hooks without a dispatch mode ------------------------------------------------------------
+
+
 @functools.cache
-def unseen_of_calls() -> tuple[float, float, float]:
-    """``per_op``, ``per_module`` and ``reach_s`` of ``OwnTime`` on this machine."""
-    return run_in_fresh_thread(_measure_own_time)
+def hook_overhead() -> HookOverhead:
+    """Return what a module call with the hooks of a ``ModulePass`` takes besides its stamps."""
+    return run_in_fresh_thread(_measure_hooks)
 
 
-def _measure_own_time() -> tuple[float, float, float]:
+def _measure_hooks() -> HookOverhead:
+    idle = IdleModules(100, lambda x: x)
+    timer = ModuleTimer(CPU)
+    tracker = Tracker(ModuleNames(idle.modules), [timer])
+    tracker.join_thread(is_entered=True)
+    bare, hooked = calling(), calling([tracker.enter_module], [tracker.leave_module])
+    per_call: list[float] = []
+    inside: list[float] = []
+    for _ in range(TURNS):
+        idle.call_by(bare)
+        plain, _spread = time_call(idle.run, repeats=1)
+        each = plain / len(idle.modules)
+        idle.call_by(hooked)
+        whole, _spread = time_call(idle.run, repeats=1)
+        calls = next(timer.intervals())[-len(idle.modules) :]
+        seen = sum(call.start - call.hook_start + call.hook_end - call.end for call in calls)
+        per_call.append((whole - seen) / len(calls) - each)
+        inside.append(statistics.median(call.end - call.start for call in calls) - each)
+    most = max(statistics.median(per_call), 0.0)
+    return HookOverhead(per_call=most, inside=min(max(statistics.median(inside), 0.0), most))
+
+
+def resolution_s(devices: Devices) -> float:
+    """Return the latency below which a module call may be off by more than 10 %.
+
+    It is ten times the overhead that is not seen, or the resolution of events.
+    """
+    return 10 * (EVENT_RESOLUTION_S if devices.events() else hook_overhead().per_call)
+
+
+# -- hooks and a dispatch mode ----------------------------------------------------------------
+
+
+@functools.cache
+def call_overhead() -> CallOverhead:
+    """Return what an operator and a module call take of a ``HostPass`` besides its stamps."""
+    return run_in_fresh_thread(_measure_calls)
+
+
+def _measure_calls() -> CallOverhead:
     one = torch.ones(1, 1, dtype=torch.float32, device="cpu")
     # Two operators: the weight is transposed first.
     idle = IdleModules(100, lambda x: nn.functional.linear(x, one))
     reaches: list[float] = []
 
-    class Noting(OwnTime):
+    class Probe(Overhead):
         operators = 0
 
         def operator(self, seen_s: float, reach_s: float | None) -> None:
@@ -71,37 +121,29 @@ def _measure_own_time() -> tuple[float, float, float]:
             module.forward(one)
 
     with torch.no_grad():
-        probe = Noting()
-        per_op = _unseen(bare, probe, idle) * TURNS / max(probe.operators, 1)
+        probe = Probe()
+        per_operator_s = _unseen(bare, probe, idle) * TURNS / max(probe.operators, 1)
         reach_s = statistics.median(reaches) if reaches else 0.0
-        own = OwnTime(per_op=per_op, reach_s=reach_s)
-        per_module = _unseen(idle.run, own, idle) / len(idle.modules)
-    return per_op, per_module, reach_s
+        overhead = Overhead(CallOverhead(per_operator_s=per_operator_s, reach_s=reach_s))
+        per_module_s = _unseen(idle.run, overhead, idle) / len(idle.modules)
+    return CallOverhead(per_operator_s, per_module_s, reach_s)
 
 
-def _unseen(run: Callable[[], Any], own: OwnTime, idle: IdleModules) -> float:
-    """Seconds that ``run`` takes more under the profiler, by the profiler's own clock.
-
-    With and without by turns: whatever disturbs the machine disturbs both.
-    """
-    both = HostPass(
-        ModuleNames(idle.modules),
-        own,
-        {"conventions": Conventions(), "own_rules": {}, "on_full": int},
-    )
-    both.tracker.join_thread(entered=True)
+def _unseen(run: Callable[[], Any], overhead: Overhead, idle: IdleModules) -> float:
+    """Return how many seconds longer ``run`` takes in a pass, on the clock without overhead."""
+    host = HostPass(overhead)
+    tracker = Tracker(ModuleNames(idle.modules), host.observers)
+    mode = CountingMode(tracker, Conventions(), {}, lambda: None, host.operator_timer)
+    tracker.join_thread(is_entered=True)
     bare = calling()
-    hooked = calling(
-        [both.tracker.enter_module, both.clock.before],
-        [both.tracker.leave_module, both.clock.after],
-    )
+    hooked = calling([tracker.enter_module], [tracker.leave_module])
     more = []
     for _ in range(TURNS):
         idle.call_by(bare)
         plain = _seconds(run, time.perf_counter)
         idle.call_by(hooked)
-        with both.mode:
-            more.append(_seconds(run, own.now) - plain)
+        with mode:
+            more.append(_seconds(run, overhead.now) - plain)
     return max(statistics.median(more), 0.0)
 
 

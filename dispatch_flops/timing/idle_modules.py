@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.modules import module as _module
+
+from dispatch_flops import _torch
 
 Hook = Callable[..., Any]
 _T = TypeVar("_T")
@@ -57,11 +58,11 @@ class _Idle(nn.Module):
 
 def calling(before: Sequence[Hook] = (), after: Sequence[Hook] = ()) -> Any:
     """A copy of ``nn.Module``'s way of calling a module that sees these global hooks alone."""
-    usual: Any = nn.Module._call_impl
+    usual = _torch.module_call()
     if not isinstance(usual, FunctionType):
         return usual
     world = {
-        **vars(_module),
+        **vars(_torch.module_globals),
         **{name: {} for name in _NO_HOOKS},
         "_global_forward_pre_hooks": dict(enumerate(before)),
         "_global_forward_hooks": dict(enumerate(after)),

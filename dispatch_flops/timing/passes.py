@@ -1,141 +1,133 @@
-"""What one pass under a counter consists of: it counts, and may time in the same pass, for training
-loops, where a step cannot be run a second time.
+"""What a counting pass measures of time: nothing, or operators, modules, steps and the whole.
 
-On the CPU (``HostPass``) the profiler's own time is measured and taken off. On an accelerator
-(``EventPass``) an event lies on each side of every operator that gives it work. They measure how
-long the device was at it, however late the profiler made the next one come; modules and phases
-take as long as their operators. A device that has nothing else to do waits between the first event
-and the operator's launch: short operators then seem longer, and the latencies of modules that are
-made of them are marked.
+Counting and timing share a pass in training loops, where a step cannot be run twice. On the CPU
+(``HostPass``) the profiler's own overhead is measured and subtracted. On an accelerator
+(``EventPass``) there is an event on each side of every operator that gives the device work. They
+tell how long the device was busy, however late the host launched the next operator; modules and
+phases take as long as their operators. An idle device waits between the first event and the
+operator's launch. Short operators then seem longer, and the latencies of modules that consist of
+them are marked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from torch import nn
-
-from dispatch_flops.counting.dispatch_mode import CountingMode
-from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.counting.module_tracker import Tracker
+from dispatch_flops.counting.observers import ModuleObserver, OperatorTimer
 from dispatch_flops.profile import PhaseSeconds, Profile, StepTiming, sum_known
 from dispatch_flops.profile.cost import Phase
-from dispatch_flops.timing.devices import Devices, Stamp
-from dispatch_flops.timing.module_timer import EVENT_RESOLUTION_S, LatencyPass
-from dispatch_flops.timing.overhead import OwnTime
-from dispatch_flops.timing.timed_modes import EventTimedMode, HostTimedMode, TimedTracker
+from dispatch_flops.timing.devices import CPU, Devices, Stamp
+from dispatch_flops.timing.module_timer import ModuleTimer
+from dispatch_flops.timing.operator_timers import EventOperatorTimer, HostOperatorTimer
+from dispatch_flops.timing.overhead import Overhead
+from dispatch_flops.timing.step_timer import HookMeter, StepTimer
+
+EVENT_RESOLUTION_S = 5e-7  # of CUDA
 
 
-class CountingPass:
-    """Tracker and mode of a pass that counts and takes no times."""
+class UntimedPass:
+    """A pass that takes no times.
 
-    def __init__(self, tracker: Tracker, mode: CountingMode) -> None:
-        self.tracker = tracker
-        self.mode = mode
+    operator_timer: for the dispatch mode. observers: for the tracker of modules.
+    """
+
+    operator_timer: OperatorTimer | None = None
+    observers: Sequence[ModuleObserver] = ()
 
     def measuring(self) -> AbstractContextManager[Any]:
-        """Inside, modules are timed, and the whole."""
+        """Return the block in which the whole is measured."""
         return nullcontext()
 
-    def aside(self) -> AbstractContextManager[Any]:
-        """What takes place inside is none of the program's time."""
+    def excluded(self) -> AbstractContextManager[Any]:
+        """Return a block whose time is not the program's."""
         return nullcontext()
-
-    def note_running(self, module: nn.Module) -> None:
-        """A module's forward runs already."""
-        self.tracker.enter_module(module, ())
 
     def read(self) -> None:
-        """Book the times that the device has not told yet."""
+        """Record the times that the device has not told yet."""
 
     def module_seconds(self) -> Mapping[str, float] | None:
-        """``{fqn: seconds}`` in forward; None: modules take as long as their operators."""
+        """Return ``{fqn: seconds}`` in forward; None: modules take as long as their operators."""
         return None
 
     def timing(self, profile: Profile) -> StepTiming:
-        """Of the whole, of backward, and of the optimizer's step."""
+        """Return the times of the whole and of each phase."""
         return StepTiming()
 
 
-class HostPass(CountingPass):
-    """A pass that counts and times, the profiler's own time taken off."""
+class HostPass(UntimedPass):
+    """A pass that is timed by the host's clock, without the profiler's overhead."""
 
     method = (
         "counted and timed in one pass, the profiler's own time measured and taken off; "
         "iter latency is of all that ran meanwhile"
     )
 
-    def __init__(self, names: ModuleNames, own: OwnTime, mode_options: Mapping[str, Any]) -> None:
-        self.steps = TimedTracker(names, own)
-        self.host = HostTimedMode(self.steps, own, **mode_options)
-        super().__init__(self.steps, self.host)
-        self.own = own
-        self.clock = LatencyPass(
-            names, now=own.now, is_followed=lambda: self.tracker.thread() is not None
-        )
+    def __init__(self, overhead: Overhead) -> None:
+        self._overhead = overhead
+        self._operators = HostOperatorTimer(overhead)
+        self._modules = ModuleTimer(CPU, now=overhead.now)
+        self._steps = StepTimer(overhead)
+        self.operator_timer = self._operators
+        self.observers = (HookMeter(overhead), self._modules, self._steps)
         self._whole_s = 0.0
         self._begun: tuple[float, float] | None = None
-        self._home: dict[str, Any] = {}  # what ``own`` is in the thread that is measured
+        self._home: dict[str, Any] = {}  # what ``overhead`` is in the thread that is measured
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        with self.clock:
-            self._home = vars(self.own)
-            self._begun = self.own.now(), self.own.in_operators
-            try:
-                yield
-            finally:
-                self._whole_s, self._begun = self._so_far_s(), None
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        begun = self.own.clock()
+        self._home = vars(self._overhead)
+        self._begun = self._overhead.now(), self._overhead.in_operators
         try:
             yield
         finally:
-            self.own.seconds += self.own.clock() - begun
+            self._whole_s, self._begun = self._so_far_s(), None
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        begun = self._overhead.clock()
+        try:
+            yield
+        finally:
+            self._overhead.seconds += self._overhead.clock() - begun
 
     def _so_far_s(self) -> float:
         if self._begun is None:
             return self._whole_s
         begun, in_operators = self._begun
-        passed = self.own.clock() - self._home["seconds"] - begun
+        passed = self._overhead.clock() - self._home["seconds"] - begun
         return float(self._whole_s + max(passed, self._home["in_operators"] - in_operators))
 
-    def note_running(self, module: nn.Module) -> None:
-        super().note_running(module)
-        self.clock.before(module, ())
-
     def module_seconds(self) -> Mapping[str, float] | None:
-        return self.clock.seconds()
+        return self._modules.seconds()
 
     def timing(self, profile: Profile) -> StepTiming:
-        """A step that was given a closure takes as long as its operators."""
+        """Return the times; a step that was given a closure takes as long as its operators."""
         in_operators = operator_seconds(profile, "optimizer")
-        backward_s = self.host.backward_s()
+        backward_s = self._operators.backward_s()
         if backward_s is not None:
             at_least = operator_seconds(profile, "backward", "recompute") or 0.0
-            backward_s = max(backward_s - self.steps.in_backward_s, at_least)
+            backward_s = max(backward_s - self._steps.in_backward_s, at_least)
+        calibrated = self._overhead.calibrated
         return StepTiming(
             seconds=PhaseSeconds(
                 {
                     "backward": backward_s,
-                    "optimizer": in_operators if self.steps.with_closure else self.steps.step_s,
+                    "optimizer": in_operators if self._steps.had_closure else self._steps.seconds,
                 }
             ),
             iteration_s=self._so_far_s(),
             method=self.method,
-            resolution_s=10 * self.own.per_module,
-            operator_resolution_s=10 * self.own.per_op,
+            resolution_s=10 * calibrated.per_module_s,
+            operator_resolution_s=10 * calibrated.per_operator_s,
         )
 
 
-class EventPass(CountingPass):
-    """A pass that counts, with events on the device around every operator.
+class EventPass(UntimedPass):
+    """A pass with events on the device around every operator.
 
-    gap_s: how much longer an operator may seem than it is; None if not known.
+    gap_s: by how much an operator may seem longer than it is; None if not known.
     """
 
     method = (
@@ -143,24 +135,16 @@ class EventPass(CountingPass):
         "what the host does between operators is left out"
     )
 
-    def __init__(
-        self,
-        names: ModuleNames,
-        devices: Devices,
-        record: Stamp,
-        gap_s: float | None,
-        mode_options: Mapping[str, Any],
-    ) -> None:
-        tracker = Tracker(names)
-        self.events = EventTimedMode(tracker, devices, record, **mode_options)
-        super().__init__(tracker, self.events)
+    def __init__(self, devices: Devices, record_event: Stamp, gap_s: float | None) -> None:
+        self._operators = EventOperatorTimer(devices, record_event)
+        self.operator_timer = self._operators
         self._gap_s = gap_s
 
     def read(self) -> None:
-        self.events.read()
+        self._operators.read()
 
     def timing(self, profile: Profile) -> StepTiming:
-        """Each as long as its operators; backward with what it runs again."""
+        """Return times that are sums over operators; backward includes recomputation."""
         return StepTiming(
             seconds=PhaseSeconds(
                 {
@@ -176,5 +160,8 @@ class EventPass(CountingPass):
 
 
 def operator_seconds(profile: Profile, *phases: Phase) -> float | None:
-    """Seconds of all operators in these phases, in the model and outside it; None if none ran."""
+    """Return the seconds of all operators in these phases, also outside the model.
+
+    None where none was timed.
+    """
     return sum_known(op.latency_s for op in profile.op_totals() if op.phase in phases)

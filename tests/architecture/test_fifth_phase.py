@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from dispatch_flops import Profile, analysis, diff
+from dispatch_flops import Profile, analysis, diff, renderers
 from dispatch_flops.analysis import Machine
-from dispatch_flops.cli.compare import violations
+from dispatch_flops.cli.check import violations
 from dispatch_flops.profile import ModuleNode, StepTiming
 from dispatch_flops.renderers import (
+    View,
     chrome_trace,
     collapsed,
     dataframe,
@@ -27,7 +28,6 @@ from dispatch_flops.renderers import (
     table,
 )
 from dispatch_flops.renderers import csv as csv_renderer
-from dispatch_flops.renderers import json as json_renderer
 from tests.helpers.trees import op, timed, training_step
 
 SETUP: Any = "setup"
@@ -128,29 +128,38 @@ def test_fifth_phase_comes_last_in_printed_order() -> None:
     assert seconds == pytest.approx(2.0 + (97.51 + 240.09 + 314.47) * 1e-6)
 
 
-RENDERED: dict[str, Callable[[], str]] = {
-    "chrome_trace": lambda: chrome_trace.render(PROFILE),
-    "chrome_trace by flops": lambda: chrome_trace.render(PROFILE, by="flops"),
-    "csv modules": lambda: csv_renderer.modules(PROFILE),
-    "csv operators": lambda: csv_renderer.operators(PROFILE),
-    "deepspeed": lambda: deepspeed.render(PROFILE),
-    "html": lambda: html.render(PROFILE),
-    "json": lambda: json_renderer.render(PROFILE),
-    "notebook": lambda: notebook.render(PROFILE),
-    "scalars": lambda: str(scalars.scalars(PROFILE)),
-    "table": lambda: table.render(PROFILE),
-    "table of operators": lambda: table.operator_table(PROFILE),
+RENDERED: dict[str, tuple[Callable[[Profile, View], str], View]] = {
+    "chrome_trace": (chrome_trace.render, View()),
+    "chrome_trace by flops": (chrome_trace.render, View(by="flops")),
+    "collapsed": (collapsed.render, View(phase=SETUP)),
+    "csv": (csv_renderer.render, View()),
+    "csv of operators": (csv_renderer.render, View(table="operators")),
+    "deepspeed": (deepspeed.render, View()),
+    "html": (html.render, View()),
+    "notebook": (notebook.render, View()),
+    "table": (table.render, View()),
+    "table of operators": (table.render, View(table="operators")),
 }
 
 
 @pytest.mark.parametrize("name", RENDERED)
-def test_renderer_of_a_fifth_phase_shows_it(name: str) -> None:
-    assert "setup" in RENDERED[name]()
+def test_render_of_a_fifth_phase_shows_it(name: str) -> None:
+    render, view = RENDERED[name]
+    text = render(PROFILE, view)
+    assert "lib.prepare.default" in text if name == "collapsed" else "setup" in text
 
 
-def test_renderer_without_phases_counts_the_fifth() -> None:
-    assert f"0:Linear;lib.prepare.default {2 * MACS}\n" in collapsed.render(PROFILE)
-    assert table.uncounted_table(PROFILE)
+def test_renderers_are_all_listed_here() -> None:
+    listed = {name.split(" ")[0] for name in RENDERED}
+    assert listed | {"View", "dataframe", "plots", "scalars"} == set(renderers.__all__)
+
+
+def test_scalars_of_a_fifth_phase_name_it() -> None:
+    found = scalars.scalars(PROFILE)
+    assert (found["macs/setup"], found["latency_s/setup"]) == (MACS, 2.0)
+
+
+def test_plots_of_a_fifth_phase_are_drawn() -> None:
     pytest.importorskip("matplotlib")
     assert plots.top_modules(PROFILE, phase=SETUP)
     assert plots.roofline(PROFILE, MACHINE)
@@ -163,7 +172,7 @@ def test_data_frame_of_a_fifth_phase_has_its_columns() -> None:
 
 
 def test_csv_of_a_fifth_phase_has_its_columns_in_every_row() -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_renderer.modules(PROFILE))))
+    rows = list(csv.DictReader(io.StringIO(csv_renderer.render(PROFILE))))
     assert [row["setup_macs"] for row in rows] == [str(MACS), str(MACS), "0", "0", "0"]
 
 

@@ -17,16 +17,16 @@ package.__path__ = [sys.argv[1]]  # the package without its torch-facing top
 sys.modules["dispatch_flops"] = package
 
 from dispatch_flops import analysis, units
-from dispatch_flops.renderers import chrome_trace, collapsed, csv, deepspeed, table
+from dispatch_flops.renderers import View, chrome_trace, collapsed, csv, deepspeed, table
 from dispatch_flops.profile import Profile
 
 profile = Profile.from_json(sys.stdin.read()).check()
 for text in (
-    deepspeed.render(profile, fold=True),
+    deepspeed.render(profile, View(fold=True)),
     table.render(profile),
     profile.to_json(),
-    csv.modules(profile),
-    csv.operators(profile),
+    csv.render(profile),
+    csv.render(profile, View(table="operators")),
     collapsed.render(profile),
     chrome_trace.render(profile),
 ):

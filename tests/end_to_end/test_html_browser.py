@@ -1,4 +1,4 @@
-"""The report in a real browser: it draws, answers, and asks nothing of the network."""
+"""The HTML page in a real browser: drawing, interaction and absence of network requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dispatch_flops import profile_model, units
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.cli.demo import bert_base
 from dispatch_flops.profile import Profile
-from dispatch_flops.renderers import html
+from dispatch_flops.renderers import View, html
 from tests.helpers.paths import BENCHMARKS
 from tests.helpers.trees import (
     SMALL,
@@ -44,8 +44,8 @@ pytestmark = [
 
 A100 = MACHINES["NVIDIA A100-SXM4-80GB"]
 RESULTS = BENCHMARKS / "results"
-MOST_BYTES = 150_000  # of a picture in the repository
-SECONDS = 10  # until something must have happened: generous, since machines are shared
+MOST_BYTES = 150_000  # of an image in the repository
+SECONDS = 10  # that the page has to respond; generous, for shared machines
 
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
@@ -55,7 +55,7 @@ _FLAGS = (
 
 
 class Report:
-    """An open page, and what a reader does with it."""
+    """An open page and the actions of its reader."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -89,7 +89,7 @@ class Report:
         raise AssertionError(f"no column {heading}")
 
     def until(self, true: Callable[[], Any]) -> Any:
-        """Waits for it; the last look is what the assertion shows."""
+        """Wait until ``true()`` is truthy and return it."""
         end = time.monotonic() + SECONDS
         while not (found := true()) and time.monotonic() < end:
             time.sleep(0.02)
@@ -98,7 +98,7 @@ class Report:
 
     @property
     def trace(self) -> dict[str, Any]:
-        """What the tree chart has drawn."""
+        """The trace that the tree chart has drawn."""
         drawn: dict[str, Any] = self.run(
             "const [t] = document.getElementById('tree').data ?? [null];"
             "return t && {type: t.type, ids: [...t.ids], labels: [...t.labels], "
@@ -109,15 +109,15 @@ class Report:
     def column(self, table: str, index: int) -> list[str]:
         return self.texts(f"#{table} tbody td:nth-child({index})")
 
-    def complaints(self) -> list[str]:
+    def messages(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Addresses that a report asked for since the last question; what is in it is none."""
+        """Return the addresses outside the page that it requested since the last call."""
         events = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
         sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-        asked = [s["request"]["url"] for s in sent if s["documentURL"].startswith("file:")]
-        return [url for url in asked if not url.startswith(("file:", "data:", "blob:"))]
+        requested = [s["request"]["url"] for s in sent if s["documentURL"].startswith("file:")]
+        return [url for url in requested if not url.startswith(("file:", "data:", "blob:"))]
 
 
 @pytest.fixture(scope="module")
@@ -135,23 +135,25 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def open_report(driver: Any, tmp_path: Path) -> Iterator[Callable[..., Report]]:
-    """Opens the report of a profile; by the end it has complained of nothing and asked nobody."""
+    """Open the page of a profile; it must log no message and make no request by the end."""
     report = Report(driver)
 
     def open_(profile: Profile, **options: Any) -> Report:
         path = tmp_path / "report.html"
-        path.write_text(html.render(profile, **options), encoding="utf-8")
+        path.write_text(html.render(profile, View(**options)), encoding="utf-8")
         driver.get(path.as_uri())
         report.until(lambda: driver.find_elements("css selector", "#tree g.slice"))
         return report
 
     yield open_
-    assert report.complaints() == []
+    assert report.messages() == []
     assert report.requests() == []
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_every_part_draws(name: str, open_report: Callable[..., Report]) -> None:
+def test_page_of_small_profiles_draws_every_part(
+    name: str, open_report: Callable[..., Report]
+) -> None:
     profile = SMALL[name]()
     report = open_report(profile, machine=A100)
     cards = dict(zip(report.texts("#headline dt"), report.texts("#headline .value"), strict=True))
@@ -165,25 +167,25 @@ def test_every_part_draws(name: str, open_report: Callable[..., Report]) -> None
     assert report.run("return Boolean(document.querySelector('#roofline .main-svg'))")
 
 
-def test_complaints_and_requests_would_be_seen(driver: Any, tmp_path: Path) -> None:
-    """What the other tests rest on, shown on a page that has lost its policy."""
+def test_page_without_its_policy_shows_messages_and_requests(driver: Any, tmp_path: Path) -> None:
+    """The other tests rely on this to see what a page does."""
     path = tmp_path / "open.html"
     path.write_text(html.render(encoder()).replace("Content-Security-Policy", "none"))
     driver.get(path.as_uri())
     report = Report(driver)
     report.run("console.error('seen'); fetch('http://127.0.0.1:9/').catch(() => {})")
-    assert any("seen" in text for text in report.until(report.complaints))
+    assert any("seen" in text for text in report.until(report.messages))
     assert report.until(report.requests) == ["http://127.0.0.1:9/"]
 
 
-def test_policy_stops_requests(open_report: Callable[..., Report]) -> None:
+def test_policy_blocks_requests(open_report: Callable[..., Report]) -> None:
     report = open_report(encoder())
     report.run("fetch('http://127.0.0.1:9/').catch(() => {})")
-    # The log is the browser's: late words about an earlier page may stand in it, too.
-    report.until(lambda: any("Content Security Policy" in text for text in report.complaints()))
+    # The log belongs to the browser: it may also hold late messages of an earlier page.
+    report.until(lambda: any("Content Security Policy" in text for text in report.messages()))
 
 
-def test_metric_phase_and_shape_switch(open_report: Callable[..., Report]) -> None:
+def test_chart_follows_metric_phase_and_shape(open_report: Callable[..., Report]) -> None:
     profile = training_step()
     report = open_report(profile)
     shown = report.trace
@@ -207,7 +209,7 @@ def test_metric_phase_and_shape_switch(open_report: Callable[..., Report]) -> No
     assert report.driver.find_elements("css selector", "#tree .treemaplayer g.slice")
 
 
-def test_what_was_not_measured_cannot_be_chosen(open_report: Callable[..., Report]) -> None:
+def test_choice_without_measurements_is_disabled(open_report: Callable[..., Report]) -> None:
     report = open_report(training_step())
     enabled = "return !document.querySelector(arguments[0]).disabled"
     report.choose("metric", "latency")
@@ -217,7 +219,7 @@ def test_what_was_not_measured_cannot_be_chosen(open_report: Callable[..., Repor
     assert not report.run(enabled, "input[value=latency]")
 
 
-def test_click_looks_into_a_module_and_back(open_report: Callable[..., Report]) -> None:
+def test_click_zooms_into_a_module_and_out(open_report: Callable[..., Report]) -> None:
     report = open_report(encoder(12))
     assert any("0-11 · 12 x Layer" in text for text in report.trace["text"])
     report.driver.find_element("id", "fold").click()
@@ -234,7 +236,7 @@ def test_click_looks_into_a_module_and_back(open_report: Callable[..., Report]) 
     report.until(lambda: report.texts("#crumbs [aria-current]") == ["0"])
 
 
-def test_tables_search_and_sort(open_report: Callable[..., Report]) -> None:
+def test_tables_are_searched_and_sorted(open_report: Callable[..., Report]) -> None:
     report = open_report(training_step())
     report.search("operators", "BACKWARD aten.")
     report.until(lambda: len(report.column("operators", 1)) == 3)
@@ -260,7 +262,7 @@ def test_tables_search_and_sort(open_report: Callable[..., Report]) -> None:
     assert report.run("return document.querySelector('#modules th').ariaSort") == "ascending"
 
 
-def test_lower_bound_is_in_plain_sight(open_report: Callable[..., Report]) -> None:
+def test_lower_bound_is_visible(open_report: Callable[..., Report]) -> None:
     report = open_report(lower_bound())
     assert report.texts("#uncounted h2") == ["Lower bound: 2 operators have no known cost"]
     assert report.column("uncounted-table", 1) == ["lib.mystery.default", "lib.scan.default"]
@@ -270,7 +272,7 @@ def test_lower_bound_is_in_plain_sight(open_report: Callable[..., Report]) -> No
     assert report.run("return document.querySelector('#uncounted').offsetHeight") == 0
 
 
-def test_names_are_text(open_report: Callable[..., Report]) -> None:
+def test_markup_in_names_is_shown_as_text(open_report: Callable[..., Report]) -> None:
     names = (
         "<b>bold</b>",
         "<a href='https://example.org'>x</a>",
@@ -292,7 +294,7 @@ def test_names_are_text(open_report: Callable[..., Report]) -> None:
     assert len(report.driver.find_elements("css selector", "script")) == 3
 
 
-def test_numbers_are_written_as_elsewhere(open_report: Callable[..., Report]) -> None:
+def test_numbers_are_written_as_by_the_units_module(open_report: Callable[..., Report]) -> None:
     report = open_report(encoder())
     values = [0, 1, 5, 999, 1000, 1125, 1135, 61_706, 999_994, 999_995, 10**9, 4_089_184_256]
     values += [2**53, 7 * 10**17, 3 * 10**18, 0.125, 0.375, 0.00004, 0.21668, 12.5, -1500]
@@ -303,7 +305,7 @@ def test_numbers_are_written_as_elsewhere(open_report: Callable[..., Report]) ->
         assert written == [getattr(units, name)(value) for value in values], name
 
 
-def test_light_and_dark(open_report: Callable[..., Report]) -> None:
+def test_theme_button_changes_the_background(open_report: Callable[..., Report]) -> None:
     report = open_report(encoder())
     colour = "return getComputedStyle(document.body).backgroundColor"
     before = report.run(colour)
@@ -313,9 +315,9 @@ def test_light_and_dark(open_report: Callable[..., Report]) -> None:
 
 @pytest.fixture
 def photograph(driver: Any, request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """``photograph(name)``: the open page, seen from its top, can be drawn.
+    """Return ``photograph(name)``, which takes a screenshot of the open page from its top.
 
-    With ``--update-golden`` the drawing becomes the picture of that name among the results.
+    With ``--update-golden`` the screenshot replaces the image of that name among the results.
     """
     Image = pytest.importorskip("PIL.Image")
 
@@ -331,12 +333,12 @@ def photograph(driver: Any, request: pytest.FixtureRequest) -> Callable[[str], N
     return take
 
 
-def test_bert_is_photographed(
+def test_page_of_bert_draws_its_layers(
     open_report: Callable[..., Report],
     photograph: Callable[[str], None],
     request: pytest.FixtureRequest,
 ) -> None:
-    """BERT-base, batch 4, 128 tokens, forward and backward; timed where the picture is kept."""
+    """BERT-base, batch 4, 128 tokens, forward and backward; timed if the image is updated."""
     model, ids = bert_base()
     how = {"repeats": 3} if request.config.getoption("--update-golden") else {"device": "meta"}
     profile = profile_model(model, args=(ids,), backward=True, **how)
@@ -347,7 +349,7 @@ def test_bert_is_photographed(
     photograph("report_bert.png")
 
 
-def test_ten_thousand_modules_are_photographed(
+def test_treemap_of_ten_thousand_modules_draws_its_stages(
     open_report: Callable[..., Report], photograph: Callable[[str], None]
 ) -> None:
     report = open_report(_many())
@@ -369,7 +371,7 @@ def _many() -> Profile:
 
 
 @pytest.mark.parametrize("make", [_many, lambda: wide(10_000), lambda: deep(10_000)])
-def test_ten_thousand_modules(
+def test_page_of_ten_thousand_modules_responds_in_time(
     make: Callable[[], Profile], open_report: Callable[..., Report]
 ) -> None:
     profile = make()

@@ -1,4 +1,4 @@
-"""Published profiles, reproduced: each number as a product, and as it was printed."""
+"""Published profiles, compared with closed forms and with the printed numbers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class TestLeNet5:
     MACS = 426_516_480
     PARAMS = 61_706
 
-    def test_closed_form(self) -> None:
+    def test_closed_form_gives_the_published_macs(self) -> None:
         assert LeNet5.module_macs(1024)[""] == self.MACS
 
-    def test_through_the_counter(self) -> None:
+    def test_counter_gives_the_published_totals(self) -> None:
         model = LeNet5()
         with FlopCounterMode(model, display=False) as fc:
             model(torch.ones(1024, 1, 32, 32))
         assert fc.get_total_macs() == self.MACS
         assert fc.profile.total_params == self.PARAMS
 
-    def test_through_get_model_profile(self) -> None:
+    def test_get_model_profile_gives_the_published_totals(self) -> None:
         from dispatch_flops import get_model_profile
 
         _, macs, params = get_model_profile(
@@ -58,14 +58,14 @@ class TestBertBase:
 
     ROWS, D, FF, S = 4 * 128, 768, 3072, 128
 
-    def test_totals(self, bert: Profile) -> None:
+    def test_totals_match_the_closed_form(self, bert: Profile) -> None:
         attention = 4 * self.D**2 * self.ROWS + 2 * self.S * self.ROWS * self.D
         layer = attention + 2 * self.D * self.FF * self.ROWS
         assert bert.total("forward").macs == 12 * layer + 4 * self.D**2 == 44_696_862_720
         assert bert.total_params == 109_482_240
         assert bert.uncounted_ops() == {}
 
-    def test_modules(self, bert: Profile) -> None:
+    def test_modules_match_the_closed_form(self, bert: Profile) -> None:
         linear = self.ROWS * self.D * self.D
         scores = 2 * self.ROWS * self.S * self.D
         wide = self.ROWS * self.D * self.FF
@@ -99,10 +99,12 @@ class TestBertBase:
             ("pooler", 1e6, 2.36),
         ],
     )
-    def test_as_printed(self, bert: Profile, fqn: str, giga: float, printed: float) -> None:
+    def test_modules_match_the_published_numbers(
+        self, bert: Profile, fqn: str, giga: float, printed: float
+    ) -> None:
         assert round(_macs(bert)[fqn] / giga, 2) == printed
 
-    def test_parameters_as_printed(self, bert: Profile) -> None:
+    def test_parameters_match_the_published_numbers(self, bert: Profile) -> None:
         millions = {
             "": 109.48,
             "embeddings": 23.84,
@@ -129,7 +131,7 @@ class TestMixtureOfExperts:
     its two calls under each of its two parents. It runs twice.
     """
 
-    def test_modules(self, moe: Profile) -> None:
+    def test_modules_match_the_closed_form(self, moe: Profile) -> None:
         expected = CifarMoE.module_macs(4)
         found = _macs(moe)
         assert {fqn: found[fqn] for fqn in expected} == expected
@@ -152,10 +154,10 @@ class TestMixtureOfExperts:
             ("moe_layer_list.1.experts", 56.45),
         ],
     )
-    def test_as_printed(self, moe: Profile, fqn: str, kilo: float) -> None:
+    def test_modules_match_the_published_numbers(self, moe: Profile, fqn: str, kilo: float) -> None:
         assert round(_macs(moe)[fqn] / 1e3, 2) == kilo
 
-    def test_parameters(self, moe: Profile) -> None:
+    def test_parameters_match_the_closed_form(self, moe: Profile) -> None:
         expected = CifarMoE.module_params()
         assert {fqn: moe.node(fqn).total_params for fqn in expected} == expected
         thousands = {"": 113.33, "moe_layer_list": 51.33, "moe_layer_list.0": 21.93}
@@ -163,15 +165,15 @@ class TestMixtureOfExperts:
 
 
 class TestGraphTransformer:
-    """Attention along edges; benchmarks/graph_transformer.py runs it in full size."""
+    """Attention along edges; benchmarks/graph_transformer.py runs the full size."""
 
     SMALL = GraphShape(features=9, width=16, heads=3, layers=4, nodes=37, edges=101, rows=11)
 
-    def test_full_size_closed_form(self) -> None:
+    def test_closed_form_at_full_size_gives_the_known_totals(self) -> None:
         assert FULL_SIZE.module_macs()[""] == 411_819_233_792
         assert round(FULL_SIZE.params() / 1e6, 2) == 64.07
 
-    def test_small(self) -> None:
+    def test_small_model_matches_the_closed_form(self) -> None:
         pytest.importorskip("torch_geometric")
         model = GraphTransformer(self.SMALL).eval()
         with torch.no_grad():
@@ -204,7 +206,7 @@ class TestMegatronGPT:
 
     D, ROWS, SEQUENCES, LENGTH, VOCAB = 8192, 4 * 1024, 4, 1024, 50304
 
-    def test_totals(self, megatron: Profile) -> None:
+    def test_totals_match_the_closed_form(self, megatron: Profile) -> None:
         linears = MegatronGPT.linear_macs(self.ROWS, self.D, 12, self.VOCAB)
         attention = MegatronGPT.attention_macs(self.SEQUENCES, self.LENGTH, self.D, 12)
         assert (linears, attention) == (41_270_340_747_264, 824_633_720_832)
@@ -227,11 +229,13 @@ class TestMegatronGPT:
             ("layers.11.mlp.dense_h_to_4h", 1099.51),
         ],
     )
-    def test_as_printed(self, megatron: Profile, fqn: str, giga: float) -> None:
+    def test_modules_match_the_published_numbers(
+        self, megatron: Profile, fqn: str, giga: float
+    ) -> None:
         assert round(_macs(megatron)[fqn] / 1e9, 2) == giga
 
-    def test_the_language_model_without_logits(self, megatron: Profile) -> None:
-        """Published: 39584.03 G, of which 134.22 M a layer are its softmax."""
+    def test_model_without_logits_matches_the_published_total(self, megatron: Profile) -> None:
+        """The published 39584.03 G include 134.22 M per layer for the softmax."""
         softmax = 12 * self.SEQUENCES * 32 * self.LENGTH**2
         linears = MegatronGPT.linear_macs(self.ROWS, self.D, 12, 0)
         assert round((linears + softmax) / 1e9, 2) == 39584.03

@@ -1,91 +1,245 @@
-"""What the README shows works: its recipes, its worked formulas, and its commands' files."""
+"""The README and the cookbook: snippets run, commands work, output and links are right."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
+import importlib.util
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from dispatch_flops import FlopCounterMode, unregister_flops
-from tests.helpers.paths import REPOSITORY
+import dispatch_flops
+from dispatch_flops import Profile, unregister_flops
+from dispatch_flops.cli import main
+from dispatch_flops.errors import UnknownOperatorError
+from tests.helpers.engine import Engine
+from tests.helpers.paths import BENCHMARKS, REPOSITORY
 
 README = REPOSITORY / "README.md"
+COOKBOOK = BENCHMARKS / "cookbook.md"
+CHANGELOG = REPOSITORY / "CHANGELOG.md"
+DOCUMENTS = (README, CHANGELOG, *sorted(BENCHMARKS.rglob("*.md")))
+NOT_RUN = "Trainers and engines"  # needs an engine, a data set, Lightning
+
+MODEL_FILE = """
+import torch
+from torch import nn
+
+def make_model():
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+"""
+IDS_FILE = """
+from torch import nn
+
+def make_model():
+    return nn.Sequential(nn.Embedding(11, 16), nn.Linear(16, 16))
+"""
+CONFIG_FILE = """
+{"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 101,
+ "n_positions": 2048, "bos_token_id": 0, "eos_token_id": 0}
+"""
 
 
-def blocks(section: str) -> list[str]:
-    """The Python of a section, block by block."""
-    text = README.read_text(encoding="utf-8")
-    found = re.search(rf"^#+ {section}\n(.*?)(?=^##+ |\Z)", text, flags=re.MULTILINE | re.DOTALL)
-    assert found, section
-    return re.findall(r"^```python\n(.*?)^```", found.group(1), flags=re.MULTILINE | re.DOTALL)
+def headings(text: str) -> list[re.Match[str]]:
+    """Return the headings of a page; a comment in a snippet is not one."""
+    hidden = re.sub(r"^```.*?^```", lambda m: " " * len(m[0]), text, flags=re.MULTILINE | re.DOTALL)
+    return list(re.finditer(r"^(#+) (.*)$", hidden, flags=re.MULTILINE))
 
 
-def test_every_block_is_python() -> None:
-    text = README.read_text(encoding="utf-8")
-    for code in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
-        ast.parse(code)
+def section(path: Path, title: str) -> str:
+    """Return the text below a heading, up to the next one of its level or above."""
+    text = path.read_text(encoding="utf-8")
+    found = headings(text)
+    (start,) = (heading for heading in found if heading[2] == title)
+    below = (h.start() for h in found if h.start() > start.end() and len(h[1]) <= len(start[1]))
+    return text[start.end() : next(below, None)]
 
 
-def test_there_are_ten_recipes() -> None:
-    assert len(blocks("Cookbook")) == 10
+def blocks(text: str, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(10))
-def test_recipe(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    exec(compile(blocks("Cookbook")[number], f"recipe {number + 1}", "exec"), {})
-    assert capsys.readouterr().out
+def python_of(path: Path) -> list[str]:
+    return blocks(path.read_text(encoding="utf-8"))
+
+
+def run(code: str, names: dict[str, Any]) -> None:
+    """Run a snippet; graphs are compiled without inductor, which takes a minute."""
+    exec(compile(code.replace('"inductor"', '"aot_eager"'), "snippet", "exec"), names)
 
 
 @pytest.fixture
 def library() -> Iterator[None]:
-    """The operators that the README's formulas are for."""
+    """Define the operators that the snippets register formulas for."""
     lib = torch.library.Library("mylib", "FRAGMENT")
     lib.define("fused_mlp(Tensor x, Tensor w1, Tensor w2) -> Tensor")
     lib.define("fused_mlp_backward(Tensor grad, Tensor x, Tensor w1, Tensor w2) -> Tensor")
     lib.impl("fused_mlp", lambda x, w1, w2: x @ w1 @ w2, "CPU")
     lib.impl("fused_mlp_backward", lambda grad, x, w1, w2: torch.empty_like(x), "CPU")
     yield
+    for op in (torch.ops.mylib.fused_mlp, torch.ops.mylib.fused_mlp_backward):
+        with contextlib.suppress(UnknownOperatorError):
+            unregister_flops(op)
     lib._destroy()
 
 
-def test_worked_formulas(library: None) -> None:
-    (code,) = blocks("Give an operator a formula")
-    gelu = torch.nn.GELU()
-    names: dict[str, Any] = {
-        "model": gelu,
-        "x": torch.ones(2, 3),
-        "FlopCounterMode": FlopCounterMode,
-    }
-    exec(compile(code, "formulas", "exec"), names)
-    try:
+class TestReadme:
+    def test_quick_start_prints_what_is_shown(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = section(README, "Quick start")
+        (code,), (shown,) = blocks(text), blocks(text, "text")
+        run(code, {})
+        printed = capsys.readouterr().out
+        assert [line.rstrip() for line in printed.splitlines()] == shown.splitlines()
+
+    def test_snippets_run_in_order(self, library: None) -> None:
+        names: dict[str, Any] = {
+            "y": torch.ones(8, 64),
+            "loader": [(torch.ones(8, 64), torch.ones(8, 64))] * 6,
+            "loss_fn": nn.MSELoss(),
+            "engine": Engine(nn.Linear(2, 3)),
+        }
+        for code in python_of(README):
+            run(code, names)
+            names["optimizer"] = names.get("optimizer") or torch.optim.AdamW(
+                names["model"].parameters()
+            )
+        assert names["fc"].profile.total("backward").macs == 8 * 64 * 256 * 3
+        assert names["profiler"].profile.total("optimizer").flops > 0
+        assert names["macs"] == "262.14 KMACs"
+
+    def test_size_is_about_nine_kilobytes(self) -> None:
+        assert len(README.read_bytes()) <= 10_000
+
+    def test_two_commands_set_everything_up(self) -> None:
+        commands = re.findall(
+            r"^```sh\n(python3 -m venv .*?)$", README.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        assert commands == [
+            "python3 -m venv .venv && .venv/bin/pip install -q -c tests/constraints.txt . "
+            "&& .venv/bin/dispatch-flops demo",
+            "python3 -m venv .venv && .venv/bin/pip install -q -c tests/constraints.txt '.[test]' "
+            "&& .venv/bin/python -m pytest -n 2 --dist loadfile",
+        ]
+        assert (REPOSITORY / "tests" / "constraints.txt").is_file()
+
+    def test_table_of_rooms_names_every_room(self) -> None:
+        package = Path(dispatch_flops.__file__).parent
+        rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+        table = section(README, "Contributing")
+        assert {f"`{room}/`" for room in rooms} == set(re.findall(r"`\w+/`(?= \||,)", table))
+        assert {"errors", "units"} <= set(re.findall(r"`(\w+)`", table))
+
+    def test_accuracy_is_that_of_the_results(self) -> None:
+        shown = section(README, "Accuracy")
+        for name in ("probes", "peers"):
+            results = section(BENCHMARKS / "results" / f"{name}.md", "Exact rows")
+            exact = re.findall(r"\d+/\d+", results)
+            (row,) = re.findall(rf"^\| \[\w+\]\(.*{name}\.md\).*$", shown, re.MULTILINE)
+            assert re.findall(r"\d+/\d+", row) == exact
+
+
+class TestCookbook:
+    def test_there_are_ten_recipes(self) -> None:
+        assert len(blocks(section(COOKBOOK, "Recipes"))) == 10
+
+    @pytest.mark.parametrize("number", range(10))
+    def test_recipe_runs_on_its_own(
+        self,
+        number: int,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        run(blocks(section(COOKBOOK, "Recipes"))[number], {})
+        assert capsys.readouterr().out
+
+    def test_usage_runs_in_order(self, library: None) -> None:
+        skipped = blocks(section(COOKBOOK, NOT_RUN))
+        names: dict[str, Any] = {}
+        for code in blocks(section(COOKBOOK, "Usage in full")):
+            if code not in skipped:
+                run(code, names)
+        assert names["p"].total("backward").macs == 8 * 64 * 256 * 3
+        assert names["prof"].get_total_macs() == 8 * 64 * 256 * 2
+
+    def test_custom_formulas_count_what_they_say(self, library: None) -> None:
+        (code,) = blocks(section(COOKBOOK, "Custom operators"))
+        names: dict[str, Any] = {
+            "model": nn.GELU(),
+            "x": torch.ones(2, 3),
+            "FlopCounterMode": dispatch_flops.FlopCounterMode,
+        }
+        run(code, names)
         x, w1, w2 = torch.ones(2, 3), torch.ones(3, 5), torch.ones(5, 7)
-        with FlopCounterMode(display=False) as counter:
+        with dispatch_flops.FlopCounterMode(display=False) as counter:
             torch.ops.mylib.fused_mlp(x, w1, w2)
             torch.ops.mylib.fused_mlp_backward(torch.ones(2, 7), x, w1, w2)
-    finally:
-        unregister_flops([torch.ops.mylib.fused_mlp, torch.ops.mylib.fused_mlp_backward])
-    found = counter.profile.by_operator()
-    macs = 2 * (3 * 5 + 5 * 7)
-    forward = found["mylib.fused_mlp.default"].cost
-    assert forward is not None
-    assert (forward.macs, forward.flops) == (macs, 2 * macs)
-    backward = found["mylib.fused_mlp_backward.default"].cost
-    assert backward is not None and backward.flops == 2 * 2 * macs
+        found = counter.profile.by_operator()
+        macs = 2 * (3 * 5 + 5 * 7)
+        forward = found["mylib.fused_mlp.default"].cost
+        assert forward is not None
+        assert (forward.macs, forward.flops) == (macs, 2 * macs)
+        backward = found["mylib.fused_mlp_backward.default"].cost
+        assert backward is not None
+        assert backward.flops == 2 * 2 * macs
 
 
-def test_the_two_commands_name_files_that_are_there() -> None:
-    text = README.read_text(encoding="utf-8")
-    commands = re.findall(r"^```sh\npython3 -m venv .*?$", text, flags=re.MULTILINE)
-    assert len(commands) == 2
-    assert all("tests/constraints.txt" in command for command in commands)
-    assert (README.parent / "tests" / "constraints.txt").is_file()
-    for image in re.findall(r"!\[.*?\]\((.*?)\)", text):
-        assert (README.parent / image).is_file()
+@pytest.mark.parametrize("path", [README, COOKBOOK], ids=["readme", "cookbook"])
+def test_commands_succeed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("plotly")
+    monkeypatch.chdir(tmp_path)
+    files = {"model.py": MODEL_FILE, "ids.py": IDS_FILE, "config.json": CONFIG_FILE}
+    for name, text in files.items():
+        Path(name).write_text(text, encoding="utf-8")
+    saved = dispatch_flops.profile_model(nn.Linear(3, 5), (2, 3))
+    for name in ("before.json", "after.json"):
+        Path(name).write_text(saved.to_json(), encoding="utf-8")
+    (commands,) = blocks(section(path, "Command line"), "sh")
+    for line in commands.splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "dispatch-flops"
+        assert main(arguments) == 0, (line, capsys.readouterr().err)
+    written = Profile.from_json(Path("p.json").read_text(encoding="utf-8"))
+    assert written.total().macs == 8 * 64 * 256 * 2
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_snippets_import_what_exists(path: Path) -> None:
+    for code in python_of(path):
+        for node in ast.walk(ast.parse(code)):
+            if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("dispatch"):
+                continue
+            framework = str(node.module).rpartition(".")[2]
+            if framework == "lightning" and importlib.util.find_spec(framework) is None:
+                continue
+            module = importlib.import_module(str(node.module))
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors that a page's headings get."""
+    titles = [heading[2].lower() for heading in headings(path.read_text(encoding="utf-8"))]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        page = path.parent / file if file else path
+        assert page.is_file(), target
+        assert not anchor or anchor in anchors(page), target

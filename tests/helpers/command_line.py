@@ -1,4 +1,4 @@
-"""A model in a file, and what the tests of the command line say about a call."""
+"""What the tests of the command line share: a model in a file, results of calls, profiles."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Odd(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a call of the command line returned, printed and complained about."""
+    """Exit code, stdout and stderr of a call of the command line."""
 
     code: int
     out: str
@@ -58,28 +58,30 @@ Save = Callable[..., Profile]
 
 
 def macs(width: int = W, batch: int = B) -> int:
-    """Of ``Net``'s forward."""
+    """Return the MACs of ``Net``'s forward."""
     return batch * (2 * width * width + width * OUT)
 
 
 def params(width: int = W) -> int:
-    """Of ``Net``."""
+    """Return the number of ``Net``'s parameters."""
     return 2 * (width * width + width) + width * OUT + OUT
 
 
-def refused(result: Result, *words: str) -> None:
-    """Exit code 2, nothing on stdout, and as the last thing one line that says what is wrong."""
+def error_line(result: Result) -> str:
+    """Return the error of a failed call, without the program's name.
+
+    Asserts exit code 2, nothing on stdout, and a single line of error at the end of stderr.
+    """
     assert (result.code, result.out) == (2, "")
-    last = result.err.splitlines()[-1]
-    assert last.startswith("dispatch-flops: ")
-    assert sum(line.startswith("dispatch-flops: ") for line in result.err.splitlines()) == 1
     assert "Traceback" not in result.err
-    for word in words:
-        assert word in last
+    lines = result.err.splitlines()
+    (line,) = (line for line in lines if line.startswith("dispatch-flops: "))
+    assert line == lines[-1]
+    return line.removeprefix("dispatch-flops: ")
 
 
 def tree(counts: dict[str, int], *, latency: float | None = None) -> Profile:
-    """A model of Linears without parameters, each with so many MACs."""
+    """Return the profile of a model of Linears without parameters, by name and MACs."""
 
     def node(name: str, count: int) -> ModuleNode:
         cost = OpCost(macs=count, flops=2 * count)

@@ -1,4 +1,4 @@
-"""What the model is called with: tensors of given shapes, or what the user's factory made."""
+"""Inputs of a model: tensors of given shapes, or what the user's factory returned."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from dispatch_flops import _torch
 from dispatch_flops.errors import TargetError
 
 Variables = Mapping[str, Any]
 
 _SHAPE_HELP = (
-    "write sizes such as 1,3,224,224, name=1,128:int64 for a keyword, a dtype after a colon"
+    "write sizes such as 1,3,224,224, with a dtype 1,128:int64, as a keyword argument mask=1,128"
 )
 _SHAPE = re.compile(r"(?:(?P<name>[^\W\d]\w*)=)?(?P<sizes>[^:=]+)(?::(?P<dtype>\w+))?")
 
@@ -31,10 +31,11 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class ShapeSpec:
-    """One tensor to make: ``[name=]size,size,...[:dtype]``.
+    """A tensor of ones to pass to the model: ``[name=]size,size,...[:dtype]``.
 
-    name: the keyword that it is passed as; ``""`` for a positional input.
+    name: of the keyword argument; ``""`` for a positional one.
     sizes: numbers, or names of variables.
+    dtype: ``None`` for a default.
     """
 
     name: str
@@ -45,61 +46,66 @@ class ShapeSpec:
     def variables(self) -> set[str]:
         return {size for size in self.sizes if isinstance(size, str)}
 
-    def tensor(
-        self, default: torch.dtype, variables: Variables, device: str | None
-    ) -> torch.Tensor:
-        """Ones of the shape: valid as numbers, as token ids and as a mask."""
+    def build(self, default: torch.dtype, variables: Variables, device: str | None) -> torch.Tensor:
+        """Return the tensor. Ones are valid as numbers, as token ids and as a mask.
+
+        Raises TargetError if a variable is missing or not a size.
+        """
         missing = self.variables - set(variables)
         if missing:
             name = min(missing)
-            raise TargetError(f"input shape: give {name!r} a size, as in --set {name}=4")
+            raise TargetError(f"size {name!r} of --input-shape has no value; add --set {name}=4")
         sizes = [n if isinstance(n, int) else size_of(variables, n, 0) for n in self.sizes]
         return torch.ones(sizes, dtype=self.dtype or default, device=device)
 
 
 def size_of(variables: Variables, name: str, default: int) -> int:
-    """The size that the variable gives; raises TargetError where it is none."""
+    """Return the value of a size variable; raises TargetError if it is not a size."""
     size = variables.get(name, default)
     if not isinstance(size, int) or size < 0:
-        raise TargetError(f"--set {name}={size}: this must be a size, a number of at least 0")
+        raise TargetError(f"--set {name}={size} is not a size; give a whole number of at least 0")
     return size
 
 
 def parse_shape(text: str) -> ShapeSpec:
-    """``"ids=1,128:int64"`` as a spec; raises TargetError where it is none."""
+    """Parse ``"ids=1,128:int64"``; raises TargetError for any other form."""
     match = _SHAPE.fullmatch(text.strip())
     if match is None:
-        raise TargetError(f"input shape {text!r}: {_SHAPE_HELP}")
+        raise TargetError(f"--input-shape {text!r} is not a shape; {_SHAPE_HELP}")
     listed = match["sizes"].strip().removeprefix("(").removesuffix(")").strip(" ,")
     parts = re.split(r"\s*,\s*|(?<=\d)x(?=\d)", listed) if listed else []
     if not all(re.fullmatch(r"\d+|[^\W\d]\w*", part) for part in parts):
-        raise TargetError(f"input shape {text!r}: {_SHAPE_HELP}")
+        raise TargetError(f"--input-shape {text!r} is not a shape; {_SHAPE_HELP}")
     sizes = tuple(int(part) if part.isdecimal() else part for part in parts)
     dtype = parse_dtype(match["dtype"]) if match["dtype"] else None
     return ShapeSpec(match["name"] or "", sizes, dtype)
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """``"bfloat16"`` as a dtype; raises TargetError where torch has none of that name."""
+    """Parse ``"bfloat16"`` or ``"torch.bfloat16"``; raises TargetError for an unknown dtype."""
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise TargetError(
-            f"dtype {name!r} is unknown; write torch's name: float32, bfloat16, float16, int64, ..."
+            f"dtype {name!r} is unknown; use a dtype of torch, such as float32, bfloat16 or int64"
         )
     return dtype
 
 
-def from_shapes(
+def build_inputs(
     specs: tuple[ShapeSpec, ...],
     model: nn.Module,
     dtype: torch.dtype | None,
     variables: Variables,
     device: str | None = None,
 ) -> Inputs:
-    """Tensors of ones; without any dtype given, in that of the model's first parameter."""
-    numeric = (p.dtype for p in model.parameters() if p.is_floating_point() or p.is_complex())
-    first = next(numeric, torch.float32)
-    tensors = [(spec.name, spec.tensor(dtype or first, variables, device)) for spec in specs]
+    """Return tensors of ones for the specs.
+
+    Their dtype is that of the spec, else ``dtype``, else that of the model's first floating-point
+    or complex parameter, else float32.
+    """
+    dtypes = (p.dtype for p in model.parameters() if p.is_floating_point() or p.is_complex())
+    first = next(dtypes, torch.float32)
+    tensors = [(spec.name, spec.build(dtype or first, variables, device)) for spec in specs]
     return Inputs(
         tuple(tensor for name, tensor in tensors if not name),
         {name: tensor for name, tensor in tensors if name},
@@ -107,9 +113,10 @@ def from_shapes(
 
 
 def as_inputs(value: Any) -> Inputs:
-    """What a factory returned: one input, a tuple of inputs, a dict of keywords, or both.
+    """Return the inputs that a factory returned.
 
-    Both is a pair of a tuple (or list) and a dict.
+    A factory returns one input, a tuple or list of inputs, a dict of keyword arguments, or a pair
+    of a tuple (or list) and a dict.
     """
     if isinstance(value, Inputs):
         return value
@@ -123,8 +130,11 @@ def as_inputs(value: Any) -> Inputs:
     return Inputs((value,))
 
 
-def converted(inputs: Inputs, device: str | None, dtype: torch.dtype | None) -> Inputs:
-    """The inputs on a device, floating-point tensors in a dtype; ``None`` leaves them."""
+def convert_inputs(inputs: Inputs, device: str | None, dtype: torch.dtype | None) -> Inputs:
+    """Return the inputs on a device, with floating-point tensors in a dtype.
+
+    ``None`` keeps the device or the dtype.
+    """
 
     def convert(leaf: Any) -> Any:
         if device is not None and callable(getattr(leaf, "to", None)):
@@ -133,4 +143,4 @@ def converted(inputs: Inputs, device: str | None, dtype: torch.dtype | None) -> 
             leaf = leaf.to(dtype)
         return leaf
 
-    return Inputs(pytree.tree_map(convert, inputs.args), pytree.tree_map(convert, inputs.kwargs))
+    return Inputs(_torch.tree_map(convert, inputs.args), _torch.tree_map(convert, inputs.kwargs))

@@ -1,4 +1,4 @@
-"""Targets that libraries build: Hugging Face configurations, timm names, exported programs."""
+"""Targets that a library builds: transformers configs, timm names and exported programs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from dispatch_flops.cli.targets.inputs import Inputs, Variables, converted, size_of
-from dispatch_flops.cli.targets.source import as_model, blame
+from dispatch_flops.cli.targets.inputs import Inputs, Variables, convert_inputs, size_of
+from dispatch_flops.cli.targets.source import raise_target_error, require_file, require_model
 from dispatch_flops.errors import TargetError
 
 DEFAULT_TOKENS = 128
-_AUDIO_SAMPLES = 16_000  # one second at the rate that speech models are trained on
+_AUDIO_SAMPLES = 16_000  # one second at the sampling rate of speech models
 
 
 @dataclass(frozen=True, slots=True)
 class HuggingFace:
     """``hf:config.json[:TaskClass]``: a transformers model with random weights.
 
-    path: a config.json, or the folder that holds it. task: a class of transformers, such as
-    ``AutoModelForCausalLM`` or ``BertForMaskedLM``; ``AutoModel`` by default.
+    path: a config.json, or the folder that contains it.
+    task: a class of transformers, such as ``AutoModelForCausalLM`` or ``BertForMaskedLM``.
     """
 
     path: Path
@@ -42,16 +42,16 @@ class HuggingFace:
         transformers = _imported("transformers", "hf:")
         task = getattr(transformers, self.task, None)
         if task is None:
-            raise TargetError(f"transformers has no class {self.task!r}")
+            raise TargetError(f"transformers has no class {self.task!r}; use one such as AutoModel")
         with _silenced("transformers"):
             config = self._config(transformers)
             try:
                 model = task.from_config(config) if hasattr(task, "from_config") else task(config)
-                return as_model(model, self.task), default_inputs(model, variables)
+                return require_model(model, self.task), default_inputs(model, variables)
             except TargetError:
                 raise
             except Exception as error:
-                blame(f"{self.task} of {self.path} raised", error)
+                raise_target_error(f"{self.task} of {self.path}", error)
 
     def _config(self, transformers: Any) -> Any:
         path = self.path / "config.json" if self.path.is_dir() else self.path
@@ -59,25 +59,25 @@ class HuggingFace:
             settings = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise TargetError(
-                f"cannot read {str(path)!r} ({error.strerror}): hf: takes the path of a config.json"
+                f"cannot read {str(path)!r}: {error.strerror}; hf: needs the path of a config.json"
             ) from None
         except ValueError as error:
-            raise TargetError(f"{str(path)!r} is no JSON: {error}") from error
+            raise TargetError(f"{str(path)!r} is not JSON: {error}") from error
         if not isinstance(settings, dict) or settings.get("model_type") is None:
-            raise TargetError(f'{str(path)!r} has no "model_type": it is no transformers config')
+            raise TargetError(f'{str(path)!r} is not a transformers config: it has no "model_type"')
         try:
             return transformers.AutoConfig.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:
-            blame(f"the config {str(path)!r} raised", error)
+            raise_target_error(f"the config {str(path)!r}", error)
 
 
 def default_inputs(model: Any, variables: Variables) -> Inputs | None:
-    """Inputs for what the model says is its task, tokens, pixels or sound; else None.
+    """Return inputs for the model's ``main_input_name``; ``None`` if it is not a known one.
 
-    batch is 1 and seq 128 tokens unless the variables say otherwise; images, sound and
-    spectrograms have the size that the configuration asks for, and the model's dtype.
+    The variables batch and seq default to 1 and to 128 tokens, or the model's maximum if that is
+    less. Images and spectrograms have the size that the config states, and the model's dtype.
     """
     config, batch = model.config, size_of(variables, "batch", 1)
     kind = getattr(model, "main_input_name", "input_ids")
@@ -97,11 +97,11 @@ def default_inputs(model: Any, variables: Variables) -> Inputs | None:
     if getattr(config, "is_encoder_decoder", False):
         decoder = _part(config, "decoder", "text_config")
         inputs["decoder_input_ids"] = _tokens(decoder, batch, variables)
-    return converted(Inputs((), inputs), None, model.dtype)
+    return convert_inputs(Inputs((), inputs), None, model.dtype)
 
 
 def _part(config: Any, *names: str) -> Any:
-    """The first of the parts that a configuration has; all of it where it has none of them."""
+    """Return the first of the parts that the config has; the config itself if it has none."""
     parts = (getattr(config, name, None) for name in names)
     return next((part for part in parts if part is not None), config)
 
@@ -124,14 +124,14 @@ def _pixels(config: Any, batch: int) -> torch.Tensor:
 
 
 def _spectrogram(config: Any, batch: int) -> torch.Tensor:
-    """Mel bins by frames; an encoder of P positions halves the frames first."""
+    """Return ones of shape (batch, mel bins, frames): two frames per position of the encoder."""
     bins = getattr(config, "num_mel_bins", 80)
     return torch.ones(batch, bins, 2 * getattr(config, "max_source_positions", 1500))
 
 
 @dataclass(frozen=True, slots=True)
 class Timm:
-    """``timm:name``: a model of timm with random weights, and an image of the size it wants."""
+    """``timm:name``: a timm model with random weights, and an image of its input size."""
 
     name: str
 
@@ -144,19 +144,19 @@ class Timm:
         try:
             model = timm.create_model(self.name, pretrained=False)
         except Exception as error:
-            blame(f"timm.create_model({self.name!r}) raised", error)
+            raise_target_error(f"timm.create_model({self.name!r})", error)
         settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
         size = tuple((settings or {}).get("input_size", (3, 224, 224)))
-        return as_model(model, self.name), Inputs(
+        return require_model(model, self.name), Inputs(
             (torch.ones(size_of(variables, "batch", 1), *size),)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A file that ``torch.export.save`` wrote, with the inputs that it was exported with.
+    """A program saved by ``torch.export.save``, with its example inputs.
 
-    Modules keep their names; their classes are lost in the export.
+    Modules keep their names; the export does not keep their classes.
     """
 
     path: Path
@@ -166,17 +166,16 @@ class Exported:
         return frozenset()
 
     def build(self, variables: Variables) -> tuple[nn.Module, Inputs | None]:
-        if not self.path.is_file():
-            raise TargetError(f"there is no file {str(self.path)!r}")
+        require_file(self.path)
         if not zipfile.is_zipfile(self.path):
-            raise TargetError(f"{str(self.path)!r} is no file that torch.export.save wrote")
+            raise TargetError(f"{str(self.path)!r} is not a program saved by torch.export.save")
         try:
-            # The graph's constants are data, whatever device the model is to be built on.
+            # The constants of the graph have data, also if the default device is meta.
             with torch.device("cpu"), _silenced("torch.export"):
                 program = torch.export.load(self.path)
                 model = torch.export.unflatten(program)
         except Exception as error:
-            blame(f"loading {str(self.path)!r} raised", error)
+            raise_target_error(f"loading {str(self.path)!r}", error)
         args, kwargs = program.example_inputs or ((), {})
         return model, Inputs(tuple(args), dict(kwargs))
 
@@ -186,13 +185,13 @@ def _imported(name: str, prefix: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
-            raise TargetError(f"a target {prefix}... needs {name}: pip install {name}") from None
-        blame(f"importing {name} raised", error)
+            raise TargetError(f"{prefix} targets need {name}; run pip install {name}") from None
+        raise_target_error(f"importing {name}", error)
 
 
 @contextmanager
 def _silenced(name: str) -> Iterator[None]:
-    """Nothing below an error is logged by one library inside; what fails is reported once."""
+    """Hide a library's log messages below the level of an error."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -16,64 +16,83 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops.cli.targets.inputs import Inputs, Variables, as_inputs
-from dispatch_flops.cli.targets.source import as_model, blame
+from dispatch_flops.cli.targets.source import raise_target_error, require_file, require_model
 from dispatch_flops.errors import TargetError
+
+MODEL = "a function that returns the model, an nn.Module class or a model"
+INPUTS = "a function that returns the inputs"
 
 
 @dataclass(frozen=True, slots=True)
 class Factory:
-    """A function or class that makes a model, or a model that is there already."""
+    """A function or class that returns a model or inputs, or a model itself.
+
+    label: the text that names it, for messages.
+    """
 
     label: str
     found: Any
 
     @property
     def variables(self) -> frozenset[str] | None:
-        return frozenset() if isinstance(self.found, nn.Module) else accepted(self.found)
+        return frozenset() if isinstance(self.found, nn.Module) else _keywords(self.found)
 
     def build(self, variables: Variables) -> tuple[nn.Module, Inputs | None]:
         if isinstance(self.found, nn.Module):
             return self.found, None
-        made = call(self.label, self.found, variables)
+        made = self.call(variables)
         if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
             return made[0], as_inputs(made[1])
-        return as_model(made, self.label), None
+        return require_model(made, self.label), None
+
+    def call(self, variables: Variables) -> Any:
+        """Call the function with those of the variables that it takes, and return the result.
+
+        Raises TargetError if it raises, or if a required argument is missing.
+        """
+        names = _keywords(self.found)
+        given = {name: v for name, v in variables.items() if names is None or name in names}
+        missing = [name for name in _required(self.found) if name not in given]
+        if missing:
+            raise TargetError(
+                f"{self.label} needs {', '.join(missing)}; give it with --set {missing[0]}=..., or "
+                "name a function without required arguments"
+            )
+        try:
+            return self.found(**given)
+        except (Exception, SystemExit) as error:
+            raise_target_error(self.label, error)
 
 
-def locate(target: str) -> Any:
-    """The object that ``package.module:name`` or ``file.py:name`` names; names may have dots.
+def find_factory(target: str, expected: str) -> Factory:
+    """Return the factory that ``package.module:name`` or ``file.py:name`` names.
 
-    Raises TargetError where there is none, or where importing it raises.
+    The name may have dots. expected: ``MODEL`` or ``INPUTS``, what to name instead in an error.
+    Raises TargetError if there is no such object, it is not callable, or importing it fails.
     """
+    found = _find_object(target, expected)
+    if not callable(found):
+        raise TargetError(f"{target} is a value of type {type(found).__name__}; name {expected}")
+    return Factory(target, found)
+
+
+def _find_object(target: str, expected: str) -> Any:
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
         example = f"{target.rstrip(':')}:NAME" if target else "package.module:NAME"
         raise TargetError(
-            f"target {target!r} names no factory: write {example}, where NAME is a function that "
-            "returns the model, an nn.Module class or a model"
+            f"target {target!r} is incomplete; write {example}, where NAME is {expected}"
         )
-    module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
-    found: Any = module
+    found: Any = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise TargetError(f"{where} has no {name!r}{_similar(part, found)}")
+            raise TargetError(f"{where} has no {name!r}{_suggestion(part, found)}")
         found = getattr(found, part)
     return found
 
 
-def find(target: str) -> Factory:
-    """The factory that a target names; raises TargetError where it cannot be called."""
-    found = locate(target)
-    if not callable(found):
-        raise TargetError(
-            f"{target} is of type {type(found).__name__}; it must be a function that returns the "
-            "model, an nn.Module class or a model"
-        )
-    return Factory(target, found)
-
-
-def accepted(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Names of the keyword arguments that it takes; ``None`` where it takes any."""
+def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the names of its keyword arguments; ``None`` if it takes any."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -82,22 +101,6 @@ def accepted(function: Callable[..., Any]) -> frozenset[str] | None:
         return None
     keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return frozenset(p.name for p in parameters if p.kind in keywords)
-
-
-def call(label: str, function: Callable[..., Any], variables: Variables) -> Any:
-    """The result of the function, given those of the variables that it takes."""
-    names = accepted(function)
-    given = {name: v for name, v in variables.items() if names is None or name in names}
-    missing = [name for name in _required(function) if name not in given]
-    if missing:
-        raise TargetError(
-            f"{label} needs {', '.join(missing)}: give it with --set {missing[0]}=..., or name a "
-            "function without required arguments"
-        )
-    try:
-        return function(**given)
-    except (Exception, SystemExit) as error:
-        blame(f"{label} raised", error)
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
@@ -109,24 +112,23 @@ def _required(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
 
 
-def _from_package(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise TargetError(
-                f"there is no module {error.name!r} here or installed; for a file write "
-                "path/to/file.py:NAME"
+                f"module {error.name!r} is neither installed nor in the current directory; for a "
+                "file, write path/to/file.py:NAME"
             ) from None
-        blame(f"importing {name} raised", error)
+        raise_target_error(f"importing {name}", error)
     except (Exception, SystemExit) as error:
-        blame(f"importing {name} raised", error)
+        raise_target_error(f"importing {name}", error)
 
 
-def _from_file(path: Path) -> ModuleType:
-    """The file as a module; its folder becomes importable, as when Python runs it."""
-    if not path.is_file():
-        raise TargetError(f"there is no file {str(path)!r}")
+def _import_file(path: Path) -> ModuleType:
+    """Import a file; its folder becomes importable, as when Python runs the file."""
+    require_file(path)
     name = f"dispatch_flops_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -139,11 +141,11 @@ def _from_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        blame(f"importing {path} raised", error)
+        raise_target_error(f"importing {path}", error)
     return module
 
 
-def _similar(name: str, holder: Any) -> str:
+def _suggestion(name: str, holder: Any) -> str:
     public = [other for other in dir(holder) if not other.startswith("_")]
     close = difflib.get_close_matches(name, public, n=3)
     return f"; did you mean {' or '.join(close)}?" if close else ""

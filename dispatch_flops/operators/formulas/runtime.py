@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dispatch_flops import _torch
 from dispatch_flops.operators.formulas._arithmetic import adds, cost_of, muls
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.registry import free, register_flops
@@ -47,7 +48,7 @@ free(
 
 
 def _takes(op: Any, arguments: int) -> bool:
-    return len(op.default._schema.arguments) == arguments
+    return len(_torch.schema_of(op.default).arguments) == arguments
 
 
 # Before torch 2.13 the operator was not told the old gradient: whether it adds cannot be known.

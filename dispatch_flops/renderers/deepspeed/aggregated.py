@@ -6,8 +6,13 @@ from collections.abc import Callable
 
 from dispatch_flops.analysis.figures import Figures, Key, by_depth, top
 from dispatch_flops.profile import Profile
+from dispatch_flops.renderers.deepspeed.units import (
+    duration_to_string,
+    macs_to_string,
+    params_to_string,
+)
 from dispatch_flops.renderers.text import at_least
-from dispatch_flops.units import duration_to_string, macs_to_string, params_to_string
+from dispatch_flops.renderers.view import View
 
 _COLUMNS: tuple[tuple[str, Key, Callable[[Figures], str]], ...] = (
     ("params     ", "params", lambda f: params_to_string(f.params)),
@@ -16,21 +21,23 @@ _COLUMNS: tuple[tuple[str, Key, Callable[[Figures], str]], ...] = (
 )
 
 
-def render(profile: Profile, *, module_depth: int = -1, top_modules: int = 1) -> str:
-    """The top classes of the depths 0 to ``module_depth``, or of all depths if it is -1.
+def render(profile: Profile, view: View | None = None) -> str:
+    """Return the heaviest classes at each depth, each with the sum of its modules there.
 
-    Modules of one class at one depth are added up. Forward numbers, as DeepSpeed's.
+    All numbers are of the forward pass, as DeepSpeed's are.
+
+    view: ``depth`` and ``top``.
     """
+    view = view or View()
     levels = by_depth(profile.root, "forward")
-    if module_depth >= 0:
-        levels = levels[: module_depth + 1]
+    if view.depth is not None:
+        levels = levels[: view.depth + 1]
     lines = [
-        f"Top {top_modules} modules in terms of params, MACs or fwd latency "
-        "at different model depths:"
+        f"Top {view.top} modules in terms of params, MACs or fwd latency at different model depths:"
     ]
     for depth, classes in enumerate(levels):
         lines.append(f"depth {depth}:")
         for label, key, text in _COLUMNS:
-            shown = {name: text(f) for name, f in top(classes, key, top_modules)}
+            shown = {name: text(f) for name, f in top(classes, key, view.top)}
             lines.append(f"    {label} - {shown}")
     return "\n".join(lines)

@@ -8,16 +8,15 @@ from dispatch_flops.analysis.figures import Figures, inclusive
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.profile import ModuleNode, Profile
-from dispatch_flops.renderers.text import at_least, one_line
-from dispatch_flops.units import (
-    NOT_AVAILABLE,
-    Number,
+from dispatch_flops.renderers.deepspeed.units import (
     duration_to_string,
     flops_to_string,
     macs_to_string,
     params_to_string,
-    ratio,
 )
+from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.renderers.view import View
+from dispatch_flops.units import NOT_AVAILABLE, Number, ratio
 
 _LEGEND = (
     "Each module profile is listed after its name in the following order: \n"
@@ -36,17 +35,20 @@ _LEGEND = (
 )
 
 
-def render(profile: Profile, *, module_depth: int = -1, folded: bool = False) -> str:
-    """The tree down to ``module_depth`` (-1: all), forward numbers.
+def render(profile: Profile, view: View | None = None) -> str:
+    """Return the module tree with the numbers of the forward pass.
 
-    Every module shows its numbers and its ``extra_repr``, whatever its own ``__repr__`` says.
-    folded: runs of identical numbered siblings are one entry with their sums.
+    Every module shows its numbers and its ``extra_repr``, even if it has a ``__repr__`` of its own.
+
+    view: ``depth`` and ``fold``.
     """
-    root = fold(profile.root) if folded else profile.root
-    return "\n".join((_LEGEND, *_tree(root, module_depth, inexact_latencies(root, profile.timing))))
+    view = view or View()
+    root = fold(profile.root) if view.fold else profile.root
+    inexact = inexact_latencies(root, profile.timing)
+    return "\n".join((_LEGEND, *_tree(root, view.depth, inexact)))
 
 
-def _tree(root: ModuleNode, max_depth: int, inexact: frozenset[str]) -> Iterator[str]:
+def _tree(root: ModuleNode, max_depth: int | None, inexact: frozenset[str]) -> Iterator[str]:
     figures = inclusive(root, "forward")
     whole = figures[root.fqn]
     stack: list[tuple[ModuleNode | None, int]] = [(root, 0)]

@@ -1,28 +1,28 @@
 """The first of DeepSpeed's three parts: the totals of a step.
 
-Labels, units and order are DeepSpeed's. It rates the backward pass as twice the forward;
-after each such line stands one with what was counted, where a backward pass ran.
+Labels, units and order are DeepSpeed's. DeepSpeed estimates the backward pass as twice the forward
+pass. Where a backward pass ran, a line with the counted number follows each estimate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_flops.analysis.figures import Figures, inclusive
+from dispatch_flops.analysis.figures import Figures, inclusive, total_figures
 from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile, RunInfo
 from dispatch_flops.profile.cost import Phase
-from dispatch_flops.renderers.text import at_least, heading
-from dispatch_flops.units import (
-    NOT_AVAILABLE,
+from dispatch_flops.renderers.deepspeed.units import (
     duration_to_string,
     flops_to_string,
     macs_to_string,
     number_to_string,
     params_to_string,
-    ratio,
 )
+from dispatch_flops.renderers.text import at_least, heading
+from dispatch_flops.renderers.view import View
+from dispatch_flops.units import NOT_AVAILABLE, ratio
 
 _NOTATIONS = """\
 Notations:
@@ -38,11 +38,18 @@ _SHORT_PHASE: dict[Phase, str] = {"backward": "bwd"}
 Line = tuple[str, object]
 
 
-def render(profile: Profile, *, profile_step: int = 1) -> str:
-    """The totals of this rank; forward numbers are the model's, the others include its loss."""
+def render(profile: Profile, view: View | None = None) -> str:
+    """Return the totals of this rank.
+
+    Forward numbers are those of the model; the other phases include what ran outside it, such as
+    the loss function.
+
+    view: ``step``.
+    """
+    step = None if view is None else view.step
     lines = [
         heading("DeepSpeed Flops Profiler", 26),
-        f"Profile Summary at step {profile_step}:",
+        f"Profile Summary at step {profile.run.step if step is None else step}:",
         _NOTATIONS,
     ]
     if not phases_of(profile) and not profile.root.calls:
@@ -70,27 +77,27 @@ def _lines(profile: Profile) -> Iterator[Line]:
         yield from _training(profile, forward, forward_s)
 
 
-def _parallelism(scope: RunInfo) -> Iterator[Line]:
-    if scope.world_size is None:
+def _parallelism(run: RunInfo) -> Iterator[Line]:
+    if run.world_size is None:
         return
-    yield "world size", scope.world_size
-    yield "data parallel size", _data_parallel_size(scope)
-    yield "model parallel size", scope.model_parallel_size
-    yield "batch size per GPU", NOT_AVAILABLE if scope.batch_size is None else scope.batch_size
-    if scope.expert_tensor_parallel is not None:
-        yield "expert tensor parallelism enabled", scope.expert_tensor_parallel
+    yield "world size", run.world_size
+    yield "data parallel size", _data_parallel_size(run)
+    yield "model parallel size", run.model_parallel_size
+    yield "batch size per GPU", NOT_AVAILABLE if run.batch_size is None else run.batch_size
+    if run.expert_tensor_parallel is not None:
+        yield "expert tensor parallelism enabled", run.expert_tensor_parallel
 
 
-def _sizes(forward: Figures, scope: RunInfo) -> Iterator[Line]:
+def _sizes(forward: Figures, run: RunInfo) -> Iterator[Line]:
     params, macs, flops = forward.params, forward.cost.macs, forward.cost.flops
     bound = forward.lower_bound
-    model_parallel_size = scope.model_parallel_size
+    model_parallel_size = run.model_parallel_size
     yield "params per GPU", params_to_string(params)
-    if scope.model_expert_params:
-        shared = (params - (scope.expert_params or 0)) * model_parallel_size
-        yield "params of model", params_to_string(shared + scope.model_expert_params)
+    if run.model_expert_params:
+        shared = (params - (run.expert_params or 0)) * model_parallel_size
+        yield "params of model", params_to_string(shared + run.model_expert_params)
         yield "   non-expert params of model", params_to_string(shared)
-        yield "   expert params of model", params_to_string(scope.model_expert_params)
+        yield "   expert params of model", params_to_string(run.model_expert_params)
     else:
         label = "params of model = params per GPU * mp_size"
         yield label, params_to_string(params * model_parallel_size)
@@ -106,12 +113,13 @@ def _counted_phases(profile: Profile) -> Iterator[Line]:
     for phase in phases_of(profile):
         if phase == "forward":
             continue
-        macs, flops, bound = _counted(profile, phase)
-        if macs:
+        counted = total_figures(profile, phase)
+        cost, bound = counted.cost, counted.lower_bound
+        if cost.macs:
             macs_label = f"{_SHORT_PHASE.get(phase, phase)} MACs per GPU (counted)"
-            yield macs_label, at_least(macs_to_string(macs), bound)
+            yield macs_label, at_least(macs_to_string(cost.macs), bound)
         flops_label = f"{_SHORT_PHASE.get(phase, phase)} flops per GPU (counted)"
-        yield flops_label, at_least(number_to_string(flops), bound)
+        yield flops_label, at_least(number_to_string(cost.flops), bound)
 
 
 def _training(profile: Profile, forward: Figures, forward_s: float | None) -> Iterator[Line]:
@@ -121,10 +129,11 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
     iteration_s = timing.iteration_s
     if iteration_s is None:
         iteration_s = _sum(both_s, step_s)
-    elif both_s is not None:  # a backward pass within a forward is in both
+    elif both_s is not None:  # a backward pass inside a forward pass is in both times
         both_s = min(both_s, iteration_s)
     backward_ran = "backward" in phases_of(profile)
-    _, bwd_flops, bwd_bound = _counted(profile, "backward")
+    backward = total_figures(profile, "backward")
+    bwd_flops, bwd_bound = backward.cost.flops, backward.lower_bound
 
     yield "bwd latency", duration_to_string(backward_s)
     yield (
@@ -159,25 +168,18 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
     yield from _throughput(profile.run, iteration_s)
 
 
-def _throughput(scope: RunInfo, iteration_s: float | None) -> Iterator[Line]:
-    if scope.batch_size is not None:
-        samples = scope.batch_size * _data_parallel_size(scope)
+def _throughput(run: RunInfo, iteration_s: float | None) -> Iterator[Line]:
+    if run.batch_size is not None:
+        samples = run.batch_size * _data_parallel_size(run)
         per_s = ratio(samples, iteration_s)
         yield "samples/second", NOT_AVAILABLE if per_s is None else round(per_s, 2)
 
 
-def _counted(profile: Profile, phase: Phase) -> tuple[int, int, bool]:
-    """MACs, FLOPs and whether they are a lower bound, of the model and outside it."""
-    total = profile.total(phase)
-    bound = any(op.uncounted for op in profile.op_totals() if op.phase == phase)
-    return total.macs, total.flops, bound
-
-
-def _data_parallel_size(scope: RunInfo) -> int:
-    """Ranks that see different samples: those of one model copy share theirs."""
-    if scope.data_parallel_size is not None:
-        return scope.data_parallel_size
-    return max((scope.world_size or 1) // scope.model_parallel_size, 1)
+def _data_parallel_size(run: RunInfo) -> int:
+    """Return the number of ranks with samples of their own; those of one model copy share them."""
+    if run.data_parallel_size is not None:
+        return run.data_parallel_size
+    return max((run.world_size or 1) // run.model_parallel_size, 1)
 
 
 def _rate(flops: int, seconds: float | None, bound: bool) -> str:

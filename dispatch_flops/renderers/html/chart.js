@@ -1,11 +1,11 @@
-// The module tree as areas: what is below one module, as far as it can be seen.
+// The module tree as an icicle or treemap below one module, limited to what can be seen.
 
 const MOST_LEVELS = 7;      // drawn below the module in focus
-const MOST_AREAS = 420;     // drawn at once: more cannot be told apart, and take long
+const MOST_AREAS = 420;     // drawn at once; more are slow and cannot be distinguished
 const MOST_SIBLINGS = 40;
-const LINE_HEIGHT = 14;      // pixels, and the mean width of a character below
-const CHARACTER = 6.4;
-const TOP = -1;             // "everything", where work ran outside the model too
+const LINE_HEIGHT = 14;     // pixels
+const CHARACTER = 6.4;      // mean width in pixels
+const TOP = -1;             // above the model and what ran outside it, if anything did
 
 const FILLS = {
   light: ["#9cc0e4", "#f3bf8a", "#aad6a3", "#e6a4b0", "#c9b0dc", "#e0d080", "#97d4cc", "#d0b3a6"],
@@ -15,9 +15,9 @@ const PLAIN = { light: ["#e9edf2", "#dfe5ec"], dark: ["#262c35", "#2f3641"] };
 
 const theme = () => (document.documentElement.dataset.theme === "dark" ? "dark" : "light");
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const plainClass = (name) => name.replace(/^\d+ x /, "");  // of merged layers
+const plainClass = (name) => name.replace(/^\d+ x /, "");  // of folded layers
 
-// The columns of modules with what the chart asks of them.
+// Wraps the columns of modules with the queries that the chart makes.
 function makeTree(columns) {
   const below = columns.parent.map(() => []);
   const tops = [];
@@ -29,8 +29,8 @@ function makeTree(columns) {
   const isLowerBound = (index, view) => (marked[view] ?? marked.all).has(index);
   const label = (index) => (index === TOP ? "Everything that ran" : columns.name[index] || columns.class_name[index]);
 
-  // Areas add up. Measured times, and parameters that modules share, need not: an area is at
-  // least the sum of those in it. Parents come before their children, so this goes backwards.
+  // Areas must add up, but measured times and shared parameters need not. So an area is at least
+  // the sum of the areas in it. Parents precede their children, hence the reverse order.
   const sizes = new Map();
   function areas(metric, view) {
     const key = `${metric}/${view}`;
@@ -55,8 +55,9 @@ function makeTree(columns) {
   };
 }
 
-// The areas to draw below one module: the largest first, until there are enough; what is left
-// out is drawn as one area per parent. Each: {id, parent, index, size, level} or {..., rest}.
+// Returns the areas to draw below one module, opening the largest first up to the limit. Modules
+// beyond it are drawn as one area per parent. Each is {id, parent, index, size, level}, and rest is
+// the number of modules that such an area stands for.
 function visible(tree, focus, size) {
   const drawn = [{ id: String(focus), parent: "", index: focus, size: size(focus), level: 0 }];
   const open = [drawn[0]];
@@ -86,7 +87,7 @@ function largest(areas) {
   return best;
 }
 
-// The n largest, in the model's order.
+// Returns the n largest, in the model's order.
 function heaviest(indices, size, n) {
   const kept = new Set([...indices].sort((a, b) => size(b) - size(a)).slice(0, n));
   return indices.filter((index) => kept.has(index));
@@ -97,8 +98,8 @@ function areaColour(tree, area, classes) {
   return rank >= 0 ? FILLS[theme()][rank % FILLS.light.length] : PLAIN[theme()][area.level % 2];
 }
 
-// As much as there is room for: name, class and number on up to three lines, or nothing.
-// room: {characters, pixels} of the area; plotly itself hides what does not fit after all.
+// Returns as much of name, class and number as fits on up to three lines, or "".
+// room: {characters, pixels} of the area. Plotly hides text that is too large all the same.
 function areaText(tree, area, whole, write, room) {
   if (room.pixels < LINE_HEIGHT) return "";
   if (area.rest) return `… ${exactText(area.rest)} more`;
@@ -114,7 +115,7 @@ function areaText(tree, area, whole, write, room) {
   return fits(`${label}  ${number}`) ? `${plotText(label)}  ${number}` : name;
 }
 
-// An icicle's columns are of one width and its heights are shares; a treemap's areas vary.
+// An icicle's columns are equally wide and its heights are shares; a treemap's areas vary.
 function roomOf(place, shape, areas) {
   if (shape !== "icicle") return () => ({ characters: 40, pixels: Infinity });
   const levels = 1 + Math.max(...areas.map((area) => area.level));
@@ -123,7 +124,7 @@ function roomOf(place, shape, areas) {
 }
 
 function areaHover(tree, area, view, whole) {
-  if (area.rest) return `${exactText(area.rest)} smaller modules<br>${fractionText(ratio(area.size, whole))} of all<br>click: list them below`;
+  if (area.rest) return `${exactText(area.rest)} smaller modules<br>${fractionText(ratio(area.size, whole))} of all<br>click to list them below`;
   if (area.index === TOP) return tree.label(TOP);
   const { columns } = tree, i = area.index;
   const bound = tree.isLowerBound(i, view);
@@ -140,7 +141,7 @@ function areaHover(tree, area, view, whole) {
   return lines.join("<br>");
 }
 
-// state: {focus, metric, view, shape}. Resolves to what was drawn.
+// state: {focus, metric, view, shape}. Resolves to the areas that were drawn.
 async function drawTree(place, tree, state, classes, write) {
   const size = tree.areas(state.metric, state.view);
   const whole = size(tree.top);

@@ -1,4 +1,4 @@
-// Numbers to text, as the package's units module writes them; a test holds the two together.
+// Numbers to text, as in dispatch_flops/units.py; a browser test compares the two.
 
 const LARGE = ["", "K", "M", "G", "T", "P", "E"];
 const SMALL = ["", "m", "u", "n"];
@@ -6,7 +6,7 @@ const UNKNOWN = "n/a";
 
 function rounded(value) {
   let text = value.toFixed(2);
-  // Halfway between two texts (only odd eighths are): to the even one, as Python rounds.
+  // Round half to even, as Python does; only odd eighths are halfway between two texts.
   if (Number.isInteger(value * 8) && value * 8 % 2 !== 0) {
     const below = Math.floor(value * 100);
     text = ((below + Math.abs(below % 2)) / 100).toFixed(2);
@@ -36,16 +36,16 @@ const fractionText = known((value) => {
 const ratio = (part, whole) => (part === null || part === undefined || !whole ? null : part / whole);
 const atLeast = (text, isLowerBound) => (isLowerBound && text !== UNKNOWN ? `≥ ${text}` : text);
 
-// All digits, where a number of the page can hold them.
+// All digits, if JavaScript's numbers hold them exactly.
 const exactText = (value) => (Number.isSafeInteger(value) ? value.toLocaleString("en") : scaled(value).trimEnd());
 
-// Plotly reads text as a kind of markup; names are none.
+// Escapes a name, since plotly parses text as markup.
 function plotText(name, longest = 120) {
   const cut = [...name].length > longest ? `${[...name].slice(0, longest - 1).join("")}…` : name;
   return cut.replace(/\s+/g, " ").replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
 
-// An element with text and children; a name gets in here as text alone.
+// Creates an element with text and children; names are inserted as text only.
 function element(tag, { text, className, ...attributes } = {}, ...children) {
   const made = document.createElement(tag);
   if (text !== undefined) made.textContent = text;

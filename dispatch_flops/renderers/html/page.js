@@ -1,4 +1,4 @@
-// Puts the report together from its data.
+// Builds the page from its data.
 
 const data = JSON.parse(byId("data").textContent);
 const METRICS = {
@@ -29,7 +29,7 @@ function fillHeadline() {
   const top = data.headline, bound = top.lower_bound;
   const lessParams = [];
   if (top.trainable_params !== top.params) lessParams.push(`${paramsText(top.trainable_params)} trainable`);
-  if (top.active_params !== top.params) lessParams.push(`${paramsText(top.active_params)} took part`);
+  if (top.active_params !== top.params) lessParams.push(`${paramsText(top.active_params)} active`);
   const phases = data.split.map((part) => `${part.phase} ${countText(part.flops)}`).join(", ");
   const cards = [
     ["Parameters", paramsText(top.params), [exactText(top.params), ...lessParams]],
@@ -37,7 +37,7 @@ function fillHeadline() {
     ["FLOPs", atLeast(countText(top.hardware_flops), bound), [exactText(top.hardware_flops), data.split.length > 1 ? phases : ""]],
     ["Bytes moved", atLeast(bytesText(top.bytes_total), bound), top.bytes_total ? [`${numberText(ratio(top.hardware_flops, top.bytes_total))} FLOPs/B`] : []],
     ["Latency", secondsText(top.seconds), [top.seconds_of, top.seconds ? atLeast(rateText(ratio(top.hardware_flops, top.seconds)), bound) : ""]],
-    ["MFU", atLeast(fractionText(top.mfu), bound), [top.mfu === null ? "no peak or no time is known" : `hardware: ${atLeast(fractionText(top.hfu), bound)}`, top.exceeds_peak ? "above the peak: a count, the time or the peak is wrong" : ""]],
+    ["MFU", atLeast(fractionText(top.mfu), bound), [top.mfu === null ? "peak or time unknown" : `hardware: ${atLeast(fractionText(top.hfu), bound)}`, top.warning]],
   ];
   byId("headline").replaceChildren(...cards.map(([label, value, details]) => element("div", {},
     element("dt", { text: label }),
@@ -51,11 +51,11 @@ function fillUncounted() {
   byId("uncounted").hidden = false;
   byId("uncounted-title").textContent = `Lower bound: ${exactText(rows.length)} operator${rows.length > 1 ? "s have" : " has"} no known cost`;
   makeTable(byId("uncounted-table"), {
-    caption: "Their calls are not in the numbers marked ≥", rows,
+    caption: "Numbers marked ≥ do not include their calls", rows,
     columns: [
-      { label: "Operator", isText: true, className: "name", value: (row) => row.op, text: (row) => row.op },
+      textColumn("Operator", (row) => row.op, "name"),
       { label: "Uncounted calls", value: (row) => row.calls, text: (row) => exactText(row.calls) },
-      { label: "Why", isText: true, className: "name", value: (row) => row.why, text: (row) => row.why },
+      textColumn("Why", (row) => row.why, "name"),
     ],
   });
 }
@@ -77,7 +77,7 @@ function fillSplit() {
     label, value: (part) => part[key], text: (part) => atLeast(write(part[key]), part.lower_bound && key !== "seconds"), exact: (part) => (part[key] === null ? "" : String(part[key])),
   });
   makeTable(byId("split-table"), {
-    caption: "What each phase costs, inside and outside the model", rows: data.split,
+    caption: "Cost of each phase, inside and outside the model", rows: data.split,
     columns: [
       { label: "Phase", isText: true, value: (part) => part.phase, cell: (part) => {
         const swatch = element("span", { className: "swatch" });
@@ -121,7 +121,7 @@ function focusOn(index) {
   drawChart();
 }
 
-// Choices that have nothing to show cannot be made; one that was made before falls back.
+// Disables choices without data; a current choice without data falls back to all phases.
 function allowChoices() {
   for (const input of document.querySelectorAll("input[name=metric]")) {
     input.disabled = input.value === "latency" && !data.views.some((view) => trees.full.hasAny("latency", view));
@@ -129,7 +129,7 @@ function allowChoices() {
   }
   for (const input of document.querySelectorAll("input[name=view]")) {
     input.disabled = state.metric === "params" || (state.metric === "latency" && !trees.full.hasAny("latency", input.value));
-    input.parentElement.title = !input.disabled ? "" : state.metric === "params" ? "parameters belong to no phase" : "not measured";
+    input.parentElement.title = !input.disabled ? "" : state.metric === "params" ? "parameters do not belong to a phase" : "not measured";
   }
   const chosen = document.querySelector(`input[name=view][value=${state.view}]`);
   if (chosen.disabled && state.metric !== "params") {
@@ -172,18 +172,18 @@ function clicked(event) {
 }
 
 function chartNote(areas) {
-  if (!(areas[0].size > 0)) return "Nothing to show here.";
-  const notes = ["Click an area to look into it, the first one to go back."];
+  if (!(areas[0].size > 0)) return "Nothing to show.";
+  const notes = ["Click an area to zoom in, or the first one to zoom out."];
   const hidden = areas.reduce((sum, area) => sum + (area.rest ?? 0), 0);
-  if (hidden) notes.push(`${exactText(hidden)} small modules are not drawn one by one.`);
+  if (hidden) notes.push(`${exactText(hidden)} small modules are drawn together.`);
   if (state.metric === "latency") notes.push(latencyNote());
-  if (state.metric === "params") notes.push("Parameters belong to no phase.");
+  if (state.metric === "params") notes.push("Parameters do not belong to a phase.");
   return notes.join(" ");
 }
 
 function latencyNote() {
   if (state.view !== "all" || !data.phases.includes("backward")) return "";
-  return lacksBackward() ? "Latency: of the forward pass; backward was not measured by module." : "Latency: forward and backward.";
+  return lacksBackward() ? "Latency of the forward pass; the backward pass was not measured per module." : "Latency of the forward and backward passes.";
 }
 
 const lacksBackward = () => data.phases.includes("backward") && !trees.full.columns.latency.backward?.some((seconds) => seconds !== null);
@@ -191,7 +191,7 @@ const lacksBackward = () => data.phases.includes("backward") && !trees.full.colu
 function drawCrumbs() {
   const path = [];
   for (let at = state.focus; at !== null; at = tree.parent(at)) path.unshift(at);
-  // A path too long to read keeps its ends.
+  // A long path shows its first and last modules.
   const shown = path.length > 9 ? [...path.slice(0, 2), null, ...path.slice(-6)] : path;
   byId("crumbs").replaceChildren(...shown.flatMap((at, position) => {
     const separator = position ? [element("span", { text: "›", "aria-hidden": "true" })] : [];
@@ -223,17 +223,17 @@ function fillModules() {
   });
   const share = (i) => ratio(full.value(i, "flops", state.view), full.areas("flops", state.view)(full.top));
   moduleTable = makeTable(byId("modules"), {
-    caption: "Each module with all below it, in the phase chosen above; in the model's order until sorted",
+    caption: "Inclusive figures of each module in the phase chosen above, initially in the model's order",
     placeholder: "Search modules by name or class",
     rows: columns.fqn.map((_, index) => index),
     found: (i) => `${columns.fqn[i]} ${columns.class_name[i]}`,
     columns: [
       { label: "Module", isText: true, className: "name", value: (i) => columns.fqn[i], cell: (i) => {
-        const button = element("button", { type: "button", className: "link", text: columns.fqn[i] || columns.class_name[i], title: "Look into it in the chart" });
+        const button = element("button", { type: "button", className: "link", text: columns.fqn[i] || columns.class_name[i], title: "Show in the chart" });
         button.addEventListener("click", () => { useTree(full, i); byId("modules-title").scrollIntoView({ behavior: "smooth" }); });
         return [button, ...(columns.extra_repr[i] ? [element("span", { className: "extra", text: columns.extra_repr[i] })] : [])];
       } },
-      { label: "Class", isText: true, value: (i) => columns.class_name[i], text: (i) => columns.class_name[i] },
+      textColumn("Class", (i) => columns.class_name[i]),
       { label: "Calls", value: (i) => columns.calls[i], text: (i) => exactText(columns.calls[i]) },
       figure("Params", "params", paramsText), figure("MACs", "macs", countText), figure("FLOPs", "flops", countText),
       { label: "% FLOPs", value: share, text: (i) => fractionText(share(i)) },
@@ -251,14 +251,14 @@ function fillOperators() {
     exact: (row) => (row[key] === null ? "" : key === "latency" ? String(row[key]) : exactText(row[key])),
   });
   makeTable(byId("operators"), {
-    caption: "Every operator that ran, by compute dtype, in the model and outside it; most FLOPs first until sorted",
+    caption: "Every operator that ran, in the model and outside it, by compute dtype; initially most FLOPs first",
     placeholder: "Search operators by name, phase or dtype", rows,
     found: (row) => `${row.op} ${row.kind} ${row.phases} ${row.dtype ?? ""}`,
     columns: [
-      { label: "Operator", isText: true, className: "name", value: (row) => row.op, text: (row) => row.op },
+      textColumn("Operator", (row) => row.op, "name"),
       { label: "Kind", isText: true, value: (row) => row.kind, cell: (row) => [element("span", { text: kindText(row), className: row.uncounted ? "unknown" : "" })] },
-      { label: "Phases", isText: true, value: (row) => row.phases, text: (row) => row.phases },
-      { label: "Dtype", isText: true, value: (row) => row.dtype ?? "", text: (row) => row.dtype ?? "" },
+      textColumn("Phases", (row) => row.phases),
+      textColumn("Dtype", (row) => row.dtype ?? ""),
       { label: "Calls", value: (row) => row.calls, text: (row) => exactText(row.calls) },
       figure("MACs", "macs", countText), figure("FLOPs", "flops", countText),
       { label: "% FLOPs", value: (row) => row.share, text: (row) => fractionText(row.share) },
@@ -276,11 +276,11 @@ function kindText(row) {
 function fillRoofline() {
   const roofline = data.roofline;
   if (!roofline) {
-    byId("roofline-note").textContent = "No peak FLOP/s and bandwidth are known for this device, so there is no roof to hold the work against. Name the machine when the report is made.";
+    byId("roofline-note").textContent = "Peak FLOP/s and bandwidth of this device are not known. Name a machine when you make the report.";
     return;
   }
-  const notes = [`${roofline.machine}, ${scaled(roofline.bytes_per_s)}B/s. Modules by their own operators in the forward pass; operators by all their calls.`];
-  if (roofline.modules_left_out) notes.push(`The ${exactText(roofline.modules_left_out)} modules with the fewest FLOPs are left out.`);
+  const notes = [`${roofline.machine}, ${scaled(roofline.bytes_per_s)}B/s. Points of modules are their own operators in the forward pass; points of operators are all their calls.`];
+  if (roofline.modules_left_out) notes.push(`The ${exactText(roofline.modules_left_out)} modules with the fewest FLOPs are not drawn.`);
   if (roofline.no_peak.length) notes.push(`No peak is known for ${roofline.no_peak.join(", ")}.`);
   byId("roofline-note").textContent = notes.join(" ");
   byId("roofline").hidden = false;
@@ -302,7 +302,7 @@ const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 setTheme(prefersDark.matches);
 prefersDark.addEventListener("change", (event) => { setTheme(event.matches); redrawPlots(); });
 byId("theme").addEventListener("click", () => { setTheme(theme() === "light"); redrawPlots(); });
-// Paper is light, whatever the screen was.
+// Print in the light theme.
 let themeOnScreen = null;
 addEventListener("beforeprint", () => { themeOnScreen = theme(); if (themeOnScreen === "dark") { setTheme(false); redrawPlots(); } });
 addEventListener("afterprint", () => { if (themeOnScreen === "dark") { setTheme(true); redrawPlots(); } });

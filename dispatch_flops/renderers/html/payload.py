@@ -1,7 +1,7 @@
-"""What the report shows, as plain data: every number comes from the analysis of the profile.
+"""The data that the page shows; every number comes from the analysis of the profile.
 
-Modules are columns, one entry per module, parents first; a column of costs there is for each
-*view*: all phases together (``"all"``) and, where several ran, each of them.
+Modules are stored as columns, with one entry per module, parents first. Costs have a column for
+each *view*: all phases together (``"all"``) and, if several ran, each phase.
 """
 
 from __future__ import annotations
@@ -10,40 +10,46 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dispatch_flops.analysis.figures import Figures, by_type, inclusive, walk_with_depth
+from dispatch_flops.analysis.figures import (
+    Figures,
+    by_type,
+    inclusive,
+    total_figures,
+    walk_with_depth,
+)
 from dispatch_flops.analysis.folding import fold
-from dispatch_flops.analysis.headline import headline
+from dispatch_flops.analysis.headline import ABOVE_PEAK, headline
 from dispatch_flops.analysis.latency import phase_seconds
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.analysis.roofline_points import roofline_data
 from dispatch_flops.profile import ModuleNode, Profile, sum_known
 from dispatch_flops.profile.cost import Phase, in_order
+from dispatch_flops.renderers.explanations import attention_counting
+from dispatch_flops.renderers.table import uncounted_rows
 
 ALL = "all"
-_COLOURED = 8  # classes that get a colour of their own, if at least this share is their own
-_WORTH_COLOUR = 0.005
-_ATTENTION = {
-    "full": "the full Sq × Sk rectangle, causal or not",
-    "half": "of causal attention only the part that the mask keeps",
-}
+_MOST_COLOURS = 8
+_SHARE_WORTH_A_COLOUR = 0.005  # of all FLOPs or all parameters
 
 Data = dict[str, Any]
 
 
 def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
-    """The page's data; ``json`` writes and reads it without loss."""
+    """Return the page's data, as values that JSON represents exactly."""
     phases = phases_of(profile)
-    roots = [profile.root, *([profile.outside] if _worked(profile.outside) else [])]
+    roots = [profile.root, *([profile.outside] if _ran(profile.outside) else [])]
     folded = fold(profile.root)
     top = headline(profile, machine)
     return {
         "title": title,
-        "headline": dataclasses.asdict(top) | {"exceeds_peak": top.exceeds_peak},
+        "headline": dataclasses.asdict(top) | {"warning": ABOVE_PEAK if top.exceeds_peak else ""},
         "views": [ALL, *phases] if len(phases) > 1 else [ALL],
         "phases": list(phases),
         "split": [_phase(profile, phase) for phase in phases],
-        "uncounted": _uncounted(profile),
+        "uncounted": [
+            {"op": op, "calls": calls, "why": why} for op, calls, why in uncounted_rows(profile)
+        ],
         "facts": [list(fact) for fact in _facts(profile, machine)],
         "notes": list(profile.notes),
         "classes": _classes(profile),
@@ -54,28 +60,29 @@ def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
     }
 
 
-def _worked(node: ModuleNode) -> bool:
+def _ran(node: ModuleNode) -> bool:
     return bool(node.ops or node.children)
 
 
 def _classes(profile: Profile) -> list[str]:
-    """The classes that do the work, or hold the parameters, themselves: most FLOPs first."""
+    """Return the classes with a colour: those with exclusive costs, the most FLOPs first."""
     types = by_type(profile)
     flops = sum(figures.cost.flops for figures in types.values())
     params = sum(figures.params for figures in types.values())
     own = [
         name
         for name, figures in types.items()
-        if figures.cost.flops > _WORTH_COLOUR * flops or figures.params > _WORTH_COLOUR * params
+        if figures.cost.flops > _SHARE_WORTH_A_COLOUR * flops
+        or figures.params > _SHARE_WORTH_A_COLOUR * params
     ]
-    return own[:_COLOURED]
+    return own[:_MOST_COLOURS]
 
 
 # -- modules ------------------------------------------------------------------------------------
 
 
 def _columns(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
-    """parent: the index of each module's parent, -1 of a root."""
+    """Return ``{name: column}``; "parent" is the index of the module's parent, -1 for a root."""
     nodes: list[ModuleNode] = []
     parents: list[int] = []
     above: list[int] = []
@@ -99,7 +106,7 @@ def _columns(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
 
 
 def _costs(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
-    """``{figure: {view: column}}``; where one phase ran, it is what ``"all"`` has."""
+    """Return ``{figure: {view: column}}``; if only one phase ran, ``"all"`` is the only view."""
     figures: dict[str, list[Figures]] = {ALL: _figures(roots, None)}
     timed: dict[str, list[float | None]] = {
         phase: _latencies(_figures(roots, phase))
@@ -133,14 +140,15 @@ def _latencies(column: Iterable[Figures]) -> list[float | None]:
 
 
 def _phase(profile: Profile, phase: Phase) -> Data:
-    cost = profile.total(phase)
+    figures = total_figures(profile, phase)
+    cost = figures.cost
     return {
         "phase": phase,
         "macs": cost.macs,
         "flops": cost.flops,
         "bytes": cost.bytes_total,
         "seconds": phase_seconds(profile)[phase],
-        "lower_bound": any(op.uncounted for op in profile.op_totals() if op.phase == phase),
+        "lower_bound": figures.lower_bound,
     }
 
 
@@ -162,27 +170,19 @@ def _operator(row: OperatorRow) -> Data:
     }
 
 
-def _uncounted(profile: Profile) -> list[Data]:
-    errors = profile.formula_errors()
-    return [
-        {"op": op, "calls": calls, "why": errors.get(op, "no formula")}
-        for op, calls in profile.uncounted_ops().items()
-    ]
-
-
 def _facts(profile: Profile, machine: Machine | None) -> Iterator[tuple[str, str]]:
-    """Where and how the run took place, as labels and values."""
-    scope, timing = profile.run, profile.timing
-    yield "Device", f"{scope.device_name} ({scope.device})" if scope.device_name else scope.device
-    if scope.torch_version:
-        yield "torch", scope.torch_version
-    if scope.world_size:
-        yield "Rank", f"{scope.rank} of {scope.world_size}: all numbers are of this rank"
-    if scope.batch_size is not None:
-        yield "Batch size", str(scope.batch_size)
-    yield "Attention counted as", _ATTENTION.get(scope.causal, scope.causal)
+    """Yield labels and values of where and how the run took place."""
+    run, timing = profile.run, profile.timing
+    yield "Device", f"{run.device_name} ({run.device})" if run.device_name else run.device
+    if run.torch_version:
+        yield "torch", run.torch_version
+    if run.world_size:
+        yield "Rank", f"{run.rank} of {run.world_size}: all numbers are of this rank"
+    if run.batch_size is not None:
+        yield "Batch size", str(run.batch_size)
+    yield "Attention", attention_counting(run.causal)
     if timing.method:
-        yield "Latency taken by", timing.method
+        yield "Latency", timing.method
     if timing.repeats > 1:
         yield "Runs", str(timing.repeats)
     if machine is not None:

@@ -26,7 +26,7 @@ function drawRoofline(place, data) {
   return Plotly.react(place, traces, layout, PLOT_CONFIG);
 }
 
-// One roof per dtype: the bandwidth's slope up to the ridge, then the peak.
+// One roof per dtype: the slope of the bandwidth up to the ridge, then the peak.
 function roofs(data, low, high) {
   const styles = ["solid", "dash", "dot", "dashdot"];
   return Object.entries(data.peaks).map(([dtype, peak], index) => {
@@ -40,7 +40,7 @@ function roofs(data, low, high) {
   });
 }
 
-// Measured points are filled; where no time was measured, a hollow one lies at what is attainable.
+// Measured points are filled; unmeasured ones are hollow, at the attainable FLOP/s.
 function series(name, symbol, colour, points) {
   const traces = [[true, name], [false, `${name}, not measured: at the roof`]].map(([measured, label]) => {
     const some = points.filter((point) => (point.achieved !== null) === measured && (measured || point.attainable !== null));

@@ -1,10 +1,10 @@
-// A table that sorts by its headings and is searched; it draws a part of its rows at a time.
+// A table with search and sortable columns, which draws part of its rows at a time.
 
 const FIRST_ROWS = 20;
 const MORE_ROWS = 500;
 
-// columns: {label, title, value(row), text(row), cell(row), isText}: value sorts; cell, or else
-// text, is shown. found(row): the text that is searched. Without it there is no search.
+// columns: {label, title, value(row), text(row), cell(row), isText}. Rows are sorted by value, and
+// show cell or else text. found(row): the text to search; without it, there is no search box.
 function makeTable(place, { caption, columns, rows, found, placeholder }) {
   const state = { rows, sorted: null, descending: true, query: "", shown: FIRST_ROWS };
   const head = element("tr"), body = element("tbody");
@@ -79,7 +79,9 @@ function makeTable(place, { caption, columns, rows, found, placeholder }) {
   return { redraw: draw, setQuery };
 }
 
-// Unknown values come last, whichever way the others go.
+const textColumn = (label, read, className = "") => ({ label, isText: true, className, value: read, text: read });
+
+// Unknown values come last in both directions.
 function comparing({ value }, descending) {
   const sign = descending ? -1 : 1;
   return (rowA, rowB) => {

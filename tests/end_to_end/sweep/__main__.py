@@ -1,4 +1,4 @@
-"""``python -m tests.end_to_end.sweep [share [samples]]``: how much of torch's operator database is covered."""
+"""Cover torch's operator database: ``python -m tests.end_to_end.sweep [share [samples]]``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""A folder of its own for each test, and the command line as a function."""
+"""The command line as a function, in a folder with net.py in it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from dispatch_flops import Profile
 from dispatch_flops.cli import main
@@ -39,3 +41,12 @@ def saved(run: Run) -> Save:
         return Profile.from_json(Path(name).read_text())
 
     return save
+
+
+@pytest.fixture
+def odd_operator() -> Iterator[None]:
+    """Define ``cli_test.odd``, which ``odd`` in net.py calls and which has no known cost."""
+    with torch.library._scoped_library("cli_test", "DEF") as library:
+        library.define("odd(Tensor x) -> Tensor")
+        library.impl("odd", lambda x: x.clone(), "CompositeExplicitAutograd")
+        yield

@@ -1,4 +1,4 @@
-"""The demo model: its closed form, and the published model's numbers module by module."""
+"""The demo model: its closed form, and the numbers of the published model by module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _macs(batch: int, seq: int, layers: int = LAYERS) -> int:
     return batch * (layers * per_layer + D * D)
 
 
-def test_bert_base_at_its_default_size() -> None:
+def test_bert_base_at_its_default_size_matches_the_closed_form() -> None:
     assert bert_base.__defaults__ == (4, 128, LAYERS)
     profile = _on_meta(4, 128)
     assert profile.root.total("forward").macs == _macs(4, 128) == 44_696_862_720
@@ -32,7 +32,7 @@ def test_bert_base_at_its_default_size() -> None:
     assert profile.uncounted_ops() == {}
 
 
-def test_another_size() -> None:
+def test_bert_base_at_another_size_matches_the_closed_form() -> None:
     assert _on_meta(3, 7, 2).root.total("forward").macs == _macs(3, 7, 2)
 
 
@@ -42,7 +42,7 @@ def published() -> Any:
     return transformers.BertModel(transformers.BertConfig(num_hidden_layers=1)).eval()
 
 
-def test_modules_are_those_of_the_published_model(published: Any) -> None:
+def test_modules_have_the_numbers_of_the_published_model(published: Any) -> None:
     ours = _on_meta(2, 5, 1)
     theirs = profile_model(
         published, kwargs={"input_ids": torch.ones(2, 5, dtype=torch.long)}, device="meta"
@@ -57,7 +57,7 @@ def test_modules_are_those_of_the_published_model(published: Any) -> None:
     assert "encoder.layer.0.attention.self.query" in found
 
 
-def test_it_computes_what_the_published_model_computes(published: Any) -> None:
+def test_outputs_are_those_of_the_published_model(published: Any) -> None:
     model, ids = bert_base(2, 5, 1)
     model.load_state_dict(published.state_dict())
     model.eval()

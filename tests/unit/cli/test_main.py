@@ -1,113 +1,117 @@
-"""The command line as a whole: help, exit codes, and as a process of its own."""
+"""The command line as a whole: exit codes, errors, and a process of its own."""
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
+import warnings
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dispatch_flops import Profile, __version__
-from dispatch_flops.cli import output
-from tests.helpers.command_line import NET, Run, macs, refused
+from tests.helpers.command_line import NET, Run, error_line, macs
 from tests.helpers.paths import REPOSITORY
 
 
 class TestMain:
-    COMMANDS = ("profile", "demo", "sweep", "show", "diff", "check", "ops")
+    @pytest.fixture
+    def ops_raises(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+        def replace(error: BaseException) -> None:
+            def run_ops(options: Namespace) -> int:
+                raise error
 
-    def test_help(self, run: Run) -> None:
-        result = run("--help")
-        assert (result.code, result.err) == (0, "")
-        for words in ("exit codes:", "examples:", *self.COMMANDS):
-            assert words in result.out
+            monkeypatch.setattr("dispatch_flops.cli.ops.run_ops", run_ops)
 
-    @pytest.mark.parametrize("command", COMMANDS)
-    def test_help_of_a_command(self, run: Run, command: str) -> None:
-        result = run(command, "--help")
-        assert result.code == 0
-        assert "--debug" in result.out
+        return replace
 
-    def test_version(self, run: Run) -> None:
+    def test_version_is_printed(self, run: Run) -> None:
         assert run("--version").out == f"dispatch-flops {__version__}\n"
 
-    def test_no_command(self, run: Run) -> None:
+    def test_no_arguments_print_the_help_to_stderr(self, run: Run) -> None:
         result = run()
         assert (result.code, result.out) == (2, "")
         assert "examples:" in result.err
-        refused(run("--debug"))
-        refused(run("profil"), "invalid choice: 'profil'")
 
-    def test_a_defect_of_our_own_is_one_line_too(
-        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        "error,message",
+        [
+            (KeyError("gone"), "internal error: KeyError: 'gone' (--debug shows the traceback)"),
+            (
+                ModuleNotFoundError("No module named 'torch'", name="torch"),
+                "torch is not installed; run pip install torch",
+            ),
+            (SystemExit(3), "the profiled code called sys.exit(3)"),
+        ],
+    )
+    def test_unexpected_error_is_one_line(
+        self,
+        run: Run,
+        ops_raises: Callable[[BaseException], None],
+        error: BaseException,
+        message: str,
     ) -> None:
-        def defect(options: Namespace) -> int:
-            raise KeyError("gone")
+        ops_raises(error)
+        assert error_line(run("ops")) == message
 
-        monkeypatch.setattr("dispatch_flops.cli.ops.run_ops", defect)
-        refused(run("ops"), "a defect of dispatch-flops: KeyError")
-
-    def test_a_library_that_is_not_installed(
-        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    def test_interrupt_exits_with_130(
+        self, run: Run, ops_raises: Callable[[BaseException], None]
     ) -> None:
-        def without(options: Namespace) -> int:
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-        monkeypatch.setattr("dispatch_flops.cli.ops.run_ops", without)
-        refused(run("ops"), "this needs torch: pip install torch")
-
-    def test_interrupted(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupt(options: Namespace) -> int:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr("dispatch_flops.cli.ops.run_ops", interrupt)
+        ops_raises(KeyboardInterrupt())
         result = run("ops")
         assert (result.code, result.err) == (130, "dispatch-flops: interrupted\n")
 
-    def test_a_module_of_the_working_directory(self, run: Run) -> None:
+    def test_error_of_user_code_points_to_debug(self, run: Run) -> None:
+        assert error_line(run("profile", "net.py:broken")) == (
+            "net.py:broken raised ValueError: a wrong (--debug shows the traceback)"
+        )
+
+    def test_debug_prints_the_traceback(self, run: Run) -> None:
+        result = run("profile", "net.py:broken", "--debug")
+        assert result.code == 2
+        assert 'raise ValueError("a wrong' in result.err
+        assert "--debug" not in result.err.splitlines()[-1]
+
+    def test_module_of_the_working_directory_is_found(self, run: Run) -> None:
         Path("found_here.py").write_text(NET)
         assert run("profile", "found_here:make", "--device", "meta").code == 0
         del sys.modules["found_here"]
 
-    def test_an_error_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
-        output.error("first\n  second")
-        assert capsys.readouterr().err == "dispatch-flops: first second\n"
-
-    def test_what_the_terminal_cannot_write(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-        monkeypatch.setattr(sys, "stdout", stream)
-        output.emit("M·N\n")
-        assert stream.buffer.getvalue() == b"M?N\n"  # type: ignore[attr-defined]
+    def test_process_settings_are_restored(self, run: Run) -> None:
+        before = (list(sys.path), warnings.filters.copy(), sys.stdout)
+        run("profile", "net.py:make")
+        run("profile", "net.py:broken")
+        assert (sys.path, warnings.filters, sys.stdout) == before
 
 
 class TestProcess:
-    """``python -m dispatch_flops``, as a process of its own."""
+    """``python -m dispatch_flops`` as a process of its own."""
 
     @staticmethod
-    def _start(*arguments: str) -> subprocess.Popen[str]:
+    def _environment() -> dict[str, str]:
         path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+        return {**os.environ, "PYTHONPATH": path}
+
+    def _start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "dispatch_flops", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": path},
+            env=self._environment(),
         )
 
-    def test_a_module_of_the_working_directory(self) -> None:
+    def test_module_of_the_working_directory_is_found(self) -> None:
         process = self._start("profile", "net:make", "--format", "json", "--device", "meta")
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
         assert Profile.from_json(out).total().macs == macs()
 
-    def test_a_script_of_continuous_integration_stops_at_a_limit(self) -> None:
-        """``set -e``: what is after a kept limit runs, what is after an exceeded one does not."""
-        path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+    def test_exceeded_limit_stops_a_shell_script(self) -> None:
         Path("ci.sh").write_text(
             f"""set -e
 flops() {{ "{sys.executable}" -m dispatch_flops "$@"; }}
@@ -124,13 +128,13 @@ echo never
             text=True,
             check=False,
             timeout=240,
-            env={**os.environ, "PYTHONPATH": path},
+            env=self._environment(),
         )
         lines = done.stdout.splitlines()
         assert (done.returncode, lines[:2]) == (1, ["within the limit: macs", "kept"]), done.stderr
         assert [line.split(":")[0] for line in lines[2:]] == ["MACs"]
 
-    def test_a_reader_who_has_had_enough(self) -> None:
+    def test_closed_pipe_is_not_an_error(self) -> None:
         process = self._start("ops", "--format", "csv")
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import Any
 
 import pytest
+import torch
 
+from dispatch_flops import OpCost, register_flops, unregister_flops
 from dispatch_flops.cli.ops import coverage
-from tests.helpers.command_line import Run, refused
+from tests.helpers.command_line import Run, error_line
 
 
-class TestOps:
-    def test_a_formula_with_its_cost_and_source(self, run: Run) -> None:
+class TestList:
+    def test_row_has_kind_cost_and_source(self, run: Run) -> None:
         rows = list(csv.DictReader(io.StringIO(run("ops", "--format", "csv").out)))
         by_name = {row["Operator"]: row for row in rows}
         assert by_name["aten.mm"]["Kind"] == "formula"
@@ -21,27 +24,54 @@ class TestOps:
         assert by_name["aten.gelu"]["Kind"] == "pointwise"
         assert all(row["Cost"] for row in rows)
 
+    @pytest.mark.usefixtures("odd_operator")
+    def test_formula_of_the_user_is_listed_with_its_docstring(self, run: Run) -> None:
+        @register_flops(torch.ops.cli_test.odd)
+        def odd(x: torch.Tensor, *, out: Any, **_: Any) -> OpCost:
+            """Something odd.
+
+            MACs: none.
+            FLOPs: 3 per
+                element. Source: thin air.
+            """
+            return OpCost()
+
+        try:
+            result = run("ops", "--filter", "cli_test.*", "--format", "csv")
+        finally:
+            unregister_flops(torch.ops.cli_test.odd)
+        rows = list(csv.reader(io.StringIO(result.out)))
+        assert rows[1:] == [
+            ["cli_test.odd", "formula", "MACs: none. FLOPs: 3 per element.", "thin air"]
+        ]
+
     @pytest.mark.parametrize("pattern", ["aten.addmm", "aten.addm*"])
-    def test_filter(self, run: Run, pattern: str) -> None:
+    def test_filter_takes_parts_and_patterns_of_names(self, run: Run, pattern: str) -> None:
         lines = run("ops", "--filter", pattern).out.splitlines()
         assert any(line.startswith("aten.addmm ") for line in lines)
         assert not any(line.startswith("aten.bmm ") for line in lines)
 
-    def test_markdown(self, run: Run) -> None:
+    def test_markdown_quotes_names(self, run: Run) -> None:
         assert "| `aten.addmm` " in run("ops", "--filter", "aten.addmm", "--markdown").out
 
-    def test_nothing_fits(self, run: Run) -> None:
-        refused(run("ops", "--filter", "nothing_like_it"), "no operator fits")
+    def test_filter_that_matches_nothing_is_refused(self, run: Run) -> None:
+        assert error_line(run("ops", "--filter", "nothing_like_it")) == (
+            "no operator matches --filter 'nothing_like_it'; omit --filter to list all"
+        )
 
-    def test_coverage_is_no_csv(self, run: Run) -> None:
-        refused(run("ops", "--coverage", "--format", "csv"), "table or markdown")
 
-    def test_coverage(self, run: Run) -> None:
-        found, everything = coverage()
+class TestCoverage:
+    def test_overloads_are_sorted_into_kinds_except_composites(self, run: Run) -> None:
+        found, total = coverage()
         assert "aten.mm.default" in found["formula"]
         assert "aten.view.default" in found["free"]
         listed = {op for ops in found.values() for op in ops}
         assert "aten.matmul.default" not in listed  # composite
-        assert len(listed) == sum(map(len, found.values())) < everything
+        assert len(listed) == sum(map(len, found.values())) < total
         out = run("ops", "--coverage").out
         assert f"Without a cost ({len(found.get('none', []))})" in out or not found.get("none")
+
+    def test_csv_is_refused(self, run: Run) -> None:
+        assert error_line(run("ops", "--coverage", "--format", "csv")) == (
+            "--format csv is not available with --coverage; use table or markdown"
+        )

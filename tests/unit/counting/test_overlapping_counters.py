@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from dispatch_flops import FlopCounterMode, FlopsProfiler
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import WrongThreadError
-from dispatch_flops.timing.module_timer import LatencyPass
+from dispatch_flops.timing.calibrated import ModulePass
 
 B, IN, OUT = 5, 4, 3
 
@@ -137,7 +137,7 @@ def test_another_threads_modules_are_not_the_models(given: bool) -> None:
 def test_a_pass_of_its_own_is_of_one_thread() -> None:
     stranger = nn.Sequential(nn.Linear(10, 10), nn.ReLU())
     model = Meeting(lambda: stranger(torch.ones(1, 10)))
-    with LatencyPass(ModuleNames([model])) as latency:
+    with ModulePass(ModuleNames([model])) as latency:
         model(torch.ones(B, IN))
     assert set(latency.seconds()) == {"", "layer"}
 

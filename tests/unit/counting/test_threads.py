@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from dispatch_flops import FlopCounterMode
-from dispatch_flops.counting.thread_state import AMBIGUOUS, UNATTRIBUTED, Thread
+from dispatch_flops.counting.thread_state import AMBIGUOUS, UNATTRIBUTED, ThreadState
 from tests.helpers.attributing import Products, plain, rows, train, work_of
 from tests.helpers.profiling import profile_of
 
@@ -206,7 +206,7 @@ def test_forward_in_a_worker_and_backward_here() -> None:
 
 
 def test_timeline_keeps_one_entry_per_number() -> None:
-    thread = Thread(2, entered=True)
+    thread = ThreadState(2, is_entered=True)
     thread.mark(5, "a")
     thread.mark(5, "b")
     assert [thread.owner_of(n) for n in (1, 2, 4, 5, 9)] == [

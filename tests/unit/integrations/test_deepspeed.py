@@ -55,7 +55,9 @@ def field(text: str, label: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(f"{label}: "))[72:].strip()
 
 
-def test_one_step_with_the_roots_own_ops(capsys: pytest.CaptureFixture[str]) -> None:
+def test_attached_engine_profiles_one_step_with_the_roots_own_operators(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     engine, profiler = trained()
     profile = profiler.profile.check()
     assert engine.flops_profiler is profiler
@@ -71,7 +73,9 @@ def test_one_step_with_the_roots_own_ops(capsys: pytest.CaptureFixture[str]) -> 
     assert field(out, "world size") == field(out, "data parallel size") == "1"
 
 
-def test_the_parts_of_the_step_take_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_attached_engine_times_forward_backward_and_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     profile = trained()[1].profile
     latency = profile.root.latency_s
     assert latency is not None and 0 < latency < 60  # DeepSpeed: the time of day
@@ -83,7 +87,7 @@ def test_the_parts_of_the_step_take_time(capsys: pytest.CaptureFixture[str]) -> 
         assert field(out, label) != "n/a"
 
 
-def test_micro_batches_are_one_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_micro_batches_are_profiled_as_one_step(capsys: pytest.CaptureFixture[str]) -> None:
     _, profiler = trained(micro_batches=3)
     profile = profiler.profile.check()
     assert profile.root.calls == 3
@@ -95,7 +99,7 @@ def test_micro_batches_are_one_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("Profile Summary") == 1
 
 
-def test_nothing_is_left_running() -> None:
+def test_attached_engine_after_the_step_leaves_no_mode_or_hook() -> None:
     before = torch.nn.modules.module._global_forward_hooks.copy()
     _, profiler = trained(output_file=os.devnull)
     assert not profiler.started
@@ -103,7 +107,7 @@ def test_nothing_is_left_running() -> None:
     assert not _get_current_dispatch_mode_stack()
 
 
-def test_an_exception_in_the_step_can_be_cleaned_up() -> None:
+def test_close_after_an_exception_leaves_no_mode_or_hook() -> None:
     engine, profiler = trained(steps=1)
     with pytest.raises(IndexError):
         engine.train_step(IDS + V)
@@ -112,7 +116,7 @@ def test_an_exception_in_the_step_can_be_cleaned_up() -> None:
     assert not torch.nn.modules.module._global_forward_hooks
 
 
-def test_evaluation_before_the_step_is_no_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_before_the_step_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
     engine, profiler = trained(steps=1)
     with torch.no_grad():
         engine.module(IDS)
@@ -124,7 +128,9 @@ def test_evaluation_before_the_step_is_no_part_of_it(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.count("Profile Summary") == 1
 
 
-def test_a_step_in_evaluation_mode_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_in_evaluation_mode_warns_and_prints_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     engine, _ = trained(steps=1)
     engine.module.eval()
     with pytest.warns(UserWarning, match="step 2 was not profiled"):
@@ -178,7 +184,9 @@ EXPERTS = 2 * (D * D + D)
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_experts_parameters(capsys: pytest.CaptureFixture[str], split: bool) -> None:
+def test_expert_parameters_are_stated_per_rank_and_for_the_model(
+    capsys: pytest.CaptureFixture[str], split: bool
+) -> None:
     ranks, tensor_parallel = 3, 5
     model = Mixture(ranks)
     model.enable_expert_tensor_parallelism = split
@@ -196,7 +204,7 @@ def test_experts_parameters(capsys: pytest.CaptureFixture[str], split: bool) -> 
     assert field(out, "model parallel size") == "5"
 
 
-def test_an_odd_group_name_is_no_expert() -> None:
+def test_parameter_with_another_group_name_is_not_an_expert() -> None:
     model = Mixture(1)
     for parameter in model.experts.parameters():
         parameter.group_name = "ep_size_many"
@@ -207,14 +215,18 @@ def test_an_odd_group_name_is_no_expert() -> None:
     assert profiler.profile.run.expert_params == 0
 
 
-def test_sequence_parallelism(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sequence_parallelism_states_the_shared_group_size(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     trained(dp_world_size=None, seq_dp_world_size=6, world_size=12)
     out = capsys.readouterr().out
     assert field(out, "world size") == "12"
     assert field(out, "data parallel size") == "6"
 
 
-def test_output_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attached_engine_with_output_file_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "new" / "profile.txt"
     trained(output_file=str(path))
     assert path.read_text().count("Profile Summary") == 1
@@ -223,7 +235,7 @@ def test_output_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "Profile Summary" in capsys.readouterr().out
 
 
-def test_the_autotuner_gets_one_micro_batch() -> None:
+def test_autotuner_gets_one_micro_batch() -> None:
     engine, _ = trained(micro_batches=3, autotuning=True, enabled=False)
     arithmetic = 2 * FORWARD + B * S * (H + D) + B * S * H  # MACs, the biases and the ReLU
     assert engine.flops == 3 * arithmetic
@@ -231,7 +243,7 @@ def test_the_autotuner_gets_one_micro_batch() -> None:
     assert not _get_current_dispatch_mode_stack()
 
 
-def test_reset_forgets_and_leaves_nothing_running() -> None:
+def test_reset_within_a_step_leaves_no_mode() -> None:
     engine, profiler = trained(steps=1)
     engine.module(IDS)
     assert _get_current_dispatch_mode_stack()
@@ -239,11 +251,11 @@ def test_reset_forgets_and_leaves_nothing_running() -> None:
     assert not _get_current_dispatch_mode_stack()
 
 
-def test_engines_that_cannot_be_used() -> None:
+def test_attach_to_an_engine_that_cannot_be_used_raises_config_error() -> None:
     class PipelineEngine(Engine):
         pass
 
-    with pytest.raises(ConfigError, match="no DeepSpeed engine"):
+    with pytest.raises(ConfigError, match="not a DeepSpeed engine"):
         attach(nn.Linear(1, 1))
     with pytest.raises(ConfigError, match='"enabled": true'):
         attach(Engine(Tied(), enabled=False))
@@ -253,7 +265,7 @@ def test_engines_that_cannot_be_used() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_real_engine(stage: int, tmp_path: Path) -> None:
+def test_real_engine_prints_one_profile(stage: int, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     printed = tmp_path / "profile.txt"
     script = REPOSITORY / "tests" / "helpers" / "real_engine.py"

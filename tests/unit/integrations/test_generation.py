@@ -99,7 +99,7 @@ MODELS = pytest.mark.parametrize(("make", "macs"), [(gpt2, gpt2_pass), (llama, l
 
 
 @MODELS
-def test_prefill_and_each_decode_step(make: Any, macs: Any) -> None:
+def test_prefill_and_each_decode_step_have_closed_form_macs(make: Any, macs: Any) -> None:
     result = profile_generate(make(), IDS, warm_up=0, **OPTIONS)
     steps = [macs(1, PROMPT + t) for t in range(1, NEW)]
     assert result.prefill.check().total().macs == macs(PROMPT, PROMPT)
@@ -114,7 +114,7 @@ def test_prefill_and_each_decode_step(make: Any, macs: Any) -> None:
 
 
 @MODELS
-def test_steps_are_all_of_decode(make: Any, macs: Any) -> None:
+def test_steps_add_up_to_decode(make: Any, macs: Any) -> None:
     result = profile_generate(make(), IDS, warm_up=0, **OPTIONS)
     parts = [(step.flops, step.bytes_read, step.bytes_written) for step in result.steps]
     whole = result.decode.total()
@@ -126,7 +126,7 @@ def test_steps_are_all_of_decode(make: Any, macs: Any) -> None:
 
 
 @MODELS
-def test_generate_by_get_model_profile(make: Any, macs: Any) -> None:
+def test_get_model_profile_with_mode_generate_counts_the_same(make: Any, macs: Any) -> None:
     flops, counted, params = get_model_profile(
         make(),
         kwargs={"inputs": IDS, **OPTIONS},
@@ -140,13 +140,13 @@ def test_generate_by_get_model_profile(make: Any, macs: Any) -> None:
     assert params == sum(p.numel() for p in make().parameters())
 
 
-def test_without_a_cache_everything_is_computed_again() -> None:
+def test_generate_without_a_cache_recomputes_everything() -> None:
     result = profile_generate(gpt2(), IDS, warm_up=0, use_cache=False, **OPTIONS)
     lengths = [PROMPT + t for t in range(1, NEW)]
     assert [step.macs for step in result.steps] == [gpt2_pass(n, n) for n in lengths]
 
 
-def test_a_cache_that_is_passed_in_is_not_filled() -> None:
+def test_cache_among_the_options_is_not_filled() -> None:
     model = gpt2().eval()
     with torch.no_grad():
         cache = model(IDS[:, :10], use_cache=True, past_key_values=DynamicCache()).past_key_values
@@ -155,7 +155,7 @@ def test_a_cache_that_is_passed_in_is_not_filled() -> None:
     assert result.prefill.total().macs == gpt2_pass(PROMPT - 10, PROMPT)
 
 
-def test_one_token_is_prefill_alone() -> None:
+def test_one_new_token_is_only_prefill() -> None:
     options = {**OPTIONS, "max_new_tokens": 1, "min_new_tokens": 1}
     result = profile_generate(gpt2(), IDS, **options)
     assert result.prefill.total().macs == gpt2_pass(PROMPT, PROMPT)
@@ -165,7 +165,7 @@ def test_one_token_is_prefill_alone() -> None:
     assert "1 new tokens" in str(result)
 
 
-def test_sampling_and_flags_are_as_before() -> None:
+def test_profile_generate_restores_random_state_and_flags() -> None:
     model = gpt2().train()
     torch.manual_seed(1)
     expected = torch.rand(3)
@@ -179,7 +179,7 @@ def test_sampling_and_flags_are_as_before() -> None:
     )  # evaluation mode: no dropout
 
 
-def test_finding_the_tokens_adds_one_free_operator_each() -> None:
+def test_stopping_criterion_adds_one_free_operator_per_token() -> None:
     model = gpt2().eval()
     with FlopCounterMode(model, display=False) as counter:
         model.generate(IDS, **OPTIONS)
@@ -191,7 +191,7 @@ def test_finding_the_tokens_adds_one_free_operator_each() -> None:
     assert result.total().flops == counter.get_total_flops()
 
 
-def test_criteria_of_the_users_still_stop() -> None:
+def test_stopping_criteria_of_the_user_still_stop() -> None:
     class AfterThree(StoppingCriteria):
         def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
             return torch.full((B,), input_ids.shape[1] >= PROMPT + 3)
@@ -203,7 +203,7 @@ def test_criteria_of_the_users_still_stop() -> None:
     assert len(criteria) == 1
 
 
-def test_beams_are_a_batch() -> None:
+def test_beams_count_as_a_batch() -> None:
     result = profile_generate(gpt2(), IDS, num_beams=3, warm_up=0, **OPTIONS)
     assert result.decode.root.calls == NEW - 1
     assert result.decode.total().macs == 3 * sum(gpt2_pass(1, PROMPT + t) for t in range(1, NEW))
@@ -224,7 +224,7 @@ def assistant(make: Any) -> Any:
 @pytest.mark.parametrize(
     ("new", "after_first", "steps"), [(2 * (DRAFT + 1) + 1, DRAFT + 2, 2), (DRAFT - 1, 0, 0)]
 )
-def test_a_pass_of_assisted_generation_makes_several(
+def test_assisted_generation_makes_several_tokens_per_pass(
     new: int, after_first: int, steps: int
 ) -> None:
     options = {**OPTIONS, "max_new_tokens": new, "min_new_tokens": new}
@@ -245,7 +245,7 @@ def test_a_pass_of_assisted_generation_makes_several(
         *itertools.product(["ids", "encoder's", "decoder's own"], [False, True]),
     ],
 )
-def test_new_tokens_are_counted_from_the_prompts_end(prompt: str, drafted: bool) -> None:
+def test_new_tokens_are_counted_from_the_end_of_the_prompt(prompt: str, drafted: bool) -> None:
     make = llama if prompt in ("ids", "embeddings") else t5
     model, ids = make(), IDS[:1]
     options: dict[str, Any] = {
@@ -269,19 +269,19 @@ def test_new_tokens_are_counted_from_the_prompts_end(prompt: str, drafted: bool)
         {"num_beams": 3, "num_return_sequences": 2},
     ],
 )
-def test_new_tokens_are_each_sequences(options: dict[str, Any]) -> None:
+def test_new_tokens_are_per_sequence(options: dict[str, Any]) -> None:
     own = {} if "generation_config" in options else OPTIONS
     result = profile_generate(gpt2(), IDS, warm_up=0, **{**own, **options})
     assert (result.new_tokens, result.decode_tokens) == (NEW, NEW - 1)
 
 
-def test_a_prompt_that_repeats_itself_is_looked_up() -> None:
+def test_prompt_lookup_makes_several_tokens_per_pass() -> None:
     ids = torch.arange(4).repeat(1, 4)
     result = profile_generate(gpt2(), ids, prompt_lookup_num_tokens=3, warm_up=0, **OPTIONS)
     assert result.new_tokens == NEW
 
 
-def test_inputs_by_another_name() -> None:
+def test_inputs_with_another_name_are_accepted() -> None:
     model = WhisperForConditionalGeneration(
         WhisperConfig(
             vocab_size=VOCAB, d_model=D, encoder_ffn_dim=INNER, decoder_ffn_dim=INNER,
@@ -301,13 +301,13 @@ def test_inputs_by_another_name() -> None:
     assert named.new_tokens == NEW
 
 
-def test_a_prompt_in_chunks_takes_several_passes() -> None:
+def test_prompt_in_chunks_takes_several_passes() -> None:
     result = profile_generate(llama(), IDS, prefill_chunk_size=5, warm_up=0, **OPTIONS)
     assert result.prefill.root.calls == -(-PROMPT // 5)
     assert f"in {-(-PROMPT // 5) + NEW - 1} passes of the model" in str(result)
 
 
-def test_seconds_and_what_is_shown() -> None:
+def test_generate_profile_prints_latencies_per_phase() -> None:
     result = profile_generate(gpt2(), IDS, **OPTIONS)
     assert isinstance(result, GenerateProfile)
     assert result.first_token_s is not None and result.first_token_s > 0
@@ -319,7 +319,7 @@ def test_seconds_and_what_is_shown() -> None:
         assert words in text
 
 
-def test_what_cannot_generate_is_named() -> None:
+def test_model_that_cannot_generate_raises_target_error() -> None:
     with pytest.raises(TargetError, match="Linear has no method generate"):
         profile_generate(nn.Linear(1, 1))
 

@@ -1,9 +1,12 @@
-"""A Lightning callback that profiles one optimizer step, under the real trainer."""
+"""The Lightning callback under a simulated trainer; Lightning need not be installed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,114 +14,134 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.errors import NotProfiledError
-
-pytest.importorskip("lightning")
-import lightning
-
-from dispatch_flops.integrations.lightning import FlopsCallback
-from dispatch_flops.timing.passes import operator_seconds
-
-pytestmark = pytest.mark.filterwarnings("default")  # Lightning warns of its own dependencies
 
 B, IN, OUT, MICRO = 3, 5, 7, 4
 FORWARD = B * IN * OUT
-TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
+OURS = "dispatch_flops.integrations.lightning"
 
 
-class Net(lightning.LightningModule):
-    def __init__(self, *, manual: bool = False, fail_in: int = -1) -> None:
-        super().__init__()
-        self.layer = nn.Linear(IN, OUT)
-        self.automatic_optimization = not manual
-        self.fail_in = fail_in
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if batch_idx == self.fail_in:
-            raise KeyError("as told")
-        loss = self.layer(batch["x"]).square().mean()
-        if not self.automatic_optimization:
-            self.manual_backward(loss)
-            if (batch_idx + 1) % MICRO == 0:
-                self.optimizers().step()
-                self.optimizers().zero_grad()
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(callback: FlopsCallback, model: Net, path: Path, *, steps: int = 4) -> None:
-    manual = not model.automatic_optimization
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=1,
-        accumulate_grad_batches=1 if manual else MICRO,
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=path,
-    )
-    data = [{"x": torch.ones(IN)} for _ in range(steps * MICRO * B)]
-    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=B))
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    yield
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """``FlopsCallback``, on a base class of our own where Lightning is not installed."""
+    if importlib.util.find_spec("lightning") is None:
+        for name in ("lightning", "lightning.pytorch", "lightning.pytorch.callbacks"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules["lightning.pytorch.callbacks"].Callback = type("Callback", (), {})
+        monkeypatch.delitem(sys.modules, OURS, raising=False)
+    yield importlib.import_module(OURS).FlopsCallback
     assert not _get_current_dispatch_mode_stack()
     assert not torch.nn.modules.module._global_forward_hooks
 
 
-@pytest.mark.parametrize("manual", [False, True])
-def test_batches_of_a_step_are_one(
-    manual: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+class Net(nn.Module):
+    automatic_optimization = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(IN, OUT)
+
+    def training_step(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.layer(x).square().mean() / MICRO
+        loss.backward()
+        return loss
+
+
+def fit(
+    callback: Any,
+    steps: int,
+    *,
+    fail_in: int = -1,
+    resumed_at: int = 0,
+    rows: list[int] | None = None,
 ) -> None:
-    callback = FlopsCallback(profile_step=2, machine=TOY)
-    fit(callback, Net(manual=manual), tmp_path)
+    """Lightning's order of hooks: the last batch of a step runs inside ``optimizer.step``."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = SimpleNamespace(
+        global_step=resumed_at, is_global_zero=True, global_rank=0, world_size=1
+    )
+    rows = [B] * (steps * MICRO) if rows is None else rows
+    try:
+        callback.on_train_start(trainer, model)
+        for index in range(steps * MICRO):
+            batch = {"x": torch.ones(rows[index], IN)}
+            callback.on_train_batch_start(trainer, model, batch, index)
+            if index == fail_in:
+                raise KeyError("as told")
+            if index % MICRO == MICRO - 1:
+                optimizer.step(lambda batch=batch: model.training_step(batch["x"]))
+                optimizer.zero_grad()
+                trainer.global_step += 1
+            else:
+                model.training_step(batch["x"])
+            callback.on_train_batch_end(trainer, model, None, batch, index)
+        callback.on_train_end(trainer, model)
+    except KeyError as error:
+        callback.on_exception(trainer, model, error)
+        raise
+
+
+@pytest.mark.parametrize("resumed_at", [0, 100])
+def test_batches_of_a_step_are_profiled_as_one(
+    make: Callable[..., Any], resumed_at: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = make(profile_step=2)
+    fit(callback, 4, resumed_at=resumed_at)
     profile = callback.profile.check()
     assert profile.node("layer").calls == MICRO
     assert profile.root.total("forward").macs == MICRO * FORWARD
     assert profile.root.total("backward").macs == MICRO * FORWARD  # the input needs no gradient
-    assert profile.total("optimizer").flops >= 2 * (IN * OUT + OUT)
+    assert profile.total("optimizer").flops == 2 * (IN * OUT + OUT)  # p += -lr * grad
     assert profile.run.batch_size == MICRO * B
-    assert profile.run.world_size == 1
     assert profile.timing.iteration_s is not None
-    # Lightning gives every step a closure, which may run forward and backward: operators count.
-    assert profile.timing.latency("optimizer") == operator_seconds(profile, "optimizer") is not None
-    least_s = profile.model_total().flops / 1e9
-    assert callback.mfu == pytest.approx(least_s / profile.timing.iteration_s)
-    out = capsys.readouterr().out
-    assert out.count("Profile Summary at step 2:") == out.count("Profile Summary") == 1
-    assert "of toy's dense peak" in out
-
-
-def test_the_last_step_is_printed_at_the_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    callback = FlopsCallback(profile_step=2, machine=TOY)
-    fit(callback, Net(), tmp_path, steps=2)
-    assert callback.mfu is callback.hfu is None
+    # The step runs forward and backward of the last batch: its own time is its operators'.
+    updates = [op.latency_s for op in profile.op_totals() if op.phase == "optimizer"]
+    assert profile.timing.latency("optimizer") == pytest.approx(
+        sum(seconds or 0.0 for seconds in updates)
+    )
     assert capsys.readouterr().out.count("Profile Summary at step 2:") == 1
 
 
-def test_an_exception_in_the_step_leaves_nothing(tmp_path: Path) -> None:
-    callback = FlopsCallback(profile_step=2)
-    with pytest.raises(KeyError, match="as told"):
-        fit(callback, Net(fail_in=MICRO + 1), tmp_path)
+def test_exception_in_the_step_leaves_no_mode_or_hook(make: Callable[..., Any]) -> None:
+    callback = make(profile_step=2)
+    with pytest.raises(KeyError):
+        fit(callback, 4, fail_in=MICRO + 1)
     with pytest.raises(NotProfiledError):
         _ = callback.profile
 
 
-def test_a_second_fit_is_profiled_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    callback = FlopsCallback(profile_step=2, machine=TOY)
-    fit(callback, Net(), tmp_path)
+def test_shorter_step_is_not_timed(
+    make: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = make(profile_step=1)
+    fit(callback, 3, rows=[B] * (2 * MICRO - 1) + [1] + [B] * MICRO)
+    assert callback.profile.timing.iteration_s is not None
+    assert "iter latency is that of step 3" in capsys.readouterr().out
+
+
+def test_second_fit_is_profiled_anew(
+    make: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = make(profile_step=2)
+    fit(callback, 1)
+    with pytest.raises(NotProfiledError, match="step 2 was never reached: training ended after 1"):
+        _ = callback.profile
+    fit(callback, 3)
+    assert callback.steps_done == 3
     first = callback.profile
-    fit(callback, Net(), tmp_path)
+    fit(callback, 3)
     assert callback.profile is not first
-    assert callback.profile.run.batch_size == MICRO * B
     assert capsys.readouterr().out.count("Profile Summary at step 2:") == 2
+
+
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_import_without_the_framework_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    ours = f"dispatch_flops.integrations.{name}"
+    monkeypatch.delitem(sys.modules, ours, raising=False)
+    for missing in (name, f"{name}.pytorch", f"{name}.pytorch.callbacks", f"pytorch_{name}"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=rf"needs \w+: pip install 'dispatch-flops\[{name}\]'"):
+        importlib.import_module(ours)

@@ -89,36 +89,38 @@ def loop(callback: FlopsCallback, steps: int, fail_in: int = 0) -> None:
     call("on_train_end")
 
 
-def test_micro_batches_are_one_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_micro_batches_are_profiled_as_one_step(capsys: pytest.CaptureFixture[str]) -> None:
     callback = FlopsCallback(profile_step=2, machine=TOY)
     loop(callback, 4)
     check(callback, capsys.readouterr().out, 2)
 
 
-def test_a_second_run_is_profiled_anew(capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_run_is_profiled_anew(capsys: pytest.CaptureFixture[str]) -> None:
     callback = FlopsCallback(profile_step=2, machine=TOY)
     loop(callback, 1)
-    with pytest.raises(NotProfiledError, match="step 2 never came: training ended after 1"):
+    with pytest.raises(NotProfiledError, match="step 2 was never reached: training ended after 1"):
         _ = callback.mfu
     for _ in range(2):
         loop(callback, 4)
         check(callback, capsys.readouterr().out, 2)
 
 
-def test_a_step_with_a_configuration_is_enabled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_callback_with_a_step_and_a_configuration_is_enabled(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     callback = FlopsCallback(2, {"detailed": False}, TOY)
     loop(callback, 4)
     check(callback, capsys.readouterr().out, 2)
 
 
-def test_an_exception_in_the_step() -> None:
+def test_exception_in_the_step_leaves_no_mode_or_hook() -> None:
     for profile_step in (1, 2):  # in the step that is timed, and in the one that is profiled
         with FlopsCallback(profile_step) as callback, pytest.raises(KeyboardInterrupt):
             loop(callback, 4, fail_in=2)
         assert callback._hook is None
 
 
-def test_a_new_run_drops_what_was_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_run_drops_an_unfinished_step(capsys: pytest.CaptureFixture[str]) -> None:
     callback = FlopsCallback(profile_step=3, machine=TOY)
     with pytest.raises(KeyboardInterrupt):
         loop(callback, 4, fail_in=3)
@@ -155,7 +157,9 @@ def train(callback: FlopsCallback, path: Path, rows: int, model: Net, **options:
 
 
 @needs_accelerate
-def test_a_real_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_trainer_profiles_the_given_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     callback = FlopsCallback(config={"enabled": True, "profile_step": 2}, machine=TOY)
     train(callback, tmp_path, 4 * MICRO * B, Net(), max_steps=4)
     check(callback, capsys.readouterr().out, 2)
@@ -168,7 +172,7 @@ def test_a_real_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("profile_step", "samples", "timed"),
     [(1, MICRO * B, 3), (2, B + 1, 4), (3, MICRO * B, None), (4, B + 1, None)],
 )
-def test_an_epochs_last_step_is_shorter(
+def test_shorter_last_step_of_an_epoch_is_not_timed(
     profile_step: int,
     samples: int,
     timed: int | None,
@@ -197,7 +201,7 @@ class Small(Net):
 
 
 @needs_accelerate
-def test_a_batch_size_that_the_trainer_finds(
+def test_batch_size_found_by_the_trainer_is_stated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     callback = FlopsCallback(1, machine=TOY)
@@ -211,7 +215,7 @@ def test_a_batch_size_that_the_trainer_finds(
 
 
 @needs_accelerate
-def test_a_model_that_the_trainer_compiles(tmp_path: Path) -> None:
+def test_model_compiled_by_the_trainer_is_profiled(tmp_path: Path) -> None:
     callback = FlopsCallback(2, {"output_file": str(tmp_path / "profile.txt")}, TOY)
     options = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 4}
     train(callback, tmp_path, 4 * MICRO * B, Net(), **options)

@@ -109,11 +109,9 @@ import json
 import torch
 import dispatch_flops
 from dispatch_flops import FlopCounterMode, OpCost, Profile, diff, register_flops
-from dispatch_flops.errors import InconsistentProfileError
-from dispatch_flops.renderers import csv, dataframe
+from dispatch_flops.renderers import View, csv
 
 assert dispatch_flops.__file__.startswith({package!r})
-OpCost = dispatch_flops.profile.cost.OpCost
 library = torch.library.Library("one_field", "DEF")
 library.define("send(Tensor x) -> Tensor")
 library.impl("send", lambda x: x.clone(), "CPU")
@@ -132,18 +130,22 @@ with FlopCounterMode(model, display=False) as counter:
     model(torch.ones(7))
 profile = counter.profile
 per_sender = 2 * (2 * 3 + 7)
-assert profile.total().comm_bytes == 2 * per_sender                       # recorded and summed
+# recorded and summed
+assert profile.total().comm_bytes == 2 * per_sender
 assert profile.node("1").total("forward").comm_bytes == per_sender
 assert profile.by_operator()["one_field.send.default"].cost.comm_bytes == 2 * per_sender
 assert (profile.total() * 3).comm_bytes == 3 * 2 * per_sender
-again = Profile.from_json(profile.to_json())                              # saved and loaded
+# saved and loaded
+again = Profile.from_json(profile.to_json())
 assert again == profile and again.total().comm_bytes == 2 * per_sender
 assert not diff(profile, again).total.changed
-header, first, *_ = csv.operators(profile).splitlines()                   # shown
+# shown
+header, first, *_ = csv.render(profile, View(table="operators")).splitlines()
 assert first.split(",")[header.split(",").index('"comm_bytes"')] == str(per_sender)
 data = json.loads(profile.to_json())
 assert data["root"][1]["ops"][0]["cost"]["comm_bytes"] == per_sender
-data["root"][1]["ops"][0]["cost"]["comm_bytes"] = -1                      # validated
+# validated
+data["root"][1]["ops"][0]["cost"]["comm_bytes"] = -1
 try:
     Profile.from_dict(data)
 except dispatch_flops.errors.ProfileFormatError as error:

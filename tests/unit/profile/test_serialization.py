@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,6 +50,13 @@ def test_to_dict_has_one_table_of_seconds_per_phase() -> None:
         {"forward": 15.74e-6},
         {"forward": 15.02e-6},
     ]
+
+
+@pytest.mark.parametrize("name", ["training_step", "hostile", "lower_bound"])
+def test_to_json_of_small_profiles_matches_golden_files(
+    name: str, golden: Callable[[str, str], None]
+) -> None:
+    golden(f"{name}.json", SMALL[name]().check().to_json(indent=2) + "\n")
 
 
 # -- earlier versions ---------------------------------------------------------------------------

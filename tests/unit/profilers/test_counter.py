@@ -60,7 +60,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("given", [True, False], ids=["model given", "not given"])
-def test_flop_counts_are_torchs(name: str, given: bool) -> None:
+def test_flop_counts_of_products_equal_torchs(name: str, given: bool) -> None:
     """On products alone: same keys, same values, forward and backward."""
 
     def products(counts: dict[str, dict[Any, int]]) -> dict[str, dict[Any, int]]:
@@ -79,7 +79,7 @@ def test_flop_counts_are_torchs(name: str, given: bool) -> None:
     assert found == expected
 
 
-def test_flop_counts_of_sums_and_products() -> None:
+def test_flop_counts_include_sums() -> None:
     model = nn.Linear(3, 5)
     with FlopCounterMode(model, display=False) as counter:
         model(rows(2, 3)).sum()
@@ -92,7 +92,7 @@ def test_flop_counts_of_sums_and_products() -> None:
     assert counter.get_total_macs() == 2 * 3 * 5
 
 
-def test_torchs_signature() -> None:
+def test_counter_accepts_the_signature_of_torchs_counter() -> None:
     """Changing the import is all that a user of torch's counter has to do."""
     counter = FlopCounterMode(None, 3, False, {aten.mm: lambda a, b, **_: 1})
     with counter as entered:
@@ -101,7 +101,7 @@ def test_torchs_signature() -> None:
     assert (counter.depth, counter.display, counter.get_total_flops()) == (3, False, 1)
 
 
-def test_table_goes_down_to_the_depth_asked_for() -> None:
+def test_table_with_depth_ends_at_that_depth() -> None:
     model = nn.Sequential(nn.Sequential(plain(3, 5)))
     with FlopCounterMode(model, depth=2, display=False) as counter:
         model(rows(2, 3))
@@ -111,7 +111,7 @@ def test_table_goes_down_to_the_depth_asked_for() -> None:
     assert counter.get_table(99) == counter.get_table(4)
 
 
-def test_display(capsys: pytest.CaptureFixture[str]) -> None:
+def test_counter_with_display_prints_the_table_at_exit(capsys: pytest.CaptureFixture[str]) -> None:
     model = plain(3, 5)
     with FlopCounterMode(model) as counter:
         model(rows(2, 3))
@@ -121,7 +121,7 @@ def test_display(capsys: pytest.CaptureFixture[str]) -> None:
 # -- results -----------------------------------------------------------------------------------
 
 
-def test_nothing_profiled_yet() -> None:
+def test_counter_before_its_block_raises_not_profiled() -> None:
     counter = FlopCounterMode(display=False)
     for ask in (lambda: counter.profile, counter.get_total_flops, counter.get_table,
                 counter.get_flop_counts, counter.in_thread().__enter__):  # fmt: skip
@@ -129,7 +129,7 @@ def test_nothing_profiled_yet() -> None:
             ask()
 
 
-def test_profile_stays_after_the_block_and_begins_anew_with_the_next() -> None:
+def test_profile_stays_after_the_block_and_starts_anew_in_the_next() -> None:
     model = plain(3, 5)
     with FlopCounterMode(model, display=False) as counter:
         model(rows(2, 3))
@@ -141,7 +141,7 @@ def test_profile_stays_after_the_block_and_begins_anew_with_the_next() -> None:
     assert (first.total().macs, counter.profile.total().macs) == (2 * 3 * 5, 7 * 3 * 5)
 
 
-def test_profile_after_an_exception_has_what_ran() -> None:
+def test_profile_after_an_exception_has_what_ran_before_it() -> None:
     model = plain(3, 5)
     counter = FlopCounterMode(model, display=False)
     with pytest.raises(ValueError, match="no"), counter:
@@ -151,22 +151,22 @@ def test_profile_after_an_exception_has_what_ran() -> None:
 
 
 @pytest.mark.parametrize("mods", [3, "model", [nn.Identity(), 3], nn.Linear])
-def test_what_is_no_module_is_refused(mods: Any) -> None:
+def test_mods_that_are_not_modules_raise_target_error(mods: Any) -> None:
     with pytest.raises(TargetError):
         FlopCounterMode(mods, display=False)
 
 
-def test_unknown_conventions_are_refused() -> None:
+def test_unknown_convention_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="quarter"):
         FlopCounterMode(causal="quarter", display=False)  # type: ignore[arg-type]
 
 
-def test_scope_says_what_was_counted() -> None:
+def test_run_info_states_device_convention_and_version() -> None:
     scope = profile_of(plain(3, 5), rows(2, 3), causal="half").run
     assert (scope.device, scope.causal, scope.torch_version) == ("cpu", "half", torch.__version__)
 
 
-# -- formulas of one's own ---------------------------------------------------------------------
+# -- formulas of the user ---------------------------------------------------------------------
 
 
 @torch.library.custom_op("dispatch_flops_test::unpriced", mutates_args=())
@@ -187,7 +187,7 @@ def mapped(mapping: dict[Any, Any], fn: Callable[[], Any]) -> Profile:
     "key", [priced, torch.ops.dispatch_flops_test.priced,
             torch.ops.dispatch_flops_test.priced.default], ids=["def", "packet", "overload"],
 )  # fmt: skip
-def test_custom_operator(key: Any) -> None:
+def test_custom_mapping_calls_the_formula_with_arguments_and_out(key: Any) -> None:
     """Positional arguments arrive by position, the others by name, and the result as ``out``."""
 
     def formula(x: Tensor, times: int = 1, *, out: Tensor, **_: Any) -> OpCost:
@@ -201,12 +201,12 @@ def test_custom_operator(key: Any) -> None:
     assert list(profile.by_operator()) == ["dispatch_flops_test.priced.default"]
 
 
-def test_an_int_means_flops() -> None:
+def test_formula_that_returns_an_int_means_flops() -> None:
     profile = mapped({priced: lambda x, times=1, **_: 7}, lambda: priced(rows(2, 3)))
     assert (profile.total().macs, profile.total().flops) == (0, 7)
 
 
-def test_split_goes_to_children_and_phases() -> None:
+def test_formula_that_returns_a_split_assigns_children_and_phases() -> None:
     class Fused(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -233,7 +233,7 @@ def test_split_goes_to_children_and_phases() -> None:
     assert profile.by_operator()["dispatch_flops_test.priced.default"].calls == 1
 
 
-def test_overload_beats_packet() -> None:
+def test_custom_mapping_of_an_overload_wins_over_the_packet() -> None:
     mapping = {aten.add: lambda *a, **k: 1, aten.add.Scalar: lambda *a, **k: 10}
     x = rows(2, 3)
     profile = mapped(mapping, lambda: (torch.add(x, x), aten.add.Scalar(x, 2)))
@@ -247,7 +247,7 @@ def test_in_place_and_out_variants_share_the_formula() -> None:
     assert profile.total().flops == 14
 
 
-def test_composite_operator_with_a_formula_is_not_taken_apart() -> None:
+def test_composite_operator_with_a_formula_is_not_decomposed() -> None:
     """Under inference_mode ``linear`` arrives whole; torch's counter never asks for its formula."""
 
     def call() -> None:
@@ -258,7 +258,7 @@ def test_composite_operator_with_a_formula_is_not_taken_apart() -> None:
     assert profile_of(call).total().flops == 2 * 2 * 3 * 5
 
 
-def test_formulas_written_for_torchs_counter() -> None:
+def test_custom_mapping_accepts_formulas_of_torchs_counter() -> None:
     @theirs.register_flop_formula(torch.ops.dispatch_flops_test.unpriced)
     def by_shape(x_shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
         return int(x_shape[0] * out_shape[1])
@@ -283,15 +283,15 @@ def test_formulas_written_for_torchs_counter() -> None:
         theirs.flop_registry.pop(torch.ops.dispatch_flops_test.unpriced)
 
 
-def test_no_operator_is_refused_at_once() -> None:
+def test_custom_mapping_of_a_function_raises_unknown_operator() -> None:
     with pytest.raises(UnknownOperatorError, match="is no operator"):
         FlopCounterMode(custom_mapping={len: lambda *a, **k: 1}, display=False)
 
 
-# -- what could not be counted -----------------------------------------------------------------
+# -- uncounted operators -----------------------------------------------------------------
 
 
-def test_uncounted_operator_warns_once_and_marks_the_totals() -> None:
+def test_uncounted_operator_warns_once_and_marks_totals_as_lower_bounds() -> None:
     model = nn.Sequential(nn.Linear(3, 5, bias=False))
 
     def call() -> None:
@@ -308,7 +308,7 @@ def test_uncounted_operator_warns_once_and_marks_the_totals() -> None:
     assert profile.total().macs == 3 * 2 * 3 * 5
 
 
-def test_strict_raises_at_exit_with_the_profile_there() -> None:
+def test_strict_with_an_uncounted_operator_raises_at_exit_and_keeps_the_profile() -> None:
     counter = FlopCounterMode(display=False, strict=True)
     with (
         pytest.warns(UncountedWarning),
@@ -319,7 +319,7 @@ def test_strict_raises_at_exit_with_the_profile_there() -> None:
     assert counter.profile.uncounted_ops() == {"dispatch_flops_test.unpriced.default": 1}
 
 
-def test_strict_never_hides_the_users_exception() -> None:
+def test_strict_after_an_exception_raises_that_one() -> None:
     with (
         pytest.warns(UncountedWarning),
         pytest.raises(ValueError, match="mine"),
@@ -329,7 +329,7 @@ def test_strict_never_hides_the_users_exception() -> None:
         raise ValueError("mine")
 
 
-def test_strict_is_content_where_all_is_known() -> None:
+def test_strict_without_uncounted_operators_does_not_raise() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5))
     with FlopCounterMode(model, display=False, strict=True):
         train(model, rows(2, 3))
@@ -350,7 +350,9 @@ def test_strict_is_content_where_all_is_known() -> None:
     ],
     ids=str,
 )
-def test_formula_that_gives_no_cost_is_named_and_kills_nothing(answer: Any, says: str) -> None:
+def test_formula_without_a_cost_is_recorded_and_the_program_continues(
+    answer: Any, says: str
+) -> None:
     def formula(*args: Any, **kwargs: Any) -> Any:
         if isinstance(answer, Exception):
             raise answer
@@ -369,13 +371,13 @@ def test_formula_that_gives_no_cost_is_named_and_kills_nothing(answer: Any, says
     assert profile.total().flops == 0
 
 
-def test_formula_that_reads_data_kills_nothing() -> None:
+def test_formula_that_reads_data_is_recorded_and_the_program_continues() -> None:
     with pytest.warns(UncountedWarning):
         profile = mapped({priced: lambda x, **_: -len(x.tolist())}, lambda: priced(rows(2, 3)))
     assert profile.uncounted_ops() == {"dispatch_flops_test.priced.default": 1}
 
 
-def test_cost_that_depends_on_more_than_shapes() -> None:
+def test_formula_that_is_not_cacheable_is_called_every_time() -> None:
     """``cacheable=False`` asks the formula at every call; else once per signature."""
     asked: list[int] = []
 
@@ -397,7 +399,7 @@ def test_cost_that_depends_on_more_than_shapes() -> None:
         assert asked == expected
 
 
-def test_many_signatures_are_folded_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counter_with_many_signatures_loses_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """More shapes than are kept: the counts are the same, in forward and in backward."""
     monkeypatch.setattr("dispatch_flops.counting.dispatch_mode._LIMIT", 7)
     model = plain(3, 5)
@@ -411,7 +413,7 @@ def test_many_signatures_are_folded_without_loss(monkeypatch: pytest.MonkeyPatch
     assert profile.node("0").total("backward").macs == sum(range(1, 30)) * 3 * 5
 
 
-def test_what_runs_in_a_pause_is_not_counted() -> None:
+def test_counter_while_paused_counts_nothing() -> None:
     model = plain(3, 5)
     with FlopCounterMode(model, display=False) as counter:
         out = model(rows(2, 3))
@@ -432,7 +434,7 @@ def test_what_runs_in_a_pause_is_not_counted() -> None:
             change()
 
 
-def test_a_model_that_is_gone_is_remembered() -> None:
+def test_model_that_was_deleted_is_in_the_profile() -> None:
     def train() -> None:
         model = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
         model(rows(2, 3))
@@ -444,7 +446,7 @@ def test_a_model_that_is_gone_is_remembered() -> None:
     assert [node.class_name for node in root.walk()] == ["Sequential", "Linear", "ReLU"]
 
 
-def test_a_compiled_module_that_is_gone_is_remembered() -> None:
+def test_compiled_module_that_was_deleted_is_in_the_profile() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -468,7 +470,7 @@ def test_a_compiled_module_that_is_gone_is_remembered() -> None:
 
 
 @pytest.mark.parametrize("latency", [False, True])
-def test_a_pause_within_a_forward_leaves_no_module_open(latency: bool) -> None:
+def test_counter_paused_within_a_forward_attributes_later_code_correctly(latency: bool) -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7))
     counter = FlopCounterMode(model, display=False, latency=latency)
     handle = model[0].register_forward_hook(lambda *_: counter.pause())
@@ -485,7 +487,7 @@ def test_a_pause_within_a_forward_leaves_no_module_open(latency: bool) -> None:
     assert profile.root.own("forward").macs == 0
 
 
-def test_a_resumed_forward_goes_on_in_its_module() -> None:
+def test_counter_resumed_within_a_forward_continues_in_that_module() -> None:
     class Pausing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -504,7 +506,7 @@ def test_a_resumed_forward_goes_on_in_its_module() -> None:
     assert counter.profile.total().macs == 2 * 5 * 7
 
 
-def test_an_interrupted_module_is_over_when_the_model_is_called_again() -> None:
+def test_interrupted_module_is_left_when_the_model_is_called_again() -> None:
     class Interrupted(nn.Module):
         raises = True
 
@@ -523,14 +525,14 @@ def test_an_interrupted_module_is_over_when_the_model_is_called_again() -> None:
     assert counter.profile.outside.own("forward").macs == 11 * 13 * 17
 
 
-def test_leaving_what_was_not_entered_is_named() -> None:
+def test_counter_left_without_entering_raises_not_profiled() -> None:
     counter = FlopCounterMode(display=False)
-    with pytest.raises(NotProfiledError, match="inside the counter's block only"):
+    with pytest.raises(NotProfiledError, match="only inside the counter's block"):
         counter.__exit__(None, None, None)
 
 
 @pytest.mark.filterwarnings("error::dispatch_flops.errors.UncountedWarning")
-def test_the_programs_own_exception_is_the_one_that_is_raised() -> None:
+def test_program_exception_wins_over_the_uncounted_warning() -> None:
     @torch.library.custom_op("dispatch_flops_counter::opaque", mutates_args=())
     def opaque(x: Tensor) -> Tensor:
         return x.clone()
@@ -542,7 +544,9 @@ def test_the_programs_own_exception_is_the_one_that_is_raised() -> None:
     assert counter.profile.uncounted_ops() == {"dispatch_flops_counter.opaque.default": 1}
 
 
-def test_entering_asks_no_module_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counter_without_latency_enters_without_reading_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(names: ModuleNames) -> Devices:
         raise AssertionError
 

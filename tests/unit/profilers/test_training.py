@@ -1,9 +1,8 @@
-"""Profiling one step of a loop, and the configuration that asks for it."""
+"""Profiling one optimizer step of a training loop."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ from dispatch_flops.errors import (
     TargetError,
     UncountedWarning,
 )
-from dispatch_flops.profilers.config import FlopsProfilerConfig
 
 B, IN, OUT = 3, 5, 7
+
+
 FORWARD = B * IN * OUT
 
 
@@ -42,7 +42,9 @@ def loop(config: Any, *, steps: int = 4, micro_batches: int = 1) -> StepProfiler
     return profiler
 
 
-def test_the_step_asked_for_is_profiled_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_profiler_profiles_the_configured_step_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     profiler = loop({"enabled": True, "profile_step": 3})
     profile = profiler.profile
     assert profile.root.total("forward").macs == FORWARD
@@ -55,7 +57,9 @@ def test_the_step_asked_for_is_profiled_once(capsys: pytest.CaptureFixture[str])
         assert label in out
 
 
-def test_micro_batches_are_one_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_profiler_with_micro_batches_profiles_them_as_one_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     profiler = loop({"enabled": True, "profile_step": 2}, micro_batches=4)
     assert profiler.profile.root.total("forward").macs == 4 * FORWARD
     assert profiler.profile.run.batch_size == 4 * B
@@ -64,20 +68,20 @@ def test_micro_batches_are_one_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("Profile Summary") == 1
 
 
-def test_parts_of_the_step_take_time() -> None:
+def test_step_profiler_times_backward_and_step() -> None:
     timing = loop({"enabled": True, "output_file": "/dev/null"}).profile.timing
     assert timing.latency("backward") is not None and timing.latency("backward") > 0
     assert timing.latency("optimizer") is not None and timing.latency("optimizer") > 0
 
 
-def test_disabled_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_profiler_when_disabled_profiles_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     profiler = loop({"enabled": False})
     assert capsys.readouterr().out == ""
     with pytest.raises(NotProfiledError, match="`enabled` is false in the configuration"):
         _ = profiler.profile
 
 
-def test_an_exception_in_the_step_leaves_nothing_on() -> None:
+def test_step_profiler_after_an_exception_leaves_no_mode_or_hook() -> None:
     model = nn.Linear(IN, OUT)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     profiler = StepProfiler(model, optimizer, {"enabled": True})
@@ -89,7 +93,7 @@ def test_an_exception_in_the_step_leaves_nothing_on() -> None:
     assert not optimizer._optimizer_step_post_hooks
 
 
-def test_the_optimizer_must_be_one() -> None:
+def test_step_profiler_without_an_optimizer_raises_target_error() -> None:
     with pytest.raises(TargetError, match="Optimizer"):
         StepProfiler(nn.Linear(2, 3), object(), {})  # type: ignore[arg-type]
 
@@ -101,73 +105,11 @@ def started(**config: Any) -> tuple[nn.Linear, torch.optim.Optimizer, StepProfil
     return model, optimizer, StepProfiler(model, optimizer, config)
 
 
-# -- configuration --------------------------------------------------------------------------------
-
-
-def test_a_section_a_whole_configuration_and_a_file(tmp_path: Path) -> None:
-    section = {"enabled": True, "profile_step": 7, "output_file": None}
-    whole = {"train_batch_size": 8, "flops_profiler": section}
-    file = tmp_path / "ds.json"
-    file.write_text(json.dumps(whole))
-    expected = FlopsProfilerConfig(enabled=True, profile_step=7)
-    for source in (section, whole, file, str(file), expected):
-        assert FlopsProfilerConfig.load(source) == expected
-
-
-def test_what_is_asked_for_is_enabled_where_the_source_does_not_say() -> None:
-    for source, enabled in (
-        ({}, True),
-        ({"enabled": False}, False),
-        (FlopsProfilerConfig(), False),
-    ):
-        assert FlopsProfilerConfig.load(source, enabled=True).enabled is enabled
-
-
-def test_defaults_are_deepspeeds() -> None:
-    assert FlopsProfilerConfig.load({}) == FlopsProfilerConfig(
-        enabled=False,
-        profile_step=1,
-        module_depth=-1,
-        top_modules=1,
-        detailed=True,
-        output_file=None,
-        recompute_fwd_factor=0.0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("source", "named"),
-    [
-        ({"flops_profiler": {"enabel": True}}, "enabel"),
-        ({"enabled": "yes"}, "enabled must be bool"),
-        ({"enabled": True, "profile_step": True}, "profile_step must be int"),
-        ({"enabled": True, "profile_step": 0}, "profile_step must be at least 1"),
-        ({"enabled": True, "output_file": 3}, "output_file must be str or null"),
-        ({"recompute_fwd_factor": float("nan")}, "recompute_fwd_factor must be at least 0"),
-        ({"recompute_fwd_factor": float("inf")}, "recompute_fwd_factor must be at least 0"),
-        ({"flops_profiler": []}, "must be an object"),
-        ({"train_batch_size": 8}, "no section"),
-        (3, "not int"),
-        ("/nowhere/ds.json", "/nowhere/ds.json"),
-    ],
-)
-def test_what_is_wrong_is_named(source: Any, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        FlopsProfilerConfig.load(source)
-
-
-def test_a_file_that_is_no_json(tmp_path: Path) -> None:
-    file = tmp_path / "ds.json"
-    file.write_text("{")
-    with pytest.raises(ConfigError, match="no JSON"):
-        FlopsProfilerConfig.load(file)
-
-
 def is_anything_on() -> bool:
     return bool(_get_current_dispatch_mode_stack()) or bool(_global_forward_hooks)
 
 
-def test_an_optimizer_that_steps_outside_the_block_ends_the_step(
+def test_optimizer_step_outside_the_block_ends_the_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = nn.Linear(IN, OUT)
@@ -185,7 +127,7 @@ def test_an_optimizer_that_steps_outside_the_block_ends_the_step(
     assert capsys.readouterr().out.count("Profile Summary at step 2:") == 1
 
 
-def test_what_runs_between_micro_batches_is_not_of_the_step() -> None:
+def test_code_between_micro_batches_is_not_profiled() -> None:
     model = nn.Linear(IN, OUT)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     profiler = StepProfiler(model, optimizer, {"enabled": True, "output_file": "/dev/null"})
@@ -201,7 +143,7 @@ def test_what_runs_between_micro_batches_is_not_of_the_step() -> None:
     assert profiler.profile.run.batch_size == 3 * B
 
 
-def test_a_loop_that_ends_within_a_step_leaves_nothing_on() -> None:
+def test_step_profiler_closed_within_a_step_leaves_no_hook() -> None:
     profiler = loop({"enabled": True, "profile_step": 5}, steps=4)
     with profiler.step():
         pass
@@ -213,7 +155,7 @@ def test_a_loop_that_ends_within_a_step_leaves_nothing_on() -> None:
     assert not profiler._optimizer._optimizer_step_post_hooks
 
 
-def test_a_file_that_cannot_be_written_ends_no_training(
+def test_output_file_that_cannot_be_written_is_only_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -223,7 +165,7 @@ def test_a_file_that_cannot_be_written_ends_no_training(
     assert "Profile Summary" in capsys.readouterr().out
 
 
-def test_an_optimizer_that_holds_the_one_that_steps() -> None:
+def test_optimizer_that_holds_another_ends_the_step_by_it() -> None:
     """As accelerate's does, which is an Optimizer without an Optimizer's own state."""
 
     class Holding(torch.optim.Optimizer):
@@ -246,7 +188,7 @@ def test_an_optimizer_that_holds_the_one_that_steps() -> None:
 @pytest.mark.parametrize(
     "samples", [-1, True, 2.0, "2", torch.tensor(2.0), torch.ones(2), np.float32(2)]
 )
-def test_what_is_no_count_of_samples_is_named(samples: Any) -> None:
+def test_samples_that_are_not_a_count_raise_config_error(samples: Any) -> None:
     _, _, profiler = started()
     with pytest.raises(ConfigError, match="samples="), profiler.step(samples=samples):
         raise AssertionError("the block has begun")
@@ -254,7 +196,7 @@ def test_what_is_no_count_of_samples_is_named(samples: Any) -> None:
 
 
 @pytest.mark.parametrize("samples", [B, torch.tensor(B), np.int64(B)])
-def test_samples_may_be_of_any_integer_type(samples: Any) -> None:
+def test_samples_of_any_integer_type_become_an_int(samples: Any) -> None:
     model, optimizer, profiler = started()
     with profiler.step(samples=samples):
         model(torch.ones(B, IN)).sum().backward()
@@ -264,7 +206,9 @@ def test_samples_may_be_of_any_integer_type(samples: Any) -> None:
 
 
 @pytest.mark.parametrize("samples", [(B, None), (None, B)])
-def test_samples_not_told_make_the_whole_unknown(samples: tuple[int | None, ...]) -> None:
+def test_samples_unknown_in_one_block_leave_the_batch_size_unknown(
+    samples: tuple[int | None, ...],
+) -> None:
     model, optimizer, profiler = started()
     for count in samples:
         with profiler.step(samples=count):
@@ -274,7 +218,7 @@ def test_samples_not_told_make_the_whole_unknown(samples: tuple[int | None, ...]
     assert profiler.profile.run.batch_size is None
 
 
-def test_a_block_within_a_block_is_refused_and_the_outer_one_goes_on() -> None:
+def test_block_within_a_block_raises_and_the_outer_one_continues() -> None:
     model, optimizer, profiler = started()
     with profiler.step(samples=B):
         model(torch.ones(B, IN)).sum().backward()
@@ -292,7 +236,7 @@ def unpriced(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
-def test_where_warnings_are_errors_the_users_own_comes_first() -> None:
+def test_step_profiler_with_warnings_as_errors_raises_the_users_exception_first() -> None:
     """pytest makes errors of them here."""
     model, optimizer, profiler = started()
     with pytest.raises(KeyError, match="user"), profiler.step(samples=B):
@@ -312,7 +256,7 @@ def test_where_warnings_are_errors_the_users_own_comes_first() -> None:
     assert profiler.steps_done == 2
 
 
-def test_a_step_that_is_dropped_is_not_warned_of() -> None:
+def test_step_that_is_dropped_does_not_warn() -> None:
     model, _, profiler = started()
     with profiler.step():
         unpriced(model(torch.ones(B, IN)).detach())
@@ -321,7 +265,7 @@ def test_a_step_that_is_dropped_is_not_warned_of() -> None:
 
 
 @pytest.mark.parametrize("profile_step", [1, 2])
-def test_an_optimizer_that_stepped_before_an_exception_has_stepped(profile_step: int) -> None:
+def test_optimizer_step_before_an_exception_is_counted_as_a_step(profile_step: int) -> None:
     model, optimizer, profiler = started(profile_step=profile_step)
     for fails in (True, False):
         with contextlib.suppress(KeyError), profiler.step(samples=B):
@@ -352,7 +296,7 @@ class Sharpness(torch.optim.Optimizer):
         self.zero_grad()
 
 
-def test_an_optimizer_whose_base_steps() -> None:
+def test_optimizer_whose_base_steps_ends_the_step_by_it() -> None:
     model = nn.Linear(IN, OUT)
     optimizer = Sharpness(model.parameters())
     config = {"enabled": True, "profile_step": 2, "output_file": "/dev/null"}
@@ -369,7 +313,7 @@ def test_an_optimizer_whose_base_steps() -> None:
     assert not optimizer.base_optimizer._optimizer_step_post_hooks
 
 
-def test_an_optimizer_that_is_not_the_one_given_is_named_once() -> None:
+def test_step_of_another_optimizer_warns_once_and_continues_the_step() -> None:
     model, given, profiler = started()
     other = torch.optim.Adagrad(model.parameters())
 
@@ -379,7 +323,7 @@ def test_an_optimizer_that_is_not_the_one_given_is_named_once() -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             other.step()
 
-    with pytest.warns(UserWarning, match="^Adagrad stepped in step 1, and the SGD"):
+    with pytest.warns(UserWarning, match="^Adagrad stepped in step 1, but the SGD"):
         block()
     block()
     with profiler.step(samples=B):
@@ -389,7 +333,7 @@ def test_an_optimizer_that_is_not_the_one_given_is_named_once() -> None:
     assert profiler.profile.root.total("forward").macs == 3 * FORWARD
 
 
-def test_what_a_grad_scaler_skips_is_no_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_skipped_by_a_grad_scaler_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(IN, OUT)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
@@ -406,7 +350,7 @@ def test_what_a_grad_scaler_skips_is_no_step(capsys: pytest.CaptureFixture[str])
     assert profiler.profile.root.total("forward").macs == 2 * FORWARD
     assert profiler.profile.run.batch_size == 2 * B
     assert profiler.profile.total("optimizer").flops > 0
-    assert "skipped by the GradScaler: 2" in capsys.readouterr().out
+    assert "skipped by the GradScaler before this one: 2" in capsys.readouterr().out
 
 
 def scaled_loop(*values: float, between: bool) -> StepProfiler:
@@ -430,7 +374,7 @@ def scaled_loop(*values: float, between: bool) -> StepProfiler:
 
 @pytest.mark.parametrize("between", [False, True])
 @pytest.mark.parametrize("skipped", [0, 2])
-def test_gradients_unscaled_in_a_block_step_there_or_after_it(
+def test_gradients_unscaled_in_a_block_may_step_in_it_or_after_it(
     between: bool, skipped: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profiler = scaled_loop(*([float("inf")] * skipped), 1.0, 1.0, between=between)
@@ -442,7 +386,7 @@ def test_gradients_unscaled_in_a_block_step_there_or_after_it(
     assert ("stepped outside the step() block" in out) is between
 
 
-def test_another_optimizers_scaled_step_is_no_skip() -> None:
+def test_scaled_step_of_another_optimizer_is_not_a_skipped_step() -> None:
     models = nn.ModuleList([nn.Linear(IN, OUT), nn.Linear(IN, OUT)])
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)

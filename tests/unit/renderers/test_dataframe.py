@@ -15,7 +15,7 @@ from tests.helpers.trees import empty, hostile, lower_bound, training_step
 pd = pytest.importorskip("pandas")
 
 
-def test_modules_have_types_and_add_up() -> None:
+def test_modules_have_typed_columns_that_add_up() -> None:
     profile = training_step()
     found = dataframe.modules(profile)
     assert list(found["fqn"]) == [node.fqn for node in profile.nodes()]
@@ -26,7 +26,7 @@ def test_modules_have_types_and_add_up() -> None:
     assert found["backward_latency_s"].isna().all()
 
 
-def test_operators_know_the_unknown() -> None:
+def test_operators_without_a_cost_are_missing_values() -> None:
     found = dataframe.operators(lower_bound()).set_index("op")
     assert found["flops"].isna()["lib.mystery.default"]
     assert found.loc["lib.scan.default", "flops"] == 22
@@ -34,7 +34,7 @@ def test_operators_know_the_unknown() -> None:
     assert found.loc["aten.addmm.default", "error"] is None
 
 
-def test_counts_beyond_64_bits_stay_exact() -> None:
+def test_counts_beyond_64_bits_stay_exact_integers() -> None:
     cost = OpCost(macs=3**45, flops=2 * 3**45)
     op = OpTotal(op="lib.huge", phase="forward", calls=1, cost=cost)
     profile = Profile(root=dataclasses.replace(empty().root, ops=(op,)))
@@ -42,18 +42,18 @@ def test_counts_beyond_64_bits_stay_exact() -> None:
     assert dataframe.modules(profile).loc[0, "total_flops"] == 2 * 3**45
 
 
-def test_names_arrive_whole() -> None:
+def test_hostile_names_are_unchanged() -> None:
     found = dataframe.modules(hostile())
     assert list(found["fqn"]) == [node.fqn for node in hostile().nodes()]
 
 
-def test_nothing_ran() -> None:
+def test_frames_of_an_empty_run_have_no_operators() -> None:
     assert len(dataframe.operators(empty())) == 0
     assert dataframe.operators(empty())["flops"].sum() == 0
     assert len(dataframe.modules(empty())) == 2
 
 
-def test_without_pandas_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_without_pandas_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="pip install pandas"):
+    with pytest.raises(ImportError, match=r"pip install 'dispatch-flops\[pandas\]'"):
         dataframe.modules(empty())

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, RunInfo, StepTiming
 from dispatch_flops.profile.cost import OpCost
-from dispatch_flops.renderers import deepspeed
+from dispatch_flops.renderers import View, deepspeed
 from dispatch_flops.renderers.deepspeed import aggregated, detailed, summary
 from tests.helpers.paths import GOLDEN
 from tests.helpers.trees import (
@@ -33,23 +33,23 @@ Golden = Callable[[str, str], None]
 
 
 @pytest.mark.parametrize("name", [n for n in SMALL if n != "encoder"])
-def test_golden(name: str, golden: Golden) -> None:
-    text = deepspeed.render(SMALL[name]().check(), profile_step=3, top_modules=3)
+def test_printout_of_small_profiles_matches_golden_files(name: str, golden: Golden) -> None:
+    text = deepspeed.render(SMALL[name]().check(), View(step=3, top=3))
     golden(f"deepspeed_{name}.txt", text)
 
 
-def test_golden_folded_and_cut(golden: Golden) -> None:
+def test_printout_of_part_of_a_profile_matches_golden_files(golden: Golden) -> None:
     profile = encoder().check()
-    golden("deepspeed_encoder_fold.txt", deepspeed.render(profile, fold=True))
-    cut = deepspeed.render(profile, module_depth=2, fold=True)
-    golden("deepspeed_encoder_depth2.txt", cut)
-    golden("deepspeed_encoder_short.txt", deepspeed.render(profile, detailed=False))
+    golden("deepspeed_encoder_fold.txt", deepspeed.render(profile, View(fold=True)))
+    text = deepspeed.render(profile, View(depth=2, fold=True))
+    golden("deepspeed_encoder_depth2.txt", text)
+    golden("deepspeed_encoder_short.txt", deepspeed.render(profile, View(detailed=False)))
 
 
-def test_lenet5_reads_as_deepspeed_printed_it() -> None:
-    """A file written by DeepSpeed 0.19.8, with two lines of ours: params of model, depth 2."""
+def test_printout_of_lenet5_has_the_lines_of_deepspeed() -> None:
+    """DeepSpeed 0.19.8 wrote the file; it lacks depth 2 and reports 0 params of model."""
     printed = (GOLDEN / "deepspeed_0.19.8_lenet5.txt").read_text().splitlines()
-    ours = deepspeed.render(lenet5(), top_modules=3).splitlines()[: len(printed) + 4]
+    ours = deepspeed.render(lenet5(), View(top=3)).splitlines()[: len(printed) + 4]
     only_ours = [line for line in ours if line not in printed]
     only_theirs = [line for line in printed if line not in ours]
     assert only_ours == [
@@ -65,13 +65,13 @@ def test_lenet5_reads_as_deepspeed_printed_it() -> None:
 
 def _value(text: str, label: str) -> str:
     lines = [line for line in text.splitlines() if line.startswith(f"{label}: ")]
-    assert len(lines) == 1, f"{label} is there {len(lines)} times"
+    assert len(lines) == 1, f"{len(lines)} lines start with {label}"
     assert lines[0][:70] == f"{label}: ".ljust(70)
     return lines[0][70:].strip()
 
 
-def test_training_lines() -> None:
-    text = summary.render(training_step(), profile_step=3)
+def test_summary_of_a_training_step_has_estimated_and_counted_rates() -> None:
+    text = summary.render(training_step(), View(step=3))
     forward = 2 * 2 * 4 * 64 * 256 + 4 * 256
     backward = 2 * 3 * 4 * 64 * 256 + 3 * (256 + 64) + 4 * 256
     step = 97.51e-6 + 240.09e-6 + 314.47e-6
@@ -96,30 +96,30 @@ def test_training_lines() -> None:
     assert _value(text, "samples/second") == str(round(4 * 2 / step, 2))
 
 
-def test_measured_iteration_is_taken_as_it_is() -> None:
+def test_summary_with_a_measured_iteration_does_not_add_up_phases() -> None:
     timing = StepTiming(seconds=timed(backward=1.0), iteration_s=8.0)
-    scope = RunInfo(batch_size=4)
-    text = summary.render(dataclasses.replace(training_step(), timing=timing, run=scope))
+    run = RunInfo(batch_size=4)
+    text = summary.render(dataclasses.replace(training_step(), timing=timing, run=run))
     assert _value(text, "iter latency") == "8 s"
     assert _value(text, "samples/second") == "0.5"
     assert _value(text, "step latency") == "n/a"
     assert "world size" not in text
 
 
-def test_forward_only_has_no_training_lines() -> None:
+def test_summary_of_a_forward_pass_has_no_training_lines() -> None:
     text = summary.render(lenet5())
     assert "bwd latency:" not in text
     assert "step latency:" not in text
     assert "samples/second" not in text
 
 
-def test_nothing_ran() -> None:
+def test_printout_of_an_empty_run_says_so() -> None:
     text = deepspeed.render(SMALL["empty"]())
     assert "Nothing has run under the profiler yet" in text
     assert "Nothing has run" not in deepspeed.render(lenet5())
 
 
-def test_unknown_marks_totals_and_is_listed() -> None:
+def test_uncounted_operators_are_listed_and_mark_totals() -> None:
     text = deepspeed.render(lower_bound())
     assert _value(text, "fwd MACs per GPU") == f">= {3 * 5 * 7 + 11} MACs"
     assert _value(text, "fwd FLOPS per GPU = fwd flops per GPU / fwd latency").startswith(">= ")
@@ -131,39 +131,40 @@ def test_unknown_marks_totals_and_is_listed() -> None:
     assert ">=" not in deepspeed.render(lenet5())
 
 
-def test_unmeasured_latency_is_not_available() -> None:
+def test_tree_without_latency_shows_not_available() -> None:
     text = detailed.render(unmeasured())
     assert "(layers): ModuleList(\n    18 = 100% Params, 6 MACs = 100% MACs, 4 ms = 100%" in text
     assert "(fc): Linear(9 = 50% Params, 0 MACs = 0% MACs, n/a = n/a latency, n/a, in_f" in text
     assert "(head): Head(0 = 0% Params, 0 MACs = 0% MACs, 0 s = 0% latency, n/a)" in text
 
 
-def test_percentages_of_nothing() -> None:
+def test_tree_of_an_empty_run_has_no_percentages() -> None:
     assert detailed.render(SMALL["empty"]()).endswith(
         "Empty(0 = n/a Params, 0 MACs = n/a MACs, n/a = n/a latency, n/a)"
     )
 
 
-def test_depth_limits() -> None:
+def test_parts_stop_at_the_depth() -> None:
     profile = encoder(2)
-    assert aggregated.render(profile, module_depth=0).count("depth ") == 1
-    assert aggregated.render(profile, module_depth=1).count("depth ") == 2
-    assert aggregated.render(profile, module_depth=99).count("depth ") == 5
+    assert aggregated.render(profile, View(depth=0)).count("depth ") == 1
+    assert aggregated.render(profile, View(depth=1)).count("depth ") == 2
+    assert aggregated.render(profile, View(depth=99)).count("depth ") == 5
     assert aggregated.render(profile).count("depth ") == 5
-    tree = detailed.render(profile, module_depth=1)
+    tree = detailed.render(profile, View(depth=1))
     assert "(query)" not in tree
     assert "  (layer): ModuleList(328 = 85.64% Params, " in tree
     assert tree.splitlines()[-2].endswith(", ...)")
-    assert detailed.render(profile, module_depth=0).splitlines()[-1].startswith("Encoder(383 = ")
-    assert detailed.render(profile, module_depth=99) == detailed.render(profile)
+    model_alone = detailed.render(profile, View(depth=0)).splitlines()
+    assert model_alone[-1].startswith("Encoder(383 = ")
+    assert detailed.render(profile, View(depth=99)) == detailed.render(profile)
 
 
-def test_more_top_modules_than_classes() -> None:
-    assert aggregated.render(lenet5(), top_modules=99).count("Conv2d") == 3
-    assert aggregated.render(lenet5(), top_modules=0).count("{}") == 9
+def test_aggregated_shows_at_most_the_classes_that_exist() -> None:
+    assert aggregated.render(lenet5(), View(top=99)).count("Conv2d") == 3
+    assert aggregated.render(lenet5(), View(top=0)).count("{}") == 9
 
 
-def test_hostile_names_stay_on_their_lines() -> None:
+def test_hostile_names_take_one_line_each() -> None:
     text = deepspeed.render(SMALL["hostile"]())
     text.encode()  # no lone surrogate is left
     tree = detailed.render(SMALL["hostile"]()).splitlines()
@@ -175,27 +176,27 @@ def test_hostile_names_stay_on_their_lines() -> None:
     assert "Note: a note of two lines" in text
 
 
-def test_shared_module_is_never_more_than_all() -> None:
+def test_shared_module_is_at_most_the_whole_model() -> None:
     tree = detailed.render(SMALL["shared"]())
     assert tree.count("10.1 K = 100% Params, 30 KMACs = 100% MACs") == 3
     assert "(second): Holder(0 = 0% Params, 0 MACs = 0% MACs" in tree
 
 
-def test_scope_is_stated_once() -> None:
+def test_conventions_are_stated_once() -> None:
     text = deepspeed.render(training_step())
     assert text.count("this rank (1 of 4), device cuda (NVIDIA A100), torch 2.13.0, phases") == 1
-    assert text.count("of causal attention only the part that the mask keeps is counted") == 1
+    assert text.count("only the part of causal attention that the mask keeps is counted") == 1
     assert "Latency: hooks, device synchronised once, 5 runs, spread 1.5 us." in text
     outside = 3 * 4 * 64 + 2 * 33_088
     assert f"0 MACs, {round(outside / 1e3, 2):g} KFLOPs; in the operator table" in text
     assert "Note: the first step was left out" in text
-    assert "Latency: measured, in a way that was not recorded." in deepspeed.render(lenet5())
+    assert "Latency: measured, method not recorded." in deepspeed.render(lenet5())
     assert "Latency: not measured." in deepspeed.render(SMALL["hostile"]())
     assert "the full Sq x Sk rectangle is counted" in deepspeed.render(lenet5())
 
 
-def test_parts_that_are_one_line_in_a_folded_tree() -> None:
-    tree = detailed.render(encoder(12), folded=True).splitlines()
+def test_folded_tree_shows_identical_layers_once_with_their_sums() -> None:
+    tree = detailed.render(encoder(12), View(fold=True)).splitlines()
     layers = [line for line in tree if "(0-11): 12 x Layer(" in line]
     assert len(layers) == 1
     macs = 12 * 4 * 3 * 5 * 7
@@ -205,7 +206,7 @@ def test_parts_that_are_one_line_in_a_folded_tree() -> None:
     assert not any("(1): Layer(" in line for line in tree)
 
 
-def test_printing_is_pure() -> None:
+def test_render_leaves_the_profile_unchanged() -> None:
     profile = training_step()
     before = profile.to_json()
     assert deepspeed.render(profile) == deepspeed.render(profile)
@@ -213,9 +214,9 @@ def test_printing_is_pure() -> None:
 
 
 @given(profiles)
-def test_any_profile_prints(profile: Profile) -> None:
-    text = deepspeed.render(profile, top_modules=2)
-    deepspeed.render(profile, fold=True, module_depth=1)
+def test_printout_of_any_profile_has_a_line_per_module(profile: Profile) -> None:
+    text = deepspeed.render(profile, View(top=2))
+    deepspeed.render(profile, View(fold=True, depth=1))
     assert text.count("depth ") >= 1
     tree = detailed.render(profile).splitlines()
     modules = list(profile.root.walk())
@@ -224,8 +225,8 @@ def test_any_profile_prints(profile: Profile) -> None:
     assert len(tree) == len(legend) + len(modules) + 2 * len(containers)
 
 
-def test_a_backward_pass_within_the_forward_is_in_both_and_counts_once() -> None:
-    """10 FLOPs forward and 20 backward in 4 s, of which 3 s were the forward with its backward."""
+def test_rate_with_a_backward_pass_inside_the_forward_pass_counts_its_time_once() -> None:
+    """10 FLOPs forward and 20 backward in 4 s; the forward pass took 3 s, backward included."""
     ops = (
         OpTotal(op="lib.a", phase="forward", calls=1, cost=OpCost(flops=10)),
         OpTotal(op="lib.a", phase="backward", calls=1, cost=OpCost(flops=20)),
@@ -242,7 +243,7 @@ def test_a_backward_pass_within_the_forward_is_in_both_and_counts_once() -> None
     assert rate(iteration_s=4.0) == "7.5 FLOPS"
 
 
-def test_short_calls_are_marked() -> None:
+def test_latency_below_the_timers_resolution_is_marked() -> None:
     """Two calls of 3 µs each are below a resolution of 5 µs; one of 6 µs is not."""
     short = ModuleNode(fqn="a", name="a", class_name="Short", calls=2, seconds=timed(forward=6e-6))
     long = ModuleNode(fqn="b", name="b", class_name="Long", calls=1, seconds=timed(forward=6e-6))
@@ -252,9 +253,8 @@ def test_short_calls_are_marked() -> None:
     text = deepspeed.render(Profile(root=root, timing=StepTiming(resolution_s=5e-6)))
     assert "(a): Short(0 = n/a Params, 0 MACs = n/a MACs, ~6 us" in text
     assert "(b): Long(0 = n/a Params, 0 MACs = n/a MACs, 6 us" in text
-    assert (
-        "~ marks what is not exact to 10 %: it takes less than 5 us for every module call" in text
-    )
+    note = "10 %: below the timer's resolution of 5 us per module call."
+    assert f"~ latency may be off by more than {note}" in text
     assert "~" not in deepspeed.render(Profile(root=root))
 
 
@@ -271,16 +271,30 @@ def test_the_models_own_latency_is_marked() -> None:
     assert latency(StepTiming(resolution_s=2e-6)) == "3 us"
 
 
-def test_deep_and_wide_trees() -> None:
-    levels = 1_500  # more than Python's stack; the text itself is quadratic in depth
+def test_printout_of_deep_and_wide_trees_is_complete() -> None:
+    levels = 1_500  # deeper than Python's stack; the text is quadratic in depth
     text = detailed.render(deep(levels))
     assert text.count("Level(") == levels
-    assert detailed.render(deep(levels), folded=True).count("Level(") == levels
+    assert detailed.render(deep(levels), View(fold=True)).count("Level(") == levels
     assert len(deepspeed.render(wide(10_000)).splitlines()) > 10_000
 
 
-def test_zero_latency_is_no_division() -> None:
+def test_rate_with_zero_latency_is_not_available() -> None:
     root = module("Net", ops=(op("aten.mm.default", macs=3),), latency_s=0.0)
     text = deepspeed.render(Profile(root=root))
     assert _value(text, "fwd latency") == "0 s"
     assert _value(text, "fwd FLOPS per GPU = fwd flops per GPU / fwd latency") == "n/a"
+
+
+def test_summary_names_the_step_of_the_profile_unless_the_view_does() -> None:
+    profile = dataclasses.replace(lenet5(), run=RunInfo(step=7))
+    assert "Profile Summary at step 7:" in summary.render(profile)
+    assert "Profile Summary at step 3:" in summary.render(profile, View(step=3))
+
+
+def test_make_view_with_a_negative_depth_shows_all_levels() -> None:
+    assert deepspeed.make_view(module_depth=-1).depth is None
+    made = deepspeed.make_view(
+        profile_step=3, module_depth=2, top_modules=5, detailed=False, fold=True
+    )
+    assert made == View(step=3, depth=2, top=5, detailed=False, fold=True)

@@ -1,4 +1,4 @@
-"""The report as text: one file, nothing from elsewhere, names as data."""
+"""The HTML page as text: self-contained, with names as data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from dispatch_flops.analysis.latency import measured_seconds
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, StepTiming
 from dispatch_flops.profile.cost import OpCost
-from dispatch_flops.renderers import html
+from dispatch_flops.renderers import View, html
+from dispatch_flops.renderers.explanations import COUNTING
 from dispatch_flops.renderers.html.payload import payload
 from tests.helpers.trees import (
     HOSTILE_NAMES,
@@ -41,7 +42,7 @@ A100 = MACHINES["NVIDIA A100-SXM4-80GB"]
 
 
 class _Page(HTMLParser):
-    """What a browser would make of the file's markup."""
+    """The elements and texts that a browser would parse."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -70,7 +71,7 @@ class _Page(HTMLParser):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_page_is_of_itself_alone(name: str) -> None:
+def test_page_loads_nothing_from_elsewhere(name: str) -> None:
     page = _Page(html.render(SMALL[name]()))
     tags = [tag for tag, _ in page.tags]
     assert tags.count("script") == 3
@@ -81,14 +82,14 @@ def test_page_is_of_itself_alone(name: str) -> None:
         assert not any(name.startswith("on") for name in attributes)
 
 
-def test_policy_lets_only_the_pages_own_scripts_run() -> None:
+def test_policy_allows_only_the_scripts_of_the_page() -> None:
     page = _Page(html.render(training_step()))
     policy = next(
         a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"
     )
     assert policy is not None
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    assert "connect-src" not in policy  # falls to default-src: nothing
+    assert "connect-src" not in policy  # default-src forbids it
     hashes = [
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         for script in page.texts["script"][1:]
@@ -96,21 +97,21 @@ def test_policy_lets_only_the_pages_own_scripts_run() -> None:
     assert re.findall(r"'sha256-([^']+)'", policy) == hashes
 
 
-def test_same_profile_same_page() -> None:
+def test_pages_of_equal_profiles_are_equal() -> None:
     assert html.render(training_step()) == html.render(training_step())
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_names_are_data_in_the_title(name: str) -> None:
+def test_hostile_class_name_is_text_in_the_title(name: str) -> None:
     root = dataclasses.replace(hostile().root, class_name=name)
     text = html.render(Profile(root=root))
     text.encode()  # no lone surrogate is left outside the JSON
     assert len(_Page(text).texts["script"]) == 3
     assert text.count("</script") == 3
-    assert _Page(html.render(hostile(), title=name or "x")).tags == _Page(text).tags
+    assert _Page(html.render(hostile(), View(title=name or "x"))).tags == _Page(text).tags
 
 
-def test_data_cannot_end_its_element() -> None:
+def test_embedded_data_cannot_end_its_element() -> None:
     text = html.embedded({"a": "</script><!-- <script>", "b": "\u2028\ud800😀"})
     assert "<" not in text
     assert text.isascii()
@@ -121,12 +122,12 @@ def test_data_cannot_end_its_element() -> None:
 @pytest.mark.parametrize("machine", [None, A100])
 def test_embedded_data_is_the_payload(name: str, machine: Any) -> None:
     profile = SMALL[name]()
-    page = _Page(html.render(profile, machine=machine, title="T"))
+    page = _Page(html.render(profile, View(machine=machine, title="T")))
     found = machine or html.machine_of(profile)
     assert page.data == payload(profile, found, "T")
 
 
-def test_counts_arrive_exact() -> None:
+def test_large_counts_are_embedded_exactly() -> None:
     cost = OpCost(macs=3**40, flops=2 * 3**40 + 1, bytes_read=5**27)
     root = ModuleNode(
         fqn="",
@@ -145,7 +146,7 @@ def test_counts_arrive_exact() -> None:
 
 
 @given(profiles)
-def test_columns_are_the_trees_totals(profile: Profile) -> None:
+def test_columns_of_any_profile_hold_inclusive_totals(profile: Profile) -> None:
     data = json.loads(html.embedded(payload(profile, A100, "T")))
     columns = data["modules"]
     nodes = [*profile.root.walk(), *([profile.outside] if profile.outside.ops else [])]
@@ -162,7 +163,7 @@ def test_columns_are_the_trees_totals(profile: Profile) -> None:
         assert all(columns["parent"][position[id(child)]] == i for child in node.children)
 
 
-def test_phases_split_the_total() -> None:
+def test_split_has_the_figures_of_each_phase() -> None:
     profile = training_step()
     data = payload(profile, None, "T")
     assert data["views"] == ["all", "forward", "backward", "recompute", "optimizer"]
@@ -176,7 +177,7 @@ def test_phases_split_the_total() -> None:
     }
 
 
-def test_uncounted_operators_and_reasons_are_there() -> None:
+def test_uncounted_operators_are_listed_with_reasons() -> None:
     data = payload(lower_bound(), None, "T")
     assert data["headline"]["lower_bound"] is True
     assert data["uncounted"] == [
@@ -186,14 +187,14 @@ def test_uncounted_operators_and_reasons_are_there() -> None:
     assert payload(encoder(), None, "T")["uncounted"] == []
 
 
-def test_identical_layers_are_offered_as_one() -> None:
+def test_identical_layers_have_folded_columns() -> None:
     data = payload(encoder(12), None, "T")
     assert "12 x Layer" in data["folded"]["class_name"]
     assert data["folded"]["flops"]["all"][0] == data["modules"]["flops"]["all"][0]
     assert payload(SMALL["lenet5"](), None, "T")["folded"] is None
 
 
-def test_roofline_needs_a_machine() -> None:
+def test_roofline_holds_points_if_the_machine_is_known() -> None:
     assert payload(training_step(), None, "T")["roofline"] is None
     points = payload(training_step(), A100, "T")["roofline"]
     assert points["peaks"] == {"float32": 19.5e12, "bfloat16": 312e12}
@@ -205,7 +206,7 @@ def test_roofline_needs_a_machine() -> None:
     assert first["bound"] == "memory"
 
 
-def test_roofline_draws_the_heaviest_and_tells_the_rest() -> None:
+def test_roofline_of_many_modules_keeps_the_heaviest() -> None:
     profile = wide(1_000).map_nodes(
         lambda node: dataclasses.replace(
             node,
@@ -222,7 +223,7 @@ def test_roofline_draws_the_heaviest_and_tells_the_rest() -> None:
     assert points["modules"][0]["flops"] == 2 * 1_000
 
 
-def test_utilisation_is_of_the_time_that_covers_all_phases() -> None:
+def test_utilisation_refers_to_the_time_of_all_phases() -> None:
     profile = training_step()
     assert measured_seconds(profile) == (
         pytest.approx((97.51 + 240.09 + 314.47) * 1e-6),
@@ -246,19 +247,33 @@ def test_utilisation_is_of_the_time_that_covers_all_phases() -> None:
     assert measured_seconds(empty()) == (None, "not measured")
 
 
-def test_machine_is_found_by_the_device() -> None:
-    scope = dataclasses.replace(training_step().run, device_name="NVIDIA H200")
-    profile = dataclasses.replace(training_step(), run=scope)
+def test_roofline_without_a_machine_takes_the_profiles_device() -> None:
+    run = dataclasses.replace(training_step().run, device_name="NVIDIA H200")
+    profile = dataclasses.replace(training_step(), run=run)
     assert _Page(html.render(profile)).data["roofline"]["machine"] == "NVIDIA H200"
 
 
-def test_models_deeper_than_pythons_stack() -> None:
+def test_columns_of_a_model_deeper_than_pythons_stack_are_complete() -> None:
     data = payload(deep(5_000), None, "T")
     assert data["modules"]["flops"]["all"] == list(range(5_000, 0, -1))
     assert data["modules"]["parent"] == list(range(-1, 4_999))
 
 
-def test_without_plotly_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_says_how_attention_and_macs_are_counted() -> None:
+    page = html.render(training_step())
+    assert COUNTING in page
+    facts = dict(_Page(page).data["facts"])
+    assert facts["Attention"] == "only the part of causal attention that the mask keeps is counted"
+
+
+def test_headline_above_the_peak_carries_a_warning() -> None:
+    timing = StepTiming(iteration_s=1e-12)
+    fast = dataclasses.replace(training_step(), timing=timing)
+    assert payload(fast, A100, "T")["headline"]["warning"].startswith("above the peak")
+    assert payload(training_step(), A100, "T")["headline"]["warning"] == ""
+
+
+def test_page_without_plotly_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(ImportError, match=r"pip install 'dispatch-flops\[report\]'") as raised:
         html.render(empty())

@@ -7,19 +7,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dispatch_flops.renderers import notebook
+from dispatch_flops.analysis.machines import MACHINES
+from dispatch_flops.renderers import View, notebook
 from dispatch_flops.units import flops_text
 from tests.helpers.trees import SMALL, deep, encoder, hostile, lower_bound, training_step, wide
 
 
 def _table(text: str) -> list[list[str]]:
-    """Its rows; that it parses as XML says that every element is closed and every name escaped."""
+    """Return the rows; XML that parses has closed elements and escaped names."""
     root = ElementTree.fromstring(text)
     return [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_is_well_formed_and_runs_nothing(name: str) -> None:
+def test_notebook_is_well_formed_without_scripts(name: str) -> None:
     text = notebook.render(SMALL[name]())
     rows = _table(text)
     assert len({len(row) for row in rows}) == 1
@@ -27,7 +28,7 @@ def test_is_well_formed_and_runs_nothing(name: str) -> None:
     assert tags <= {"div", "p", "b", "br", "table", "thead", "tbody", "tr", "th", "td"}
 
 
-def test_identical_layers_are_one_row() -> None:
+def test_notebook_shows_identical_layers_as_one_row() -> None:
     rows = _table(notebook.render(encoder(12)))
     (layers,) = [row for row in rows if row[1] == "12 x Layer"]
     assert layers[0].strip() == "0-11"
@@ -35,7 +36,7 @@ def test_identical_layers_are_one_row() -> None:
     assert layers[3] == f"{macs / 1000:.2f}".rstrip("0") + " K"
 
 
-def test_totals_and_lower_bound_are_said() -> None:
+def test_notebook_shows_totals_and_lower_bounds() -> None:
     assert flops_text(training_step().total().flops) in notebook.render(training_step())
     text = notebook.render(lower_bound())
     assert "Lower bound" in text
@@ -43,13 +44,24 @@ def test_totals_and_lower_bound_are_said() -> None:
     assert "Lower bound" not in notebook.render(encoder())
 
 
-def test_names_are_data() -> None:
+def test_notebook_escapes_hostile_names() -> None:
     assert "<script" not in notebook.render(hostile())
     notebook.render(hostile()).encode()
 
 
-def test_large_models_are_cut() -> None:
-    rows = _table(notebook.render(wide(1_000), most_rows=10))
-    assert len(rows) == 1 + 10 + 1
-    assert rows[-1][0] == "… 991 more"
-    assert len(_table(notebook.render(deep(5_000), depth=3))) == 1 + 4
+def test_notebook_stops_after_100_rows_and_at_the_depth() -> None:
+    rows = _table(notebook.render(wide(1_000)))
+    assert len(rows) == 1 + 100 + 1
+    assert rows[-1][0] == "… 901 more"
+    assert len(_table(notebook.render(deep(5_000), View(depth=3)))) == 1 + 4
+
+
+def test_notebook_of_an_unfolded_view_has_a_row_per_layer() -> None:
+    rows = _table(notebook.render(encoder(12), View(depth=2)))
+    assert sum(row[1] == "Layer" for row in rows) == 12
+
+
+def test_notebook_takes_the_peak_from_the_view() -> None:
+    machine = MACHINES["NVIDIA A100-SXM4-80GB"]
+    assert "MFU" not in notebook.render(training_step())
+    assert "MFU" in notebook.render(training_step(), View(machine=machine))

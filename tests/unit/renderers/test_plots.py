@@ -31,29 +31,29 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 
 def _comments(svg: bytes) -> str:
-    """matplotlib draws text as paths and leaves the text itself in a comment beside them."""
+    """Return the comments, where matplotlib keeps the text that it draws as paths."""
     return "\n".join(re.findall(r"<!-- (.*?) -->", svg.decode(), re.DOTALL))
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_every_profile_draws(name: str) -> None:
+def test_figures_of_small_profiles_are_svg(name: str) -> None:
     profile = SMALL[name]()
     for svg in (plots.top_modules(profile), plots.roofline(profile, A100)):
         assert ElementTree.fromstring(svg.decode()).tag == f"{_SVG}svg"
 
 
-def test_formats() -> None:
+def test_figures_have_the_requested_format() -> None:
     assert plots.top_modules(training_step(), format="png").startswith(b"\x89PNG\r\n")
     assert plots.top_modules(training_step(), format="pdf").startswith(b"%PDF-")
 
 
-def test_same_profile_same_bytes() -> None:
+def test_figures_of_equal_profiles_have_equal_bytes() -> None:
     for format in ("svg", "png", "pdf"):
         first, second = (plots.roofline(training_step(), A100, format=format) for _ in range(2))
         assert first == second
 
 
-def test_heaviest_come_first_with_their_shares() -> None:
+def test_top_modules_start_with_the_heaviest_and_show_shares() -> None:
     text = _comments(plots.top_modules(training_step(), k=2, by="macs"))
     forward, both = 4 * 64 * 256, 3 * 4 * 64 * 256
     assert f"{both / 1000:.2f}".rstrip("0") in text
@@ -62,7 +62,7 @@ def test_heaviest_come_first_with_their_shares() -> None:
     assert 2 * forward == 131_072
 
 
-def test_identical_layers_are_one_bar() -> None:
+def test_top_modules_fold_identical_layers_by_default() -> None:
     text = _comments(plots.top_modules(encoder(12), by="macs"))
     layer = 2 * 3 * 5 * 7 + 2 * 3 * 7 * 5
     assert "layer.0-11.query" in text
@@ -70,7 +70,7 @@ def test_identical_layers_are_one_bar() -> None:
     assert "layer.11.query" in _comments(plots.top_modules(encoder(12), k=99, folded=False))
 
 
-def test_names_are_no_mathematics() -> None:
+def test_hostile_names_are_not_parsed_as_mathtext() -> None:
     names = ("$x^2$", "$\\frac$", "$unclosed", "a_b\\c", *filter(None, HOSTILE_NAMES))
     children = (linear(name, 2, 3, batch=5) for name in names)
     text = _comments(plots.top_modules(Profile(root=place(module("Net", *children)))))
@@ -78,7 +78,7 @@ def test_names_are_no_mathematics() -> None:
     assert "$unclosed" in text
 
 
-def test_scaling_finds_the_exponent() -> None:
+def test_scaling_shows_the_exponent_of_each_curve() -> None:
     sizes = (128, 256, 512)
     curves = {"attention": [3 * size**2 for size in sizes], "linear": [7 * s for s in sizes]}
     text = _comments(plots.scaling(sizes, curves, size_name="seq"))
@@ -89,14 +89,12 @@ def test_scaling_finds_the_exponent() -> None:
             plots.scaling(sizes, {"bad": bad})
 
 
-def test_roofline_without_a_machine_says_what_to_pass() -> None:
+def test_roofline_without_a_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match="machine="):
         plots.roofline(empty())
 
 
-def test_without_matplotlib_one_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_figures_without_matplotlib_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'dispatch-flops\[plots\]'") as raised:
         plots.top_modules(training_step())

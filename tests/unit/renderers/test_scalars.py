@@ -14,7 +14,7 @@ from tests.helpers.trees import SMALL, empty, lower_bound, profiles, training_st
 A100 = MACHINES["NVIDIA A100-SXM4-80GB"]
 
 
-def test_totals_rates_and_utilisation() -> None:
+def test_scalars_hold_totals_rates_and_utilisation() -> None:
     profile = training_step()
     found = scalars(profile, A100)
     seconds = (97.51 + 240.09 + 314.47) * 1e-6
@@ -27,13 +27,13 @@ def test_totals_rates_and_utilisation() -> None:
     assert "depth/2/Linear/flops" not in found
 
 
-def test_the_unknown_has_no_entry() -> None:
+def test_scalars_of_unknown_value_have_no_entry() -> None:
     assert "mfu" not in scalars(SMALL["lenet5"]())
     assert "latency_s/total" not in scalars(empty())
     assert scalars(lower_bound())["uncounted_calls"] == 2 + 4
 
 
-def test_depth_is_cut_and_names_make_no_groups() -> None:
+def test_scalars_stop_at_depth_and_keep_slashes_out_of_names() -> None:
     assert not any(name.startswith("depth/1") for name in scalars(SMALL["encoder"](), depth=0))
     for name in scalars(SMALL["hostile"]()):
         if name.startswith("depth/"):
@@ -41,13 +41,13 @@ def test_depth_is_cut_and_names_make_no_groups() -> None:
 
 
 @given(profiles)
-def test_every_value_is_a_number(profile: Profile) -> None:
+def test_scalars_of_any_profile_are_numbers(profile: Profile) -> None:
     found = scalars(profile, A100)
     assert all(isinstance(value, int | float) for value in found.values())
     assert found["flops/total"] == profile.total().flops
 
 
-def test_tensorboard_gets_each_scalar_once() -> None:
+def test_log_tensorboard_writes_each_scalar_once() -> None:
     written: list[tuple[str, float, int | None]] = []
 
     class Writer:

@@ -14,9 +14,9 @@ from dispatch_flops import FlopCounterMode, OpCost, register_flops, unregister_f
 from dispatch_flops.analysis.latency import latency_of
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import Placement
-from dispatch_flops.timing import timed_modes
+from dispatch_flops.timing import operator_timers
+from dispatch_flops.timing.calibrated import ModulePass
 from dispatch_flops.timing.devices import CPU, Devices
-from dispatch_flops.timing.module_timer import LatencyPass
 
 KERNEL, GRADIENT, PRICING, UPDATE = 2.0, 3.0, 100.0, 5.0
 GAP = 1 / 64
@@ -111,7 +111,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     monkeypatch.setattr(torch.accelerator, "synchronize", GPU.synchronize)
     played = classmethod(lambda cls, modules: cls("cuda", (FIRST,)))
     monkeypatch.setattr(Placement, "of", played)
-    monkeypatch.setattr("dispatch_flops.profilers.session.gap_s", lambda devices: GAP)
+    monkeypatch.setattr("dispatch_flops.timing.calibrated.event_gap_s", lambda devices: GAP)
     register_flops([work, work_backward, update])(slow_formula)
     yield GPU
     unregister_flops([work, work_backward, update])
@@ -146,7 +146,7 @@ def test_modules_and_phases_take_as_long_as_their_operators(gpu: Gpu) -> None:
 def test_events_are_read_before_there_are_too_many(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timed_modes, "_UNREAD", 4)
+    monkeypatch.setattr(operator_timers, "_UNREAD", 4)
     model = Worker()
     with FlopCounterMode(model, display=False, latency=True) as counter:
         for _ in range(10):
@@ -178,7 +178,9 @@ def test_a_capture_runs_nothing(gpu: Gpu) -> None:
     assert counter.profile.root.calls == 2
 
 
-@pytest.mark.parametrize("limit", ["timing.timed_modes._UNREAD", "counting.dispatch_mode._LIMIT"])
+@pytest.mark.parametrize(
+    "limit", ("timing.operator_timers._UNREAD", "counting.dispatch_mode._LIMIT")
+)
 def test_a_capture_is_not_waited_in(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(f"dispatch_flops.{limit}", 7)
     model = Worker()
@@ -217,7 +219,7 @@ def test_what_gives_the_device_no_work_has_no_time(gpu: Gpu) -> None:
 
 def test_a_pass_of_its_own_synchronizes_once(gpu: Gpu) -> None:
     model = Worker(Worker(), Worker(Worker()))
-    with LatencyPass(ModuleNames([model]), devices=Devices("cuda", (FIRST,))) as latency:
+    with ModulePass(ModuleNames([model]), devices=Devices("cuda", (FIRST,))) as latency:
         model(torch.ones(1))
         model(torch.ones(1))
     assert gpu.waited == 0
@@ -237,7 +239,7 @@ def test_recursion_on_the_device_counts_the_outermost_call(gpu: Gpu) -> None:
             return self(x, depth - 1) if depth else x
 
     model = Recursive()
-    with LatencyPass(ModuleNames([model]), devices=Devices("cuda", (FIRST,))) as latency:
+    with ModulePass(ModuleNames([model]), devices=Devices("cuda", (FIRST,))) as latency:
         model(torch.ones(1), 3)
     assert latency.seconds() == {"": 4 * KERNEL}
 

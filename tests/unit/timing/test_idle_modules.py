@@ -16,18 +16,18 @@ from torch.nn.modules.module import (
 )
 
 from dispatch_flops import FlopCounterMode, profile_model
-from dispatch_flops.timing import calibration, module_timer
+from dispatch_flops.timing import calibration
 from dispatch_flops.timing.idle_modules import IdleModules, calling, run_in_fresh_thread
-from dispatch_flops.timing.overhead import OwnTime
+from dispatch_flops.timing.overhead import Overhead
 
 
 @pytest.fixture(autouse=True)
 def uncalibrated() -> Iterator[None]:
     """As in a new process."""
-    calibration.unseen_of_calls.cache_clear()
-    module_timer._unseen.cache_clear()
+    calibration.call_overhead.cache_clear()
+    calibration.hook_overhead.cache_clear()
     yield
-    module_timer._unseen.cache_clear()
+    calibration.hook_overhead.cache_clear()
 
 
 def test_random_state_stays() -> None:
@@ -51,16 +51,16 @@ def everywhere() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
 def test_the_same_is_found_everywhere(place: str) -> None:
     """Two operators a linear, of which none is a cast; a module call has a cost of its own."""
     calls: list[float | None] = []
-    usual = OwnTime.operator
+    usual = Overhead.operator
 
-    def noting(own: OwnTime, seen_s: float, reach_s: float | None) -> None:
+    def noting(own: Overhead, seen_s: float, reach_s: float | None) -> None:
         calls.append(reach_s)
         usual(own, seen_s, reach_s)
 
     with pytest.MonkeyPatch.context() as patch, everywhere()[place]():
-        patch.setattr(OwnTime, "operator", noting)
-        per_op, per_module, reach_s = calibration.unseen_of_calls()
-    turns = 2 * module_timer.TURNS  # of bare operators, and of modules
+        patch.setattr(Overhead, "operator", noting)
+        per_op, per_module, reach_s = calibration.call_overhead()
+    turns = 2 * calibration.TURNS  # of bare operators, and of modules
     assert len(calls) == turns * 100 * 2
     assert calls.count(None) == 2 * 2  # the two operators' first calls, of each pass
     assert per_op > 0 and per_module > 0 and reach_s > 0

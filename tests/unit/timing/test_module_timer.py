@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.timing.calibrated import ModulePass
 from dispatch_flops.timing.latencies import (
     fit_to_whole,
     medians,
@@ -16,7 +17,7 @@ from dispatch_flops.timing.latencies import (
     time_call,
     within_parents,
 )
-from dispatch_flops.timing.module_timer import Interval, LatencyPass, Unseen, net_seconds
+from dispatch_flops.timing.module_timer import HookOverhead, Interval, net_seconds
 
 
 class Ticks:
@@ -50,7 +51,7 @@ class Working(nn.Module):
 def test_a_parent_takes_its_own_time_and_its_childrens() -> None:
     clock = Ticks()
     model = Working(clock, 1.0, Working(clock, 2.0), Working(clock, 4.0, Working(clock, 8.0)))
-    with LatencyPass(ModuleNames([model]), now=clock) as latency:
+    with ModulePass(ModuleNames([model]), now=clock) as latency:
         model(torch.ones(1))
     assert latency.seconds() == {
         "inner.0": 2.0,
@@ -63,7 +64,7 @@ def test_a_parent_takes_its_own_time_and_its_childrens() -> None:
 def test_what_hooks_take_is_nobodys_latency() -> None:
     clock = Ticks(per_reading=0.25)  # each of the four readings of a call takes a quarter
     model = Working(clock, 1.0, Working(clock, 2.0), Working(clock, 4.0))
-    with LatencyPass(ModuleNames([model]), now=clock) as latency:
+    with ModulePass(ModuleNames([model]), now=clock) as latency:
         model(torch.ones(1))
     seconds = latency.seconds()
     # A call's own interval holds one reading (that of its end); its hooks hold one each side,
@@ -77,7 +78,7 @@ def test_a_shared_module_sums_its_calls() -> None:
     clock = Ticks()
     shared = Working(clock, 3.0)
     model = Working(clock, 0.0, nn.Sequential(shared, shared))
-    with LatencyPass(ModuleNames([model]), now=clock) as latency:
+    with ModulePass(ModuleNames([model]), now=clock) as latency:
         model(torch.ones(1))
     # One parent holds it under two names: which of the two is called cannot be told.
     assert latency.seconds()["inner.0.0"] == 2 * 3.0
@@ -113,13 +114,13 @@ def test_what_the_stamps_do_not_show_is_taken_off() -> None:
     ]
     plain = net_seconds(calls)
     assert plain == {"a.x": 3.0, "a.y": 2.0, "a": 11.0 - 2 * 1.0}
-    net = net_seconds(calls, Unseen(per_call=0.75, inside=0.25))
+    net = net_seconds(calls, HookOverhead(per_call=0.75, inside=0.25))
     assert net == {"a.x": 3.0 - 0.25, "a.y": 2.0 - 0.25, "a": 9.0 - 2 * 0.75 - 0.25}
 
 
 def test_no_parent_is_below_its_children() -> None:
     calls = [Interval("a.x", 2, 1.0, 1.0, 4.0, 4.0), Interval("a", 1, 0.0, 0.0, 5.0, 5.0)]
-    assert net_seconds(calls, Unseen(per_call=3.0)) == {"a.x": 3.0, "a": 3.0}
+    assert net_seconds(calls, HookOverhead(per_call=3.0)) == {"a.x": 3.0, "a": 3.0}
 
 
 def test_a_module_that_raises_is_closed() -> None:
@@ -129,7 +130,7 @@ def test_a_module_that_raises_is_closed() -> None:
 
     clock = Ticks()
     model = Working(clock, 1.0, Failing())
-    with LatencyPass(ModuleNames([model]), now=clock) as latency, pytest.raises(ValueError):
+    with ModulePass(ModuleNames([model]), now=clock) as latency, pytest.raises(ValueError):
         model(torch.ones(1))
     assert latency.seconds() == {"inner.0": 0.0, "": 1.0}
 

@@ -11,7 +11,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dispatch_flops import FlopCounterMode, profile_model
-from dispatch_flops.cli.run import machine_named
 from dispatch_flops.counting.placement import device_name
 from dispatch_flops.timing.peaks import measure_machine
 
@@ -60,14 +59,6 @@ def test_accelerators_are_measured_by_large_work(monkeypatch: pytest.MonkeyPatch
     assert machine.flops_per_s == {"float16": pytest.approx(2 * 8192**3, rel=0.1)}
     assert machine.bytes_per_s == pytest.approx(2 * 2**30, rel=0.1)
     assert set(launched) == {torch.device("cuda:0")}
-
-
-def test_the_command_line_has_the_device_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr("dispatch_flops.timing.peaks.measure_machine", asked.append)
-    for device in ("cuda:1", "cpu", "meta"):
-        machine_named("measure", device)
-    assert asked == ["cuda:1", "cpu", "cpu"]
 
 
 def test_numbers_that_are_measured_with_are_drawn_apart(monkeypatch: pytest.MonkeyPatch) -> None:

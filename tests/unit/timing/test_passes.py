@@ -12,15 +12,12 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dispatch_flops import FlopCounterMode, OpCost, Profile, register_flops, unregister_flops
-from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.profile_builder import build_profile
-from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profilers import session
-from dispatch_flops.timing import timed_modes
-from dispatch_flops.timing.overhead import OwnTime
-from dispatch_flops.timing.passes import HostPass
+from dispatch_flops.timing import calibrated
+from dispatch_flops.timing.operator_timers import HostOperatorTimer, _Span
+from dispatch_flops.timing.overhead import CallOverhead, Overhead
 
-OPTIONS: dict[str, Any] = {"conventions": Conventions(), "own_rules": {}, "on_full": int}
 WORK, PRICING, GRADIENT = 2.0, 100.0, 3.0
 
 
@@ -62,7 +59,7 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     CLOCK.now = 0.0
     monkeypatch.setattr("dispatch_flops.timing.overhead._now", CLOCK)
-    monkeypatch.setattr(session, "unseen_of_calls", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(calibrated, "call_overhead", CallOverhead)
     register_flops([work, work_backward])(slow_formula)
     yield
     unregister_flops([work, work_backward])
@@ -80,14 +77,16 @@ def test_the_profilers_own_time_is_nobodys() -> None:
 
 
 def test_the_unseen_way_is_as_many_times_slower_as_the_seen_one() -> None:
-    own = OwnTime(per_op=2.0, per_module=6.0, reach_s=0.5)
+    own = Overhead(CallOverhead(per_operator_s=2.0, per_module_s=6.0, reach_s=0.5))
     own.operator(seen_s=7.0, reach_s=0.25)  # never faster than when it was measured
     assert own.seconds == 7.0 + 2.0
     own.operator(seen_s=0.0, reach_s=1.5)
     assert own.seconds == 9.0 + 2.0 * 3
     own.operator(seen_s=0.0, reach_s=None)  # not known: as the one before
     assert own.seconds == 15.0 + 2.0 * 3
-    own.hook(seen_s=1.0)
+    begun = own.hook()
+    CLOCK.now += 1.0
+    own.hook_since(begun)
     assert own.seconds == 21.0 + 1.0 + 6.0 / 2 * 3
     own.operator(seen_s=0.0, reach_s=1e6)  # something else ran meanwhile
     assert own.seconds == 31.0 + 2.0 * 10
@@ -99,7 +98,7 @@ def test_only_a_look_up_counts_as_the_way(
 ) -> None:
     """Not the first call of an operator, which is decided on, nor one that is taken apart."""
     reaches: list[float | None] = []
-    monkeypatch.setattr(OwnTime, "operator", lambda own, seen_s, reach_s: reaches.append(reach_s))
+    monkeypatch.setattr(Overhead, "operator", lambda own, seen_s, reach_s: reaches.append(reach_s))
     x = torch.ones(2, 3)
     with grad_mode(), FlopCounterMode(display=False, latency=True):
         torch.neg(x)
@@ -113,7 +112,9 @@ def test_only_a_look_up_counts_as_the_way(
 
 def test_no_module_takes_less_than_its_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is taken off for what is not seen, were it a hundred times too much."""
-    monkeypatch.setattr(session, "unseen_of_calls", lambda: (100 * WORK, 100 * WORK, 0.0))
+    monkeypatch.setattr(
+        calibrated, "call_overhead", lambda: CallOverhead(100 * WORK, 100 * WORK, 0.0)
+    )
     model = nn.Sequential(Worker(), nn.Sequential(Worker(), Worker()))
     with FlopCounterMode(model, display=False, latency=True) as counter:
         model(torch.ones(3))
@@ -206,20 +207,14 @@ def test_a_step_that_a_backward_pass_runs_is_no_part_of_it() -> None:
 
 
 def test_of_a_backward_pass_in_two_threads_each_ones_own_time_is_taken_off() -> None:
-    model = Worker()
-    own = OwnTime()
-    host = HostPass(ModuleNames([model]), own, OPTIONS).host
-    host._spans = {
-        (1, 11): timed_modes._Span(
-            begun=20.0, own_begun=1.0, ended=30.0, own_ended=3.0, in_operators=4.0
-        ),
-        (1, 12): timed_modes._Span(begun=30.0, own_begun=90.0, ended=50.0, own_ended=95.0),
-        (2, 12): timed_modes._Span(
-            begun=35.0, own_begun=91.0, ended=40.0, own_ended=93.0
-        ),  # nested
-        (3, 11): timed_modes._Span(begun=60.0, own_begun=5.0, ended=61.0, own_ended=5.0),
+    timer = HostOperatorTimer(Overhead())
+    timer._spans = {
+        (1, 11): _Span(20.0, overhead_begun=1.0, ended=30.0, overhead_ended=3.0, in_operators=4.0),
+        (1, 12): _Span(30.0, overhead_begun=90.0, ended=50.0, overhead_ended=95.0),
+        (2, 12): _Span(35.0, overhead_begun=91.0, ended=40.0, overhead_ended=93.0),  # nested
+        (3, 11): _Span(60.0, overhead_begun=5.0, ended=61.0, overhead_ended=5.0),
     }
-    assert host.backward_s() == (10.0 - 2.0) + (20.0 - 5.0) + 1.0
+    assert timer.backward_s() == (10.0 - 2.0) + (20.0 - 5.0) + 1.0
 
 
 def test_optimizer_steps_are_timed() -> None:
@@ -262,7 +257,7 @@ def test_a_step_that_another_optimizer_takes_part_in_is_one() -> None:
 
 
 def test_what_one_thread_has_profiled_is_not_taken_off_another() -> None:
-    own = OwnTime(per_op=3.0)
+    own = Overhead(CallOverhead(per_operator_s=3.0))
     own.operator(seen_s=2.0, reach_s=None)
     elsewhere: list[float] = []
     thread = threading.Thread(target=lambda: elsewhere.append(own.seconds))

@@ -1,4 +1,4 @@
-"""Golden files: what a renderer gave when it was last looked at."""
+"""Golden files: exact text that was checked by hand when it was last written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tests.helpers.paths import GOLDEN
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """``golden(name, text)``: the text is the file's, to the byte."""
+    """Return ``golden(name, text)``, which asserts that the text equals the file's bytes.
+
+    With ``--update-golden`` it writes the file first.
+    """
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / name

@@ -1,4 +1,4 @@
-"""Programs that ask something in particular of a counter."""
+"""Programs that each test one ability of a counter."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ PROGRAMS = [
         make=lambda: _Inference(_small_bert()),
         inputs=tokens(3, 17),
         macs=_SMALL,
-        note=SDPA + "; under inference_mode linear and matmul arrive whole, and ptflops "
+        note=SDPA + "; under inference_mode linear and matmul are not decomposed, and ptflops "
         "has no formula for them",
     ),
     Program(
@@ -121,7 +121,8 @@ PROGRAMS = [
         make=_meta_small,
         inputs=_on_meta,
         macs=_SMALL,
-        note=SDPA + "; DeepSpeed counts F.linear, and torch.mm in what meta decomposes it to",
+        note=SDPA
+        + "; DeepSpeed counts F.linear, and again the torch.mm that meta decomposes it to",
     ),
     Program(
         name="BERT, torch.compile, cold",
@@ -143,22 +144,22 @@ PROGRAMS = [
         inputs=_tensors((8, 64, 256)),
         macs=8 * 4 * encoder(64, 256, 1024),
         note="hooks switch the layer's fast path off; self_attn still runs fused: 0.36 is lost. "
-        "torch and ptflops let the whole layer run as one operator, and have no formula for it",
+        "For torch and ptflops the whole layer is one operator without a formula",
     ),
     Program(
         name="attention by einsum",
         make=lambda: Called(_einsum_attention),
         inputs=_tensors((2, 65, 256), *[(256, 256)] * 4),
         macs=2 * (4 * 256**2 * 65 + 2 * 65**2 * 256),
-        note="fvcore reads what numpy prints of the contraction, four digits",
+        note="fvcore parses the four digits that numpy prints of the contraction",
     ),
     Program(
         name="mm, @, linear, addmm, matmul, bmm, baddbmm, sdpa, mv",
         make=lambda: Called(_products),
         inputs=_tensors((128, 65), (65, 65), (4, 33, 33), (4, 33, 33)),
         macs=5 * 128 * 65**2 + 2 * 4 * 33**3 + 2 * 4 * 33**3 + 128 * 65,
-        note="mv is seen by no peer, sdpa by DeepSpeed alone, baddbmm not by fvcore and ptflops, "
-        "mm, bmm and @ not by calflops; ptflops adds addmm's sum",
+        note="no peer sees mv, only DeepSpeed sdpa; fvcore and ptflops miss baddbmm, calflops mm, "
+        "bmm and @; ptflops adds addmm's sum",
     ),
     Program(
         name="spectral filter",
@@ -171,15 +172,15 @@ PROGRAMS = [
         make=lambda: Called(_convolutions),
         inputs=_tensors((2, 5, 24, 26), (5, 5, 3, 3), (7, 5, 4)),
         macs=2 * 5 * 5 * 9 * (24 * 26 + 12 * 13) + 2 * 7 * 5 * 4 * (12 * 13 - 3),
-        note="padding='same' reaches fvcore as an operator that it does not know",
+        note="fvcore does not know the operator that padding='same' becomes",
     ),
     Program(
         name="custom operator between products",
         make=lambda: Called(_with_own),
         inputs=_tensors((32, 128), (128, 255), (255, 64)),
         macs=32 * 128 * 255 + 32 * 255 * 64,
-        note="its formula is given to torch and to us; DeepSpeed sees the torch.mm inside, the "
-        "others do not look",
+        note="torch and dispatch_flops get its formula; DeepSpeed sees the torch.mm inside, the "
+        "others do not",
         own_macs=lambda: {_own_operator(): lambda a, b: a.numel() * b.shape[1]},
     ),
     Program(
@@ -194,7 +195,7 @@ PROGRAMS = [
         make=lambda: CheckpointedMLP(256, 1024, 4, reentrant=False),
         inputs=lambda: (torch.ones(64, 256, requires_grad=True),),
         macs=3 * CheckpointedMLP.macs(64, 256, 1024, 4),
-        note="recomputation is no part of the model's work: we keep it as a phase of its own, "
+        note="recomputation is not model work: dispatch_flops counts it as a separate phase, "
         "torch adds it",
         backward=True,
     ),

@@ -1,10 +1,10 @@
-"""BERT-base under DeepSpeed's profiler and under ours, in one process, number by number.
+"""BERT-base under DeepSpeed's profiler and under this one, in one process, number by number.
 
     DS_BUILD_OPS=0 pip install -c tests/constraints.txt '.[test,peers]'
-    python benchmarks/beside_deepspeed.py [--full]
+    python benchmarks/compare_deepspeed.py [--full]
 
-Prints both summaries, then every module class whose numbers differ and why. ``--full`` prints
-both whole profiles too.
+Prints both summaries, then every module class whose numbers differ, and why. ``--full`` prints
+both complete profiles too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ B, S = 4, 128
 
 RESIDUAL = "the residual additions are written x + y, which no patched function sees: 1 each"
 WHY = {
-    "Linear": "the bias, which DeepSpeed leaves out: 1 per output element",
-    "BertSelfAttention": "DeepSpeed counts the two products alone; scaling q and k is 1 per "
+    "Linear": "the bias, which DeepSpeed skips: 1 per output element",
+    "BertSelfAttention": "DeepSpeed counts only the two products; scaling q and k is 1 per "
     "element each, the safe softmax 6 per score less 2 per row (max, subtract, exp, sum, divide, "
     "and the comparison that finds rows of -inf)",
     "GELUActivation": "DeepSpeed counts no gelu here; exact gelu is x/2 (1 + erf(x/√2)), as its "
     "reference decomposition writes it",
-    "LayerNorm": "DeepSpeed takes 5 per element; mean, variance, normalisation, weight and bias "
+    "LayerNorm": "DeepSpeed counts 5 per element; mean, variance, normalisation, weight and bias "
     "are 8 per element and a few per row",
     "BertSelfOutput": RESIDUAL,
     "BertOutput": RESIDUAL,
@@ -67,7 +67,7 @@ def main() -> int:
     model(ids)
     theirs.stop_profile()
     ours = profile_model(model, args=[ids], warm_up=0)
-    print("== MACs and FLOPs by class of module (own, children left out)")
+    print("== MACs and FLOPs by class of module (own, without children)")
     print(_by_class(model, ours))
     theirs.end_profile()
     return 0

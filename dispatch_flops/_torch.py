@@ -1,0 +1,361 @@
+"""Everything undocumented that the package asks torch for, under names of its own.
+
+No other module names what torch does not document; what a torch release changes is mended here.
+tests/torch_contract says, one test each, what is relied on. An entry says what it is for, what
+public way there would be, and since which torch it is there if that is later than 2.11, the oldest
+that is supported.
+
+Nothing heavy is imported with this module: torch._dynamo, torch._inductor and torch._functorch
+only by the functions that need them. What is called at every operator is torch's own function.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+import torch._subclasses.fake_tensor
+import torch._subclasses.functional_tensor
+import torch.fx.node
+import torch.nested._internal.nested_tensor
+import torch.nn.modules.module
+import torch.utils._python_dispatch
+import torch.utils._pytree
+from torch import fx
+
+# -- operators --------------------------------------------------------------------------------
+
+# Keys of the registry. Public: none (torch.ops has instances, not the classes).
+OpOverload = torch._ops.OpOverload
+OpOverloadPacket = torch._ops.OpOverloadPacket
+HigherOrderOperator = torch._ops.HigherOrderOperator
+
+# Under which keys an operator has kernels. Public: none.
+DispatchKey = torch._C.DispatchKey
+COMPOSITE = DispatchKey.CompositeImplicitAutograd
+has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+
+# Every operator's name, for ``ops --coverage``. Public: none.
+all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_names
+
+
+def kernel_of(op: OpOverload) -> Callable[..., Any]:
+    """What calling the overload calls, without that call. Public: the overload itself."""
+    kernel: Callable[..., Any] = op._op
+    return kernel
+
+
+def schema_of(op: OpOverload) -> torch.FunctionSchema:
+    """Names of its arguments, and which of them are ``out=``. Public: none."""
+    return op._schema
+
+
+def packet_name(packet: OpOverloadPacket) -> str:
+    """``"aten::mm"``. Public: none."""
+    return packet._qualified_op_name
+
+
+def overload_name(op: OpOverload) -> str:
+    """``"default"``, ``"Tensor"``. Public: the end of ``str(op)``."""
+    return op._overloadname
+
+
+def overload_of(custom_op: torch.library.CustomOpDef) -> OpOverload:
+    """What ``torch.library.custom_op`` registered. Public: ``torch.ops.<library>.<name>``."""
+    return custom_op._opoverload
+
+
+def is_decomposable(op: OpOverload) -> bool:
+    """True if ``op`` is made of other operators. Public: none."""
+    try:
+        return bool(op._can_decompose())
+    except RuntimeError:  # torch has no such operator by that name: prim.device, aten.sym_size
+        return False
+
+
+def run_taken_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Runs what ``op`` is made of, as it runs without a mode: torch's own kernel for it.
+
+    Public: ``OpOverload.decompose``, which prefers a Python one, written for compilers, where there
+    is one: with other operators, and other roundings.
+    """
+    if has_kernel(op.name(), COMPOSITE.name):
+        return op._op_dk(COMPOSITE, *args, **kwargs)
+    return op.decompose(*args, **kwargs)
+
+
+def formula_of_torchs_own_counter(op: OpOverload) -> Callable[..., Any] | None:
+    """What the user registered by torch.utils.flop_counter's ``register_flop_formula``, which is
+    public; the table that it goes into is not.
+    """
+    from torch.utils.flop_counter import flop_registry
+
+    return flop_registry.get(op.overloadpacket)
+
+
+# -- dispatch modes ---------------------------------------------------------------------------
+
+# What every counter derives from. Public: none (documented in its source alone). The class methods
+# ``_should_skip_dynamo`` and ``ignore_compile_internals`` are overridden by name.
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+
+# This thread's modes, outermost first. Public: none.
+modes_in_force: Callable[[], list[TorchDispatchMode]] = (
+    torch.utils._python_dispatch._get_current_dispatch_mode_stack
+)
+
+# A block in which no mode sees the profiler's own operators. Public: none.
+modes_disabled: Callable[[], AbstractContextManager[Any]] = (
+    torch.utils._python_dispatch._disable_current_modes
+)
+
+# -- autocast ---------------------------------------------------------------------------------
+
+
+_AUTOCAST_KEYS = {
+    name: torch._C.DispatchKeySet(getattr(DispatchKey, name))
+    for name in dir(DispatchKey)
+    if name.startswith("Autocast")
+}
+
+
+class _Autocast(threading.local):
+    """The keys of autocast that are enabled for the operator that a thread runs, if decided."""
+
+    enabled: Any = None
+
+
+_autocast = _Autocast()
+
+
+def with_autocast(call: Callable[..., Any], op: OpOverload) -> Callable[..., Any]:
+    """Return ``call``, which runs ``op`` in ``__torch_dispatch__``, with its caller's autocast.
+
+    torch disables autocast there. An operator that autocast casts runs with autocast disabled
+    anyway; the kernels of others may run operators that autocast would cast. Public: none.
+    """
+    keys = torch._C.DispatchKeySet(DispatchKey.Undefined)
+    for name, key in _AUTOCAST_KEYS.items():
+        if not has_kernel(op.name(), name):
+            keys = keys | key
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # The nesting of autocast blocks is known only from changing it; 1 is this change alone.
+        is_in_autocast = torch.autocast_increment_nesting() > 1
+        torch.autocast_decrement_nesting()
+        if not is_in_autocast:
+            return call(*args, **kwargs)
+        outer = _autocast.enabled
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        if outer is None:
+            # The snapshot is of the outermost operator, also in the operators that it consists of.
+            with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+                enabled = excluded - torch._C._dispatch_tls_local_exclude_set()
+        else:
+            enabled = outer
+        enabled = _autocast.enabled = enabled & keys
+        included = torch._C._dispatch_tls_local_include_set()
+        try:
+            with torch._C._ForceDispatchKeyGuard(included, excluded - enabled):
+                return call(*args, **kwargs)
+        finally:
+            _autocast.enabled = outer
+
+    return run
+
+
+# -- autograd ---------------------------------------------------------------------------------
+
+# The number that the next node of this thread gets; asked after every operator. Public: none.
+sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+# The node whose backward runs in this thread, or None. Public: none.
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+# Which backward pass runs in this thread, -1 for none; asked at every operator. Public: none.
+graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+
+# The innermost ``(pack, unpack)``, or None; True: also where torch.jit traces. Public: none.
+saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+
+# The function through which all of backward runs, by which its frames are known. Public: none.
+ENGINE_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
+
+# -- tensors ----------------------------------------------------------------------------------
+
+# Tensors without data; those that tracers compute with; jagged nested ones. Public: none.
+FakeTensor = torch._subclasses.fake_tensor.FakeTensor
+FunctionalTensor = torch._subclasses.functional_tensor.FunctionalTensor
+NestedTensor = torch.nested._internal.nested_tensor.NestedTensor
+
+# What ``__torch_dispatch__`` is of subclasses that have none of their own. Public: none.
+disabled_torch_dispatch: Any = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
+
+# Zeros without memory, as forward-mode differentiation has them. Public: none.
+efficient_zeros: Callable[..., torch.Tensor] = torch._efficientzerotensor
+
+# Whether ``torch.jit.trace`` is at work, and an end to it for a while. Public: none.
+tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
+
+# Nested containers as torch sees them. Public: none in torch (the package optree).
+tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves
+tree_map: Callable[..., Any] = torch.utils._pytree.tree_map
+tree_map_only: Callable[..., Any] = torch.utils._pytree.tree_map_only
+
+# -- modules ----------------------------------------------------------------------------------
+
+# Where the tables of global hooks are, of which there is a public way to add, and to remove what
+# one has added. Public: none to see or to replace them.
+module_globals: ModuleType = torch.nn.modules.module
+hooks_with_kwargs: dict[int, bool] = torch.nn.modules.module._global_forward_hooks_with_kwargs
+
+# How a module is called, by which the frames of calls are known. Public: ``__call__``.
+MODULE_CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
+
+
+def module_call() -> Any:
+    """How a module is called now: a program may have put another function there."""
+    return torch.nn.Module._call_impl
+
+
+# True of parameters without a shape as yet. Public: ``isinstance`` of UninitializedParameter.
+is_lazy: Callable[[Any], bool] = torch.nn.parameter.is_lazy
+
+# -- torch.compile ----------------------------------------------------------------------------
+
+DYNAMO = "torch._dynamo"  # in sys.modules once the program has compiled something
+POLYFILLS = str(Path(torch.__file__).parent / "_dynamo" / "polyfills")  # Python for builtins
+
+
+def current_stance() -> Any:
+    """What torch.compile does at the next call. Public: none to ask."""
+    from torch._dynamo import eval_frame
+
+    return eval_frame._stance
+
+
+def set_stance(stance: Any) -> Any:
+    """Put a stance, or what answers as one, in force; the one before.
+
+    Public: ``torch.compiler.set_stance``, which makes no exception for higher-order operators.
+    """
+    from torch._dynamo import eval_frame
+
+    return eval_frame._set_stance(stance)
+
+
+def compiles_higher_order_operator() -> bool:
+    """True while torch.cond or its like compiles itself. Public: none. Later than torch 2.11."""
+    from torch._higher_order_ops import utils
+
+    asked = getattr(utils, "_in_hop_compile", None)
+    return asked is not None and bool(asked())
+
+
+def triton_kernels() -> Any:
+    """The table of Triton kernels and constants, which operators name by number. Public: none."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return kernel_side_table
+
+
+# Calls a function on each leaf of a node's arguments. Public: none.
+map_aggregate: Callable[[Any, Callable[[Any], Any]], Any] = torch.fx.node.map_aggregate
+
+
+def no_autograd_cache() -> AbstractContextManager[Any]:
+    """A block in which AOTAutograd compiles anew: a hit gives code that others made.
+
+    Public: the variable TORCHINDUCTOR_AUTOGRAD_CACHE, of the whole process.
+    """
+    from torch._functorch import config
+
+    patched: AbstractContextManager[Any] = config.patch(enable_autograd_cache=False)
+    return patched
+
+
+def aot_autograd(
+    fw_compiler: Callable[..., Any], bw_compiler: Callable[..., Any]
+) -> Callable[[fx.GraphModule, Any], Any]:
+    """A backend that gives these the partitioned graphs of a function. Public: none."""
+    from torch._dynamo.backends.common import aot_autograd as make
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    backend: Callable[[fx.GraphModule, Any], Any] = make(
+        fw_compiler=fw_compiler,
+        bw_compiler=bw_compiler,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return backend
+
+
+def compile_with_inductor(
+    graph: fx.GraphModule,
+    example_inputs: Any,
+    inner_compile: Callable[..., Any],
+    config_patches: dict[str, Any] | None,
+) -> Any:
+    """Inductor, which gives ``inner_compile`` the partitioned graphs. Public: none that does."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(
+        graph,
+        example_inputs,
+        inner_compile=inner_compile,  # type: ignore[arg-type]
+        config_patches=config_patches,
+    )
+
+
+def compile_part(graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """What inductor does with one partitioned graph by itself. Public: none."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner(graph, inputs, **kwargs)
+
+
+def options_of_mode(mode: str) -> dict[str, Any]:
+    """Inductor's options that torch.compile's ``mode`` stands for. Public: none that is documented
+    outside of ``torch._inductor``.
+    """
+    from torch._inductor import list_mode_options
+
+    return list_mode_options(mode)
+
+
+# -- what cannot be moved here ----------------------------------------------------------------
+#
+# Attributes of objects that torch hands out, names of Python frames, keys: asked where they are
+# needed, each with its test in tests/torch_contract. By room and file:
+#
+# counting/module_tracker     node._sequence_nr(), at every operator of a backward pass; the node
+#                             called CheckpointFunctionBackward
+# counting/python_frames      names of nodes (TBackward0, ...), variable of AccumulateGrad;
+#                             torch.nn.utils.clip_grad and torch.amp.grad_scaler as callers; the
+#                             frame that calls a step's hook; self in frames of MODULE_CALL_CODE
+# counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
+#                             backward; the closure (frame) of _checkpoint_hook's pack_hook
+# counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached
+# counting/dispatch_mode      _should_skip_dynamo, ignore_compile_internals and
+#                             supports_higher_order_operators, overridden; _is_zerotensor()
+# counting/eager_stance       the attributes of a stance; the text of a warning
+# counting/higher_order       names of higher-order operators, py_kernels, _boxed_call
+# counting/module_names       modules' _modules, _parameters, _buffers (conventional); likewise
+#                             counting/parameters, counting/placement, profilers/isolation,
+#                             compile/attribution
+# counting/compiled_modules   _orig_mod in _modules; _compiled_call_impl
+# timing/idle_modules         names of the tables _global_forward_hooks, ...; _call_impl, set
+# operators/tensors           tensors' _nested_tensor_size(), _values(), _indices(); in formulas
+#                             _nnz(), _is_zerotensor()
+# operators/torch_formulas    _get_raw of torch's formulas
+# compile/attribution         node.meta: nn_module_stack, fwd_nn_module_stack, is_gradient_acc,
+#                             partitioner_tag, stack_trace, grapharg (source, example); the
+#                             graph's dynamo_compile_id
+# compile/graph               node.meta: val; SymInt.node.expr
+# compile/backend             _boxed_call, set

@@ -1,0 +1,180 @@
+"""The command ``check``: whether a saved profile stays within limits."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dispatch_flops.analysis.latency import latency_of, phase_seconds
+from dispatch_flops.cli.arguments import (
+    Commands,
+    add_command,
+    add_phase_option,
+    add_profile_argument,
+)
+from dispatch_flops.cli.exit_codes import CHECK_FAILED, OK
+from dispatch_flops.cli.output import emit
+from dispatch_flops.cli.show import load_profile
+from dispatch_flops.errors import TargetError
+from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cost import Phase
+from dispatch_flops.renderers.text import at_least
+from dispatch_flops.units import (
+    Number,
+    bytes_text,
+    flops_text,
+    macs_text,
+    params_text,
+    parse_count,
+    seconds_text,
+)
+
+_EPILOG = """\
+Limits apply to the whole run: the model and the operators outside it, in every profiled phase.
+If an operator has no known cost, its MACs, FLOPs and bytes are lower bounds. The check then fails
+unless --allow-uncounted is given.
+
+examples:
+  dispatch-flops check profile.json --max-macs 4.2G --max-params 30M
+  dispatch-flops check profile.json --max-latency 5ms --max-flops 8.4e9 --phase forward
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limit:
+    """Figure that can be limited.
+
+    value: its value in a profile, for one phase or for all (None).
+    is_summed: it is a sum over operators, and so a lower bound if one of them is uncounted.
+    """
+
+    help: str
+    label: str
+    value: Callable[[Profile, Phase | None], Number | None]
+    parse: Callable[[str], Number]
+    text: Callable[[Number | None], str]
+    is_summed: bool = True
+
+
+def parse_seconds(text: str) -> float:
+    """Parse ``"5ms"`` as 0.005; also ``1.5s``, ``300us``, ``4ns`` and ``0.2``.
+
+    Raises ValueError for any other text.
+    """
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(s|ms|us|ns|)\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a time; write a time such as 5ms, 300us or 1.5s")
+    return float(match[1]) * {"s": 1.0, "": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[match[2]]
+
+
+def _latency_s(profile: Profile, phase: Phase | None) -> float | None:
+    measured = phase_seconds(profile).get(phase or "forward")
+    return latency_of(profile.root, phase or "forward") if measured is None else measured
+
+
+_LIMITS = {
+    "macs": _Limit(
+        help="at most N multiply-accumulates, such as 4.2G",
+        label="MACs",
+        value=lambda profile, phase: profile.total(phase).macs,
+        parse=parse_count,
+        text=macs_text,
+    ),
+    "flops": _Limit(
+        help="at most N floating-point operations, such as 8.4G or 8.4e9",
+        label="FLOPs",
+        value=lambda profile, phase: profile.total(phase).flops,
+        parse=parse_count,
+        text=flops_text,
+    ),
+    "bytes": _Limit(
+        help="at most N bytes read and written, such as 1.5G",
+        label="bytes",
+        value=lambda profile, phase: profile.total(phase).bytes_total,
+        parse=parse_count,
+        text=bytes_text,
+    ),
+    "params": _Limit(
+        help="at most N parameters, such as 30M",
+        label="params",
+        value=lambda profile, _: profile.total_params,
+        parse=parse_count,
+        text=lambda n: params_text(None if n is None else int(n)),
+        is_summed=False,
+    ),
+    "latency": _Limit(
+        help="at most this latency of the forward pass (or of --phase), such as 5ms",
+        label="latency",
+        value=_latency_s,
+        parse=parse_seconds,
+        text=seconds_text,
+        is_summed=False,
+    ),
+}
+
+
+def add_check(commands: Commands) -> None:
+    parser = add_command(commands, "check", "check a saved profile against limits", _EPILOG)
+    add_profile_argument(parser)
+    for name, entry in _LIMITS.items():
+        parser.add_argument(f"--max-{name}", metavar="N", help=entry.help)
+    parser.add_argument(
+        "--allow-uncounted",
+        action="store_true",
+        help="check lower bounds as if they were exact totals",
+    )
+    add_phase_option(parser)
+    parser.set_defaults(run=run_check)
+
+
+def run_check(options: Namespace) -> int:
+    limits = _parse_limits(options)
+    profile = load_profile(options.file)
+    violated = list(violations(profile, limits, options.phase, options.allow_uncounted))
+    kept = f"within {'the limit' if len(limits) == 1 else 'all limits'}: {', '.join(limits)}"
+    emit("\n".join(violated) if violated else kept)
+    return CHECK_FAILED if violated else OK
+
+
+def _parse_limits(options: Namespace) -> dict[str, Number]:
+    limits: dict[str, Number] = {}
+    for name, entry in _LIMITS.items():
+        text = getattr(options, f"max_{name}")
+        if text is not None:
+            try:
+                limits[name] = entry.parse(text)
+            except ValueError as error:
+                raise TargetError(f"--max-{name}: {error}") from None
+    if not limits:
+        raise TargetError(f"no limit is given; add one of --max-{', --max-'.join(_LIMITS)}")
+    return limits
+
+
+def violations(
+    profile: Profile, limits: dict[str, Number], phase: Phase | None, allow_uncounted: bool
+) -> Iterator[str]:
+    """Yield a line for each limit that the profile exceeds, or may exceed."""
+    uncounted = sorted(
+        {op.op for op in profile.op_totals() if op.uncounted and phase in (None, op.phase)}
+    )
+    for name, limit in limits.items():
+        entry = _LIMITS[name]
+        value = entry.value(profile, phase)
+        limit_text = f"the limit of {entry.text(limit)}{_exact(limit)}"
+        is_lower_bound = entry.is_summed and bool(uncounted)
+        if value is None:
+            yield f"{entry.label}: not measured in this profile; cannot check {limit_text}"
+        elif value > limit:
+            shown = at_least(entry.text(value), is_lower_bound)
+            yield f"{entry.label}: {shown}{_exact(value)} exceeds {limit_text}"
+        elif is_lower_bound and not allow_uncounted:
+            yield (
+                f"{entry.label}: >= {entry.text(value)} may exceed {limit_text}: no cost is known "
+                f"for {', '.join(uncounted)}"
+            )
+
+
+def _exact(value: Number) -> str:
+    return f" ({value:,})" if isinstance(value, int) and value >= 1000 else ""

@@ -1,0 +1,44 @@
+"""Protocols of what follows a run beside the counting: timing implements them, memory may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadState
+from dispatch_flops.operators.costing import CallCost
+
+
+class ModuleObserver(Protocol):
+    """Is told of each module call and optimizer step that the tracker follows."""
+
+    def entering(self) -> Any:
+        """Called first in a pre-hook; returns a stamp for ``enter``."""
+
+    def enter(self, thread: ThreadState, stamp: Any) -> None:
+        """Called last in a pre-hook: the call that starts is ``thread.stack[-1]``."""
+
+    def leaving(self) -> Any:
+        """Called first in a post-hook; returns a stamp for ``leave``."""
+
+    def leave(self, thread: ThreadState, call: OpenCall, stamp: Any) -> None:
+        """Called last in a post-hook: ``call`` has ended, and every call within it."""
+
+
+class OperatorTimer(Protocol):
+    """Measures the operators that a dispatch mode runs; the mode holds one, or None."""
+
+    def begin(self) -> bool:
+        """Start a dispatch; return False if ``end`` is not to be called for it."""
+
+    def end(self) -> None:
+        """End the dispatch that ``begin`` started."""
+
+    def timed(self, call: Callable[..., Any], *, is_free: bool) -> Callable[..., Any]:
+        """Return ``call``, measured. ``is_free``: it gives the device nothing to do."""
+
+    def disregard_reach(self) -> None:
+        """Tell that this dispatch does more than look up a known operator."""
+
+    def record(self, module_phase: ModulePhase, cost: CallCost) -> None:
+        """Record the measured time of the operator that just ran."""

@@ -1,0 +1,20 @@
+"""What the numbers mean, in sentences that several formats print."""
+
+from __future__ import annotations
+
+from dispatch_flops.renderers.text import one_line
+
+COUNTING = (
+    "1 MAC is one multiply-accumulate of a matmul, convolution or attention, and counts as "
+    "2 FLOPs. Bias, normalisation, activation, softmax and other arithmetic are FLOPs, not MACs. "
+    "Views, copies, indexing and random numbers are free (0)."
+)
+_ATTENTION = {
+    "full": "the full Sq x Sk rectangle is counted, causal or not",
+    "half": "only the part of causal attention that the mask keeps is counted",
+}
+
+
+def attention_counting(causal: str) -> str:
+    """Return how attention is counted; ``causal`` is that of the profile's ``RunInfo``."""
+    return _ATTENTION.get(causal, f"causal = {one_line(causal)}")

@@ -1,0 +1,46 @@
+"""What is shown of a profile, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dispatch_flops.analysis.figures import Key
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.profile.cost import Phase
+from dispatch_flops.renderers.text import Style
+
+Table = Literal["modules", "operators", "uncounted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How much of a profile is shown, and how; each ``render`` names the fields that it reads.
+
+        table.render(profile, View(depth=2, style="markdown"))
+
+    depth: deepest level of modules; the model is level 0, and None shows all levels.
+    top: number of classes per level in an aggregated list.
+    detailed: whether the module tree is shown.
+    fold: whether a run of identical numbered modules is one entry, with their sums.
+    table: what the rows are.
+    style: of tables.
+    phase: the only phase shown; None adds up all phases.
+    by: the figure that sizes are proportional to; None leaves the choice to the format.
+    step: the step that the heading names; None takes ``profile.run.step``.
+    machine: whose peaks the run is compared with; None takes the profile's device, if its peaks
+        are known.
+    title: the title of the page; None takes the model's class.
+    """
+
+    depth: int | None = None
+    top: int = 1
+    detailed: bool = True
+    fold: bool = False
+    table: Table = "modules"
+    style: Style = "plain"
+    phase: Phase | None = None
+    by: Key | None = None
+    step: int | None = None
+    machine: Machine | None = None
+    title: str | None = None

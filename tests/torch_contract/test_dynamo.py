@@ -1,0 +1,267 @@
+"""torch.compile: its stance, what its wrappers leave on modules, and when it gives code up.
+
+dispatch_flops tells compiled callables to run their eager code while it counts, and leaves them
+compiled. ``torch.compiler.set_stance`` is the public way; the stance itself is replaced by an
+object that answers "force_eager" except inside higher-order operators.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo import eval_frame
+from torch._dynamo.testing import CompileCounter
+from torch._higher_order_ops import utils
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Before torch 2.13 it may be missing, and dispatch_flops asks by getattr.
+HOPS_COMPILE = hasattr(utils, "_in_hop_compile") or TorchVersion(torch.__version__) >= (2, 13)
+
+
+def in_hop_compile() -> bool:
+    return bool(utils._in_hop_compile()) if HOPS_COMPILE else False
+
+
+class Stance:
+    """As dispatch_flops has it."""
+
+    def __init__(self, prior: Any, asked: list[bool]) -> None:
+        self.prior = prior
+        self.asked = asked
+        self.skip_guard_eval_unsafe = prior.skip_guard_eval_unsafe
+        self.backend = None
+
+    @property
+    def stance(self) -> str:
+        self.asked.append(in_hop_compile())
+        return str(self.prior.stance) if self.asked[-1] else "force_eager"
+
+
+class Ignoring(TorchDispatchMode):
+    """The class methods that dispatch_flops's mode has."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func._op(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def asked() -> Iterator[list[bool]]:
+    """With the stance taken: whether each question for it came from a higher-order operator."""
+    answers: list[bool] = []
+    prior = eval_frame._set_stance(Stance(eval_frame._stance, answers))
+    try:
+        yield answers
+    finally:
+        eval_frame._set_stance(prior)
+
+
+def compiled(function: Callable[..., Any]) -> tuple[Any, CompileCounter]:
+    counter = CompileCounter()
+    return torch.compile(function, backend=counter), counter
+
+
+# -- the stance -----------------------------------------------------------------------------------
+
+
+def test_stance_has_the_three_attributes_that_a_stand_in_needs() -> None:
+    """dispatch_flops relies on this for its own stance (counting/eager_stance.py: ``_Stance``)."""
+    names = set(vars(eval_frame._stance)) | set(getattr(eval_frame._stance, "__slots__", ()))
+    assert names == {"stance", "skip_guard_eval_unsafe", "backend"}, (
+        f"a stance now has {sorted(names)}: _Stance has to answer all of these"
+    )
+
+
+def test_set_stance_returns_the_prior_one() -> None:
+    """dispatch_flops relies on this for giving the user's stance back
+    (counting/eager_stance.py).
+    """
+    prior = eval_frame._stance
+    mine = Stance(prior, [])
+    assert eval_frame._set_stance(mine) is prior
+    assert eval_frame._stance is mine, "the module's _stance must be what is in force"
+    assert eval_frame._set_stance(prior) is mine
+
+
+def test_stance_of_another_class_keeps_new_code_from_being_compiled(asked: list[bool]) -> None:
+    """dispatch_flops relies on this for eager counts of compiled programs
+    (counting/eager_stance.py).
+    """
+    function, counter = compiled(lambda x: x.sin() + 1)
+    function(torch.ones(2))
+    assert asked == [False] * len(asked) and asked, "the stance must be asked at each call"
+    assert counter.frame_count == 0, "force_eager must keep the function from being compiled"
+
+
+def test_stance_under_which_compiled_code_ran_eagerly_leaves_it_compiled() -> None:
+    """dispatch_flops relies on this for leaving the user's program as it was
+    (counting/eager_stance.py).
+    """
+    runs: list[int] = []
+
+    def backend(graph: Any, example_inputs: Any) -> Any:
+        number = len(runs)  # of runs before it was compiled
+
+        def run(*inputs: Any) -> Any:
+            runs.append(number)
+            return graph(*inputs)
+
+        return run
+
+    function = torch.compile(lambda x: x.sin() + 1, backend=backend)
+    function(torch.ones(2))
+    prior = eval_frame._set_stance(Stance(eval_frame._stance, []))
+    try:
+        with Ignoring():
+            function(torch.ones(2))
+    finally:
+        eval_frame._set_stance(prior)
+    assert runs == [0], "under force_eager the compiled code must not run"
+    function(torch.ones(2))
+    assert runs == [0, 0], "the code that was compiled before must be used afterwards"
+
+
+@pytest.mark.skipif(not HOPS_COMPILE, reason="such operators do not say so in this torch")
+def test_in_hop_compile_is_true_where_cond_compiles_itself(asked: list[bool]) -> None:
+    """dispatch_flops relies on this for gradients of what a branch closes over: operators such as
+    torch.cond compile themselves, which force_eager would keep them from
+    (counting/eager_stance.py).
+    """
+    weight = torch.ones(2, requires_grad=True)
+    x = torch.ones(2)
+    out = torch.cond(torch.tensor(True), lambda x: x * weight, lambda x: x + weight, (x,))
+    out.sum().backward()
+    assert True in asked, "_in_hop_compile() must be true when the stance is asked for cond's sake"
+    assert weight.grad is not None and torch.equal(weight.grad, torch.ones(2))
+    assert not in_hop_compile(), "and false everywhere else"
+
+
+# -- modes and compiled code ----------------------------------------------------------------------
+
+
+def test_mode_that_ignores_compile_internals_leaves_code_to_be_compiled() -> None:
+    """dispatch_flops relies on this where the stance lets torch.compile work
+    (counting/dispatch_mode.py: ``ignore_compile_internals``): left to itself, it gives the code up
+    for good under a mode.
+    """
+    function, counter = compiled(lambda x: x.sin() + 1)
+    with Ignoring():
+        function(torch.ones(2))
+    function(torch.ones(2))
+    assert counter.frame_count == 1, "a mode that ignores compile internals must not stop it"
+
+
+def test_is_dynamo_compiling_is_true_for_hooks_that_are_traced() -> None:
+    """dispatch_flops relies on this for hooks that torch.cond traces along with a module
+    (counting/module_tracker.py, timing/module_timer.py, timing/operator_timers.py): they return at
+    once.
+    """
+    called: list[str] = []
+
+    def hook(module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        called.append(type(module).__name__)
+
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2)
+    handle = register_module_forward_pre_hook(hook)
+    try:
+        with torch.no_grad():
+            torch.cond(torch.tensor(True), layer, lambda x: x.clone(), (x,))
+    finally:
+        handle.remove()
+    assert "Linear" not in called, "a traced hook must see is_dynamo_compiling() as true"
+
+
+def test_warning_of_global_hooks_on_a_compiled_module_has_its_text() -> None:
+    """dispatch_flops relies on this for silencing it: the hooks are its own
+    (counting/eager_stance.py).
+    """
+    model, _ = compiled(nn.Linear(2, 2))
+    handles = [
+        register_module_forward_pre_hook(lambda *_: None),
+        register_module_forward_hook(lambda *_: None),
+    ]
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(torch.ones(1, 2))
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="Using `torch.compile.module.` when there are global"
+            )
+            torch.compile(nn.Linear(2, 2), backend=CompileCounter())(torch.ones(1, 2))
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert any("when there are global" in str(w.message) for w in caught), (
+        f"torch now warns of {[str(w.message) for w in caught]}, if at all"
+    )
+
+
+# -- what compiling leaves on modules -------------------------------------------------------------
+
+
+def test_compiled_module_holds_the_original_as_orig_mod() -> None:
+    """dispatch_flops relies on this for names (counting/compiled_modules.py: ``WRAPPED``) and for
+    knowing that a model is compiled (counting/compiled_modules.py: ``is_compiled``).
+    """
+    layer = nn.Linear(2, 2)
+    wrapper = torch.compile(layer, backend="eager")
+    assert wrapper._modules["_orig_mod"] is layer
+    assert wrapper._orig_mod is layer
+    assert [name for name, _ in wrapper.named_modules()] == ["", "_orig_mod"]
+
+
+def test_compile_in_place_sets_compiled_call_impl() -> None:
+    """dispatch_flops relies on this for knowing that a model is compiled
+    (counting/compiled_modules.py: ``is_compiled``).
+    """
+    layer = nn.Linear(2, 2)
+    assert layer._compiled_call_impl is None
+    layer.compile(backend="eager")
+    assert layer._compiled_call_impl is not None
+
+
+def test_import_of_dynamo_is_by_a_loader_whose_exec_module_can_be_replaced() -> None:
+    """dispatch_flops relies on this for taking the stance when torch._dynamo is imported inside its
+    block (counting/eager_stance.py: ``_ImportWatch``).
+    """
+    spec = PathFinder.find_spec("torch._dynamo", torch.__path__)
+    assert spec is not None and spec.loader is not None
+    loader: Any = spec.loader
+    own = loader.exec_module
+    loader.exec_module = print
+    assert loader.exec_module is print
+    del loader.exec_module
+    assert loader.exec_module == own, "the class's own method must be there again"
+
+
+def test_polyfills_lie_in_their_own_folder() -> None:
+    """dispatch_flops relies on this for telling an optimizer's lines from those that dynamo traces
+    builtins by (compile/attribution.py: ``is_optimizers``).
+    """
+    assert (Path(torch.__file__).parent / "_dynamo" / "polyfills" / "__init__.py").exists()

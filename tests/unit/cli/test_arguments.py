@@ -1,0 +1,94 @@
+"""Shared options: what their values mean, and which values are refused."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from dispatch_flops.analysis.machines import MACHINES
+from dispatch_flops.cli.arguments import (
+    machine_named,
+    natural,
+    parse_assignments,
+    parse_value,
+    table_style,
+)
+from dispatch_flops.errors import TargetError
+from tests.helpers.command_line import Run, error_line
+
+
+def test_assignments_are_names_and_texts() -> None:
+    assert parse_assignments(["batch=4", "kind=a=b"]) == {"batch": "4", "kind": "a=b"}
+
+
+@pytest.mark.parametrize("text", ["batch", "=4", "batch=", "1x=4"])
+def test_assignment_without_name_or_value_is_refused(text: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        parse_assignments([text])
+    assert str(caught.value) == (
+        f"--set '{text}' is not an assignment; write NAME=VALUE, such as batch=4"
+    )
+
+
+def test_name_assigned_twice_is_refused() -> None:
+    with pytest.raises(TargetError) as caught:
+        parse_assignments(["a=1", "a=2"])
+    assert str(caught.value) == "--set a is given twice, as 1 and as 2; give it once"
+
+
+@pytest.mark.parametrize(
+    "text,value", [("4", 4), ("0.5", 0.5), ("True", True), ("relu", "relu"), ("'4'", "4")]
+)
+def test_value_is_a_literal_or_the_text(text: str, value: object) -> None:
+    assert parse_value(text) == value
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "", "many"])
+def test_natural_refuses_other_numbers(text: str) -> None:
+    assert natural("0") == 0
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        natural(text)
+    assert str(caught.value) == f"'{text}' is not a whole number of at least 0"
+
+
+@pytest.mark.parametrize(
+    "option,value,message",
+    [
+        ("--repeats", "0", "argument --repeats: '0' is not a whole number of at least 1"),
+        ("--causal", "no", "argument --causal: invalid choice: 'no'"),
+        ("--format", "xml", "argument --format: invalid choice: 'xml'"),
+    ],
+)
+def test_wrong_value_of_an_option_is_refused(
+    run: Run, option: str, value: str, message: str
+) -> None:
+    assert error_line(run("profile", "net.py:make", option, value)).startswith(message)
+
+
+def test_table_style_is_plain_unless_markdown() -> None:
+    assert [table_style(format) for format in ("table", "csv", "markdown")] == [
+        "plain",
+        "plain",
+        "markdown",
+    ]
+
+
+class TestMachineNamed:
+    def test_name_finds_a_known_machine(self) -> None:
+        assert machine_named("NVIDIA H200", "cpu") is MACHINES["NVIDIA H200"]
+        assert machine_named(None, "cpu") is None
+
+    def test_measure_measures_the_runs_device(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[str] = []
+        monkeypatch.setattr("dispatch_flops.timing.peaks.measure_machine", asked.append)
+        for device in ("cuda:1", "cpu", "meta"):
+            machine_named("measure", device)
+        assert asked == ["cuda:1", "cpu", "cpu"]
+
+    def test_unknown_name_is_refused(self) -> None:
+        with pytest.raises(TargetError) as caught:
+            machine_named("abacus", "cpu")
+        assert str(caught.value) == (
+            f"--machine 'abacus' is unknown; use measure or one of {', '.join(sorted(MACHINES))}"
+        )

@@ -1,0 +1,113 @@
+"""``check``: limits kept, exceeded and not known to be kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dispatch_flops.cli.check import parse_seconds
+from dispatch_flops.profile import StepTiming
+from tests.helpers.command_line import Run, Save, error_line, tree
+from tests.helpers.trees import timed
+
+
+class TestLimits:
+    @pytest.fixture(autouse=True)
+    def _profile(self) -> None:
+        Path("p.json").write_text(tree({"a": 3000, "b": 1200}, latency=0.005).to_json())
+
+    @pytest.mark.parametrize(
+        "limits,out",
+        [
+            (("--max-macs", "4.2K"), "within the limit: macs\n"),
+            (
+                ("--max-macs", "4200", "--max-flops", "8400", "--max-params", "0"),
+                "within all limits: macs, flops, params\n",
+            ),
+            (("--max-latency", "5ms", "--max-bytes", "0"), "within all limits: bytes, latency\n"),
+        ],
+    )
+    def test_kept_limits_exit_with_0(self, run: Run, limits: tuple[str, ...], out: str) -> None:
+        result = run("check", "p.json", *limits)
+        assert (result.code, result.out) == (0, out)
+
+    def test_each_exceeded_limit_is_a_line(self, run: Run) -> None:
+        limits = ("--max-macs", "4.199K", "--max-flops", "1", "--max-params", "1")
+        result = run("check", "p.json", *limits, "--max-latency", "4ms")
+        assert result.code == 1
+        assert result.out.splitlines() == [
+            "MACs: 4.2 KMACs (4,200) exceeds the limit of 4.2 KMACs (4,199)",
+            "FLOPs: 8.4 KFLOPs (8,400) exceeds the limit of 1 FLOPs",
+            "latency: 5 ms exceeds the limit of 4 ms",
+        ]
+
+    def test_phase_restricts_the_counts(self, run: Run) -> None:
+        assert run("check", "p.json", "--max-macs", "0", "--phase", "backward").code == 0
+        assert run("check", "p.json", "--max-macs", "0", "--phase", "forward").code == 1
+
+    def test_latency_of_a_phase_is_the_measured_one(self, run: Run) -> None:
+        profile = tree({"a": 1}, latency=0.005)
+        timing = StepTiming(seconds=timed(backward=0.003))
+        Path("p.json").write_text(dataclasses.replace(profile, timing=timing).to_json())
+        assert run("check", "p.json", "--max-latency", "3ms", "--phase", "backward").code == 0
+        result = run("check", "p.json", "--max-latency", "2ms", "--phase", "backward")
+        assert result.out.splitlines() == ["latency: 3 ms exceeds the limit of 2 ms"]
+
+    def test_unmeasured_latency_fails_the_check(self, run: Run) -> None:
+        Path("p.json").write_text(tree({"a": 1}).to_json())
+        result = run("check", "p.json", "--max-latency", "1")
+        assert (result.code, result.out) == (
+            1,
+            "latency: not measured in this profile; cannot check the limit of 1 s\n",
+        )
+
+
+@pytest.mark.usefixtures("odd_operator")
+def test_lower_bound_fails_the_check_unless_allowed(run: Run, saved: Save) -> None:
+    saved("p.json", "net.py:odd")
+    limit = ("check", "p.json", "--max-flops", "1G")
+    result = run(*limit)
+    assert (result.code, result.out) == (
+        1,
+        "FLOPs: >= 15 FLOPs may exceed the limit of 1 GFLOPs (1,000,000,000): no cost is known for "
+        "cli_test.odd.default\n",
+    )
+    assert run(*limit, "--allow-uncounted").code == 0
+    assert run(*limit, "--phase", "backward").code == 0
+    assert run("check", "p.json", "--max-params", "1").code == 0
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        "arguments,message",
+        [
+            (
+                ("p.json",),
+                "no limit is given; add one of --max-macs, --max-flops, --max-bytes, --max-params, "
+                "--max-latency",
+            ),
+            (
+                ("p.json", "--max-latency", "4h"),
+                "--max-latency: '4h' is not a time; write a time such as 5ms, 300us or 1.5s",
+            ),
+            (
+                ("missing.json", "--max-macs", "1"),
+                "cannot read 'missing.json': No such file or directory",
+            ),
+        ],
+    )
+    def test_check_without_limits_or_profile_is_refused(
+        self, run: Run, arguments: tuple[str, ...], message: str
+    ) -> None:
+        assert error_line(run("check", *arguments)) == message
+
+    def test_limit_that_is_not_a_count_is_refused(self, run: Run) -> None:
+        message = error_line(run("check", "p.json", "--max-macs", "many"))
+        assert message.startswith("--max-macs: 'many' is no")
+
+
+def test_parse_seconds_reads_units_of_time() -> None:
+    texts = ("5ms", "1.5", " 2 s", "300us", "4ns")
+    assert [parse_seconds(text) for text in texts] == pytest.approx([0.005, 1.5, 2.0, 0.0003, 4e-9])

@@ -1,0 +1,103 @@
+"""Output: results, files, errors and progress."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from dispatch_flops.cli.output import csv_text, emit, print_error, progress_bar
+from dispatch_flops.errors import TargetError
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class TestEmit:
+    def test_result_is_printed_with_one_line_end(self, capsys: pytest.CaptureFixture[str]) -> None:
+        emit("text")
+        emit("text\n")
+        assert capsys.readouterr() == ("text\ntext\n", "")
+
+    def test_file_is_written_with_its_folders(self, capsys: pytest.CaptureFixture[str]) -> None:
+        emit("M·N", "folder/x.txt")
+        assert Path("folder/x.txt").read_bytes() == "M·N\n".encode()
+        assert capsys.readouterr() == ("", "written to folder/x.txt\n")
+
+    def test_character_unknown_to_the_terminal_is_replaced(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", stream)
+        emit("M·N\n")
+        assert stream.buffer.getvalue() == b"M?N\n"  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(
+        "output,message",
+        [
+            (" ", "--output is empty; name a file, or omit --output for stdout"),
+            (".", "cannot write '.': Is a directory"),
+            ("net.py/x", "cannot write 'net.py/x': File exists"),
+        ],
+    )
+    def test_unwritable_file_is_refused(self, output: str, message: str) -> None:
+        with pytest.raises(TargetError) as caught:
+            emit("text", output)
+        assert str(caught.value) == message
+
+
+def test_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error("first\n  second")
+    assert capsys.readouterr().err == "dispatch-flops: first second\n"
+
+
+def test_csv_text_has_a_header_and_quotes_where_needed() -> None:
+    assert csv_text(("a", "b"), [(1, "x,y"), (None, 0.5)]) == 'a,b\n1,"x,y"\n,0.5\n'
+
+
+class TestProgressBar:
+    @staticmethod
+    def _run(steps: int = 3, fail: bool = False) -> None:
+        with progress_bar(3) as advance:
+            for step in range(steps):
+                advance(f"s={step}")
+            if fail:
+                raise TargetError("no more")
+
+    def test_terminal_shows_a_bar(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("tqdm")
+        monkeypatch.setattr(sys, "stderr", terminal := _Terminal())
+        self._run()
+        last = terminal.getvalue().split("\r")[-1]
+        assert "100%" in last
+        assert "3/3" in last
+        assert "s=2" in last
+        assert last.endswith("\n")
+
+    def test_bar_of_a_failed_run_counts_finished_steps(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("tqdm")
+        monkeypatch.setattr(sys, "stderr", terminal := _Terminal())
+        with pytest.raises(TargetError):
+            self._run(2, fail=True)
+        last = terminal.getvalue().split("\r")[-1]
+        assert "1/3" in last
+        assert last.endswith("\n")
+
+    def test_terminal_without_tqdm_shows_a_changing_line(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+        monkeypatch.setattr(sys, "stderr", terminal := _Terminal())
+        self._run()
+        lines = "".join(f"\r\x1b[K[{n}/3] s={n - 1}" for n in (1, 2, 3))
+        assert terminal.getvalue() == f"{lines}\n"
+
+    def test_pipe_receives_a_line_per_step(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._run()
+        assert capsys.readouterr().err == "[1/3] s=0\n[2/3] s=1\n[3/3] s=2\n"

@@ -1,0 +1,124 @@
+"""The Lightning callback under the real trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.errors import NotProfiledError
+
+pytest.importorskip("lightning")
+import lightning
+
+from dispatch_flops.integrations.lightning import FlopsCallback
+from dispatch_flops.timing.passes import operator_seconds
+
+pytestmark = pytest.mark.filterwarnings("default")  # Lightning warns of its own dependencies
+
+B, IN, OUT, MICRO = 3, 5, 7, 4
+FORWARD = B * IN * OUT
+TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
+
+
+class Net(lightning.LightningModule):
+    def __init__(self, *, manual: bool = False, fail_in: int = -1) -> None:
+        super().__init__()
+        self.layer = nn.Linear(IN, OUT)
+        self.automatic_optimization = not manual
+        self.fail_in = fail_in
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if batch_idx == self.fail_in:
+            raise KeyError("as told")
+        loss = self.layer(batch["x"]).square().mean()
+        if not self.automatic_optimization:
+            self.manual_backward(loss)
+            if (batch_idx + 1) % MICRO == 0:
+                self.optimizers().step()
+                self.optimizers().zero_grad()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(callback: FlopsCallback, model: Net, path: Path, *, steps: int = 4) -> None:
+    manual = not model.automatic_optimization
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        accumulate_grad_batches=1 if manual else MICRO,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=path,
+    )
+    data = [{"x": torch.ones(IN)} for _ in range(steps * MICRO * B)]
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=B))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert not _get_current_dispatch_mode_stack()
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_batches_of_a_step_are_profiled_as_one(
+    manual: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = FlopsCallback(profile_step=2, machine=TOY)
+    fit(callback, Net(manual=manual), tmp_path)
+    profile = callback.profile.check()
+    assert profile.node("layer").calls == MICRO
+    assert profile.root.total("forward").macs == MICRO * FORWARD
+    assert profile.root.total("backward").macs == MICRO * FORWARD  # the input needs no gradient
+    assert profile.total("optimizer").flops >= 2 * (IN * OUT + OUT)
+    assert profile.run.batch_size == MICRO * B
+    assert profile.run.world_size == 1
+    assert profile.timing.iteration_s is not None
+    # Lightning gives every step a closure, which may run forward and backward: operators count.
+    assert profile.timing.latency("optimizer") == operator_seconds(profile, "optimizer") is not None
+    least_s = profile.model_total().flops / 1e9
+    assert callback.mfu == pytest.approx(least_s / profile.timing.iteration_s)
+    out = capsys.readouterr().out
+    assert out.count("Profile Summary at step 2:") == out.count("Profile Summary") == 1
+    assert "of toy's dense peak" in out
+
+
+def test_profile_of_the_last_step_is_printed_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = FlopsCallback(profile_step=2, machine=TOY)
+    fit(callback, Net(), tmp_path, steps=2)
+    assert callback.mfu is callback.hfu is None
+    assert capsys.readouterr().out.count("Profile Summary at step 2:") == 1
+
+
+def test_exception_in_the_step_leaves_no_mode_or_hook(tmp_path: Path) -> None:
+    callback = FlopsCallback(profile_step=2)
+    with pytest.raises(KeyError, match="as told"):
+        fit(callback, Net(fail_in=MICRO + 1), tmp_path)
+    with pytest.raises(NotProfiledError):
+        _ = callback.profile
+
+
+def test_second_fit_is_profiled_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    callback = FlopsCallback(profile_step=2, machine=TOY)
+    fit(callback, Net(), tmp_path)
+    first = callback.profile
+    fit(callback, Net(), tmp_path)
+    assert callback.profile is not first
+    assert callback.profile.run.batch_size == MICRO * B
+    assert capsys.readouterr().out.count("Profile Summary at step 2:") == 2

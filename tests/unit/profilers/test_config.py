@@ -1,0 +1,82 @@
+"""The configuration that asks for a profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatch_flops.errors import (
+    ConfigError,
+)
+from dispatch_flops.profilers.config import FlopsProfilerConfig
+
+
+def test_load_reads_a_section_a_whole_configuration_and_a_file(tmp_path: Path) -> None:
+    section = {"enabled": True, "profile_step": 7, "output_file": None}
+    whole = {"train_batch_size": 8, "flops_profiler": section}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(whole))
+    expected = FlopsProfilerConfig(enabled=True, profile_step=7)
+    for source in (section, whole, file, str(file), expected):
+        assert FlopsProfilerConfig.load(source) == expected
+
+
+def test_load_with_enabled_applies_only_if_the_source_does_not_say() -> None:
+    for source, enabled in (
+        ({}, True),
+        ({"enabled": False}, False),
+        (FlopsProfilerConfig(), False),
+    ):
+        assert FlopsProfilerConfig.load(source, enabled=True).enabled is enabled
+
+
+def test_load_of_an_empty_section_has_the_defaults_of_deepspeed() -> None:
+    assert FlopsProfilerConfig.load({}) == FlopsProfilerConfig(
+        enabled=False,
+        profile_step=1,
+        module_depth=-1,
+        top_modules=1,
+        detailed=True,
+        output_file=None,
+        recompute_fwd_factor=0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ({"flops_profiler": {"enabel": True}}, "unknown field 'enabel'; expected enabled, "),
+        ({"enabled": "yes"}, "enabled is 'yes'; expected bool"),
+        ({"enabled": True, "profile_step": True}, "profile_step is True; expected int"),
+        ({"enabled": True, "profile_step": 0}, "profile_step is 0; expected at least 1"),
+        ({"enabled": True, "output_file": 3}, "output_file is 3; expected str or null"),
+        (
+            {"recompute_fwd_factor": float("nan")},
+            "recompute_fwd_factor is nan; expected a finite float",
+        ),
+        (
+            {"recompute_fwd_factor": float("inf")},
+            "recompute_fwd_factor is inf; expected a finite float",
+        ),
+        ({"recompute_fwd_factor": -1}, "recompute_fwd_factor is -1; expected at least 0"),
+        ({"flops_profiler": []}, "is \\[\\]; expected an object"),
+        ({"train_batch_size": 8}, "no section"),
+        (3, "of type int; pass a dict"),
+        ("/nowhere/ds.json", "/nowhere/ds.json"),
+    ],
+)
+def test_load_of_a_wrong_configuration_names_key_value_and_expectation(
+    source: Any, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        FlopsProfilerConfig.load(source)
+
+
+def test_load_of_a_file_that_is_not_json_raises_config_error(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text("{")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        FlopsProfilerConfig.load(file)

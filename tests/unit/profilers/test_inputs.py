@@ -1,0 +1,101 @@
+"""The inputs that a model is called with."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import get_model_profile, profile_model
+from dispatch_flops.errors import (
+    TargetError,
+)
+from tests.helpers.small_net import FLOPS, MACS, PARAMS, B, Net
+
+
+class NoInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self) -> torch.Tensor:
+        return self.w @ self.w
+
+
+def test_inputs_as_args_or_kwargs_give_equal_counts() -> None:
+    x = torch.ones(B, 5)
+    for given in ({"args": [x]}, {"kwargs": {"x": x}}, {"args": (x,), "kwargs": {"scale": 2.0}}):
+        assert get_model_profile(Net(), print_profile=False, as_string=False, **given) == (
+            FLOPS,
+            MACS,
+            PARAMS,
+        )
+
+
+def test_model_without_inputs_is_profiled() -> None:
+    _, macs, params = get_model_profile(NoInput(), print_profile=False, as_string=False)
+    assert (macs, params) == (3 * 3 * 3, 3 * 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"input_shape": (2, -1)}, "input_shape"),
+        ({"input_shape": "2,5"}, "input_shape"),
+        ({"input_shape": (2, 5), "args": [1]}, "input_shape and args"),
+        ({"input_shape": (2, 5), "mode": "nothing"}, "mode='nothing'"),
+        ({"input_shape": (2, 5), "device": "cuda"}, "device='cuda'"),
+    ],
+)
+def test_inputs_that_cannot_be_used_raise_target_error(given: dict, named: str) -> None:
+    with pytest.raises(TargetError, match=named):
+        get_model_profile(Net(), print_profile=False, **given)
+
+
+def test_model_that_is_not_a_module_raises_target_error() -> None:
+    with pytest.raises(TargetError, match="nn.Module"):
+        get_model_profile(lambda x: x, (2, 5))  # type: ignore[arg-type]
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Sum(nn.Module):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return pair.x + pair.y
+
+
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_inputs_in_a_named_tuple_keep_their_class(device: str | None) -> None:
+    pair = Pair(torch.ones(5), torch.ones(5))
+    assert profile_model(Sum(), args=[pair], device=device).total().flops == 5
+
+
+@pytest.mark.parametrize("args", [torch.ones(2, 5), "x", 3])
+def test_args_that_are_not_a_list_raise_target_error(args: Any) -> None:
+    with pytest.raises(TargetError, match="args is a .*list"):
+        profile_model(Net(), args=args)
+
+
+def test_device_object_and_numpy_shape_are_accepted() -> None:
+    assert profile_model(Net(), (B, 5), device=torch.device("meta")).total().macs == MACS
+    assert profile_model(Net(), np.array([B, 5])).total().macs == MACS
+
+
+def test_complex_model_gets_a_complex_input() -> None:
+    model = nn.Linear(5, 7, dtype=torch.complex64)
+    assert profile_model(model, (B, 5)).total().macs == 4 * B * 5 * 7
+
+
+def test_missing_input_adds_a_note_to_the_type_error() -> None:
+    with pytest.raises(TypeError) as raised:
+        profile_model(nn.Linear(2, 3))
+    assert raised.value.__notes__ == ["It was given no input: pass input_shape, args or kwargs."]
+    with pytest.raises(TypeError) as raised:
+        profile_model(nn.Linear(2, 3), args=[torch.ones(2)], kwargs={"nope": 1})
+    assert not hasattr(raised.value, "__notes__")

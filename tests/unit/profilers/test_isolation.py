@@ -1,0 +1,60 @@
+"""The state of model and process after a profile."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import get_model_profile, profile_model
+from tests.helpers.small_net import B, Net
+
+
+def test_get_model_profile_leaves_model_and_process_unchanged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = Net().train()
+    model.a.eval()
+    stdout, state = sys.stdout, torch.get_rng_state()
+    flags = [m.training for m in model.modules()]
+    attributes = {name: set(vars(m)) for name, m in model.named_modules()}
+    get_model_profile(model, (B, 5), warm_up=3, repeats=2)
+    assert sys.stdout is stdout
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [m.training for m in model.modules()] == flags
+    assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
+
+
+class Draws(nn.Module):
+    """Draws from every generator that programs use."""
+
+    def forward(self) -> Any:
+        return torch.rand(2) + random.random() + float(np.random.rand())
+
+
+def test_profile_model_restores_random_state() -> None:
+    states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+    profile_model(Draws())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert repr(np.random.get_state()) == states[2]
+
+
+def test_train_flags_after_an_exception_are_restored() -> None:
+    model = Net().train()
+    with pytest.raises(RuntimeError, match="shapes"):
+        get_model_profile(model, (B, 6), print_profile=False)
+    assert all(m.training for m in model.modules())
+
+
+def test_frozen_torchscript_model_stays_without_train_flag() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7)).eval()
+    frozen = torch.jit.freeze(torch.jit.script(model))
+    profile = profile_model(frozen, (2, 3))
+    assert profile.total().macs == 2 * (3 * 5 + 5 * 7)
+    assert not hasattr(frozen, "training")

@@ -1,0 +1,164 @@
+"""``profile_model``: what it measures, counts and excludes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import get_model_profile, profile_model
+from dispatch_flops.analysis.latency import inexact_latencies
+from dispatch_flops.errors import (
+    DispatchFlopsError,
+)
+from tests.helpers.small_net import MACS, B, Net
+
+
+def test_profile_model_with_backward_counts_it_and_restores_gradients() -> None:
+    model = Net()
+    model.a.weight.grad = torch.full((7, 5), 3.0)
+    profile = profile_model(model, (B, 5), backward=True)
+    # a's input needs no gradient
+    assert profile.total("backward").macs == B * 5 * 7 + 2 * B * 7 * 3
+    assert torch.equal(model.a.weight.grad, torch.full((7, 5), 3.0))
+    assert model.b.weight.grad is None
+    assert (
+        profile.timing.latency("forward") is not None
+        and profile.timing.latency("backward") is not None
+    )
+
+
+def test_profile_model_with_backward_does_not_depend_on_warm_up() -> None:
+    x = torch.ones(B, 5, requires_grad=True)
+    profiles = [profile_model(Net(), args=[x], backward=True, warm_up=n) for n in (0, 2)]
+    assert profiles[0].by_operator() == profiles[1].by_operator()
+    assert x.grad is None
+
+
+def test_profile_model_of_compiled_model_has_compiled_latency_and_eager_counts() -> None:
+    model = torch.compile(Net(), backend="eager")
+    profile = profile_model(model, (B, 5))
+    assert profile.root.total("forward").macs == MACS
+    assert "compiled" in (profile.timing.method or "")
+    assert profile.node("a").latency_s is not None
+
+
+def test_profile_model_with_repeats_gives_each_module_a_spread() -> None:
+    """A module whose runs take 1 and 31 ms by turns varies by 15/16; one run tells nothing."""
+
+    class Uneven(nn.Module):
+        runs = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.runs += 1
+            time.sleep(0.031 if self.runs % 2 else 0.001)
+            return x
+
+    model = nn.Sequential(Uneven(), nn.Identity())
+    profile = profile_model(model, args=[torch.ones(1)], repeats=2)
+    node = profile.node("0")
+    assert node.latency_s is not None and node.latency_spread_s is not None
+    assert node.latency_spread_s > 0.1 * node.latency_s
+    assert "0" in inexact_latencies(profile.root, profile.timing)
+    assert profile_model(model, args=[torch.ones(1)]).node("0").latency_spread_s is None
+
+
+def test_profile_in_a_notebook_has_html() -> None:
+    html = profile_model(Net(), (B, 5))._repr_html_()  # type: ignore[attr-defined]
+    assert "<table" in html and "Net" in html
+
+
+def test_profile_model_with_operator_latency_times_operators() -> None:
+    for asked in (False, True):
+        profile = profile_model(Net(), (B, 5), backward=True, operator_latency=asked)
+        times = {op.op: op.latency_s for op in profile.op_totals()}
+        assert all((seconds is not None) is asked for seconds in times.values())
+        assert (profile.root.latency("backward") is not None) is asked
+        assert any("operator latencies" in note for note in profile.notes) is asked
+        assert profile.timing.method is not None and "separate pass" in profile.timing.method
+        assert profile.root.latency_s == pytest.approx(profile.timing.latency("forward"))
+
+
+class Twice(nn.Module):
+    """One linear layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.Linear(3, 3)
+        self.a, self.b = nn.Sequential(layer), nn.Sequential(layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "ignored", "macs"),
+    [
+        (lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 7)), nn.Linear, 0),
+        (lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 7)), nn.ReLU, 2 * 50),
+        (lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU()), nn.Sequential, 0),
+        (lambda: torch.compile(nn.Sequential(nn.Linear(3, 5)), backend="eager"), nn.Linear, 0),
+        (Twice, nn.Linear, 0),
+    ],
+)
+def test_ignore_modules_excludes_modules_of_the_class(
+    make: Any, ignored: type[nn.Module], macs: int
+) -> None:
+    profile = profile_model(make(), (2, 3), ignore_modules=[ignored]).check()
+    assert profile.total().macs == macs
+    assert "excluded by ignore_modules" in profile.notes[-1]
+
+
+def test_profile_model_without_tensors_on_meta_has_device_meta() -> None:
+    profile = profile_model(nn.ReLU(), (2, 3), device="meta")
+    assert profile.total().flops == 2 * 3
+    assert profile.run.device == "meta"
+    assert profile.root.latency_s is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"repeats": 0}, "repeats=0: pass an int of at least 1"),
+        ({"warm_up": -1}, "warm_up=-1: pass an int of at least 0"),
+        ({"causal": "quarter"}, "causal='quarter'"),
+        ({"device": "cuda"}, "device='cuda': only"),
+        ({"mode": None}, "mode=None"),
+        ({"kwargs": [1]}, "kwargs is a list"),
+        ({"ignore_modules": ["Linear"]}, "pass classes, such as"),
+        ({"ignore_modules": "Linear"}, "pass classes, such as"),
+        ({"ignore_modules": [nn.Linear(2, 2)]}, "pass classes, such as"),
+        ({"input_shape": (True, 5)}, "tuple of ints"),
+        ({"input_shape": (2, 5.0)}, "tuple of ints"),
+        ({"input_shape": 5}, "tuple of ints"),
+        ({"custom_mapping": [1]}, "a list is no mapping"),
+    ],
+)
+def test_profile_model_with_a_wrong_option_names_it(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DispatchFlopsError, match=words):
+        profile_model(Net(), **{"input_shape": (B, 5), **options})
+
+
+def test_profile_model_passes_options_to_the_counter() -> None:
+    counted = get_model_profile(
+        Net(), (B, 5), print_profile=False, as_string=False,
+        custom_mapping={torch.ops.aten.addmm: lambda *a, out, **k: 1000},
+    )  # fmt: skip
+    assert counted[0] == 2 * 1000 + B * 3
+    with pytest.raises(TypeError, match="no_such"):
+        get_model_profile(Net(), (B, 5), no_such=1)
+
+    class Routed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x if x.sum() > 0 else x
+
+    profile = profile_model(Routed(), (B, 5), device="meta", meta_value=1)
+    assert profile.by_operator()["aten.add.Tensor"].calls == 1
+
+
+@pytest.mark.parametrize("ignored", [nn.Linear, [nn.Linear], (nn.Linear,)])
+def test_ignore_modules_given_as_one_class_or_a_list_are_equal(ignored: Any) -> None:
+    assert profile_model(Net(), (B, 5), ignore_modules=ignored).total().macs == 0

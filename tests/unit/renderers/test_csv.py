@@ -1,0 +1,81 @@
+"""Comma-separated values."""
+
+from __future__ import annotations
+
+import csv as stdlib_csv
+import io
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+
+from dispatch_flops.errors import ConfigError
+from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cost import PHASES
+from dispatch_flops.renderers import View, csv
+from tests.helpers.trees import HOSTILE_NAMES, SMALL, lenet5, profiles, training_step, wide
+
+OPERATORS = View(table="operators")
+Golden = Callable[[str, str], None]
+
+
+@pytest.mark.parametrize("name", ["training_step", "hostile", "lower_bound"])
+def test_csv_of_small_profiles_matches_golden_files(name: str, golden: Golden) -> None:
+    profile = SMALL[name]().check()
+    golden(f"{name}_modules.csv", csv.render(profile))
+    golden(f"{name}_operators.csv", csv.render(profile, OPERATORS))
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    return list(stdlib_csv.DictReader(io.StringIO(text, newline="")))
+
+
+def test_modules_have_exact_numbers() -> None:
+    rows = {row["fqn"]: row for row in _rows(csv.render(training_step()))}
+    assert list(rows) == ["", "0", "1", "2", "<outside>"]
+    assert int(rows["0"]["forward_macs"]) == 4 * 64 * 256
+    assert int(rows[""]["total_macs"]) == 5 * 4 * 64 * 256
+    assert int(rows[""]["total_params"]) == 2 * 64 * 256 + 64 + 256
+    assert rows["0"]["latency_s"] == "3.815e-05"
+    assert rows["0"]["backward_latency_s"] == ""  # not measured, not 0
+    assert float(rows[""]["latency_s"]) == pytest.approx(38.15e-6 + 15.74e-6 + 15.02e-6)
+    assert rows["2"]["depth"] == "1"
+
+
+def test_operators_have_exact_numbers() -> None:
+    rows = _rows(csv.render(training_step(), OPERATORS))
+    assert sum(int(row["macs"]) for row in rows) == 5 * 4 * 64 * 256
+    assert {row["phase"] for row in rows} == set(PHASES)
+    unknown = [
+        row
+        for row in _rows(csv.render(SMALL["lower_bound"](), OPERATORS))
+        if row["uncounted"] == "4"
+    ]
+    assert unknown[0]["macs"] == ""
+    header = csv.render(training_step(), OPERATORS).splitlines()[0]
+    assert csv.render(SMALL["empty"](), OPERATORS) == f"{header}\n"
+
+
+def test_hostile_names_are_unchanged() -> None:
+    text = csv.render(SMALL["hostile"]())
+    text.encode()  # no lone surrogate is left
+    names = [name.replace("\ud800", "\\ud800") for name in HOSTILE_NAMES]
+    assert [row["class_name"] for row in _rows(text)[1:-1]] == names
+
+
+@given(profiles)
+def test_csv_of_any_profile_adds_up_to_the_total(profile: Profile) -> None:
+    modules = _rows(csv.render(profile))
+    assert len(modules) == len(list(profile.nodes()))
+    assert sum(int(row["own_flops"]) for row in modules) == profile.total().flops
+    operators = _rows(csv.render(profile, OPERATORS))
+    assert sum(int(row["flops"] or 0) for row in operators) == profile.total().flops
+
+
+def test_csv_of_another_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match="table='uncounted'"):
+        csv.render(lenet5(), View(table="uncounted"))
+
+
+def test_modules_of_a_wide_tree_are_complete() -> None:
+    assert len(_rows(csv.render(wide(10_000)))) == 10_002
