@@ -12,7 +12,7 @@ from dispatch_flops.counting.module_names import ModuleName, join
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OpTotal
-from dispatch_flops.profile.cost import OpCost, Phase
+from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 
 
 class _Account(NamedTuple):
@@ -31,17 +31,8 @@ class _Account(NamedTuple):
 class _Balance:
     calls: int = 0
     uncounted: int = 0
-    macs: int = 0
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
+    cost: OpCost = ZERO
     latency_s: float | None = None
-
-    def add(self, cost: OpCost, times: int) -> None:
-        self.macs += cost.macs * times
-        self.flops += cost.flops * times
-        self.bytes_read += cost.bytes_read * times
-        self.bytes_written += cost.bytes_written * times
 
 
 class Ledger:
@@ -83,7 +74,7 @@ class Ledger:
         if entry.cost is None:
             balance.uncounted += calls
         for child, phase, cost in entry.parts(place.phase):
-            self._balance(place.fqn, child, phase, entry).add(cost, calls)
+            self._balance(place.fqn, child, phase, entry).cost += cost * calls
 
     def _balance(self, fqn: str, child: str, phase: Phase, entry: CallCost) -> _Balance:
         account = _Account(fqn, child, phase, entry.op, entry.dtype, entry.kind, entry.error)
@@ -98,7 +89,7 @@ class Ledger:
             total = merged[account._replace(fqn=fqn, child="")]
             total.calls += balance.calls
             total.uncounted += balance.uncounted
-            total.add(_cost(balance), 1)
+            total.cost += balance.cost
             if balance.latency_s is not None:
                 total.latency_s = (total.latency_s or 0.0) + balance.latency_s
         by_fqn: defaultdict[str, list[OpTotal]] = defaultdict(list)
@@ -111,19 +102,10 @@ class Ledger:
                     dtype=account.dtype,
                     kind=account.kind,
                     calls=balance.calls,
-                    cost=None if unknown else _cost(balance),
+                    cost=None if unknown else balance.cost,
                     uncounted=balance.uncounted,
                     error=account.error,
                     latency_s=balance.latency_s,
                 )
             )
         return by_fqn
-
-
-def _cost(balance: _Balance) -> OpCost:
-    return OpCost(
-        macs=balance.macs,
-        flops=balance.flops,
-        bytes_read=balance.bytes_read,
-        bytes_written=balance.bytes_written,
-    )

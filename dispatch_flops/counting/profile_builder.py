@@ -7,12 +7,20 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from dispatch_flops.analysis.figures import sum_known
 from dispatch_flops.counting.aggregation import Ledger
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
-from dispatch_flops.profile import OUTSIDE, ModuleNode, OpTotal, Profile, RunInfo
+from dispatch_flops.profile import (
+    OUTSIDE,
+    ModuleNode,
+    OpTotal,
+    PhaseSeconds,
+    Profile,
+    RunInfo,
+    sum_known,
+)
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.seconds import timed_phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +170,12 @@ class ProfileBuilder:
             trainable_params=params.trainable,
             ops=ops,
             children=children,
-            latency_s=self._latency_s(fqn, _seconds(ops, children, "forward")),
-            backward_latency_s=_seconds(ops, children, "backward", "recompute"),
+            seconds=PhaseSeconds(
+                {
+                    "forward": self._latency_s(fqn, _seconds("forward", ops, children)),
+                    "backward": _seconds("backward", ops, children),
+                }
+            ),
             tokens=self._observed.tokens.get(fqn),
         )
 
@@ -181,13 +193,14 @@ class ProfileBuilder:
         return fqn
 
 
-def _seconds(
-    ops: Iterable[OpTotal], children: Iterable[ModuleNode], *phases: Phase
-) -> float | None:
-    """Seconds of a module's operators, with those of all below it; None if not timed."""
-    own = [op.latency_s for op in ops if op.phase in phases]
-    below = (c.latency_s if "forward" in phases else c.backward_latency_s for c in children)
-    return sum_known((*own, *below))
+def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode]) -> float | None:
+    """Return the seconds of operators and of the modules below in a phase; None if not timed."""
+    own = (
+        op.latency_s
+        for op in ops
+        if op.latency_s is not None and op.phase is not None and timed_phase(op.phase) == phase
+    )
+    return sum_known((*own, *(child.latency(phase) for child in children)))
 
 
 def _class_name(fqn: str, named: ModuleName | None, module: nn.Module | None) -> str:

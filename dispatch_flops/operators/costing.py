@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.conventions import Conventions, using
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import is_inexact_dtype, nbytes, tensors_in
-from dispatch_flops.profile.cost import OpCost, Phase, Share, Split
+from dispatch_flops.profile.cost import OpCost, Phase, Share, Split, counts_of
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +77,7 @@ def cost_of_call(
         if rule.moves and not (own.bytes_read or own.bytes_written):
             inputs = (args, kwargs) if read is None else read
             ins, outs = (0, 0) if _is_view(func) else (nbytes(inputs), nbytes(out))
-            own = OpCost(macs=own.macs, flops=own.flops, bytes_read=ins, bytes_written=outs)
+            own = dataclasses.replace(own, bytes_read=ins, bytes_written=outs)
     except Exception as error:
         return CallCost(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
     return CallCost(name, rule.kind, dtype, own, shares)
@@ -97,7 +98,7 @@ def _as_cost(answer: Any) -> tuple[OpCost, tuple[Any, ...]]:
             f"the formula returned {answer!r}; return an OpCost, a Split, or an int of FLOPs"
         )
     for cost in (answer, *(share.cost for share in shares)):
-        for number in (cost.macs, cost.flops, cost.bytes_read, cost.bytes_written):
+        for number in counts_of(cost):
             if type(number) is not int or number < 0:
                 raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")
     return answer, shares

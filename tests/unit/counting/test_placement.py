@@ -32,7 +32,7 @@ def test_computes_where_it_is_brought_to(inputs: dict[str, Any], chained: bool) 
     model = offloaded(chained=chained)
     profile = profile_model(model, **inputs)
     assert profile.run.device == "cpu"
-    assert profile.timing.forward_s
+    assert profile.timing.latency("forward")
     assert profile.root.latency_s
     assert profile.total().macs == MACS
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -66,4 +66,4 @@ def test_a_model_that_stays_on_meta_is_there() -> None:
     with torch.device("meta"):
         profile = profile_model(nn.Linear(8, 3), (2, 8))
     assert profile.run.device == "meta"
-    assert profile.timing.forward_s is None
+    assert profile.timing.latency("forward") is None

@@ -132,11 +132,11 @@ def test_modules_and_phases_take_as_long_as_their_operators(gpu: Gpu) -> None:
     profile = counter.profile
     assert profile.node("0").latency_s == KERNEL
     assert profile.node("1").latency_s == 3 * KERNEL
-    assert profile.node("1").backward_latency_s == 3 * GRADIENT
+    assert profile.node("1").latency("backward") == 3 * GRADIENT
     assert profile.root.latency_s == 4 * KERNEL
     assert latency_of(profile.root, "backward") == 4 * GRADIENT
-    assert profile.timing.backward_s == 4 * GRADIENT
-    assert profile.timing.step_s == UPDATE
+    assert profile.timing.latency("backward") == 4 * GRADIENT
+    assert profile.timing.latency("optimizer") == UPDATE
     assert profile.by_operator()["dispatch_flops_devices.work.default"].latency_s == 4 * KERNEL
     assert profile.timing.method is not None and "events on the device" in profile.timing.method
     assert profile.run.device == "cuda"
