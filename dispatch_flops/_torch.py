@@ -38,7 +38,16 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 # Under which keys an operator has kernels. Public: none.
 DispatchKey = torch._C.DispatchKey
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
-has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+_has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Return True if an operator is registered for a dispatch key.
+
+    Operators that exist in Python only, as prim::device, are not registered: torch raises for them.
+    """
+    return bool(torch._C._dispatch_has_kernel(name)) and _has_kernel(name, key)
+
 
 # Every operator's name, for ``ops --coverage``. Public: none.
 all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_names
