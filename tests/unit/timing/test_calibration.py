@@ -37,7 +37,7 @@ def test_calibration_leaves_the_random_state() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def everywhere() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+def contexts() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     return {
         "inference mode": torch.inference_mode,
         "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
@@ -46,18 +46,18 @@ def everywhere() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     }
 
 
-@pytest.mark.parametrize("place", everywhere())
-def test_call_overhead_does_not_depend_on_modes_of_the_program(place: str) -> None:
+@pytest.mark.parametrize("context", contexts())
+def test_call_overhead_does_not_depend_on_modes_of_the_program(context: str) -> None:
     """A linear runs two operators, neither of which is a cast; module calls have overhead too."""
     calls: list[float | None] = []
     usual = Overhead.operator
 
-    def noting(own: Overhead, seen_s: float, reach_s: float | None) -> None:
+    def record(own: Overhead, seen_s: float, reach_s: float | None) -> None:
         calls.append(reach_s)
         usual(own, seen_s, reach_s)
 
-    with pytest.MonkeyPatch.context() as patch, everywhere()[place]():
-        patch.setattr(Overhead, "operator", noting)
+    with pytest.MonkeyPatch.context() as patch, contexts()[context]():
+        patch.setattr(Overhead, "operator", record)
         per_op, per_module, reach_s = calibration.call_overhead()
     turns = 2 * calibration.TURNS  # of bare operators, and of modules
     assert len(calls) == turns * 100 * 2
