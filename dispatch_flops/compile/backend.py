@@ -14,7 +14,7 @@ from torch import fx, nn
 from dispatch_flops import _torch
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.graph import GraphCost, Sizes
-from dispatch_flops.counting.aggregation import Ledger
+from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
@@ -184,10 +184,10 @@ class CountingBackend:
                 for (fqn, phase, cost), calls in self.graphs[index].costs(sizes).items():
                     found = module_phases.setdefault((fqn, phase), ModulePhase(fqn, phase))
                     found.counts[cost] += calls * times
-            ledger = Ledger()
-            ledger.fold(module_phases.values())
+            aggregated = CallAggregator()
+            aggregated.aggregate(module_phases.values())
             return build_profile(
-                ledger,
+                aggregated,
                 self._names,
                 Observed(calls=self._module_calls(), used_params=self._used_params),
                 run_info(self._names.modules(), self._conventions),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from dispatch_flops.counting.aggregation import Ledger
+from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
 from dispatch_flops.profile import (
@@ -39,14 +39,14 @@ class Observed:
 
 
 def build_profile(
-    ledger: Ledger,
+    calls: CallAggregator,
     names: ModuleNames,
     observed: Observed,
     run: RunInfo,
     notes: tuple[str, ...] = (),
 ) -> Profile:
-    """Return the checked profile of everything recorded in ``ledger`` so far."""
-    builder = ProfileBuilder(names, ledger.op_totals(names.by_fqn), observed)
+    """Return the checked profile of all calls aggregated so far."""
+    builder = ProfileBuilder(names, calls.op_totals(names.by_fqn), observed)
     return Profile(
         root=builder.build_model(),
         outside=builder.build_tree(OUTSIDE),

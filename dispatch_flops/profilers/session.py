@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.aggregation import Ledger
+from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.eager_stance import take_eager_stance
 from dispatch_flops.counting.module_names import ModuleNames
@@ -42,7 +42,7 @@ class Session:
     ) -> None:
         self._conventions = conventions
         self._names = ModuleNames(roots)
-        self._ledger = Ledger()
+        self._calls = CallAggregator()
         # Only a timed run asks every module for its device.
         self._pass = counting_pass(self._names.modules()) if is_timed else UntimedPass()
         self._tracker = Tracker(self._names, self._pass.observers, self._is_mode_on)
@@ -118,7 +118,7 @@ class Session:
                 latency_s=self._pass.module_seconds(),
             )
             profile = build_profile(
-                self._ledger.with_open(self._tracker.module_phases()),
+                self._calls.including(self._tracker.module_phases()),
                 self._names,
                 observed,
                 run_info(self._names.modules(), self._conventions),
@@ -129,7 +129,7 @@ class Session:
     def _aggregate(self) -> None:
         """Aggregate this thread's calls, so that memory does not grow with their signatures."""
         self._pass.read()
-        self._ledger.fold(self._tracker.join_thread().module_phases.values())
+        self._calls.aggregate(self._tracker.join_thread().module_phases.values())
 
     def _is_mode_on(self) -> bool:
         return any(mode is self._mode for mode in _torch.modes_in_force())

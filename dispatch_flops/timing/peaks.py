@@ -38,7 +38,7 @@ def measure_machine(
     """
     where = torch.device(device)
     if where.type == "meta":
-        raise TargetError("the meta device computes nothing: there is no peak to measure")
+        raise TargetError("the meta device does not compute and has no peak; pass another device")
     edge = size or (1024 if where.type == "cpu" else 8192)
     copied_mib = 64 if where.type == "cpu" else 1024
     operand = torch.randn(edge, edge, device="cpu", generator=torch.Generator().manual_seed(0))

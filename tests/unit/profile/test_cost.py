@@ -159,6 +159,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_new_field_of_a_cost_is_recorded_summed_saved_checked_and_shown(tmp_path: Path) -> None:
     """A copy of the package with one line more."""
     copy = tmp_path / "dispatch_flops"
