@@ -27,7 +27,7 @@ from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode as TorchFlopCounterMode
 
 from dispatch_flops import FlopCounterMode, counting_backend
-from dispatch_flops.compile.backend import _counted
+from dispatch_flops.compile.backend import count_runs
 
 Batch = torch.Tensor
 
@@ -129,7 +129,7 @@ def per_step(chosen: argparse.Namespace) -> None:
     ]
     bare, counted = (statistics.median(times) for times in zip(*pairs, strict=True))
     calls = 10000
-    graph = _counted(backend.graphs[0], lambda inputs: None)
+    graph = count_runs(backend.graphs[0], lambda inputs: None)
     call_s = statistics.median(seconds_of(lambda: _repeat(graph, calls)) / calls for _ in range(9))
     report_s = statistics.median(seconds_of(lambda: backend.step()) for _ in range(99))
     graphs = len(backend.graphs)

@@ -11,6 +11,7 @@ only by the functions that need them. What is called at every operator is torch'
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -38,7 +39,18 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 # Under which keys an operator has kernels. Public: none.
 DispatchKey = torch._C.DispatchKey
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
-has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Whether the operator has a kernel under that key; False for names without an operator.
+
+    ``prim::device`` and ``aten::sym_size`` reach a mode and are unknown to torch's own table.
+    """
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    except RuntimeError:
+        return False
+
 
 # Every operator's name, for ``ops --coverage``. Public: none.
 all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_names
@@ -108,6 +120,29 @@ TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 modes_in_force: Callable[[], list[TorchDispatchMode]] = (
     torch.utils._python_dispatch._get_current_dispatch_mode_stack
 )
+
+# Take the innermost mode off, or put one on, without more. Public: ``with mode:``, which sets flags
+# of torch.compile besides; an interrupt in its midst leaves them wrong.
+pop_mode: Callable[[], TorchDispatchMode] = torch.utils._python_dispatch._pop_mode
+push_mode: Callable[[TorchDispatchMode], None] = torch.utils._python_dispatch._push_mode
+_MODE_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+
+
+def mode_flags() -> tuple[bool, ...]:
+    """What torch.compile is told of the modes in force. Public: none."""
+    return tuple(getattr(torch.utils._python_dispatch, name) for name in _MODE_FLAGS)
+
+
+def set_mode_flags(flags: tuple[bool, ...]) -> None:
+    """Tell torch.compile of the modes in force as ``mode_flags`` gave it. Public: none."""
+    for name, flag in zip(_MODE_FLAGS, flags, strict=True):
+        setattr(torch.utils._python_dispatch, name, flag)
+    torch.utils._python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
+
 
 # A block in which no mode sees the profiler's own operators. Public: none.
 modes_disabled: Callable[[], AbstractContextManager[Any]] = (
@@ -217,6 +252,27 @@ hooks_with_kwargs: dict[int, bool] = torch.nn.modules.module._global_forward_hoo
 
 # How a module is called, by which the frames of calls are known. Public: ``__call__``.
 MODULE_CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
+
+
+def remove_global_hooks(*hooks: Callable[..., Any]) -> None:
+    """Remove these from the global hooks of modules and optimizers, where they are installed.
+
+    Public: the handle that registration returns, which an interrupt can lose.
+    """
+    optimizers = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides it
+    for holder in (torch.nn.modules.module, optimizers):
+        tables = [
+            table
+            for name, table in vars(holder).items()
+            if name.startswith("_global_") and isinstance(table, dict)
+        ]
+        found = {key for table in tables for key, hook in list(table.items()) if hook in hooks}
+        # The hooks themselves go last: they are what another attempt finds the keys by.
+        for table in sorted(
+            tables, key=lambda table: any(hook in hooks for hook in table.values())
+        ):
+            for key in found:
+                table.pop(key, None)
 
 
 def module_call() -> Any:

@@ -1,4 +1,12 @@
-"""Pure functions of a ``Profile`` (and of a ``Machine``); standard library only."""
+"""Pure functions of a ``Profile`` (and of a ``Machine``); standard library only.
+
+- Modules: ``inclusive``, ``exclusive``, ``by_depth``, ``by_type``, ``top_modules``, ``fold``.
+- Operators: ``operator_rows``, ``cost_by_dtype``, ``phases_of``.
+- Totals: ``headline``, ``total_figures``, and ``diff`` of two profiles.
+- Latency: ``latency_of``, ``phase_seconds``, ``measured_seconds``, ``inexact_latencies``.
+- Machines: ``MACHINES``, ``mfu``, ``hfu``, ``roofline``, ``node_roofline``, ``roofline_data``.
+- Scaling over sizes: ``exponent`` of one curve, ``exponents`` of a grid of runs.
+"""
 
 from dispatch_flops.analysis.diff import Change, Diff, diff
 from dispatch_flops.analysis.efficiency import (
@@ -18,11 +26,13 @@ from dispatch_flops.analysis.figures import (
     by_type,
     exclusive,
     inclusive,
-    sum_known,
     top,
     top_modules,
+    total_figures,
     walk_with_depth,
 )
+from dispatch_flops.analysis.folding import fold
+from dispatch_flops.analysis.headline import Headline, headline
 from dispatch_flops.analysis.latency import (
     inexact_latencies,
     latency_of,
@@ -31,12 +41,17 @@ from dispatch_flops.analysis.latency import (
 )
 from dispatch_flops.analysis.machines import MACHINES, Machine
 from dispatch_flops.analysis.operators import OperatorRow, cost_by_dtype, operator_rows, phases_of
+from dispatch_flops.analysis.roofline_points import roofline_data
+from dispatch_flops.analysis.scaling import Exponent, exponent, exponents
+from dispatch_flops.profile import sum_known
 
 __all__ = [
     "MACHINES",
     "Change",
     "Diff",
+    "Exponent",
     "Figures",
+    "Headline",
     "Key",
     "Machine",
     "OperatorRow",
@@ -47,6 +62,10 @@ __all__ = [
     "cost_by_dtype",
     "diff",
     "exclusive",
+    "exponent",
+    "exponents",
+    "fold",
+    "headline",
     "hfu",
     "inclusive",
     "inexact_latencies",
@@ -59,9 +78,11 @@ __all__ = [
     "phase_seconds",
     "phases_of",
     "roofline",
+    "roofline_data",
     "sum_known",
     "top",
     "top_modules",
+    "total_figures",
     "utilisation",
     "walk_with_depth",
 ]

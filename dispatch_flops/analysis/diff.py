@@ -1,21 +1,17 @@
-"""TODO."""
+"""Comparison of two profiles: every module by fqn, every operator by overload, and the whole."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dispatch_flops.analysis.figures import Figures, inclusive, whole
-from dispatch_flops.profile import (
-    Profile,
-)
+from dispatch_flops.analysis.figures import Figures, inclusive, total_figures
+from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cost import ZERO, Phase
-
-# -- comparison ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One module or operator in two profiles; ``None`` where a profile lacks it."""
+    """One module or operator in two profiles; None where a profile lacks it."""
 
     name: str
     before: Figures | None
@@ -25,7 +21,7 @@ class Change:
 
     @property
     def changed(self) -> bool:
-        """True if a count differs; latencies, which never repeat, are no reason."""
+        """True if a count differs; latencies never repeat exactly and are not compared."""
         if self.before is None or self.after is None:
             return True
         return (self.before.params, self.before.cost, self.calls_before) != (
@@ -37,23 +33,35 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
-    """Two profiles side by side: every module by fqn, every operator by overload, the whole."""
+    """Two profiles side by side.
+
+    total: everything that ran. modules, operators: those of either profile; what only the
+        second one has comes last.
+    """
 
     total: Change
     modules: tuple[Change, ...] = field(default=())
     operators: tuple[Change, ...] = field(default=())
 
     def changed_modules(self) -> list[Change]:
+        """Return the modules that differ in a count."""
         return [change for change in self.modules if change.changed]
 
     def changed_operators(self) -> list[Change]:
+        """Return the operators that differ in a count."""
         return [change for change in self.operators if change.changed]
 
 
 def diff(before: Profile, after: Profile, phase: Phase | None = None) -> Diff:
-    """What changed from one profile to another; what only ``after`` has comes last."""
+    """Return what changed from one profile to another, in one phase or in all.
+
+    Example::
+
+        for change in diff(before, after).changed_modules():
+            print(change.name, change.before, change.after)
+    """
     return Diff(
-        total=_changes({"": _whole(before, phase)}, {"": _whole(after, phase)})[0],
+        total=_changes(_whole(before, phase), _whole(after, phase))[0],
         modules=_changes(_modules(before, phase), _modules(after, phase)),
         operators=_changes(_operators(before, phase), _operators(after, phase)),
     )
@@ -73,8 +81,8 @@ def _changes(before: _Side, after: _Side) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def _whole(profile: Profile, phase: Phase | None) -> tuple[Figures, int]:
-    return whole(profile, phase), profile.root.calls
+def _whole(profile: Profile, phase: Phase | None) -> _Side:
+    return {"": (total_figures(profile, phase), profile.root.calls)}
 
 
 def _modules(profile: Profile, phase: Phase | None) -> _Side:

@@ -1,10 +1,9 @@
-"""How far a run is from what its machine can do: rates, MFU, HFU and the roofline.
+"""MFU, HFU and the roofline: how close a run comes to the peaks of its machine.
 
-Pure functions of a ``Profile`` and a ``Machine``. Work in several dtypes is held against
-several peaks: the least time that the peaks allow is the sum of ``flops / peak`` over dtypes,
-and a utilisation is that time over the time taken. In one dtype this is the usual
-``flops / (seconds * peak)``. float32 work is held against float32's peak, also where it ran in
-TF32, as convolutions do by default: then pass ``machine.with_tf32()``.
+Each dtype has its own peak. The least time that the peaks allow is the sum of ``flops / peak``
+over dtypes, and a utilisation is that time divided by the time taken. In one dtype this is the
+usual ``flops / (seconds * peak)``. float32 work is compared with the peak of float32. For work
+that ran in TF32, as convolutions do by default, pass ``machine.with_tf32()``.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dispatch_flops.analysis.machines import Machine, find
+from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, add_costs
-from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, OpCost, Phase
+from dispatch_flops.profile.cost import MODEL_PHASES, OpCost, Phase
 from dispatch_flops.units import ratio
 
 Bound = Literal["compute", "memory"]
@@ -23,12 +23,13 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """What the machine allows for some work; None where a peak or the bandwidth is not known.
+    """What a machine allows for some work; None where a peak or the bandwidth is not known.
 
-    attainable_s: least seconds, operator by operator the longer of computing and moving bytes.
-    attainable_flops_per_s: FLOPs over that. bound: what takes the larger part of it.
-    exceeds_peak: the time that was measured is shorter than the peak allows, so a count, a time
-        or the peak is wrong.
+    attainable_s: least seconds. Each operator takes the longer of computing and moving bytes.
+    attainable_flops_per_s: FLOPs divided by that time.
+    bound: what takes the larger part of that time, "compute" or "memory".
+    exceeds_peak: the measured time is shorter than the peak allows, so a count, the time or the
+        peak is wrong.
     """
 
     cost: OpCost
@@ -44,13 +45,20 @@ class Roofline:
 
 
 def mfu(profile: Profile, machine: Machine | None, seconds: float | None) -> float | None:
-    """Model FLOPs utilisation: forward and backward of everything that ran, over ``seconds``."""
+    """Return the model FLOPs utilisation, of forward and backward of everything that ran.
+
+    seconds: of the run. Arguments and result are as for ``utilisation``.
+
+    Example::
+
+        mfu(profile, MACHINES["NVIDIA H200"], profile.timing.iteration_s)  # such as 0.41
+    """
     return utilisation(profile.op_totals(), MODEL_PHASES, machine, seconds)
 
 
 def hfu(profile: Profile, machine: Machine | None, seconds: float | None) -> float | None:
-    """Hardware FLOPs utilisation: all phases, recomputation and optimizer included."""
-    return utilisation(profile.op_totals(), PHASES, machine, seconds)
+    """Return the hardware FLOPs utilisation: as ``mfu``, but of all phases."""
+    return utilisation(profile.op_totals(), phases_of(profile), machine, seconds)
 
 
 def utilisation(
@@ -59,9 +67,10 @@ def utilisation(
     machine: Machine | None,
     seconds: float | None,
 ) -> float | None:
-    """Least seconds at the dense peaks over seconds taken; None if a peak or the time is unknown.
+    """Return the least seconds at the dense peaks, divided by the seconds taken.
 
-    A value above 1 is returned as it is: it says that a count, the time or the peak is wrong.
+    None if the machine, a peak or the time is not known. A value above 1 means that a count, the
+    time or the peak is wrong, and is returned unchanged.
     """
     if machine is None:
         return None
@@ -71,7 +80,7 @@ def utilisation(
 
 
 def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
-    """Seconds that the FLOPs of ``ops`` take at the dense peaks; None if one is not known."""
+    """Return the seconds that ``ops`` take at the dense peaks; None if a peak is not known."""
     total = 0.0
     for op in ops:
         if op.cost is None or not op.cost.flops:
@@ -86,7 +95,10 @@ def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
 def roofline(
     ops: Iterable[OpTotal], machine: Machine | None, seconds: float | None = None
 ) -> Roofline:
-    """The roofline of some operators' work, and whether ``seconds`` is less than it allows."""
+    """Return the roofline of some operators.
+
+    seconds: the time they took, if known; it decides ``exceeds_peak``.
+    """
     known = [op for op in ops if op.cost is not None]
     cost = add_costs(op.cost for op in known)
     computing = compute_s(known, machine) if machine is not None else None
@@ -111,9 +123,9 @@ def roofline(
 
 
 def node_roofline(node: ModuleNode, machine: Machine | None, phase: Phase = "forward") -> Roofline:
-    """The roofline of a module and all below it, in one phase."""
+    """Return the roofline of a module and all below it, in one phase."""
     ops = (op for below in node.walk() for op in below.ops if op.phase == phase)
-    return roofline(ops, machine, node.latency_s if phase == "forward" else None)
+    return roofline(ops, machine, node.latency(phase))
 
 
 def _exceeds(least_s: float | None, seconds: float | None) -> bool:
@@ -121,5 +133,5 @@ def _exceeds(least_s: float | None, seconds: float | None) -> bool:
 
 
 def machine_of(profile: Profile, machine: Machine | None = None) -> Machine | None:
-    """The machine that was named, or else the one that the profile's device is known to be."""
+    """Return ``machine`` if given, else the one that the profile ran on; None if not known."""
     return find(profile.run.device_name) if machine is None else machine

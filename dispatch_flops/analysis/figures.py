@@ -1,7 +1,7 @@
-"""Questions to a ``Profile``: pure functions from the frozen tree to small frozen results.
+"""Figures of modules: parameters, cost and latency, by module, depth, class and rank.
 
-Costs are exact ints. *Inclusive* figures are of a module and all below it, *exclusive* ones
-of the module alone; exclusive figures of all modules add up to the total.
+*Inclusive* figures are of a module and all below it, *exclusive* ones of the module alone. The
+exclusive figures of all modules add up to the total.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import (
-    ModuleNode,
-    Profile,
-)
+from dispatch_flops.profile import ModuleNode, Profile, sum_known
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 from dispatch_flops.units import ratio
 
@@ -23,11 +20,12 @@ Key = Literal["params", "macs", "flops", "bytes", "latency"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a module, or a group of ``modules`` of them, costs.
+    """Parameters, cost and latency of a module, or of several; figures add.
 
-    lower_bound: an operator among them has no known cost.
-    latency_s: of the forward, or of the backward where that phase was asked for; ``None``
+    modules: number of modules that the figures are of.
+    latency_s: seconds in the phase that was asked for, in forward where no phase was; None
         where not measured.
+    lower_bound: True if an operator of theirs has no known cost.
     """
 
     modules: int = 1
@@ -46,7 +44,7 @@ class Figures:
         )
 
     def value(self, key: Key) -> int | float | None:
-        """The figure of that name."""
+        """Return the figure of that name; raises ConfigError on an unknown name."""
         match key:
             case "params":
                 return self.params
@@ -60,7 +58,7 @@ class Figures:
                 return self.latency_s
             case _:
                 keys = ", ".join(map(repr, get_args(Key)))
-                raise ConfigError(f"{key!r} is no figure of a module: choose one of {keys}")
+                raise ConfigError(f"{key!r} is not a figure of a module; choose one of {keys}")
 
     @property
     def flops_per_s(self) -> float | None:
@@ -68,17 +66,8 @@ class Figures:
         return ratio(self.cost.flops, self.latency_s)
 
 
-def sum_known(values: Iterable[float | None]) -> float | None:
-    """The sum of the values that are known; ``None`` if none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-# -- modules ------------------------------------------------------------------------------------
-
-
 def walk_with_depth(root: ModuleNode) -> Iterator[tuple[ModuleNode, int]]:
-    """Every node with its depth (the root's is 0), parents first, without recursion."""
+    """Yield every node with its depth (0 for the root), parents first, without recursion."""
     stack = [(root, 0)]
     while stack:
         node, depth = stack.pop()
@@ -87,17 +76,17 @@ def walk_with_depth(root: ModuleNode) -> Iterator[tuple[ModuleNode, int]]:
 
 
 def inclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures]:
-    """``{fqn: figures}`` of each module and all below it, parents first.
+    """Return ``{fqn: figures}`` of each module and all below it, parents first.
 
-    A module whose own latency was not measured, as a container that is never called, shows
+    Where a module's latency was not measured, as for a container that is never called, it is
     the sum of its children's.
     """
-    root.total()  # from here on every node below knows its own
+    root.total()  # computes the totals of all nodes below in one walk
     nodes = list(root.walk())
     found: dict[str, Figures] = {}
     for node in reversed(nodes):
         below = [found[child.fqn] for child in node.children]
-        latency_s = _measured_s(node, phase)
+        latency_s = node.latency(phase or "forward")
         found[node.fqn] = Figures(
             params=node.total_params,
             cost=node.total(phase),
@@ -108,17 +97,18 @@ def inclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
 
 
 def exclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures]:
-    """``{fqn: figures}`` of each module without what is below it, parents first.
+    """Return ``{fqn: figures}`` of each module without what is below it, parents first.
 
-    The latency of a module alone is its own less its children's, not below 0.
+    The exclusive latency is the module's less its children's, and at least 0.
     """
     whole = inclusive(root, phase)
     return {
         node.fqn: Figures(
             params=node.own_params,
             cost=node.own(phase),
-            latency_s=_alone_s(
-                _measured_s(node, phase), (whole[child.fqn].latency_s for child in node.children)
+            latency_s=_exclusive_s(
+                node.latency(phase or "forward"),
+                (whole[child.fqn].latency_s for child in node.children),
             ),
             lower_bound=_lacks_cost(node, phase),
         )
@@ -126,14 +116,17 @@ def exclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
     }
 
 
-def whole(profile: Profile, phase: Phase | None = None) -> Figures:
-    """Return the figures of everything that ran, in the model and outside it."""
+def total_figures(profile: Profile, phase: Phase | None = None) -> Figures:
+    """Return the figures of everything that ran, model and outside."""
     root, outside = profile.root, profile.outside
     return inclusive(root, phase)[root.fqn] + inclusive(outside, phase)[outside.fqn]
 
 
 def by_depth(root: ModuleNode, phase: Phase | None = None) -> list[dict[str, Figures]]:
-    """Per depth ``{class name: inclusive figures of its modules there}``, in tree order."""
+    """Return for each depth ``{class name: inclusive figures of its modules there}``.
+
+    Classes are in the order of the tree; the first level is the root's.
+    """
     whole = inclusive(root, phase)
     levels: list[dict[str, Figures]] = []
     for node, depth in walk_with_depth(root):
@@ -144,19 +137,19 @@ def by_depth(root: ModuleNode, phase: Phase | None = None) -> list[dict[str, Fig
 
 
 def by_type(profile: Profile, phase: Phase | None = None) -> dict[str, Figures]:
-    """``{class name: exclusive figures of its modules}``, most FLOPs first.
+    """Return ``{class name: exclusive figures of its modules}``, most FLOPs first.
 
-    The costs add up to the model's total; a parameter that several modules hold counts in each.
+    The costs add up to the model's total. A parameter that several modules hold counts in each.
     """
     found: dict[str, Figures] = {}
-    alone = exclusive(profile.root, phase)
+    own = exclusive(profile.root, phase)
     for node in profile.root.walk():
-        _add_to(found, node.class_name, alone[node.fqn])
+        _add_to(found, node.class_name, own[node.fqn])
     return dict(top(found, "flops", len(found)))
 
 
 def top(figures: dict[str, Figures], key: Key, k: int) -> list[tuple[str, Figures]]:
-    """The ``k`` entries with the most of ``key``, equal ones in their order; unknown last."""
+    """Return the ``k`` items with the most of ``key``, equal ones in their order, unknown last."""
 
     def rank(item: tuple[str, Figures]) -> float:
         value = item[1].value(key)
@@ -168,9 +161,14 @@ def top(figures: dict[str, Figures], key: Key, k: int) -> list[tuple[str, Figure
 def top_modules(
     profile: Profile, key: Key = "flops", k: int = 10, phase: Phase | None = None
 ) -> list[tuple[ModuleNode, Figures]]:
-    """The ``k`` modules that themselves, without their children, have the most of ``key``.
+    """Return the ``k`` modules with the most of ``key`` of their own, without their children.
 
-    Modules that have none of it are left out.
+    Modules that have none of it are omitted.
+
+    Example::
+
+        for node, figures in top_modules(profile, "macs", 3):
+            print(node.fqn, figures.cost.macs)
     """
     nodes = {node.fqn: node for node in profile.root.walk()}
     ranked = top(exclusive(profile.root, phase), key, k)
@@ -185,11 +183,5 @@ def _lacks_cost(node: ModuleNode, phase: Phase | None) -> bool:
     return any(op.uncounted for op in node.ops if phase is None or op.phase == phase)
 
 
-def _measured_s(node: ModuleNode, phase: Phase | None) -> float | None:
-    if phase in (None, "forward"):
-        return node.latency_s
-    return node.backward_latency_s if phase == "backward" else None
-
-
-def _alone_s(own_s: float | None, children_s: Iterable[float | None]) -> float | None:
-    return None if own_s is None else max(0.0, own_s - (sum_known(children_s) or 0.0))
+def _exclusive_s(inclusive_s: float | None, children_s: Iterable[float | None]) -> float | None:
+    return None if inclusive_s is None else max(0.0, inclusive_s - (sum_known(children_s) or 0.0))

@@ -1,23 +1,22 @@
-"""Runs of identical numbered siblings as one node, as ``(0-11): 12 x BertLayer(...)``."""
+"""Folding: runs of identical numbered siblings as one node, ``(0-11): 12 x BertLayer(...)``."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from dispatch_flops.analysis.figures import sum_known
-from dispatch_flops.profile import ModuleNode, merge
+from dispatch_flops.profile import ModuleNode, sum_trees
 
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)", re.DOTALL)
 
 
 def fold(root: ModuleNode) -> ModuleNode:
-    """The tree with each run of siblings that differ in nothing but number and latency merged.
+    """Return the tree with each run of siblings merged that differ only in number and latency.
 
-    A merged node stands for all of the run: its params, operators, calls and latencies are
-    their sums, and so are those of the nodes below it. Parameters that the siblings share
-    count once: the sum is capped at the parent's.
+    The parameters, operators, calls and latencies of a merged node are the sums over the run,
+    and so are those of the nodes below it. Parameters that the siblings share count once: the
+    sum is at most the parent's.
     """
     shapes: dict[object, int] = {}
     shape_of: dict[str, int] = {}
@@ -34,7 +33,7 @@ def fold(root: ModuleNode) -> ModuleNode:
 
 
 def _own_shape(node: ModuleNode) -> object:
-    """What two modules must agree in to be folded, their children aside."""
+    """Return what two modules must agree in to be merged, apart from their children."""
     return (
         node.class_name,
         node.extra_repr,
@@ -67,41 +66,12 @@ def _follows(name: str, next_name: str) -> bool:
 
 
 def _merged(run: Sequence[ModuleNode], most_params: int) -> ModuleNode:
-    """One node for a run; all its members are trees of the same shape."""
+    """Return one node for a run of siblings, which are trees of one shape."""
     first, last = run[0], run[-1]
     if len(run) == 1:
         return first
-    sums: dict[str, ModuleNode] = {}
-    for same in reversed(list(zip(*(member.walk() for member in run), strict=True))):
-        children = tuple(sums[child.fqn] for child in same[0].children)
-        sums[same[0].fqn] = _sum(same, children, most_params)
     return dataclasses.replace(
-        sums[first.fqn],
+        sum_trees(run, most_params=most_params),
         name=f"{first.name}-{last.name}",
         class_name=f"{len(run)} x {first.class_name}",
-    )
-
-
-def _sum(
-    same: Sequence[ModuleNode], children: tuple[ModuleNode, ...], most_params: int
-) -> ModuleNode:
-    def capped(counts: Iterable[int]) -> int:
-        return min(sum(counts), most_params)
-
-    ops = list(same[0].ops)
-    for node in same[1:]:
-        ops = [merge(a, b) for a, b in zip(ops, node.ops, strict=True)]
-    return dataclasses.replace(
-        same[0],
-        calls=sum(node.calls for node in same),
-        own_params=capped(node.own_params for node in same),
-        total_params=capped(node.total_params for node in same),
-        active_params=capped(node.active_params for node in same),
-        trainable_params=capped(node.trainable_params for node in same),
-        ops=tuple(ops),
-        children=children,
-        latency_s=sum_known(node.latency_s for node in same),
-        latency_spread_s=sum_known(node.latency_spread_s for node in same),
-        backward_latency_s=sum_known(node.backward_latency_s for node in same),
-        tokens=None if same[0].tokens is None else sum(node.tokens or 0 for node in same),
     )

@@ -1,4 +1,4 @@
-"""The few numbers that a profile comes down to, as the page, the notebook and loggers show them."""
+"""Headline of a profile: the totals that reports, notebooks and loggers show first."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ ABOVE_PEAK = "above the peak: a count, the time or the peak is wrong"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """What stands at the top of a report.
+    """Totals of a profile, of this rank.
 
-    model_flops: forward and backward; hardware_flops: all phases.
-    seconds: of everything that was counted, once; ``None`` where a part was not measured.
+    macs, hardware_flops, bytes_total: of all phases. model_flops: of forward and backward.
+    seconds: of everything that was counted; None where a part was not measured.
     seconds_of: what those seconds are of, in words.
+    mfu, hfu: shares of the machine's peak; None where the peak or the time is not known.
+    lower_bound: True if an operator that ran has no known cost.
     """
 
     params: int
@@ -36,14 +38,19 @@ class Headline:
 
     @property
     def exceeds_peak(self) -> bool:
-        """True if the machine cannot do so much in the time: a count, the time or the peak is
-        wrong.
-        """
+        """True if a utilisation is above 1: a count, the time or the peak is wrong."""
         return max(self.mfu or 0.0, self.hfu or 0.0) > 1
 
 
 def headline(profile: Profile, machine: Machine | None = None) -> Headline:
-    """The totals of this rank; utilisation where the machine's peaks are known."""
+    """Return the headline of a profile.
+
+    machine: whose peaks the utilisations refer to; without one they are None.
+
+    Example::
+
+        headline(profile, MACHINES["NVIDIA H200"]).mfu
+    """
     root, total = profile.root, profile.total()
     seconds, seconds_of = measured_seconds(profile)
     return Headline(

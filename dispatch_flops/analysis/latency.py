@@ -1,28 +1,25 @@
-"""Seconds of modules and phases, and which of them are exact."""
+"""Latency of modules and of phases, and which latencies are exact."""
 
 from __future__ import annotations
 
-from dispatch_flops.analysis.figures import inclusive, sum_known
+from dispatch_flops.analysis.figures import inclusive
 from dispatch_flops.analysis.operators import phases_of
-from dispatch_flops.profile import (
-    ModuleNode,
-    Profile,
-    StepTiming,
-)
-from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile import ModuleNode, Profile, StepTiming, sum_known
+from dispatch_flops.profile.cost import PHASES, Phase, in_order
+from dispatch_flops.profile.seconds import timed_phase
 
-EXACT = 0.1  # a latency is called exact that is right to this share
+EXACT = 0.1  # the largest relative error of a latency that is called exact
 
 
 def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
-    """The modules (fqn) whose latency is not exact to 10 %: calls in it are too short, or runs
-    of it vary by more.
+    """Return the fqns of the modules whose forward latency may be off by more than 10 %.
 
-    The model's own is never too short where it was measured by itself.
+    A latency is inexact if it is below the resolution of its calls, or if runs vary by more than
+    10 %. Where the whole model was timed by itself, its latency is never too short.
     """
     least: dict[str, float] = {}
     inexact = set()
-    for node in reversed([*root.walk()]):  # children first
+    for node in reversed(list(root.walk())):
         timed = (op for op in node.ops if op.phase == "forward" and op.latency_s is not None)
         operators = sum(op.calls for op in timed)
         least[node.fqn] = (
@@ -32,49 +29,42 @@ def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
         )
         if not node.latency_s:
             continue
-        by_itself = node is root and timing.forward_s is not None
-        too_short = node.latency_s < least[node.fqn] and not by_itself
+        timed_by_itself = node is root and timing.latency("forward") is not None
+        too_short = node.latency_s < least[node.fqn] and not timed_by_itself
         if too_short or (node.latency_spread_s or 0.0) > EXACT * node.latency_s:
             inexact.add(node.fqn)
     return frozenset(inexact)
 
 
 def latency_of(node: ModuleNode, phase: Phase = "forward") -> float | None:
-    """Seconds of the module, or of its children together where it was not measured itself."""
+    """Return the seconds of a module; where not measured, those of its children together."""
     return inclusive(node, phase)[node.fqn].latency_s
 
 
 def measured_seconds(profile: Profile) -> tuple[float | None, str]:
-    """Seconds of all phases that ran, and the words for them; None if a phase lacks its time."""
-    timing = profile.timing
-    if timing.iteration_s is not None:
-        return timing.iteration_s, "whole iteration"
-    parts = {
-        "forward": _forward_s(profile),
-        "backward": timing.backward_s,
-        "optimizer": timing.step_s,
-    }
-    # Recomputation takes place within the backward pass.
-    ran = ["backward" if phase == "recompute" else phase for phase in phases_of(profile)]
-    if not ran and profile.root.calls:  # a model of which no operator ran
-        ran = ["forward"]
-    names = [name for name in parts if name in ran]
-    if not names or any(parts[name] is None for name in names):
+    """Return the seconds of everything that ran, and what they are of, in words.
+
+    The seconds are None if a phase that ran was not measured.
+    """
+    if profile.timing.iteration_s is not None:
+        return profile.timing.iteration_s, "whole iteration"
+    seconds = phase_seconds(profile)
+    phases = list(dict.fromkeys(map(timed_phase, phases_of(profile))))
+    if not phases and profile.root.calls:  # a model in which no operator ran
+        phases = ["forward"]
+    if not phases or any(seconds[phase] is None for phase in phases):
         return None, "not measured"
-    return sum_known(parts[name] for name in names), " + ".join(names)
+    return sum_known(seconds[phase] for phase in phases), " + ".join(phases)
 
 
-def phase_seconds(profile: Profile) -> dict[str, float | None]:
-    """Seconds per phase where the profile has them."""
+def phase_seconds(profile: Profile) -> dict[Phase, float | None]:
+    """Return the seconds of each phase; None where not measured.
+
+    Recomputation has none of its own: its time is part of the backward pass's.
+    """
     timing = profile.timing
-    return {
-        "forward": _forward_s(profile),
-        "backward": timing.backward_s,
-        "recompute": None,
-        "optimizer": timing.step_s,
-    }
-
-
-def _forward_s(profile: Profile) -> float | None:
-    forward_s = profile.timing.forward_s
-    return latency_of(profile.root) if forward_s is None else forward_s
+    phases = in_order((*PHASES, *phases_of(profile), *timing.seconds))
+    seconds = {phase: timing.latency(phase) for phase in phases}
+    if seconds["forward"] is None:
+        seconds["forward"] = latency_of(profile.root)
+    return seconds

@@ -1,10 +1,10 @@
-"""What machines can do: dense peak FLOP/s per dtype and memory bandwidth, each with its source.
+"""Machines: dense peak FLOP/s per dtype and memory bandwidth, each with its source.
 
-Dense throughout: vendors' figures "with sparsity" are twice what a dense matmul can reach. They
-are the tensor cores' (AMD's matrix cores') wherever libraries use these for the dtype; NVIDIA's
-``float32`` and the V100's ``float64`` are the vector units'. What runs in TF32 is held against
-another peak: see ``Machine.with_tf32``. A machine that is not here has no peak: MFU is then None,
-never a guess.
+All peaks are dense: vendors' figures "with sparsity" are twice what a dense matmul can reach. They
+are of the tensor cores (AMD: matrix cores) wherever libraries use these for the dtype. NVIDIA's
+``float32`` and the V100's ``float64`` are of the vector units. TF32 has a peak of its own; see
+``Machine.with_tf32``. The peaks of a machine that is not listed are unknown, and MFU is then
+None.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ G = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One device's limits.
+    """Limits of one device.
 
-    flops_per_s: ``{dtype: dense peak}``; bytes_per_s: memory bandwidth, None if unknown.
-    name: exactly what the driver calls the device; aliases: its other names.
-    source: the document (or measurement) that the figures are from.
+    name: exactly as the driver reports it; aliases: its other names.
+    flops_per_s: ``{dtype: dense peak}``. bytes_per_s: memory bandwidth; None if unknown.
+    source: the document or measurement that the figures are from.
+
+    Example::
+
+        Machine(name="my board", flops_per_s={"float16": 125e12}, bytes_per_s=900e9)
     """
 
     name: str
@@ -32,7 +36,7 @@ class Machine:
     source: str = ""
 
     def peak(self, dtype: str | None) -> float | None:
-        """Dense peak FLOP/s for a dtype; None if unknown."""
+        """Return the dense peak FLOP/s for a dtype; None if unknown."""
         if dtype is None:
             return None
         if dtype.startswith("float8"):
@@ -40,12 +44,12 @@ class Machine:
         return self.flops_per_s.get(_COMPUTES_AS.get(dtype, dtype))
 
     def with_tf32(self) -> Machine:
-        """The machine for float32 work that runs in TF32; itself where it has no TF32 or is that.
+        """Return the machine with the TF32 peak for float32; itself where it has none.
 
-        On NVIDIA's GPUs torch runs convolutions and recurrent layers so by default
-        (``torch.backends.cudnn.allow_tf32``), matrix products only if told to
-        (``torch.set_float32_matmul_precision``). A program that does some of each lies between
-        its utilisation of this machine and that of the one without.
+        On NVIDIA's GPUs torch runs convolutions and recurrent layers in TF32 by default
+        (``torch.backends.cudnn.allow_tf32``), and matrix products only on request
+        (``torch.set_float32_matmul_precision``). The utilisation of a program that does both
+        lies between those of the two machines.
         """
         if self.flops_per_s.get("tf32") in (None, self.flops_per_s.get("float32")):
             return self
@@ -56,7 +60,7 @@ class Machine:
         )
 
 
-# A complex contraction is counted in real MACs, so its peak is the real dtype's.
+# A complex contraction is counted in real MACs, so its peak is that of the real dtype.
 _COMPUTES_AS = {"complex64": "float32", "complex128": "float64", "uint8": "int8", "qint8": "int8"}
 
 
@@ -171,7 +175,7 @@ MACHINES: dict[str, Machine] = {
         _gpu(
             "AMD Instinct MI250X",
             "AMD CDNA 2 architecture whitepaper, matrix; half of the module's figures, "
-            "for each of its two dies is a device of its own",
+            "for each of its two dies is a separate device",
             bandwidth=1638.4 * G, float16=191.5 * T, bfloat16=191.5 * T,
             int8=191.5 * T, float32=47.9 * T, float64=47.9 * T,
         ),
@@ -180,9 +184,9 @@ MACHINES: dict[str, Machine] = {
 
 
 def find(device_name: str | None) -> Machine | None:
-    """The machine that a driver calls ``device_name``; None if it is not known.
+    """Return the machine that a driver reports as ``device_name``; None if it is not known.
 
-    Exact names alone: an A10G is no A10, and a laptop's chip is not the desktop's.
+    Names must match exactly: an A10G is not an A10, and a laptop's chip is not the desktop's.
     """
     for machine in MACHINES.values():
         if device_name == machine.name or device_name in machine.aliases:

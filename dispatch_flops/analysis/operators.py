@@ -1,30 +1,22 @@
-"""TODO."""
+"""Operators over all modules: rows by overload and dtype, cost by dtype, phases that ran."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dispatch_flops.profile import (
-    OpTotal,
-    Profile,
-    add_costs,
-    flops_of,
-    merge,
-)
-from dispatch_flops.profile.cost import PHASES, ZERO, OpCost, Phase
+from dispatch_flops.profile import OpTotal, Profile, add_costs, flops_of, merge_ops
+from dispatch_flops.profile.cost import ZERO, OpCost, Phase, in_order
 from dispatch_flops.units import ratio
-
-# -- operators ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRow:
     """All calls of one operator with one compute dtype.
 
-    cost: of the calls whose cost is known; ``None`` if that is none.
-    share: of all known FLOPs, 0 to 1; ``None`` where the cost is unknown or the total is 0.
-    bytes_per_call: mean over the calls whose cost is known.
+    cost: of the calls whose cost is known; None if no call's cost is known.
+    share: of all known FLOPs, 0 to 1; None where the cost is unknown or the total is 0.
+    The other fields are those of ``OpTotal``.
     """
 
     op: str
@@ -40,27 +32,29 @@ class OperatorRow:
 
     @property
     def bytes_per_call(self) -> float | None:
+        """Mean bytes read and written, over the calls whose cost is known."""
         return ratio(self.cost.bytes_total, self.calls - self.uncounted) if self.cost else None
 
     @property
     def arithmetic_intensity(self) -> float | None:
+        """FLOPs per byte; None where unknown or where no byte is moved."""
         return self.cost.arithmetic_intensity if self.cost else None
 
 
 def operator_rows(profile: Profile, phase: Phase | None = None) -> list[OperatorRow]:
-    """Every operator that ran, in the model and outside it: most FLOPs first, then most bytes."""
+    """Return a row per operator and dtype, of model and outside: most FLOPs first, then bytes."""
     merged: dict[tuple[str, str | None], OpTotal] = {}
-    phases: dict[tuple[str, str | None], set[Phase | None]] = {}
+    phases: dict[tuple[str, str | None], list[Phase | None]] = {}
     for op in _ops(profile, phase):
         key = (op.op, op.dtype)
-        merged[key] = merge(merged[key], op) if key in merged else op
-        phases.setdefault(key, set()).add(op.phase)
+        merged[key] = merge_ops(merged[key], op) if key in merged else op
+        phases.setdefault(key, []).append(op.phase)
     total = sum(flops_of(op) for op in merged.values())
     rows = [
         OperatorRow(
             op=op.op,
             kind=op.kind,
-            phases=tuple(p for p in PHASES if p in phases[key]),
+            phases=in_order(phases[key]),
             dtype=op.dtype,
             calls=op.calls,
             uncounted=op.uncounted,
@@ -75,7 +69,7 @@ def operator_rows(profile: Profile, phase: Phase | None = None) -> list[Operator
 
 
 def cost_by_dtype(profile: Profile, phase: Phase | None = None) -> dict[str | None, OpCost]:
-    """``{compute dtype: known cost}``, most FLOPs first; ``None`` for operators without tensors."""
+    """Return ``{compute dtype: known cost}``, most FLOPs first; None for calls without tensors."""
     groups: dict[str | None, list[OpCost | None]] = {}
     for op in _ops(profile, phase):
         groups.setdefault(op.dtype, []).append(op.cost)
@@ -84,9 +78,11 @@ def cost_by_dtype(profile: Profile, phase: Phase | None = None) -> dict[str | No
 
 
 def phases_of(profile: Profile) -> tuple[Phase, ...]:
-    """The phases in which an operator ran, in their order."""
-    seen = {op.phase for op in profile.op_totals()}
-    return tuple(phase for phase in PHASES if phase in seen)
+    """Return the phases in which an operator ran.
+
+    The order is forward, backward, recompute, optimizer; then others as they appear.
+    """
+    return in_order(op.phase for op in profile.op_totals())
 
 
 def _ops(profile: Profile, phase: Phase | None) -> Iterator[OpTotal]:

@@ -1,4 +1,4 @@
-"""Points of the roofline: modules and operators against the machine's limits."""
+"""Points of a roofline plot: modules and operators against the limits of a machine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile
 from dispatch_flops.units import ratio
 
-MOST_POINTS = 300  # of each kind: what a plot can show and a browser draw at once
+MOST_POINTS = 300  # of each kind: as many as a plot shows clearly and a browser draws at once
 
 Data = dict[str, Any]
 
 
 def roofline_data(profile: Profile, machine: Machine | None) -> Data | None:
-    """Roofs and points; ``None`` where the machine or its bandwidth is not known.
+    """Return roofs and points as plain data; None where the machine's bandwidth is not known.
 
-    Modules are shown by their own operators in the forward pass, their children's apart, so no
-    work is shown twice; operators by all their calls.
+    A point of a module is of its own operators in forward, without its children's, so that no
+    work is shown twice. A point of an operator is of all its calls with one dtype.
     """
     if machine is None or machine.bytes_per_s is None:
         return None
@@ -40,12 +40,12 @@ def roofline_data(profile: Profile, machine: Machine | None) -> Data | None:
 
 
 def _modules(root: ModuleNode, machine: Machine) -> list[Data]:
-    alone = exclusive(root, "forward")
+    figures = exclusive(root, "forward")
     points = []
     for node in root.walk():
         own = [op for op in node.ops if op.phase == "forward"]
         name = node.fqn or node.class_name
-        points += _point(name, node.class_name, own, machine, alone[node.fqn].latency_s)
+        points += _point(name, node.class_name, own, machine, figures[node.fqn].latency_s)
     return points
 
 
@@ -64,7 +64,7 @@ def _operators(ops: Iterable[OpTotal], machine: Machine) -> list[Data]:
 def _point(
     name: str, about: str, ops: list[OpTotal], machine: Machine, seconds: float | None
 ) -> list[Data]:
-    """One point, or none where there is nothing to place it by."""
+    """Return one point in a list, which is empty where nothing is known to place it by."""
     limit = roofline(ops, machine, seconds)
     if not limit.cost.flops or limit.arithmetic_intensity is None:
         return []

@@ -1,4 +1,4 @@
-"""How a count grows with a size: the k of count ~ size^k, from a grid of runs."""
+"""Scaling: how a count grows with a size, the k of count ~ size^k."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
+from dispatch_flops.errors import ConfigError
+
 Point = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exponent:
-    """The growth of a count with one size, the others held.
+    """Growth of a count with one size, the other sizes fixed.
 
-    overall: least-squares slope in logarithms over all sizes. last: between the two largest,
-    which is nearer to what the count tends to.
+    name: of the size. smallest, largest: its values.
+    overall: exponent fitted over all values. last: exponent between the two largest, which is
+        closer to the limit for large sizes.
     """
 
     name: str
@@ -26,10 +29,17 @@ class Exponent:
 
 
 def exponents(points: Sequence[Point], counts: Sequence[float]) -> list[Exponent]:
-    """One exponent per size that varies over positive values; counts must be positive.
+    """Return one exponent per size that varies over positive values.
 
-    points: the full grid of all sizes, so that what the others contribute averages out
-    alike at each value of the one.
+    The result is empty unless all counts are positive.
+
+    points: ``{size name: value}`` of each run. They must be the full grid of all sizes, so that
+        the other sizes contribute the same average at each value of one.
+    counts: one per point.
+
+    Example::
+
+        exponents([{"n": 2}, {"n": 4}, {"n": 8}], [4, 16, 64])[0].overall  # 2.0
     """
     if not points or min(counts) <= 0:
         return []
@@ -43,21 +53,34 @@ def exponents(points: Sequence[Point], counts: Sequence[float]) -> list[Exponent
                     name=name,
                     smallest=sizes[0],
                     largest=sizes[-1],
-                    overall=_slope(means),
-                    last=_slope({size: means[size] for size in sizes[-2:]}),
+                    overall=_log_slope(sizes, [means[size] for size in sizes]),
+                    last=_log_slope(sizes[-2:], [means[size] for size in sizes[-2:]]),
                 )
             )
     return found
 
 
+def exponent(sizes: Sequence[float], counts: Sequence[float]) -> float:
+    """Return the exponent of one curve, fitted by least squares in logarithms.
+
+    Raises ConfigError unless there is a positive count for each positive size, and at least two
+    different sizes.
+    """
+    if len(sizes) != len(counts) or len(set(sizes)) < 2 or min(*sizes, *counts) <= 0:
+        raise ConfigError(
+            "an exponent needs a positive count for each size; give at least two different sizes"
+        )
+    return _log_slope(sizes, [math.log(count) for count in counts])
+
+
 def _mean_logs(name: str, points: Sequence[Point], counts: Sequence[float]) -> dict[float, float]:
-    """``{size: mean of log count}`` over all points of that size."""
+    """Return ``{value: mean of log count}`` over all points with that value of one size."""
     logs: dict[float, list[float]] = {}
     for point, count in zip(points, counts, strict=True):
         logs.setdefault(point[name], []).append(math.log(count))
     return {size: sum(values) / len(values) for size, values in logs.items()}
 
 
-def _slope(means: Mapping[float, float]) -> float:
-    """Of log count over log size, by least squares."""
-    return linear_regression([math.log(size) for size in means], list(means.values())).slope
+def _log_slope(sizes: Sequence[float], log_counts: Sequence[float]) -> float:
+    """Return the least-squares slope of log count over log size."""
+    return linear_regression([math.log(size) for size in sizes], log_counts).slope

@@ -70,7 +70,7 @@ def parse_seconds(text: str) -> float:
 
 
 def _latency_s(profile: Profile, phase: Phase | None) -> float | None:
-    measured = phase_seconds(profile)[phase or "forward"]
+    measured = phase_seconds(profile).get(phase or "forward")
     return latency_of(profile.root, phase or "forward") if measured is None else measured
 
 

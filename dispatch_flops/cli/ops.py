@@ -161,23 +161,18 @@ def coverage() -> tuple[dict[str, list[str]], int]:
         formulas,  # noqa: F401  (fills the registry)
         registry,
     )
+    from dispatch_flops.operators.composites import is_composite
 
     found: dict[str, list[str]] = {}
     names = [name for name in _torch.all_operator_names() if name.startswith("aten::")]
     for name in sorted(names):
         base, _, overload = name.removeprefix("aten::").partition(".")
         op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
-        if op is None or _is_composite(name):
+        if op is None or is_composite(op):
             continue
         rule = registry.lookup(op)
         found.setdefault(rule.kind if rule else "none", []).append(str(op))
     return found, len(names)
-
-
-def _is_composite(name: str) -> bool:
-    from dispatch_flops import _torch
-
-    return bool(_torch.has_kernel(name, "CompositeImplicitAutograd"))
 
 
 def _coverage_text(pattern: str | None, style: Style) -> str:

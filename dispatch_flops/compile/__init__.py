@@ -1,4 +1,4 @@
-"""FLOPs of compiled programs, as the compiler left them, without any dispatch mode.
+"""Collector of the costs of graphs that torch.compile produced; it needs no dispatch mode.
 
     backend = counting_backend("inductor", model)
     compiled = torch.compile(model, backend=backend)
@@ -7,10 +7,10 @@
         step = backend.step()
         print(step.total.flops, step.mfu(peak_flops_per_s=989e12))
 
-Costs are computed once per compiled graph, from the forward and backward graphs that AOTAutograd
-hands to the compiler; afterwards a call of a graph adds one to a number. What a program runs
-outside its compiled graphs (the optimizer, code between graph breaks) is not seen here:
-``FlopCounterMode`` counts all of it, at the price of running eagerly.
+The cost of each graph is computed once, from the forward and backward graphs that AOTAutograd
+passes to the compiler. Afterwards, each run of a graph only increments a counter. Code outside
+the compiled graphs (an eager optimizer, code between graph breaks) is not counted.
+``FlopCounterMode`` counts everything, but runs the program eagerly.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Whose work is a node of a compiled graph: the modules that torch.compile wrote on it.
+"""Attribute operators of compiled graphs to a module and a phase.
 
-A node's ``nn_module_stack`` names the modules that it was traced in, by their ids; a backward
-node has its forward node's. The module whose ``forward`` is itself the compiled function is not
-in it: it is found as the owner of what the graph takes in under its name.
+A node's ``nn_module_stack`` lists the ids of the modules in which torch.compile traced it; a
+backward node has the stack of its forward node. The module whose ``forward`` is the compiled
+function is not in the stack. It is found as the owner of the graph's inputs.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,50 +17,47 @@ import torch
 from torch import fx, nn
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.module_names import ModuleName, ModuleNames
+from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.thread_state import ACCUMULATION
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
-_STEP = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+_ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 _FILE = re.compile(r'File "([^"]*)", line')
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 
 
-class Places:
-    """Places of one traced function's nodes.
+class NodeAttribution:
+    """Modules to which the nodes of one traced function belong.
 
-    top: the function, as torch.compile traced it, before AOTAutograd.
-    function: of which Python function it is a part; what follows a graph break is another one.
-    own: the fqn of the module whose forward it is.
-    used_params: ids of the parameters that it takes in.
+    traced: the function as torch.compile traced it, before AOTAutograd.
+    fqn: the module whose forward the function is.
+    function_id: the Python function of which it is a part. Code after a graph break has its own.
+    used_params: ids of the parameters among the inputs.
     """
 
-    def __init__(self, names: ModuleNames, top: fx.GraphModule) -> None:
+    def __init__(self, names: ModuleNames, traced: fx.GraphModule) -> None:
         self._names = names
         self._modules = {id(module): module for module in _all_modules(names)}
-        self.function = str(top.meta.get("dynamo_compile_id", id(top))).partition("/")[0]
-        self.own = self._function_itself(top)
-        self.used_params = {id(p) for _, p in _inputs(top) if isinstance(p, nn.Parameter)}
+        self.fqn = self._find_own_fqn(traced)
+        self.function_id = str(traced.meta.get("dynamo_compile_id", id(traced))).partition("/")[0]
+        self.used_params = {id(p) for _, p in _inputs(traced) if isinstance(p, nn.Parameter)}
 
-    def of(self, node: fx.Node) -> str:
-        """The fqn that the node belongs to."""
+    def fqn_of(self, node: fx.Node) -> str:
+        """Return the fqn of the module to which the node belongs."""
         if node.meta.get("is_gradient_acc"):
             return ACCUMULATION
-        return self._stack(node)[-1][1]
+        return self._stack_of(node)[-1][1]
 
-    def calls(self, graph: fx.Graph) -> dict[str, int]:
-        """How often one run of the graph runs each module below ``own``."""
-        keys = {step for node in graph.nodes for step in self._stack(node)[1:]}
-        calls: dict[str, int] = {}
-        for _, fqn in keys:
-            calls[fqn] = calls.get(fqn, 0) + 1
-        return calls
+    def module_calls(self, graph: fx.Graph) -> dict[str, int]:
+        """Return ``{fqn: its calls in one run of the graph}`` of the modules below ``fqn``."""
+        calls = {call for node in graph.nodes for call in self._stack_of(node)[1:]}
+        return Counter(fqn for _, fqn in calls)
 
-    def _stack(self, node: fx.Node) -> list[tuple[str, str]]:
-        """``(torch.compile's key of the call, fqn)``, outermost first."""
+    def _stack_of(self, node: fx.Node) -> list[tuple[str, str]]:
+        """Return the running calls as ``(torch.compile's key, fqn)``, outermost first."""
         callers = list(self._names.roots)
-        stack = [("", self.own)]
+        stack = [("", self.fqn)]
         for key, module in self._traced_in(node):
             named = self._names.find(module, callers)
             callers.append(named)
@@ -74,27 +72,29 @@ class Places:
             if module is not None:
                 yield key, module
 
-    def _function_itself(self, top: fx.GraphModule) -> str:
-        """The fqn of the module whose forward was compiled; the outside where it is a function."""
-        made = [node for node in top.graph.nodes if node.op.startswith("call_")]
-        if made and all(is_optimizers(node) for node in made):
+    def _find_own_fqn(self, traced: fx.GraphModule) -> str:
+        """Return the fqn of the module whose forward was compiled; "outside" for a function."""
+        calls = [node for node in traced.graph.nodes if node.op.startswith("call_")]
+        if calls and all(is_from_optimizer(node) for node in calls):
             return OUTSIDE
-        entered = {id(m) for node in top.graph.nodes for _, m in self._traced_in(node)}
-        for path, value in _inputs(top):
-            owner = self._owner(value, _STEP.findall(path))
+        entered = {id(m) for node in traced.graph.nodes for _, m in self._traced_in(node)}
+        for source, value in _inputs(traced):
+            owner = self._find_owner(value, _ATTRIBUTE.findall(source))
             if owner is not None:
-                return OUTSIDE if id(owner) in entered else self._find(owner).fqn
+                if id(owner) in entered:
+                    return OUTSIDE
+                return self._names.find(owner, self._names.roots).fqn
         for root in self._names.roots:
             module = root.module()
             if module is not None and id(module) not in entered:
                 return root.fqn
         return OUTSIDE
 
-    def _owner(self, value: Any, steps: list[str]) -> nn.Module | None:
-        """The module that has ``value`` at the end of ``steps``."""
-        if value is None or not steps:
+    def _find_owner(self, value: Any, attributes: list[str]) -> nn.Module | None:
+        """Return the module that has ``value`` at the end of this chain of attributes."""
+        if value is None or not attributes:
             return None
-        *path, last = steps
+        *path, last = attributes
         for module in self._modules.values():
             at: Any = module
             for name in path:
@@ -105,20 +105,20 @@ class Places:
                 return module
         return None
 
-    def _find(self, module: nn.Module) -> ModuleName:
-        return self._names.find(module, self._names.roots)
 
-
-def is_optimizers(node: fx.Node) -> bool:
-    """True if a line of torch.optim, and of nothing that it calls in turn, made the node."""
+def is_from_optimizer(node: fx.Node) -> bool:
+    """Return True if code of torch.optim made the node, not code that it called."""
     files = _FILE.findall(str(node.meta.get("stack_trace") or ""))
     own = [file for file in files if not file.startswith(_torch.POLYFILLS)]
     return bool(own) and own[-1].startswith(_OPTIMIZERS)
 
 
 def phase_of(node: fx.Node, *, is_backward: bool) -> Phase:
-    """Forward work that the partitioner put into the backward graph is recomputation."""
-    if is_optimizers(node):
+    """Return the phase of a node.
+
+    A forward node that the partitioner put into the backward graph is recomputation.
+    """
+    if is_from_optimizer(node):
         return "optimizer"
     tag = str(node.meta.get("partitioner_tag") or "")
     if is_backward:
@@ -133,9 +133,9 @@ def _all_modules(names: ModuleNames) -> Iterator[nn.Module]:
             yield from module.modules()
 
 
-def _inputs(top: fx.GraphModule) -> Iterator[tuple[str, Any]]:
-    """``(where the program has it, the tensor)`` for every input of a traced function."""
-    for node in top.graph.find_nodes(op="placeholder"):
+def _inputs(traced: fx.GraphModule) -> Iterator[tuple[str, Any]]:
+    """Yield ``(expression in the program, tensor)`` for the inputs of a traced function."""
+    for node in traced.graph.find_nodes(op="placeholder"):
         argument = node.meta.get("grapharg")
         source = getattr(argument, "source", None)
         if argument is None or source is None:
@@ -143,5 +143,5 @@ def _inputs(top: fx.GraphModule) -> Iterator[tuple[str, Any]]:
         name = source.name
         try:
             yield (name() if callable(name) else name), argument.example
-        except AssertionError:  # torch.compile has let go of its example
+        except AssertionError:  # torch.compile has dropped the example
             continue

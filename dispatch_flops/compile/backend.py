@@ -1,4 +1,4 @@
-"""A backend for ``torch.compile`` that compiles as usual, and knows what its graphs cost."""
+"""Backend for ``torch.compile`` that compiles as usual and counts the costs of its graphs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, Literal
 from torch import fx, nn
 
 from dispatch_flops import _torch
-from dispatch_flops.compile.attribution import Places
-from dispatch_flops.compile.graph import GraphCost
-from dispatch_flops.counting.aggregation import Ledger
+from dispatch_flops.compile.attribution import NodeAttribution
+from dispatch_flops.compile.graph import GraphCost, Sizes
+from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
@@ -31,16 +31,20 @@ from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phas
 from dispatch_flops.units import ratio
 
 Backend = Literal["inductor", "aot_eager"]
-Count = Callable[[fx.GraphModule, bool], Callable[[Callable[..., Any]], Callable[..., Any]]]
-_Run = tuple[int, tuple[int, ...]]
+AddGraph = Callable[[fx.GraphModule, bool], GraphCost]  # the graph, is_backward
+_Run = tuple[int, Sizes]  # the index of a graph, and the sizes in its inputs
+_NO_OPTIONS = 'mode and options apply to backend="inductor" only; leave them out'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What compiled graphs did between two calls of ``CountingBackend.step``.
+    """Cost and wall time of the graphs that ran between two calls of ``CountingBackend.step``.
 
-    costs: by phase. seconds: the wall time between the calls. A device's work may still be
-    going on when they return: over many steps that evens out.
+        step = backend.step()
+        print(step.total.flops, step.flops_per_s, step.mfu(peak_flops_per_s=989e12))
+
+    costs: by phase. seconds: wall time between the calls. The device is not synchronized, so that
+    a single step may be off; over many steps the error averages out.
     """
 
     costs: Mapping[Phase, OpCost] = field(default_factory=dict)
@@ -48,21 +52,25 @@ class Step:
 
     @property
     def total(self) -> OpCost:
-        """Everything that ran: the hardware's work."""
+        """Cost of all phases (hardware FLOPs)."""
         return add_costs(self.costs.values())
 
     @property
     def model_total(self) -> OpCost:
-        """Forward and backward, without recomputation: the model's work."""
+        """Cost of forward and backward, without recomputation (model FLOPs)."""
         return add_costs(self.costs.get(phase) for phase in MODEL_PHASES)
 
     @property
     def flops_per_s(self) -> float | None:
-        """FLOPs that ran, per second; None where no time passed."""
+        """FLOP/s over all phases; None if no time passed."""
         return ratio(self.total.flops, self.seconds)
 
     def mfu(self, peak_flops_per_s: float) -> float | None:
-        """The share of a device's peak that the model's FLOPs took; None likewise."""
+        """Return the model FLOPs utilization, a share of the peak; None if no time passed.
+
+        peak_flops_per_s: dense peak of the device for the model's dtype. Raises ConfigError if it
+        is not positive.
+        """
         if not peak_flops_per_s > 0:
             raise ConfigError(f"peak_flops_per_s={peak_flops_per_s!r}: pass FLOP/s above 0")
         achieved = ratio(self.model_total.flops, self.seconds)
@@ -78,17 +86,22 @@ def counting_backend(
     causal: Causal = "full",
     custom_mapping: Mapping[Any, Formula] | None = None,
 ) -> CountingBackend:
-    """A backend to pass to ``torch.compile(model, backend=...)``.
+    """Return a backend for ``torch.compile(model, backend=...)`` that counts what its graphs run.
 
-    backend: what really compiles.
-    model: names the places in ``profile()``; without it there are totals only.
-    mode, options: as torch.compile has them for inductor (it takes them for no other backend).
-    causal, custom_mapping: as in FlopCounterMode.
+        backend = counting_backend("inductor", model)
+        compiled = torch.compile(model, backend=backend)
+        compiled(x).sum().backward()
+        print(backend.total().flops)
 
-    Modules of one class may share a compiled graph (compiled one by one, or after a graph break):
-    what it runs is then shown on the first of them; totals are exact.
+    backend: the backend that compiles, "inductor" or "aot_eager".
+    model: the model or models whose modules ``profile()`` names; None: it has totals only.
+    mode, options: those of ``torch.compile``, for inductor only.
+    causal, custom_mapping: as in ``FlopCounterMode``.
 
-    Raises TargetError for a backend that does not go through AOTAutograd's partitioned graphs.
+    Modules of one class may share a compiled graph, if they are compiled one by one or after a
+    graph break. The first of them is then shown with the cost of all; totals are exact.
+
+    Raises TargetError for any other backend, and for mode or options with "aot_eager".
     """
     return CountingBackend(
         backend,
@@ -101,7 +114,10 @@ def counting_backend(
 
 
 class CountingBackend:
-    """Counts what the graphs that it compiled have run; make one with ``counting_backend``."""
+    """Backend that counts the runs of the graphs that it compiles.
+
+    ``counting_backend`` makes one and has an example. graphs: the cost of each compiled graph.
+    """
 
     def __init__(
         self,
@@ -116,16 +132,16 @@ class CountingBackend:
         if backend not in ("inductor", "aot_eager"):
             raise TargetError(f'backend={backend!r}: choose "inductor" or "aot_eager"')
         if backend == "aot_eager" and (mode or options):
-            raise TargetError("mode and options are inductor's: aot_eager has none")
+            raise TargetError(_NO_OPTIONS)
         roots = (model,) if isinstance(model, nn.Module) else tuple(model or ())
         self.graphs: list[GraphCost] = []
-        self._compile = _with_inductor if backend == "inductor" else _with_aot_eager
-        self._patches = _inductor_options(mode, options)
+        self._compile = _compile_with_inductor if backend == "inductor" else _compile_with_aot_eager
+        self._patches = _merge_options(mode, options)
         self._names = ModuleNames(roots)
         self._conventions = conventions
         self._own_rules = own_rules
         self._used_params: set[int] = set()
-        self._at_last_step: Counter[_Run] = Counter()
+        self._runs_at_last_step: Counter[_Run] = Counter()
         self._last_step_s = time.perf_counter()
 
     def __call__(
@@ -136,70 +152,76 @@ class CountingBackend:
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
-        """Compile one traced function; torch.compile calls this."""
-        patches = self._patches | _inductor_options(mode, options)
+        """Compile one traced function; ``torch.compile`` calls this.
+
+        Raises TargetError for mode or options with "aot_eager".
+        """
+        patches = self._patches | _merge_options(mode, options)
         with _torch.modes_disabled():
-            places = Places(self._names, graph)
-        self._used_params |= places.used_params
-        return self._compile(graph, example_inputs, partial(self._count, places), patches)
+            attribution = NodeAttribution(self._names, graph)
+        self._used_params |= attribution.used_params
+        add_graph = partial(self._add_graph, attribution)
+        return self._compile(graph, example_inputs, add_graph, patches)
 
     def step(self) -> Step:
-        """What ran since the last call (the first time: since the backend was made)."""
+        """Return what ran since the previous call, or since the backend was made."""
         now = time.perf_counter()
         runs = self._runs()
-        new = runs - self._at_last_step
+        new = runs - self._runs_at_last_step
         seconds, self._last_step_s = now - self._last_step_s, now
-        self._at_last_step = runs
-        return Step(costs=self._costs(new), seconds=seconds)
+        self._runs_at_last_step = runs
+        return Step(costs=self._costs_by_phase(new), seconds=seconds)
 
     def total(self) -> OpCost:
-        """Everything that the compiled graphs have run."""
-        return add_costs(self._costs(self._runs()).values())
+        """Return the cost of all runs so far."""
+        return add_costs(self._costs_by_phase(self._runs()).values())
 
     def profile(self) -> Profile:
-        """Everything that the compiled graphs have run, by module, phase and operator."""
+        """Return the costs of all runs so far by module, phase and operator."""
         with _torch.modes_disabled():
-            places: dict[tuple[str, Phase], ModulePhase] = {}
+            module_phases: dict[tuple[str, Phase], ModulePhase] = {}
             for (index, sizes), times in self._runs().items():
-                for (fqn, phase, entry), count in self.graphs[index].costs(sizes).items():
-                    place = places.setdefault((fqn, phase), ModulePhase(fqn, phase))
-                    place.counts[entry] += count * times
-            ledger = Ledger()
-            ledger.fold(places.values())
+                for (fqn, phase, cost), calls in self.graphs[index].costs(sizes).items():
+                    found = module_phases.setdefault((fqn, phase), ModulePhase(fqn, phase))
+                    found.counts[cost] += calls * times
+            aggregated = CallAggregator()
+            aggregated.aggregate(module_phases.values())
             return build_profile(
-                ledger,
+                aggregated,
                 self._names,
                 Observed(calls=self._module_calls(), used_params=self._used_params),
                 run_info(self._names.modules(), self._conventions),
                 notes=("compiled graphs only: what ran outside of them is not counted",),
             )
 
-    def _count(
-        self, places: Places, graph: fx.GraphModule, is_backward: bool
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What makes the code compiled from ``graph`` count its runs."""
+    def _add_graph(
+        self, attribution: NodeAttribution, graph: fx.GraphModule, is_backward: bool
+    ) -> GraphCost:
+        """Add a graph that is about to be compiled, and return its cost."""
         with _torch.modes_disabled():
             cost = GraphCost(
                 graph,
-                places,
+                attribution,
                 is_backward=is_backward,
                 conventions=self._conventions,
                 own_rules=self._own_rules,
             )
         self.graphs.append(cost)
-        return partial(_counted, cost)
+        return cost
 
     def _module_calls(self) -> dict[str, int]:
+        """Return ``{fqn: times its forward ran}``."""
         calls: Counter[str] = Counter()
-        parts: Counter[tuple[str, str]] = Counter()
+        function_runs: Counter[tuple[str, str]] = Counter()
         for graph in self.graphs:
             if not graph.is_backward:
                 times = graph.runs.total()
-                parts[graph.part_of] += times
+                function_runs[graph.function] += times
                 for fqn, count in graph.module_calls.items():
                     calls[fqn] += count * times
-        own: dict[str, int] = {}  # every part of a forward has run as often as the forward
-        for (fqn, _), times in parts.items():
+        # Graph breaks split a forward into several functions, of which each runs once per call.
+        own: dict[str, int] = {}
+        for (fqn, _), times in function_runs.items():
             own[fqn] = max(own.get(fqn, 0), times)
         own.pop(OUTSIDE, None)
         return calls + Counter(own)
@@ -213,17 +235,20 @@ class CountingBackend:
             }
         )
 
-    def _costs(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
+    def _costs_by_phase(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
         costs = dict.fromkeys(PHASES, ZERO)
         with _torch.modes_disabled():
             for (index, sizes), times in runs.items():
-                for phase, cost in self.graphs[index].by_phase(sizes).items():
+                for phase, cost in self.graphs[index].costs_by_phase(sizes).items():
                     costs[phase] += cost * times
         return costs
 
 
-def _counted(cost: GraphCost, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """``compiled``, which takes a list of inputs and empties it, counting its runs."""
+def count_runs(cost: GraphCost, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``compiled`` so that its runs are counted.
+
+    cost: of the graph. compiled: takes a list of inputs, and may empty it.
+    """
     runs, read_sizes = cost.runs, cost.read_sizes
 
     def run(inputs: list[Any]) -> Any:
@@ -234,29 +259,29 @@ def _counted(cost: GraphCost, compiled: Callable[..., Any]) -> Callable[..., Any
     return run
 
 
-def _with_inductor(
-    graph: fx.GraphModule, example_inputs: Any, count: Count, patches: Mapping[str, Any]
+def _compile_with_inductor(
+    graph: fx.GraphModule, example_inputs: Any, add_graph: AddGraph, patches: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    def compile_counted(part: fx.GraphModule, inputs: Any, **kwargs: Any) -> Callable[..., Any]:
-        make_counted = count(part, bool(kwargs.get("is_backward")))  # inductor rewrites the graph
-        return make_counted(_torch.compile_part(part, inputs, **kwargs))
+    def compile_part(part: fx.GraphModule, inputs: Any, **kwargs: Any) -> Callable[..., Any]:
+        cost = add_graph(part, bool(kwargs.get("is_backward")))  # first: inductor rewrites the part
+        return count_runs(cost, _torch.compile_part(part, inputs, **kwargs))
 
-    # A hit in this cache would hand back code that does not count. Inductor's own stays on.
+    # A hit in AOTAutograd's cache would return code that does not count. Inductor's cache stays on.
     with _torch.no_autograd_cache():
         compiled: Callable[..., Any] = _torch.compile_with_inductor(
-            graph, example_inputs, compile_counted, dict(patches) or None
+            graph, example_inputs, compile_part, dict(patches) or None
         )
     return compiled
 
 
-def _with_aot_eager(
-    graph: fx.GraphModule, example_inputs: Any, count: Count, patches: Mapping[str, Any]
+def _compile_with_aot_eager(
+    graph: fx.GraphModule, example_inputs: Any, add_graph: AddGraph, patches: Mapping[str, Any]
 ) -> Callable[..., Any]:
     def interpret(part: fx.GraphModule, _inputs: Any, *, is_backward: bool) -> Callable[..., Any]:
-        return count(part, is_backward)(fx.Interpreter(part).boxed_run)
+        return count_runs(add_graph(part, is_backward), fx.Interpreter(part).boxed_run)
 
     if patches:
-        raise TargetError("mode and options are inductor's: aot_eager has none")
+        raise TargetError(_NO_OPTIONS)
     with _torch.no_autograd_cache():
         compiled: Callable[..., Any] = _torch.aot_autograd(
             fw_compiler=partial(interpret, is_backward=False),
@@ -265,7 +290,8 @@ def _with_aot_eager(
     return compiled
 
 
-def _inductor_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+def _merge_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return inductor's options for a mode of ``torch.compile``, with ``options`` on top."""
     patches: dict[str, Any] = {}
     if mode is not None and mode != "default":
         patches.update(_torch.options_of_mode(mode))

@@ -1,7 +1,7 @@
-"""What one run of a compiled graph costs, by place, phase and operator.
+"""Costs of one run of a compiled graph, by module, phase and operator.
 
-Nodes with fixed shapes are priced once. Nodes with symbolic shapes are kept as templates: for
-every set of sizes that a run is met with they are priced on stand-ins on the meta device.
+The cost of a node with fixed shapes is computed once. Nodes with symbolic shapes are kept as
+templates. Their costs are computed once for each set of sizes that runs have, on meta tensors.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 from torch import fx
 
 from dispatch_flops._torch import HigherOrderOperator, OpOverload, map_aggregate
-from dispatch_flops.compile.attribution import Places, phase_of
+from dispatch_flops.compile.attribution import NodeAttribution, phase_of
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.costing import METADATA, CallCost, price
+from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 
 Sizes = tuple[int, ...]
 Costs = Counter[tuple[str, Phase, CallCost]]
 _INLINED = ("invoke_subgraph", "strict_mode", "hints_wrapper", "local_map_hop", "foreach_map")
-_UNKNOWN_SIZE = "a size hangs on data: it is known only inside the compiled code"
+_UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """One node: ``op`` called with ``args``, in which tensors may have symbolic sizes."""
+    """Operator call of one node; tensors in it may have symbolic sizes."""
 
     fqn: str
     phase: Phase
@@ -53,68 +53,69 @@ class _SizeTemplate:
 
 
 class GraphCost:
-    """The cost of one graph after AOTAutograd's partitioning, and how often it ran.
+    """Cost and number of runs of one graph that AOTAutograd partitioned.
 
-    part_of: the module whose forward the graph is a part of, and which part.
-    runs: by the sizes that ``read_sizes`` found in the inputs; () where all shapes are fixed.
+    function: the compiled function of which the graph is a part, as ``(fqn, function_id)``.
+    module_calls: ``{fqn: its calls in one run}``; empty for a backward graph.
+    runs: number of runs by the sizes that ``read_sizes`` returned; () if all shapes are fixed.
     """
 
     def __init__(
         self,
         graph: fx.GraphModule,
-        places: Places,
+        attribution: NodeAttribution,
         *,
         is_backward: bool,
         conventions: Conventions,
         own_rules: Mapping[Any, Rule],
     ) -> None:
         self.is_backward = is_backward
-        self.part_of = (places.own, places.function)
-        self.module_calls = {} if is_backward else places.calls(graph.graph)
+        self.function = (attribution.fqn, attribution.function_id)
+        self.module_calls = {} if is_backward else attribution.module_calls(graph.graph)
         self.runs: Counter[Sizes] = Counter()
         self._conventions = conventions
         self._own_rules = own_rules
         self._fixed: Costs = Counter()
         self._templates: list[_Call] = []
-        self._priced: dict[Sizes, Costs] = {}
-        self._by_phase: dict[Sizes, dict[Phase, OpCost]] = {}
-        for node in _nodes(graph):
-            self._add(node, places.of(node), phase_of(node, is_backward=is_backward))
+        self._costs: dict[Sizes, Costs] = {}
+        self._costs_by_phase: dict[Sizes, dict[Phase, OpCost]] = {}
+        for node in _operator_nodes(graph):
+            self._add(node, attribution.fqn_of(node), phase_of(node, is_backward=is_backward))
         self._symbols = _symbols(graph) if self._templates else {}
 
     @property
     def read_sizes(self) -> Callable[[Sequence[Any]], Sizes] | None:
-        """Reads from a run's inputs what the cost hangs on; None where it is always the same."""
+        """Function that reads the sizes from a run's inputs; None if the cost never varies."""
         if not self._symbols:
             return None
-        plan = tuple(self._symbols.values())
+        positions = tuple(self._symbols.values())
         return lambda inputs: tuple(
-            inputs[index] if dim is None else inputs[index].shape[dim] for index, dim in plan
+            inputs[index] if dim is None else inputs[index].shape[dim] for index, dim in positions
         )
 
     def costs(self, sizes: Sizes) -> Costs:
-        """Calls by place, phase and entry of one run with these sizes."""
+        """Return ``{(fqn, phase, cost): calls}`` of one run with these sizes."""
         if not self._templates:
             return self._fixed
-        if sizes not in self._priced:
-            self._priced[sizes] = self._price_all(sizes)
-        return self._priced[sizes]
+        if sizes not in self._costs:
+            self._costs[sizes] = self._compute_costs(sizes)
+        return self._costs[sizes]
 
-    def by_phase(self, sizes: Sizes) -> Mapping[Phase, OpCost]:
-        """The cost of one run with these sizes."""
-        if sizes not in self._by_phase:
+    def costs_by_phase(self, sizes: Sizes) -> Mapping[Phase, OpCost]:
+        """Return the cost of one run with these sizes in each phase."""
+        if sizes not in self._costs_by_phase:
             totals: dict[Phase, OpCost] = {}
-            for (_, phase, entry), times in self.costs(sizes).items():
-                for _, own, cost in entry.parts(phase):
-                    totals[own] = totals.get(own, ZERO) + cost * times
-            self._by_phase[sizes] = totals
-        return self._by_phase[sizes]
+            for (_, phase, call_cost), calls in self.costs(sizes).items():
+                for _, part_phase, cost in call_cost.parts(phase):
+                    totals[part_phase] = totals.get(part_phase, ZERO) + cost * calls
+            self._costs_by_phase[sizes] = totals
+        return self._costs_by_phase[sizes]
 
     def _add(self, node: fx.Node, fqn: str, phase: Phase) -> None:
         op = node.target
         name = registry.name_of(op)
         rule = registry.lookup(op, self._own_rules)
-        if name in METADATA:
+        if rule is not None and not rule.is_recorded:
             return
         if rule is None:
             self._fixed[fqn, phase, CallCost(name, "unknown")] += 1
@@ -124,37 +125,38 @@ class GraphCost:
             phase=phase,
             op=op,
             rule=rule,
-            args=_value(node.args),
-            kwargs=_value(node.kwargs),
+            args=_as_called(node.args),
+            kwargs=_as_called(node.kwargs),
             out=node.meta.get("val"),
         )
         if any(_is_symbolic(v) for v in _leaves((call.args, call.kwargs, call.out))):
-            self._templates.append(_template(call))
+            self._templates.append(_make_template(call))
         else:
-            self._fixed[fqn, phase, self._price(call, call.args, call.kwargs, call.out)] += 1
+            cost = self._cost_of(call, call.args, call.kwargs, call.out)
+            self._fixed[fqn, phase, cost] += 1
 
-    def _price_all(self, sizes: Sizes) -> Costs:
+    def _compute_costs(self, sizes: Sizes) -> Costs:
         values = {symbol: int(size) for symbol, size in zip(self._symbols, sizes, strict=True)}
         costs = self._fixed.copy()
         for call in self._templates:
             try:
                 args, kwargs, out = (
-                    _concrete(part, values) for part in (call.args, call.kwargs, call.out)
+                    _fill_in(part, values) for part in (call.args, call.kwargs, call.out)
                 )
             except TypeError:
-                entry = CallCost(registry.name_of(call.op), "unknown", error=_UNKNOWN_SIZE)
+                cost = CallCost(registry.name_of(call.op), "unknown", error=_UNKNOWN_SIZE)
             else:
-                entry = self._price(call, args, kwargs, out)
-            costs[call.fqn, call.phase, entry] += 1
+                cost = self._cost_of(call, args, kwargs, out)
+            costs[call.fqn, call.phase, cost] += 1
         return costs
 
-    def _price(self, call: _Call, args: Any, kwargs: Any, out: Any) -> CallCost:
+    def _cost_of(self, call: _Call, args: Any, kwargs: Any, out: Any) -> CallCost:
         name = registry.name_of(call.op)
-        return price(name, call.op, call.rule, args, kwargs, out, self._conventions)
+        return cost_of_call(name, call.op, call.rule, args, kwargs, out, self._conventions)
 
 
-def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
-    """Nodes that run operators, also those of subgraphs that run exactly once."""
+def _operator_nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    """Yield the nodes that run operators, including those of subgraphs that run exactly once."""
     for node in graph.graph.nodes:
         if node.op != "call_function" or not isinstance(
             node.target, (OpOverload, HigherOrderOperator)
@@ -167,30 +169,30 @@ def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
             and isinstance(body, fx.Node)
             and body.op == "get_attr"
         ):
-            yield from _nodes(getattr(graph, str(body.target)))
+            yield from _operator_nodes(getattr(graph, str(body.target)))
         else:
             yield node
 
 
-def _value(argument: Any) -> Any:
-    """A node's argument as the operator gets it, tensors as fakes."""
+def _as_called(argument: Any) -> Any:
+    """Return a node's argument as the operator receives it, with fake tensors."""
     return map_aggregate(argument, lambda a: a.meta.get("val") if isinstance(a, fx.Node) else a)
 
 
 def _symbols(graph: fx.GraphModule) -> dict[Any, tuple[int, int | None]]:
-    """``{symbol: (input, dimension, or None for an input that is a size)}``."""
-    found: dict[Any, tuple[int, int | None]] = {}
+    """Return ``{symbol: (position of an input, dimension)}``; None if the input is the size."""
+    sizes: dict[Any, tuple[int, int | None]] = {}
     in_shapes: dict[Any, tuple[int, int | None]] = {}
     for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
-            found.setdefault(value.node.expr, (index, None))
+            sizes.setdefault(value.node.expr, (index, None))
         elif isinstance(value, torch.Tensor):
             for dim, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt):
                     in_shapes.setdefault(size.node.expr, (index, dim))
-    both = {**in_shapes, **found}
-    return {symbol: where for symbol, where in both.items() if symbol.is_Symbol}
+    found = in_shapes | sizes
+    return {symbol: position for symbol, position in found.items() if symbol.is_Symbol}
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -217,7 +219,7 @@ def _map(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def _template(call: _Call) -> _Call:
+def _make_template(call: _Call) -> _Call:
     return _Call(
         fqn=call.fqn,
         phase=call.phase,
@@ -237,8 +239,8 @@ def _as_template(value: Any) -> Any:
     return value
 
 
-def _concrete(value: Any, values: Mapping[Any, Any]) -> Any:
-    """Templates with sizes put in; TypeError where a size is not among ``values``."""
+def _fill_in(value: Any, values: Mapping[Any, Any]) -> Any:
+    """Fill the sizes into templates; raise TypeError if one depends on other symbols."""
 
     def fill(part: Any) -> Any:
         if isinstance(part, _SizeTemplate):

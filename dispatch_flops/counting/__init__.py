@@ -1,1 +1,1 @@
-"""The eager collector: dispatch mode, module tracking and aggregation; it takes no time."""
+"""Collector of costs in eager mode: dispatch mode, module tracking, aggregation; reads no clock."""

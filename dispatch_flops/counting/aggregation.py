@@ -6,17 +6,21 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dispatch_flops.counting.module_names import ModuleName, join
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OpTotal
-from dispatch_flops.profile.cost import OpCost, Phase
+from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 
 
-class _Account(NamedTuple):
-    """What one line of the profile is about."""
+class _Key(NamedTuple):
+    """What the calls of one sum have in common.
+
+    fqn: the module in which the operator ran. child: the module below it to which a share of the
+    cost belongs; "" for the operator's own cost.
+    """
 
     fqn: str
     child: str
@@ -28,102 +32,97 @@ class _Account(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Balance:
+class _Sum:
     calls: int = 0
     uncounted: int = 0
-    macs: int = 0
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
+    cost: OpCost = ZERO
     latency_s: float | None = None
 
-    def add(self, cost: OpCost, times: int) -> None:
-        self.macs += cost.macs * times
-        self.flops += cost.flops * times
-        self.bytes_read += cost.bytes_read * times
-        self.bytes_written += cost.bytes_written * times
+    def add_latency(self, seconds: float | None) -> None:
+        if seconds is not None:
+            self.latency_s = (self.latency_s or 0.0) + seconds
 
 
-class Ledger:
-    """Costs by module, phase and operator."""
+class CallAggregator:
+    """Sums of operator calls by module, phase and operator."""
 
     def __init__(self) -> None:
-        self._balances: defaultdict[_Account, _Balance] = defaultdict(_Balance)
+        self._sums: defaultdict[_Key, _Sum] = defaultdict(_Sum)
         self._lock = threading.Lock()
 
-    def fold(self, places: Iterable[ModulePhase]) -> None:
-        """Book the calls that ``places``, of the calling thread, hold, and empty them."""
+    def aggregate(self, module_phases: Iterable[ModulePhase]) -> None:
+        """Add the calls recorded in ``module_phases``, of the calling thread, and clear them."""
         with self._lock:
-            for place in places:
-                counts, place.counts = place.counts, defaultdict(int)
-                seconds, place.seconds = place.seconds, defaultdict(float)
-                self._book_all(place, counts, seconds)
+            for found in module_phases:
+                counts, found.counts = found.counts, defaultdict(int)
+                seconds, found.seconds = found.seconds, defaultdict(float)
+                self._add_all(found, counts, seconds)
 
-    def with_open(self, places: Iterable[ModulePhase]) -> Ledger:
-        """These books and what ``places`` hold just now; threads may go on counting there."""
-        ledger = Ledger()
+    def including(self, module_phases: Iterable[ModulePhase]) -> CallAggregator:
+        """Return a copy that includes the calls recorded in ``module_phases`` so far.
+
+        Other threads may record calls there meanwhile.
+        """
+        copied = CallAggregator()
         with self._lock:
-            for account, balance in self._balances.items():
-                ledger._balances[account] = replace(balance)
-            for place in places:
-                ledger._book_all(place, place.counts.copy(), place.seconds.copy())
-        return ledger
+            for key, total in self._sums.items():
+                copied._sums[key] = replace(total)
+            for found in module_phases:
+                copied._add_all(found, found.counts.copy(), found.seconds.copy())
+        return copied
 
-    def _book_all(
-        self, place: ModulePhase, counts: Mapping[Any, int], seconds: Mapping[Any, float]
-    ) -> None:
-        for entry in {**counts, **seconds}:  # a time may be known later than its call
-            self._book(place, entry, counts.get(entry, 0), seconds.get(entry))
+    def op_totals(self, names: Mapping[str, ModuleName]) -> dict[str, list[OpTotal]]:
+        """Return the operator totals of each fqn.
 
-    def _book(self, place: ModulePhase, entry: CallCost, calls: int, seconds: float | None) -> None:
-        balance = self._balance(place.fqn, "", place.phase, entry)
-        balance.calls += calls
-        if seconds is not None:
-            balance.latency_s = (balance.latency_s or 0.0) + seconds
-        if entry.cost is None:
-            balance.uncounted += calls
-        for child, phase, cost in entry.parts(place.phase):
-            self._balance(place.fqn, child, phase, entry).add(cost, calls)
-
-    def _balance(self, fqn: str, child: str, phase: Phase, entry: CallCost) -> _Balance:
-        account = _Account(fqn, child, phase, entry.op, entry.dtype, entry.kind, entry.error)
-        return self._balances[account]
-
-    def op_totals(self, nodes: Mapping[str, ModuleName]) -> dict[str, list[OpTotal]]:
-        """Return the operator totals of each fqn; a share goes to the module it names."""
-        merged: defaultdict[_Account, _Balance] = defaultdict(_Balance)
-        for account, balance in self._balances.items():
-            child = join(account.fqn, account.child) if account.child else account.fqn
-            fqn = child if child in nodes else account.fqn
-            total = merged[account._replace(fqn=fqn, child="")]
-            total.calls += balance.calls
-            total.uncounted += balance.uncounted
-            total.add(_cost(balance), 1)
-            if balance.latency_s is not None:
-                total.latency_s = (total.latency_s or 0.0) + balance.latency_s
+        names: the known modules by fqn. A share of a cost goes to its child if that is known.
+        """
+        merged: defaultdict[_Key, _Sum] = defaultdict(_Sum)
+        for key, part in self._sums.items():
+            child = join(key.fqn, key.child) if key.child else key.fqn
+            fqn = child if child in names else key.fqn
+            total = merged[key._replace(fqn=fqn, child="")]
+            total.calls += part.calls
+            total.uncounted += part.uncounted
+            total.cost += part.cost
+            total.add_latency(part.latency_s)
         by_fqn: defaultdict[str, list[OpTotal]] = defaultdict(list)
-        for account, balance in merged.items():
-            unknown = balance.calls > 0 and balance.uncounted == balance.calls
-            by_fqn[account.fqn].append(
+        for key, total in merged.items():
+            is_unknown = total.calls > 0 and total.uncounted == total.calls
+            by_fqn[key.fqn].append(
                 OpTotal(
-                    op=account.op,
-                    phase=account.phase,
-                    dtype=account.dtype,
-                    kind=account.kind,
-                    calls=balance.calls,
-                    cost=None if unknown else _cost(balance),
-                    uncounted=balance.uncounted,
-                    error=account.error,
-                    latency_s=balance.latency_s,
+                    op=key.op,
+                    phase=key.phase,
+                    dtype=key.dtype,
+                    kind=key.kind,
+                    calls=total.calls,
+                    cost=None if is_unknown else total.cost,
+                    uncounted=total.uncounted,
+                    error=key.error,
+                    latency_s=total.latency_s,
                 )
             )
         return by_fqn
 
+    def _add_all(
+        self,
+        module_phase: ModulePhase,
+        counts: Mapping[CallCost, int],
+        seconds: Mapping[CallCost, float],
+    ) -> None:
+        for call_cost in {**counts, **seconds}:  # events tell the time of a call later
+            calls = counts.get(call_cost, 0)
+            self._add(module_phase, call_cost, calls, seconds.get(call_cost))
 
-def _cost(balance: _Balance) -> OpCost:
-    return OpCost(
-        macs=balance.macs,
-        flops=balance.flops,
-        bytes_read=balance.bytes_read,
-        bytes_written=balance.bytes_written,
-    )
+    def _add(
+        self, module_phase: ModulePhase, call_cost: CallCost, calls: int, seconds: float | None
+    ) -> None:
+        total = self._sum(module_phase.fqn, "", module_phase.phase, call_cost)
+        total.calls += calls
+        total.add_latency(seconds)
+        if call_cost.cost is None:
+            total.uncounted += calls
+        for child, phase, cost in call_cost.parts(module_phase.phase):
+            self._sum(module_phase.fqn, child, phase, call_cost).cost += cost * calls
+
+    def _sum(self, fqn: str, child: str, phase: Phase, call: CallCost) -> _Sum:
+        return self._sums[_Key(fqn, child, phase, call.op, call.dtype, call.kind, call.error)]

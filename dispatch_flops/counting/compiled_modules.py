@@ -6,7 +6,7 @@ from typing import Final
 
 from torch import nn
 
-WRAPPED: Final = "_orig_mod"  # the name under which the wrapper holds the module
+WRAPPED: Final = "_orig_mod"  # the attribute in which the wrapper holds the module
 
 
 def wrapped_module(module: nn.Module) -> nn.Module | None:

@@ -23,9 +23,11 @@ from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.signatures import all_strided, call_signature, signature_of
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.counting.thread_state import ThreadState
+from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
+from dispatch_flops.operators.composites import is_composite
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.costing import METADATA, CallCost, price
+from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import ZERO
@@ -166,19 +168,27 @@ class CountingMode(TorchDispatchMode):
         thread.last_seq = _sequence_nr()
         return out
 
-    def leave(self) -> None:
-        """Leave the mode, and keep the modes that were entered later.
+    def start(self, undo: UndoStack) -> None:
+        """Enter the mode in this thread until ``undo`` runs."""
+        flags = _torch.mode_flags()
+        undo.add(lambda: self._leave(flags))
+        self.__enter__()  # type: ignore[no-untyped-call]
 
-        ``TorchDispatchMode.__exit__`` takes off whichever mode is on top.
+    def _leave(self, flags: tuple[bool, ...]) -> None:
+        """Leave the mode wherever it is on the stack, and keep the modes that were entered later.
+
+        ``TorchDispatchMode.__exit__`` takes off whichever mode is on top. An interrupt can leave
+        the mode on the stack more than once, for it enters itself again in composite operators.
         """
-        stack = _torch.modes_in_force()
-        position = next(i for i, mode in enumerate(stack) if mode is self)
-        above = stack[position + 1 :]
+        above = []
+        while any(mode is self for mode in _torch.modes_in_force()):
+            mode = _torch.pop_mode()
+            if mode is not self:
+                above.append(mode)
         for mode in reversed(above):
-            TorchDispatchMode.__exit__(mode, None, None, None)
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        for mode in above:
-            TorchDispatchMode.__enter__(mode)
+            _torch.push_mode(mode)
+        if not above:
+            _torch.set_mode_flags(flags)
 
     # -- deciding -------------------------------------------------------------------------------
 
@@ -207,9 +217,9 @@ class CountingMode(TorchDispatchMode):
         plan.reads_data = meta_tensors.reads_data(func)
         if _runs_operators(func):
             plan.call = _torch.with_autocast(plan.call, func)
-        if plan.name in METADATA:
+        if rule is not None and not rule.is_recorded:
             plan.strategy = _call_through
-        elif (rule is None or rule.builtin) and _is_composite(func):
+        elif (rule is None or rule.builtin) and is_composite(func):
             plan.strategy = _decompose
             plan.parts = _torch.with_autocast(partial(_torch.run_taken_apart, func), func)
         elif func is _TIMES_NUMBER:
@@ -335,7 +345,7 @@ class CountingMode(TorchDispatchMode):
                 return plan.cache[key]
         except (TypeError, RuntimeError):  # not hashable, or (nested tensors) without a shape
             key = None
-        cost = price(plan.name, plan.func, plan.rule, args, kwargs, out, self._conventions)
+        cost = cost_of_call(plan.name, plan.func, plan.rule, args, kwargs, out, self._conventions)
         if self._signatures >= _LIMIT and not self.higher_order.deferring:
             self._forget_signatures()
         self._signatures += 1
@@ -389,13 +399,6 @@ def _infer_shape(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, An
 def _handle_higher_order(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run a higher-order operator so that the functions given to it are counted."""
     return mode.handle_higher_order(plan.func, args, kwargs)
-
-
-def _is_composite(func: OpOverload) -> bool:
-    """True if ``func`` is made of other operators, and has no kernel of its own."""
-    if not _torch.is_decomposable(func):
-        return False
-    return not any(_torch.has_kernel(func.name(), key) for key in ("CPU", "CUDA"))
 
 
 def _runs_operators(func: OpOverload) -> bool:

@@ -1,8 +1,8 @@
-"""Let compiled callables run their eager code while a counter is active, and stay compiled.
+"""Run the eager code of compiled callables while a counter is active, and keep them compiled.
 
-Left to itself, torch.compile gives compiled code up for good when it meets a dispatch mode. A
-stance tells it to step aside instead. The stance is of the whole process: compiled callables in
-other threads run their eager code meanwhile, too.
+By default torch.compile drops compiled code for good when a dispatch mode is active. A stance of
+``torch.compiler`` makes it run the eager code instead. The stance applies to the whole process,
+including compiled callables in other threads.
 """
 
 from __future__ import annotations
@@ -11,111 +11,144 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.undo import UndoStack
 
 _DYNAMO = _torch.DYNAMO
 
 
+def take_eager_stance(undo: UndoStack) -> None:
+    """Make compiled callables run their eager code until ``undo`` runs, also ones compiled then."""
+    _WARNING.hold(undo)
+    if _DYNAMO in sys.modules:
+        _STANCE.hold(undo)
+    else:
+        # Importing torch._dynamo takes about a second, which programs that compile nothing
+        # should not pay. A program may compile for the first time while the counter is active.
+        watch = _ImportWatch(_DYNAMO, lambda: _STANCE.hold(undo))
+        undo.add(watch.remove)
+        sys.meta_path.insert(0, watch)
+
+
 @contextmanager
 def eager_stance() -> Iterator[None]:
-    """Compiled callables run their eager code inside the block, also ones compiled in it.
-
-    torch._dynamo is not imported for this; should the program import it inside the block, the
-    stance is taken then.
-    """
-    with ExitStack() as undo:
-        _SILENCE.enter(undo)
-        if _DYNAMO in sys.modules:
-            _STANCE.enter(undo)
-        else:
-            watch = _ImportWatch(_DYNAMO, lambda: _STANCE.enter(undo))
-            sys.meta_path.insert(0, watch)
-            undo.callback(watch.remove)
+    """Make compiled callables run their eager code inside the block, also those compiled in it."""
+    undo = UndoStack()
+    try:
+        take_eager_stance(undo)
         yield
+    finally:
+        undo.run()
 
 
-class _Shared:
-    """Something of the whole process that blocks take together: the first of them takes it, the
-    last one gives it back. Blocks may overlap, in one thread or in several.
-    """
+class _Setting(Protocol):
+    """Setting of the process; both methods do nothing where there is nothing to do."""
 
-    def __init__(self, take: Callable[[], Callable[[], None]]) -> None:
-        self._take = take
-        self._blocks = 0
+    def apply(self) -> None: ...
+    def revert(self) -> None: ...
+
+
+class _SharedSetting:
+    """Setting that several blocks hold, which may overlap in one thread or in several."""
+
+    def __init__(self, setting: _Setting) -> None:
+        self._setting = setting
+        self._holders: set[object] = set()
         self._lock = threading.Lock()
-        self._give_back: Callable[[], None] = lambda: None
 
-    def enter(self, undo: ExitStack) -> None:
+    def hold(self, undo: UndoStack) -> None:
+        """Apply the setting until ``undo`` runs, and the undoing of all other holders."""
+        holder = object()
+        undo.add(lambda: self._release(holder))
         with self._lock:
-            if not self._blocks:
-                self._give_back = self._take()
-            self._blocks += 1
-        undo.callback(self._leave)
+            self._holders.add(holder)
+            self._setting.apply()
 
-    def _leave(self) -> None:
+    def _release(self, holder: object) -> None:
         with self._lock:
-            self._blocks -= 1
-            if not self._blocks:
-                self._give_back()
+            self._holders.discard(holder)
+            if not self._holders:
+                self._setting.revert()
 
 
-def _take_stance() -> Callable[[], None]:
-    prior = _torch.set_stance(_Stance(_torch.current_stance()))
+class _StanceSetting:
+    """The stance of torch.compile."""
 
-    def restore() -> None:
-        _torch.set_stance(prior)
+    def __init__(self) -> None:
+        self._stance: _Stance | None = None
 
-    return restore
+    def apply(self) -> None:
+        if self._stance is None:
+            self._stance = _Stance(_torch.current_stance())
+            _torch.set_stance(self._stance)
 
-
-def _silence() -> Callable[[], None]:
-    """torch warns of global hooks on compiled modules: it is the counter that has them."""
-    filters = cast("list[Any]", warnings.filters)
-    before = list(filters)
-    warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global")
-    added = [entry for entry in filters if entry not in before]
-
-    def restore() -> None:
-        # The program may have set filters of its own; and within its ``catch_warnings`` those in
-        # use are a copy.
-        for used in (filters, cast("list[Any]", warnings.filters)):
-            used[:] = [entry for entry in used if entry not in added]
-
-    return restore
+    def revert(self) -> None:
+        if self._stance is not None:
+            # A stance that the program has set meanwhile stays.
+            if _torch.current_stance() is self._stance:
+                _torch.set_stance(self._stance.prior)
+            self._stance.is_active = False
+            self._stance = None
 
 
-_STANCE, _SILENCE = _Shared(_take_stance), _Shared(_silence)
+class _WarningFilter:
+    """A filter for torch's warning about global hooks on compiled modules: they are ours."""
+
+    # The empty group makes the pattern differ from any that the program filters by.
+    _PATTERN = "(?:)Using `torch.compile.module.` when there are global"
+
+    def __init__(self) -> None:
+        self._filters: list[Any] = []  # those in use when the filter was added
+
+    def apply(self) -> None:
+        if not any(map(self._is_ours, self._filters)):
+            self._filters = cast("list[Any]", warnings.filters)
+            warnings.filterwarnings("ignore", message=self._PATTERN)
+
+    def revert(self) -> None:
+        # The program may have added filters. Within its ``catch_warnings`` a copy is in use.
+        for used in (self._filters, cast("list[Any]", warnings.filters)):
+            used[:] = [entry for entry in used if not self._is_ours(entry)]
+        self._filters = []
+
+    def _is_ours(self, entry: Any) -> bool:
+        return entry[1] is not None and getattr(entry[1], "pattern", None) == self._PATTERN
 
 
 class _Stance:
-    """``force_eager``, with an exception for higher-order operators.
+    """The stance ``force_eager``, with an exception for higher-order operators.
 
-    ``torch.cond``, ``scan`` and their like compile themselves even in an eager program, to find
-    the tensors that the functions given to them close over; without it those tensors would get
-    no gradients. What is compiled so runs operator by operator: nothing escapes the count.
+    ``torch.cond``, ``scan`` and similar operators compile even in an eager program, to find the
+    tensors that their functions close over. Otherwise those tensors would not get gradients. The
+    compiled functions still run operator by operator, so that all operators are counted. The
+    public ``torch.compiler.set_stance("force_eager")`` does not make this exception.
     """
 
     def __init__(self, prior: Any) -> None:
-        self._prior = prior
+        self.prior = prior
+        self.is_active = True  # a program that keeps this stance gets the prior one afterwards
         self.skip_guard_eval_unsafe = prior.skip_guard_eval_unsafe
 
     @property
     def stance(self) -> str:
-        return str(self._prior.stance) if _torch.compiles_higher_order_operator() else "force_eager"
+        return "force_eager" if self._is_eager() else str(self.prior.stance)
 
     @property
     def backend(self) -> Any:
-        return self._prior.backend if _torch.compiles_higher_order_operator() else None
+        return None if self._is_eager() else self.prior.backend
+
+    def _is_eager(self) -> bool:
+        return self.is_active and not _torch.compiles_higher_order_operator()
 
 
 class _ImportWatch(MetaPathFinder):
-    """Calls back when a module has been imported, once."""
+    """Import hook that calls back once, after a module has been imported."""
 
     def __init__(self, name: str, on_import: Callable[[], None]) -> None:
         self._name = name
@@ -134,9 +167,13 @@ class _ImportWatch(MetaPathFinder):
         if loader is not None:
 
             def execute(module: ModuleType) -> None:
-                del loader.exec_module  # the class's own method again
+                del loader.exec_module  # restores the method of the class
                 loader.exec_module(module)
                 self._on_import()
 
             loader.exec_module = execute
         return spec
+
+
+_STANCE = _SharedSetting(_StanceSetting())
+_WARNING = _SharedSetting(_WarningFilter())

@@ -22,7 +22,7 @@ from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.costing import CallCost, price
+from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import has_no_data
 
@@ -122,7 +122,7 @@ class HigherOrderContext:
         if rule is None:
             self._record(CallCost(name, "unknown"))
         else:
-            self._record(price(name, kernel, rule, (), kwargs, out, self.conventions))
+            self._record(cost_of_call(name, kernel, rule, (), kwargs, out, self.conventions))
 
     def _record(self, cost: CallCost) -> None:
         self.tracker.here().counts[cost] += 1

@@ -1,8 +1,8 @@
-"""What a module is called: fully qualified names, also of shared, replaced and new modules.
+"""Fully qualified names of modules, including shared, replaced and newly created ones.
 
-A module has one canonical name (as ``named_modules()`` gives it) and, if several parents
-hold it, one more for each place that it is called from. ``torch.compile``'s wrapper and the
-module inside it are one: ``_orig_mod`` is no part of a name.
+A module has one canonical name, as ``named_modules()`` gives it. If several parents hold it, it
+has a further name below each parent that calls it. ``torch.compile``'s wrapper and the module
+inside it share a name: ``_orig_mod`` is not a part of it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from dispatch_flops.counting.compiled_modules import WRAPPED, wrapped_module
-from dispatch_flops.counting.parameters import ParameterFacts, facts_of
+from dispatch_flops.counting.parameters import ParameterFacts, parameter_facts
 from dispatch_flops.operators.tensors import untraced
 from dispatch_flops.profile import OUTSIDE
 
 
 @dataclass(slots=True, eq=False)
 class ModuleName:
-    """A place in the tree of modules: the name, and the module that was found there.
+    """One name of a module, as a node of the tree of modules.
 
-    shared: the module, or one above it, has several parents, so that its name depends on
-    who calls it. wrapper: this is ``torch.compile``'s wrapper of the module of that name.
-    expert: one of a mixture's experts: an entry of a ModuleList or ModuleDict, where the list's
-    name or the entry's class says "expert".
-    remembered: what its parameters were when it was named, where the module may be gone before
-    it is asked for; class_name: likewise.
-    also: what the module holds beside its children in the tree, whose names are elsewhere.
-    same_as: the place of the module's own name, where this is another name of it or its wrapper.
+    is_shared: the module, or one above it, has several parents: its name depends on its caller.
+    is_wrapper: the module is ``torch.compile``'s wrapper of the module of that name.
+    is_expert: the module is an expert of a mixture, an entry of a ModuleList or ModuleDict. The
+        container's name or class, or the entry's class, says "expert".
+    class_name, saved_parameters: as they were when the module was named; it may be gone later.
+    holders: every parent that holds the module, with the attribute's name.
+    held_elsewhere: modules that the module holds, but that are named below another parent.
+    same_as: the module's canonical name, if this is another name of the module or its wrapper.
     """
 
     fqn: str
@@ -40,135 +40,141 @@ class ModuleName:
     is_wrapper: bool = False
     is_expert: bool = False
     class_name: str = ""
-    remembered: tuple[ParameterFacts, ...] = ()
-    edges: list[tuple[ModuleName, str]] = field(default_factory=list)
-    also: list[ModuleName] = field(default_factory=list)
+    saved_parameters: tuple[ParameterFacts, ...] = ()
+    holders: list[tuple[ModuleName, str]] = field(default_factory=list)
+    held_elsewhere: list[ModuleName] = field(default_factory=list)
     same_as: ModuleName | None = None
 
-    def itself(self) -> ModuleName:
-        """The one place that stands for the module under all its names."""
+    def canonical(self) -> ModuleName:
+        """Return the canonical name of the module."""
         named = self
         while named.same_as is not None:
             named = named.same_as
         return named
 
     def parameters(self) -> Iterable[ParameterFacts]:
-        """Of the parameters that the module holds itself."""
+        """Return the facts of the module's own parameters."""
         module = self.module()
-        return self.remembered if module is None else facts_of(module)
+        return self.saved_parameters if module is None else parameter_facts(module)
 
 
 class ModuleNames:
-    """Names of every module below some roots, and of those met on the way.
+    """Names of every module below some roots, and of modules found later.
 
-    With one root its fqn is ``""``. With several, each root is named by its class, numbered
-    where that is not unique. Without any, the modules that are called first become roots.
+    The fqn of a single root is ``""``. Several roots are named by their classes, with a number
+    where that is not unique. Without roots, every module that is called from outside any module
+    becomes one.
+
+    by_fqn: the names by fqn. roots: the names of the roots.
     """
 
     def __init__(self, roots: Sequence[nn.Module]) -> None:
         self._by_id: dict[int, ModuleName] = {}
-        self.nodes: dict[str, ModuleName] = {}
+        self.by_fqn: dict[str, ModuleName] = {}
         self.roots: list[ModuleName] = []
-        self._adopting = not roots
+        self._has_given_roots = bool(roots)
         for root in roots:
             if id(root) not in self._by_id:
-                name = "" if len(roots) == 1 else self._unique(type(root).__name__)
-                self.roots.append(self._add_tree(root, name, None))
+                fqn = "" if len(roots) == 1 else self._unique_fqn(type(root).__name__)
+                self.roots.append(self._add_tree(root, fqn, None))
 
-    def known(self, module: nn.Module) -> ModuleName | None:
-        """The place of a module that has one name, whoever calls it; None for all others."""
+    def find_unshared(self, module: nn.Module) -> ModuleName | None:
+        """Return the name of a known module if it does not depend on the caller, else None."""
         named = self._by_id.get(id(module))
         if named is None or named.is_shared or named.module() is not module:
             return None
         return named
 
     def find(self, module: nn.Module, callers: Sequence[ModuleName]) -> ModuleName:
-        """The place of ``module``, now called from the last of ``callers`` (outermost first)."""
+        """Return the name of ``module`` as the last of ``callers`` calls it.
+
+        callers: the running module calls, outermost first. A module without a name gets one.
+        """
         named = self._by_id.get(id(module))
         if named is not None and named.module() is module:
             if not named.is_shared:
                 return named
-            return self._as_called(named, callers)
-        return self._meet(module, callers[-1] if callers else None)
+            return self._find_shared(named, callers)
+        return self._add_new(module, callers[-1] if callers else None)
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yield the modules met so far that are still alive."""
-        for named in list(self.nodes.values()):
+        """Yield the named modules that are still alive."""
+        for named in list(self.by_fqn.values()):
             module = named.module()
             if module is not None:
                 yield module
 
     def children(self) -> dict[str, list[str]]:
-        """``{fqn: its children's fqns}`` in the order of the model."""
-        nodes = dict(self.nodes)  # threads may go on meeting modules
-        below: dict[str, list[str]] = {fqn: [] for fqn in nodes}
-        for fqn, named in nodes.items():
+        """Return ``{fqn: fqns of its children}`` in the order of the model."""
+        by_fqn = dict(self.by_fqn)  # other threads may name modules meanwhile
+        below: dict[str, list[str]] = {fqn: [] for fqn in by_fqn}
+        for fqn, named in by_fqn.items():
             if named.parent is not None:
                 below[named.parent.fqn].append(fqn)
-        return {fqn: _in_order(nodes[fqn], found) for fqn, found in below.items()}
+        return {fqn: _sort_children(by_fqn[fqn], found) for fqn, found in below.items()}
 
     def experts(self) -> list[str]:
-        """Names of the experts of mixtures."""
-        return [fqn for fqn, named in list(self.nodes.items()) if named.is_expert]
+        """Return the fqns of the experts of mixtures."""
+        return [fqn for fqn, named in list(self.by_fqn.items()) if named.is_expert]
 
     def owners_of_parameters(self) -> dict[int, str]:
-        """``{id of a parameter: name of the first module that holds it}``."""
+        """Return ``{id of a parameter: fqn of the first module that holds it}``."""
         owners: dict[int, str] = {}
-        for fqn, named in list(self.nodes.items()):
+        for fqn, named in list(self.by_fqn.items()):
             module = named.module()
             for parameter in module._parameters.values() if module is not None else ():
                 if parameter is not None:
                     owners.setdefault(id(parameter), fqn)
         return owners
 
-    # -- known modules ----------------------------------------------------------------------
+    # -- naming the modules of a tree -------------------------------------------------------
 
     def _add_tree(self, top: nn.Module, fqn: str, parent: ModuleName | None) -> ModuleName:
-        """Name ``top`` and all below it, each by the first path that ``named_modules()`` takes."""
+        """Name ``top`` and every module below it, in the order of ``named_modules()``."""
         named = self._add(top, fqn, parent)
-        stack = list(reversed(_held_directly(named, top)))
+        stack = list(reversed(_own_children(named, top)))
         while stack:
             above, name, child = stack.pop()
-            seen = self._by_id.get(id(child))
-            if seen is not None and seen.module() is child:
-                self._hold_also(above, name, seen)
+            known = self._by_id.get(id(child))
+            if known is not None and known.module() is child:
+                self._add_holder(above, name, known)
                 continue
             below = self._add_below(above, name, child)
-            stack.extend(reversed(_held_directly(below, child)))
+            stack.extend(reversed(_own_children(below, child)))
         return named
 
     def _add_below(self, above: ModuleName, name: str, child: nn.Module) -> ModuleName:
-        """The place of a module that has none yet, held by ``above``."""
+        """Name a new module, which ``above`` holds as ``name``."""
         if name == WRAPPED:
             above.is_wrapper = True
-            below = self._named(child, above.fqn, above.parent)
-            above.same_as = self._by_id[id(child)] = self.nodes[above.fqn] = below
+            below = self._make_name(child, above.fqn, above.parent)
+            above.same_as = self._by_id[id(child)] = self.by_fqn[above.fqn] = below
         else:
             below = self._add(child, join(above.fqn, name), above)
-        below.edges.append((above, name))
+        below.holders.append((above, name))
         below.is_shared = above.is_shared
         return below
 
-    def _hold_also(self, above: ModuleName, name: str, seen: ModuleName) -> None:
-        """``above`` holds a module that has its name elsewhere: one more edge."""
-        held_by_model = not f"{above.fqn}.".startswith(f"{OUTSIDE}.")
-        is_model = seen in self.roots and not self._adopting
-        if name == WRAPPED and seen.itself() is not above:
-            above.same_as = seen
-        elif held_by_model or not is_model:
-            self.nodes[above.fqn].also.append(seen)
+    def _add_holder(self, above: ModuleName, name: str, held: ModuleName) -> None:
+        """Record that ``above`` holds, as ``name``, a module that is named elsewhere."""
+        is_holder_in_model = not f"{above.fqn}.".startswith(f"{OUTSIDE}.")
+        is_model = held in self.roots and self._has_given_roots
+        if name == WRAPPED and held.canonical() is not above:
+            above.same_as = held
+        elif is_holder_in_model or not is_model:
+            self.by_fqn[above.fqn].held_elsewhere.append(held)
         if is_model:
-            return  # what the user calls the model stays the model, whoever wraps it
-        seen.edges.append((above, name))
-        self._mark_shared(seen)
+            return  # the user's model keeps its name even if another module wraps it
+        held.holders.append((above, name))
+        self._mark_shared(held)
 
     def _add(self, module: nn.Module, fqn: str, parent: ModuleName | None) -> ModuleName:
-        named = self._named(module, fqn, parent)
+        named = self._make_name(module, fqn, parent)
         self._by_id[id(module)] = named
-        self.nodes[fqn] = named
+        self.by_fqn[fqn] = named
         return named
 
-    def _named(
+    def _make_name(
         self,
         module: nn.Module,
         fqn: str,
@@ -178,7 +184,7 @@ class ModuleNames:
         is_shared: bool = False,
         is_wrapper: bool = False,
     ) -> ModuleName:
-        holder = self.nodes[parent.fqn] if parent is not None else None
+        holder = self.by_fqn[parent.fqn] if parent is not None else None
         return ModuleName(
             fqn,
             weakref.ref(module),
@@ -187,8 +193,8 @@ class ModuleNames:
             is_wrapper=is_wrapper,
             is_expert=_is_expert(module, holder),
             class_name=type(module).__name__,
-            # The user holds the models that were given; of others nobody may.
-            remembered=_facts(module) if self._adopting else (),
+            # The user keeps given roots alive; other modules may be gone before they are read.
+            saved_parameters=() if self._has_given_roots else _save_parameters(module),
             same_as=same_as,
         )
 
@@ -205,8 +211,8 @@ class ModuleNames:
                 if below is not None:
                     stack.append(below)
 
-    def _as_called(self, named: ModuleName, callers: Sequence[ModuleName]) -> ModuleName:
-        """The name of a shared module, as seen from the nearest caller that holds it."""
+    def _find_shared(self, named: ModuleName, callers: Sequence[ModuleName]) -> ModuleName:
+        """Return the name of a shared module below the nearest caller that holds it."""
         for caller in reversed(callers):
             path = self._path_between(caller, named)
             if path is None:
@@ -215,14 +221,17 @@ class ModuleNames:
             at = caller
             for name, module in path:
                 fqn = fqn if name == WRAPPED else join(fqn, name)
-                at = self.nodes.get(fqn) or self._alias(module, fqn, at)
+                at = self.by_fqn.get(fqn) or self._add_alias(module, fqn, at)
             return at
-        return self.nodes.get(named.fqn, named)
+        return self.by_fqn.get(named.fqn, named)
 
     def _path_between(
         self, above: ModuleName, below: ModuleName
     ) -> list[tuple[str, nn.Module]] | None:
-        """Names and modules from ``above`` down to ``below``, along any edges; None if none."""
+        """Return names and modules on a path from ``above`` down to ``below``; None without one.
+
+        The path may lead through any holder of each module.
+        """
         top = above.module()
         start = below.module()
         if top is None or start is None or top is start:
@@ -233,7 +242,7 @@ class ModuleNames:
             module = at.module()
             if module is None:
                 continue
-            for parent, name in at.edges:
+            for parent, name in at.holders:
                 longer = [(name, module), *path]
                 if parent.module() is top:
                     return longer
@@ -242,51 +251,55 @@ class ModuleNames:
                     queue.append((parent, longer))
         return None
 
-    def _alias(self, module: nn.Module, fqn: str, parent: ModuleName) -> ModuleName:
-        itself = self._by_id.get(id(module))
-        named = self.nodes[fqn] = self._named(module, fqn, parent, same_as=itself, is_shared=True)
+    def _add_alias(self, module: nn.Module, fqn: str, parent: ModuleName) -> ModuleName:
+        """Add a further name of a shared module."""
+        named = self.by_fqn[fqn] = self._make_name(
+            module, fqn, parent, same_as=self._by_id.get(id(module)), is_shared=True
+        )
         return named
 
-    # -- modules that were not there at the start ---------------------------------------------
+    # -- naming modules found later -----------------------------------------------------------
 
-    def _meet(self, module: nn.Module, caller: ModuleName | None) -> ModuleName:
-        """A module that no walk has seen: replaced, lazily made, of another model, or new."""
+    def _add_new(self, module: nn.Module, caller: ModuleName | None) -> ModuleName:
+        """Name a module that was added after the start, or that belongs to no known model."""
         if caller is not None:
-            held = self._held_by(module, caller)
+            held = self._add_below_caller(module, caller)
             if held is not None:
                 return held
-            return self._add_tree(
-                module, self._unique(join(caller.fqn, f"<{type(module).__name__}>")), caller
-            )
-        wrapped = self._wrapped_by(module)
+            fqn = self._unique_fqn(join(caller.fqn, f"<{type(module).__name__}>"))
+            return self._add_tree(module, fqn, caller)
+        wrapped = self._find_wrapped(module)
         if wrapped is not None:
-            named = self._by_id[id(module)] = self._named(
+            named = self._by_id[id(module)] = self._make_name(
                 module, wrapped.fqn, wrapped.parent, same_as=wrapped, is_wrapper=True
             )
             return named
         name = type(module).__name__
-        if self._adopting:
-            root = self._add_tree(module, self._unique(name), None)
+        if not self._has_given_roots:
+            root = self._add_tree(module, self._unique_fqn(name), None)
             self.roots = [known for known in self.roots if known.fqn != root.fqn] + [root]
             return root
-        return self._add_tree(module, self._unique(f"{OUTSIDE}.{name}"), None)
+        return self._add_tree(module, self._unique_fqn(f"{OUTSIDE}.{name}"), None)
 
-    def _wrapped_by(self, module: nn.Module) -> ModuleName | None:
-        """The place of what ``module`` is ``torch.compile``'s wrapper of, if that is known."""
+    def _find_wrapped(self, module: nn.Module) -> ModuleName | None:
+        """Return the name of the known module that ``module`` wraps for ``torch.compile``."""
         inner = wrapped_module(module)
         wrapped = self._by_id.get(id(inner)) if inner is not None else None
         return wrapped if wrapped is not None and wrapped.module() is inner else None
 
-    def _held_by(self, module: nn.Module, caller: ModuleName) -> ModuleName | None:
-        """The module's place below its caller, if it was put there after the walk."""
+    def _add_below_caller(self, module: nn.Module, caller: ModuleName) -> ModuleName | None:
+        """Name a module that its caller holds by now; None if the caller does not."""
         top = caller.module()
         if top is None:
             return None
-        path = _path_to(module, top)
+        path = _find_path(top, module)
         return None if path is None else self._add_path(caller, top, path)
 
     def _add_path(self, at: ModuleName, module: nn.Module, path: Sequence[str]) -> ModuleName:
-        """The place ``path`` below ``at``, where ``module`` is; what is new on the way is named."""
+        """Name the new modules on ``path`` below ``module``; return the name of the last one.
+
+        at: the name of ``module``.
+        """
         fqn = at.fqn
         for name in path:
             module = module._modules[name]  # type: ignore[assignment]
@@ -298,27 +311,27 @@ class ModuleNames:
                 at = self._add_tree(module, fqn, at)
         return at
 
-    def _unique(self, name: str) -> str:
-        """``name``, numbered if a module that is still alive has it."""
-        number, candidate = 1, name
-        while (named := self.nodes.get(candidate)) is not None and named.module() is not None:
+    def _unique_fqn(self, fqn: str) -> str:
+        """Return ``fqn``, with a number if another living module has it."""
+        number, candidate = 1, fqn
+        while (named := self.by_fqn.get(candidate)) is not None and named.module() is not None:
             number += 1
-            candidate = f"{name}_{number}"
+            candidate = f"{fqn}_{number}"
         return candidate
 
 
-def _facts(module: nn.Module) -> tuple[ParameterFacts, ...]:
+def _save_parameters(module: nn.Module) -> tuple[ParameterFacts, ...]:
     with untraced():
-        return tuple(facts_of(module))
+        return tuple(parameter_facts(module))
 
 
-def _held_directly(named: ModuleName, module: nn.Module) -> list[tuple[ModuleName, str, nn.Module]]:
-    """The modules that ``module``, whose place is ``named``, holds itself, and as what."""
+def _own_children(named: ModuleName, module: nn.Module) -> list[tuple[ModuleName, str, nn.Module]]:
+    """Return ``(named, attribute, child)`` for every child of ``module``, whose name is given."""
     return [(named, name, child) for name, child in module._modules.items() if child is not None]
 
 
-def _in_order(named: ModuleName, children: list[str]) -> list[str]:
-    """Fqns of children as the module holds them; those that it does not hold come last."""
+def _sort_children(named: ModuleName, children: list[str]) -> list[str]:
+    """Sort fqns of children in the order of the module; those that it does not hold come last."""
     module = named.module()
     if module is None or len(children) < 2:
         return children
@@ -327,8 +340,8 @@ def _in_order(named: ModuleName, children: list[str]) -> list[str]:
     return sorted(children, key=lambda fqn: position.get(fqn, len(position)))
 
 
-def _path_to(module: nn.Module, top: nn.Module) -> list[str] | None:
-    """The names that lead from ``top`` down to ``module``; None if it is not there."""
+def _find_path(top: nn.Module, module: nn.Module) -> list[str] | None:
+    """Return the attribute names from ``top`` down to ``module``; None if it is not below."""
     above: dict[int, tuple[nn.Module, str]] = {}
     queue = [top]
     for at in queue:
@@ -348,7 +361,7 @@ def _path_to(module: nn.Module, top: nn.Module) -> list[str] | None:
 
 
 def _is_expert(module: nn.Module, parent: ModuleName | None) -> bool:
-    """True for an entry of a ModuleList or ModuleDict that calls itself one of experts."""
+    """Return True for an entry of a ModuleList or ModuleDict whose names say "expert"."""
     container = parent.module() if parent is not None else None
     if parent is None or not isinstance(container, (nn.ModuleList, nn.ModuleDict)):
         return False
@@ -357,5 +370,5 @@ def _is_expert(module: nn.Module, parent: ModuleName | None) -> bool:
 
 
 def join(parent: str, name: str) -> str:
-    """``"a" + "b" -> "a.b"``; below the root just ``"b"``."""
+    """Join fqns: ``"a"`` and ``"b"`` to ``"a.b"``; below the root, ``""``, to ``"b"``."""
     return f"{parent}.{name}" if parent else name

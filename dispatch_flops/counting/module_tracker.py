@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
@@ -49,6 +48,7 @@ from dispatch_flops.counting.thread_state import (
     OpenCall,
     ThreadState,
 )
+from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators.tensors import tensors_in, untraced
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
@@ -62,7 +62,7 @@ _is_tracing = torch.compiler.is_dynamo_compiling
 
 
 class Tracker:
-    """Follows modules, backward passes and optimizers from ``start`` to ``stop``.
+    """Follows modules, backward passes and optimizers from ``start`` on.
 
     observers: are told of each module call and optimizer step.
     is_mode_on: says whether a dispatch mode sees the operators of the calling thread. Without a
@@ -85,23 +85,19 @@ class Tracker:
         # The caller of each checkpointed function that calls modules.
         self._checkpoint_callers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._parameter_owners: dict[int, str] | None = None
-        self._hooks = ExitStack()
 
-    def start(self) -> None:
-        """Install the hooks; from now on the backward passes of this thread are followed."""
+    def start(self, undo: UndoStack) -> None:
+        """Install the hooks until ``undo`` runs; follow the backward passes of this thread."""
         self._home = self.join_thread(is_entered=True)
         self._drop_ended_calls(self._home)
-        for handle in (
-            register_module_forward_pre_hook(self.enter_module),
-            register_module_forward_hook(self.leave_module, always_call=True),
-            register_optimizer_step_pre_hook(self.enter_optimizer),
-            register_optimizer_step_post_hook(self.leave_optimizer),
-        ):
-            self._hooks.callback(handle.remove)
-
-    def stop(self) -> None:
-        """Remove the hooks; what was collected stays."""
-        self._hooks.close()
+        hooks = (
+            self.enter_module, self.leave_module, self.enter_optimizer, self.leave_optimizer
+        )  # fmt: skip
+        undo.add(lambda: _torch.remove_global_hooks(*hooks))
+        register_module_forward_pre_hook(self.enter_module)
+        register_module_forward_hook(self.leave_module, always_call=True)
+        register_optimizer_step_pre_hook(self.enter_optimizer)
+        register_optimizer_step_post_hook(self.leave_optimizer)
 
     def join_thread(self, *, is_entered: bool = False) -> ThreadState:
         """Return the state of this thread, whose modules are followed from now on."""
@@ -206,7 +202,7 @@ class Tracker:
         if self._parameter_owners is None:
             self._parameter_owners = self.names.owners_of_parameters()
         fqn = owner_by_parameters(node, self._parameter_owners)
-        return fqn if fqn is not None and fqn in self.names.nodes else UNATTRIBUTED
+        return fqn if fqn is not None and fqn in self.names.by_fqn else UNATTRIBUTED
 
     def _note_backward(self, thread: ThreadState) -> None:
         if not thread.is_entered and self._home is not None:
@@ -305,7 +301,7 @@ class Tracker:
         stack = thread.stack
         if stack[-1].step:
             thread.param_sink = thread.used_params
-        named = self.names.known(module)
+        named = self.names.find_unshared(module)
         if named is None:
             if isinstance(module, torch.fx.GraphModule) and (
                 self.subgraph_depth or not self._is_mode_on()

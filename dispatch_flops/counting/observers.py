@@ -1,4 +1,4 @@
-"""Protocols of what follows a run beside the counting: timing implements them, memory may."""
+"""Protocols of observers of a run; ``timing`` implements them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ module: as operators, under the modules that made them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
@@ -20,16 +19,17 @@ from torch.nn.modules.module import (
 from dispatch_flops import _torch
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadState
+from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.costing import CallCost, price
+from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
 
 _FAILED = object()
 
 
 class OpaqueModules:
-    """While entered, records calls of modules whose class has a formula.
+    """Records calls of modules whose class has a formula, from ``start`` on.
 
     Installs hooks of its own, and only if there is such a formula. They run right after the
     tracker's. On entry, the module's call is on the tracker's stack; on exit ``_open`` keeps it.
@@ -43,21 +43,13 @@ class OpaqueModules:
         self._rules = registry.module_rules(own_rules)
         self._costs: dict[Any, CallCost] = {}
         self._open: dict[ThreadState, OpenCall] = {}
-        self._hooks = ExitStack()
 
-    def __enter__(self) -> OpaqueModules:
+    def start(self, undo: UndoStack) -> None:
+        """Install the hooks until ``undo`` runs."""
         if self._rules:
-            before = register_module_forward_pre_hook(self._enter)
-            self._hooks.callback(before.remove)
-            after = register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
-            # Removing the hook leaves its entry among those that take keyword arguments, which
-            # torch.compile takes for a hook.
-            self._hooks.callback(_torch.hooks_with_kwargs.pop, after.id, None)
-            self._hooks.callback(after.remove)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._hooks.close()
+            undo.add(lambda: _torch.remove_global_hooks(self._enter, self._leave))
+            register_module_forward_pre_hook(self._enter)
+            register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         thread = self._tracker.thread()
@@ -88,7 +80,7 @@ class OpaqueModules:
 
     def _cost_of(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> CallCost:
         cls = type(module)
-        cost = price(
+        cost = cost_of_call(
             registry.name_of(cls), cls, self._rules[cls], (module, *args), kwargs, output,
             self._conventions, read=(args, kwargs, tuple(module.parameters())),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a profile says of parameters, without the parameters."""
+"""Counts of parameters, from facts that do not keep the parameters alive."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 
 class ParameterFacts(NamedTuple):
-    """key: the parameter's id, the same wherever it is held. elements: see ``elements_of``.
+    """What the counts need to know of one parameter.
 
-    stands_in: operators do not see it itself. It is a tensor subclass, as a sharded parameter is,
-        or rests on the meta device and is brought in for each call, as accelerate's hooks do.
+    key: the parameter's id, the same for every module that holds it. elements: see ``elements_of``.
+    is_hidden: operators do not see the parameter itself. It is a tensor subclass, as a sharded
+        parameter is. Or it stays on the meta device, and hooks of accelerate load it for each call.
     """
 
     key: int
     elements: int
-    trainable: bool
-    stands_in: bool
+    is_trainable: bool
+    is_hidden: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterCounts:
-    """Elements of distinct parameters: held itself; in all; of these, used; trainable."""
+    """Elements of the distinct parameters of a module.
+
+    own: of the parameters that it holds itself. total: with those of all modules below it.
+    active, trainable: the parts of ``total`` that took part in the run and that require gradients.
+    """
 
     own: int = 0
     total: int = 0
@@ -39,12 +44,13 @@ class ParameterCounts:
 
     @classmethod
     def of(cls, facts: ParameterFacts, used: Collection[int]) -> ParameterCounts:
-        """Of the one who holds this parameter."""
+        """Return the counts of a module whose only parameter this is."""
         elements = facts.elements
-        return cls(elements, elements, elements * (facts.key in used), elements * facts.trainable)
+        is_used = facts.key in used
+        return cls(elements, elements, elements * is_used, elements * facts.is_trainable)
 
     def inherited(self) -> ParameterCounts:
-        """The same, as those above have them: not held by themselves."""
+        """Return what these counts add to a module above: the same, but not its own."""
         return dataclasses.replace(self, own=0)
 
     def __add__(self, other: ParameterCounts) -> ParameterCounts:
@@ -56,22 +62,22 @@ class ParameterCounts:
         )
 
 
-def facts_of(module: nn.Module) -> Iterator[ParameterFacts]:
-    """Of the parameters that the module holds itself."""
+def parameter_facts(module: nn.Module) -> Iterator[ParameterFacts]:
+    """Yield the facts of the module's own parameters."""
     offloaded = getattr(module, "_hf_hook", None) is not None
     for parameter in module._parameters.values():
         if parameter is not None:
             yield ParameterFacts(
                 key=id(parameter),
                 elements=elements_of(parameter),
-                trainable=parameter.requires_grad,
-                stands_in=type(parameter) is not nn.Parameter or (offloaded and parameter.is_meta),
+                is_trainable=parameter.requires_grad,
+                is_hidden=type(parameter) is not nn.Parameter or (offloaded and parameter.is_meta),
             )
 
 
 def elements_of(parameter: Any) -> int:
-    """Logical elements: of the whole parameter where an engine has split it, 0 while lazy."""
-    whole = getattr(parameter, "ds_numel", None)  # ZeRO-3 leaves an empty tensor in its place
+    """Return the number of elements: of the whole parameter if it is partitioned, 0 if lazy."""
+    whole = getattr(parameter, "ds_numel", None)  # ZeRO-3 leaves an empty parameter on each rank
     if whole is not None:
         return int(whole)
     if _torch.is_lazy(parameter):
@@ -79,17 +85,15 @@ def elements_of(parameter: Any) -> int:
     return int(parameter.numel())
 
 
-# -- of everything that is held --------------------------------------------------------------
-
-
 def count_held(
     held: Mapping[Holder, Collection[Holder]],
     own: Mapping[Holder, Collection[ParameterFacts]],
     used: Collection[int],
 ) -> dict[Holder, ParameterCounts]:
-    """Of each key of ``held``: what it and everything that it holds, at any depth, have.
+    """Return the counts of every holder: of its own parameters and of all that it holds below it.
 
-    ``held`` may join holders in any way, in circles too; each holder is one of its keys.
+    held: ``{holder: the holders that it holds directly}``; cycles are allowed, and each holder is
+        a key. own: the facts of each holder's own parameters. used: ids of the parameters used.
     """
     above: dict[Holder, list[Holder]] = {holder: [] for holder in held}
     for holder, below in held.items():
@@ -100,34 +104,34 @@ def count_held(
     for holder, parameters in own.items():
         for facts in parameters:
             holders[facts.key][holder] = None
-    # Parameters of the same holders are counted together: mostly, those of one module.
-    together: defaultdict[tuple[Holder, ...], ParameterCounts] = defaultdict(ParameterCounts)
+    # Parameters with the same holders are counted as one group, usually those of one module.
+    groups: defaultdict[tuple[Holder, ...], ParameterCounts] = defaultdict(ParameterCounts)
     for key, by in holders.items():
-        together[tuple(by)] += ParameterCounts.of(known[key], used)
+        groups[tuple(by)] += ParameterCounts.of(known[key], used)
     counts = dict.fromkeys(held, ParameterCounts())
-    # Models are trees, mostly: what has one holder is handed up to it, once all below has been.
+    # Most models are trees. What has a single holder adds its counts to it, from the leaves up.
     waiting = {holder: len(below) for holder, below in held.items()}
     ready = [holder for holder, below in held.items() if not below]
-    for holder in ready:  # which grows; of circles, and of what is above them, none is ever ready
+    for holder in ready:  # grows in the loop; holders in cycles, or above one, never get ready
         for upper in above[holder]:
             waiting[upper] -= 1
             if not waiting[upper]:
                 ready.append(upper)
         if len(above[holder]) == 1:
-            counted = together.pop((holder,), ParameterCounts())
+            counted = groups.pop((holder,), ParameterCounts())
             counts[holder] += counted
-            together[(above[holder][0],)] += counted.inherited()
-    # All else goes to each that holds it at any depth.
-    for group, counted in together.items():
-        for place, holder in enumerate(_at_or_above(group, above)):
-            counts[holder] += counted if place < len(group) else counted.inherited()
+            groups[(above[holder][0],)] += counted.inherited()
+    # The remaining groups are added to each holder at or above them.
+    for group, counted in groups.items():
+        for position, holder in enumerate(_at_or_above(group, above)):
+            counts[holder] += counted if position < len(group) else counted.inherited()
     return counts
 
 
 def _at_or_above(
     holding: Iterable[Holder], above: Mapping[Holder, Iterable[Holder]]
 ) -> Iterable[Holder]:
-    """These holders, then all that hold them at any depth, each once."""
+    """Return these holders, then all holders above them, each once."""
     found = dict.fromkeys(holding)
     queue = list(found)
     for holder in queue:

@@ -1,4 +1,4 @@
-"""Where a run computes, and the facts of the run that its profile states."""
+"""Devices on which a run computes, and the run's facts for its profile."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import RunInfo
 
 _META = torch.device("meta")
-AT_ONCE = ("cpu", "meta")  # what these are given is done when the call returns
+_SYNCHRONOUS = ("cpu", "meta")  # an operator is done when its call returns
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The devices of a program's tensors.
 
-    type: "cpu", "cuda", "meta", ...; the accelerator's where there is one.
-    computes: False where tensors have shapes alone, as meta and fake ones: nothing takes time.
+    type: "cpu", "cuda", "meta", ...; the type of the accelerator if there is one.
+    computes: False where tensors have shapes only, as meta and fake tensors: nothing takes time.
     """
 
     type: str = "cpu"
@@ -34,10 +34,10 @@ class Placement:
 
     @classmethod
     def of(cls, modules: Iterable[nn.Module]) -> Self:
-        """Of modules' own parameters and buffers, not of those of the modules below them.
+        """Return the devices of these modules' own parameters and buffers.
 
-        Where these hold none, CUDA is assumed if the program uses it. Parameters that rest on
-        the meta device between calls are where they are brought to.
+        Modules below them do not count. Without a tensor, CUDA is assumed if the program uses it.
+        Offloaded parameters count where ``brought_to`` says that they are used.
         """
         modules = tuple(modules)
         found = dict.fromkeys(tensor.device for module in modules for tensor in _held_by(module))
@@ -46,7 +46,7 @@ class Placement:
             found |= dict.fromkeys(brought)
         if not found and torch.cuda.is_initialized():
             found = {torch.device("cuda", torch.cuda.current_device()): None}
-        accelerators = tuple(device for device in found if device.type not in AT_ONCE)
+        accelerators = tuple(device for device in found if device.type not in _SYNCHRONOUS)
         kind = next((device.type for device in (*accelerators, *found)), "cpu")
         if any(isinstance(tensor, FakeTensor) for module in modules for tensor in _held_by(module)):
             return cls(kind, computes=False)
@@ -54,14 +54,14 @@ class Placement:
 
     @classmethod
     def at(cls, name: str) -> Self:
-        """The one of that name: "cpu", "cuda", "cuda:1"."""
+        """Return the device of that name: "cpu", "cuda", "cuda:1"."""
         device = torch.device(name)
-        accelerators = () if device.type in AT_ONCE else (device,)
+        accelerators = () if device.type in _SYNCHRONOUS else (device,)
         return cls(device.type, accelerators, computes=device != _META)
 
 
 def run_info(modules: Iterable[nn.Module], conventions: Conventions) -> RunInfo:
-    """Return the facts of a run of these modules that starts or ends now."""
+    """Return the facts of a run of these modules."""
     placement = Placement.of(modules)
     return RunInfo(
         device=placement.type,
@@ -72,7 +72,10 @@ def run_info(modules: Iterable[nn.Module], conventions: Conventions) -> RunInfo:
 
 
 def brought_to(modules: Iterable[nn.Module]) -> tuple[torch.device, ...]:
-    """Where parameters on the meta device are brought for each call, as accelerate's hooks do."""
+    """Return the devices to which accelerate's hooks bring offloaded parameters for each call.
+
+    Between calls such parameters are on the meta device.
+    """
     modules = tuple(modules)
     if not any(tensor.device == _META for module in modules for tensor in _held_by(module)):
         return ()
@@ -85,7 +88,7 @@ def brought_to(modules: Iterable[nn.Module]) -> tuple[torch.device, ...]:
 
 def _with_index(name: int | str | torch.device) -> torch.device:
     device = torch.device(name)
-    if device.index is not None or device.type in AT_ONCE:
+    if device.index is not None or device.type in _SYNCHRONOUS:
         return device
     return torch.device(device.type, torch.get_device_module(device).current_device())
 
@@ -96,14 +99,14 @@ def _held_by(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def device_name(device: torch.device | str) -> str | None:
-    """What the driver (on CPU the operating system) calls the device; None if nothing does."""
+    """Return the device's name as its driver, or the operating system, gives it; else None."""
     device = torch.device(device)
     if device.type == "cpu":
         return _cpu_name()
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
-    is_there = (device.index or 0) < torch.cuda.device_count()  # a fake tensor's need not be
-    return torch.cuda.get_device_name(device) if is_there else None
+    exists = (device.index or 0) < torch.cuda.device_count()  # a fake tensor's device may not
+    return torch.cuda.get_device_name(device) if exists else None
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Build the frozen ``Profile`` out of aggregated calls and the tree of modules."""
+"""Build the frozen ``Profile`` from aggregated calls and the tree of modules."""
 
 from __future__ import annotations
 
@@ -7,20 +7,29 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from dispatch_flops.analysis.figures import sum_known
-from dispatch_flops.counting.aggregation import Ledger
+from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
-from dispatch_flops.profile import OUTSIDE, ModuleNode, OpTotal, Profile, RunInfo
+from dispatch_flops.profile import (
+    OUTSIDE,
+    ModuleNode,
+    OpTotal,
+    PhaseSeconds,
+    Profile,
+    RunInfo,
+    sum_known,
+)
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.seconds import timed_phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What was seen beside the operators, for ``build_profile``; keys are fqns.
+    """What ``build_profile`` needs besides the operators; keys are fqns.
 
-    used_params: ids of the parameters that took part in an operator.
-    latency_s: seconds in forward; None where modules take as long as their operators.
+    calls: times that forward ran. used_params: ids of the parameters that took part in an operator.
+    latency_s: seconds in forward; None if modules take as long as their operators.
+    tokens: rows that entered an expert of a mixture.
     """
 
     calls: Mapping[str, int] = field(default_factory=dict)
@@ -30,17 +39,17 @@ class Observed:
 
 
 def build_profile(
-    ledger: Ledger,
+    calls: CallAggregator,
     names: ModuleNames,
     observed: Observed,
     run: RunInfo,
     notes: tuple[str, ...] = (),
 ) -> Profile:
-    """Return the checked profile of everything recorded in ``ledger`` so far."""
-    builder = ProfileBuilder(names, ledger.op_totals(names.nodes), observed)
+    """Return the checked profile of all calls aggregated so far."""
+    builder = ProfileBuilder(names, calls.op_totals(names.by_fqn), observed)
     return Profile(
-        root=builder.model(),
-        outside=builder.node(OUTSIDE),
+        root=builder.build_model(),
+        outside=builder.build_tree(OUTSIDE),
         run=run,
         notes=notes,
         ran_elsewhere=builder.ran_elsewhere(),
@@ -48,17 +57,17 @@ def build_profile(
 
 
 class ProfileBuilder:
-    """The trees of modules (the model's, and the outside's), built bottom-up."""
+    """Builds the trees of modules, the model's and the outside's, from the leaves up."""
 
     def __init__(
-        self, names: ModuleNames, ops: Mapping[str, list[OpTotal]], seen: Observed
+        self, names: ModuleNames, ops: Mapping[str, list[OpTotal]], observed: Observed
     ) -> None:
         self._names = names
         self._ops = ops
-        self._seen = seen
-        self._used = {*seen.used_params, *self._sharded_and_called()}
+        self._observed = observed
+        self._used_params = {*observed.used_params, *self._used_hidden_params()}
         self._children = names.children()
-        for fqn in ops:  # named parts of the outside that are no modules
+        for fqn in ops:  # named parts of the outside that are not modules
             if fqn not in self._children:
                 self._children[fqn] = []
         self._children.setdefault(OUTSIDE, [])
@@ -66,16 +75,16 @@ class ProfileBuilder:
             fqn
             for fqn in self._children
             if fqn.startswith(f"{OUTSIDE}.")
-            and (fqn not in names.nodes or names.nodes[fqn].parent is None)
+            and (fqn not in names.by_fqn or names.by_fqn[fqn].parent is None)
         ]
-        # A sole root that was found on the way is the model: its names lose their prefix.
+        # If a single root was found in the run, it is the model: its fqns lose their prefix.
         self._prefix = names.roots[0].fqn if len(names.roots) == 1 else ""
-        self._modules = {fqn: named.itself() for fqn, named in list(names.nodes.items())}
+        self._canonical = {fqn: named.canonical() for fqn, named in list(names.by_fqn.items())}
         self._params = self._count_params()
 
     def _count_params(self) -> dict[ModuleName | str, ParameterCounts]:
-        """Of every module, and of every line that is no module."""
-        # A module has the same parameters under all its names: they are one holder.
+        """Return the counts of every module, and of parts of the outside that are not modules."""
+        # A module has the same parameters under all its names: the canonical name holds them.
         held: dict[ModuleName | str, dict[ModuleName | str, None]] = {
             self._holder(fqn): {} for fqn in self._children
         }
@@ -85,64 +94,64 @@ class ProfileBuilder:
         for holder, below in held.items():
             if isinstance(holder, ModuleName):
                 own[holder] = tuple(holder.parameters())
-                also = (named.itself() for named in holder.also)
-                below.update((named, None) for named in also if named in held)
+                held_elsewhere = (named.canonical() for named in holder.held_elsewhere)
+                below.update((named, None) for named in held_elsewhere if named in held)
         if len(self._names.roots) != 1:
             held[""] = {self._holder(root.fqn): None for root in self._names.roots}
-        return count_held(held, own, self._used)
+        return count_held(held, own, self._used_params)
 
     def _holder(self, fqn: str) -> ModuleName | str:
-        return self._modules.get(fqn, fqn)
+        return self._canonical.get(fqn, fqn)
 
     def ran_elsewhere(self) -> tuple[str, ...]:
-        """Names under which a module never ran that ran under another."""
-        calls = self._seen.calls
-        ran = {itself for fqn, itself in self._modules.items() if calls.get(fqn)}
+        """Return the fqns that were not called, of modules that were called by another fqn."""
+        calls = self._observed.calls
+        called = {named for fqn, named in self._canonical.items() if calls.get(fqn)}
         return tuple(
             self._shown(fqn)
-            for fqn, itself in self._modules.items()
-            if itself in ran and not calls.get(fqn)
+            for fqn, named in self._canonical.items()
+            if named in called and not calls.get(fqn)
         )
 
-    def _sharded_and_called(self) -> Iterator[int]:
-        """Keys of the parameters that stand for others in operators, of modules that ran."""
-        for fqn, named in list(self._names.nodes.items()):
-            if self._seen.calls.get(fqn):
-                yield from (facts.key for facts in named.parameters() if facts.stands_in)
+    def _used_hidden_params(self) -> Iterator[int]:
+        """Yield the keys of parameters that operators do not see, of modules that ran."""
+        for fqn, named in list(self._names.by_fqn.items()):
+            if self._observed.calls.get(fqn):
+                yield from (facts.key for facts in named.parameters() if facts.is_hidden)
 
-    def model(self) -> ModuleNode:
+    def build_model(self) -> ModuleNode:
+        """Return the tree of the model, or of all models below a root without a module."""
         roots = self._names.roots
         if len(roots) == 1:
-            return self.node(roots[0].fqn)
+            return self.build_tree(roots[0].fqn)
         params = self._params[""]
         return ModuleNode(
             fqn="",
             class_name="models" if roots else "nothing",
-            children=tuple(self.node(root.fqn) for root in roots),
+            children=tuple(self.build_tree(root.fqn) for root in roots),
             total_params=params.total,
             active_params=params.active,
             trainable_params=params.trainable,
         )
 
     def _order(self, top: str) -> list[str]:
-        """``top`` and all fqns below it, parents first."""
+        """Return ``top`` and all fqns below it, parents first."""
         order = [top]
         for fqn in order:
             order.extend(self._children.get(fqn, ()))
         return order
 
-    def node(self, top: str) -> ModuleNode:
-        """The tree below ``top``."""
+    def build_tree(self, top: str) -> ModuleNode:
+        """Return the tree from ``top`` down."""
         built: dict[str, ModuleNode] = {}
         for fqn in reversed(self._order(top)):
             children = tuple(built.pop(child) for child in self._children.get(fqn, ()))
-            built[fqn] = self._build(fqn, self._names.nodes.get(fqn), children)
+            built[fqn] = self._build_node(fqn, self._names.by_fqn.get(fqn), children)
         return built[top]
 
-    def _build(
+    def _build_node(
         self, fqn: str, named: ModuleName | None, children: tuple[ModuleNode, ...]
     ) -> ModuleNode:
-        seen = self._seen
         module = named.module() if named is not None else None
         ops = tuple(sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))))
         shown = self._shown(fqn)
@@ -154,39 +163,44 @@ class ProfileBuilder:
             name=name if shown else "",
             class_name=_class_name(fqn, named, module),
             extra_repr=_extra_repr(module),
-            calls=seen.calls.get(fqn, 0),
+            calls=self._observed.calls.get(fqn, 0),
             own_params=params.own,
             total_params=params.total,
             active_params=params.active,
             trainable_params=params.trainable,
             ops=ops,
             children=children,
-            latency_s=self._latency_s(fqn, _seconds(ops, children, "forward")),
-            backward_latency_s=_seconds(ops, children, "backward", "recompute"),
-            tokens=seen.tokens.get(fqn),
+            seconds=PhaseSeconds(
+                {
+                    "forward": self._latency_s(fqn, _seconds("forward", ops, children)),
+                    "backward": _seconds("backward", ops, children),
+                }
+            ),
+            tokens=self._observed.tokens.get(fqn),
         )
 
     def _latency_s(self, fqn: str, in_operators: float | None) -> float | None:
-        """Seconds in forward: as measured, but no less than operators took in it."""
-        if self._seen.latency_s is None:
+        """Return the measured seconds in forward, at least those of the operators in it."""
+        if self._observed.latency_s is None:
             return in_operators
-        measured = self._seen.latency_s.get(fqn)
+        measured = self._observed.latency_s.get(fqn)
         return None if measured is None else max(measured, in_operators or 0.0)
 
     def _shown(self, fqn: str) -> str:
-        """The name that the profile gives it."""
+        """Return the fqn as the profile shows it."""
         if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
             return fqn[len(self._prefix) + 1 :]
         return fqn
 
 
-def _seconds(
-    ops: Iterable[OpTotal], children: Iterable[ModuleNode], *phases: Phase
-) -> float | None:
-    """Seconds of a module's operators, with those of all below it; None if not timed."""
-    own = [op.latency_s for op in ops if op.phase in phases]
-    below = (c.latency_s if "forward" in phases else c.backward_latency_s for c in children)
-    return sum_known((*own, *below))
+def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode]) -> float | None:
+    """Return the seconds of operators and of the modules below in a phase; None if not timed."""
+    own = (
+        op.latency_s
+        for op in ops
+        if op.latency_s is not None and op.phase is not None and timed_phase(op.phase) == phase
+    )
+    return sum_known((*own, *(child.latency(phase) for child in children)))
 
 
 def _class_name(fqn: str, named: ModuleName | None, module: nn.Module | None) -> str:
@@ -198,7 +212,7 @@ def _class_name(fqn: str, named: ModuleName | None, module: nn.Module | None) ->
 
 
 def _extra_repr(module: nn.Module | None) -> str:
-    """What the module says of itself; nothing where its own code fails."""
+    """Return the module's ``extra_repr()``; "" if it raises."""
     if module is None or type(module).extra_repr is nn.Module.extra_repr:
         return ""
     try:

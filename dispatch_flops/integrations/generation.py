@@ -16,7 +16,7 @@ from torch import nn
 from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import TargetError
-from dispatch_flops.profile import Profile, StepTiming
+from dispatch_flops.profile import PhaseSeconds, Profile, StepTiming
 from dispatch_flops.profile.cost import ZERO, OpCost
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.isolation import evaluating, preserving_random_state
@@ -55,18 +55,18 @@ class GenerateProfile:
     @property
     def first_token_s(self) -> float | None:
         """Seconds to the first new token."""
-        return self.prefill.timing.forward_s
+        return self.prefill.timing.latency("forward")
 
     @property
     def token_s(self) -> float | None:
         """Mean seconds of decode per token made in it; None if it made none."""
-        seconds, tokens = self.decode.timing.forward_s, self.decode_tokens
+        seconds, tokens = self.decode.timing.latency("forward"), self.decode_tokens
         return seconds / tokens if seconds is not None and tokens else None
 
     def __str__(self) -> str:
         rows = [
             _row("prefill", self.prefill.total(), self.first_token_s),
-            _row("decode", self.decode.total(), self.decode.timing.forward_s),
+            _row("decode", self.decode.total(), self.decode.timing.latency("forward")),
         ]
         if self.steps:
             rows.append(_row("  first step", self.steps[0], None))
@@ -127,7 +127,9 @@ def profile_generate(
         )
     prefill, decode = (
         attach_latencies(
-            counter.profile, clock.seconds(), StepTiming(forward_s=seconds, method=SEPARATE_PASS)
+            counter.profile,
+            clock.seconds(),
+            StepTiming(seconds=PhaseSeconds({"forward": seconds}), method=SEPARATE_PASS),
         )
         for counter, clock, seconds in zip(counters, clocks, timed.seconds(), strict=True)
     )

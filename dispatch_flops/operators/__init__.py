@@ -1,1 +1,1 @@
-"""What one operator call costs: registry, conventions, formulas; stateless, knows no module."""
+"""What one operator call costs: registry, conventions and formulas; stateless, knows no modules."""

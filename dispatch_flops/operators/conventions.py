@@ -1,4 +1,4 @@
-"""What a counter lets its user choose, and how formulas learn of it."""
+"""Counting conventions that the user chooses, and how formulas read them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ Subclass = Literal["executed", "logical"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conventions:
-    """What a counter lets its user choose.
+    """Counting conventions of one counter.
 
-    causal: "full" counts the whole Sq x Sk rectangle of attention, "half" the part that a
-        causal kernel needs.
-    subclass: of tensors that are made of others, such as DTensor and quantised weights,
-        "executed" counts the operators that run on the inner ones (of a DTensor: on this
-        rank), "logical" the operator on the whole.
-    meta_value: answers ``.item()`` and its like on tensors without data; None: they raise.
+    causal: "full" counts the whole Sq x Sk rectangle of causal attention, "half" the triangle
+        that a causal kernel needs.
+    subclass: for tensors made of other tensors, such as DTensor and quantised weights,
+        "executed" counts the operators on the inner tensors (for a DTensor: on this rank),
+        "logical" the operator on the outer one.
+    meta_value: what ``.item()`` and similar calls return on tensors without data; None: they
+        raise.
     """
 
     causal: Causal = "full"
@@ -34,13 +35,13 @@ _DEFAULT = Conventions()
 
 
 def conventions() -> Conventions:
-    """The conventions of the counter that is asking for a cost."""
+    """Return the conventions of the counter that is asking for a cost."""
     return _CONVENTIONS.get(_DEFAULT)
 
 
 @contextlib.contextmanager
 def using(chosen: Conventions) -> Iterator[None]:
-    """Formulas called inside see ``chosen``."""
+    """Make ``conventions()`` return ``chosen`` inside the block."""
     token = _CONVENTIONS.set(chosen)
     try:
         yield

@@ -1,10 +1,8 @@
-"""The price of one operator call: its formula's cost, the bytes that it moves, its dtype.
-
-Pure functions of a rule and a call, without any state.
-"""
+"""Cost of one operator call: the formula's MACs and FLOPs, the bytes moved, the compute dtype."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +15,21 @@ from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.conventions import Conventions, using
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.tensors import nbytes, tensors_in
-from dispatch_flops.profile.cost import OpCost, Phase, Share, Split
+from dispatch_flops.operators.tensors import is_inexact_dtype, nbytes, tensors_in
+from dispatch_flops.profile.cost import OpCost, Phase, Share, Split, counts_of
 
 
 @dataclass(slots=True, eq=False)
 class CallCost:
-    """One overload at one signature: what a call of it costs (None: unknown, see ``error``)."""
+    """Cost of one call of an operator, shared by all its calls of the same signature.
+
+    op: the overload's name, ``"aten.addmm.default"``.
+    kind: the rule's kind, or "unknown" where there is no rule or its formula failed.
+    dtype: what the kernel computes in (see ``compute_dtype``).
+    cost: what belongs to the calling module in the observed phase; None if unknown.
+    shares: what belongs to submodules or to other phases.
+    error: the exception that the formula raised, as text.
+    """
 
     op: str
     kind: str
@@ -33,8 +39,10 @@ class CallCost:
     error: str | None = None
 
     def parts(self, phase: Phase) -> Iterator[tuple[str, Phase, OpCost]]:
-        """Whose its cost is in a call of that phase: ``(child, phase, cost)`` of the module itself
-        (child ``""``), of submodules and other phases. Nothing where the cost is unknown.
+        """Yield ``(child, phase, cost)`` for each part of the cost of a call made in ``phase``.
+
+        ``child`` is the relative name of a submodule, ``""`` for the calling module itself.
+        Yields nothing if the cost is unknown.
         """
         if self.cost is not None:
             yield "", phase, self.cost
@@ -42,21 +50,7 @@ class CallCost:
                 yield share.child, share.phase or phase, share.cost
 
 
-# Questions to a tensor's description: no work, and not listed.
-METADATA = frozenset(
-    f"aten.{name}"
-    for name in (
-        "size.default size.int sym_size.default sym_size.int stride.default stride.int "
-        "sym_stride.default sym_stride.int storage_offset.default sym_storage_offset.default "
-        "numel.default sym_numel.default dim.default is_contiguous.default "
-        "is_contiguous.memory_format sym_is_contiguous.default is_strides_like_format.default "
-        "is_non_overlapping_and_dense.default _nested_tensor_size.default "
-        "_nested_tensor_strides.default _nested_tensor_storage_offsets.default"
-    ).split()
-) | {"prim.layout.default", "prim.device.default"}
-
-
-def price(
+def cost_of_call(
     name: str,
     func: Any,
     rule: Rule,
@@ -67,10 +61,12 @@ def price(
     *,
     read: Any = None,
 ) -> CallCost:
-    """The entry of a call that has just returned ``out``.
+    """Return the cost of a call of ``func`` that returned ``out``.
 
-    read: what the call reads, by default its arguments. An exception in the formula is kept in the
-    entry's ``error``, and its cost is None; the user's run never sees it.
+    name: the operator's name in the result.
+    read: the tensors that the call reads; by default its arguments.
+
+    Never raises: if the formula does, the cost is unknown and ``error`` holds the exception.
     """
     kwargs = _without_outs(func, kwargs)
     dtype = compute_dtype(args, kwargs, out, promoting=rule.kind == "pointwise")
@@ -81,14 +77,17 @@ def price(
         if rule.moves and not (own.bytes_read or own.bytes_written):
             inputs = (args, kwargs) if read is None else read
             ins, outs = (0, 0) if _is_view(func) else (nbytes(inputs), nbytes(out))
-            own = OpCost(macs=own.macs, flops=own.flops, bytes_read=ins, bytes_written=outs)
+            own = dataclasses.replace(own, bytes_read=ins, bytes_written=outs)
     except Exception as error:
         return CallCost(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
     return CallCost(name, rule.kind, dtype, own, shares)
 
 
 def _as_cost(answer: Any) -> tuple[OpCost, tuple[Any, ...]]:
-    """What a formula gave, checked: exact, non-negative ints."""
+    """Return a formula's answer as its own cost and its shares.
+
+    Raises FormulaError unless all counts are non-negative ints.
+    """
     shares: tuple[Any, ...] = ()
     if isinstance(answer, Split):
         answer, shares = answer.own, answer.shares
@@ -99,14 +98,14 @@ def _as_cost(answer: Any) -> tuple[OpCost, tuple[Any, ...]]:
             f"the formula returned {answer!r}; return an OpCost, a Split, or an int of FLOPs"
         )
     for cost in (answer, *(share.cost for share in shares)):
-        for number in (cost.macs, cost.flops, cost.bytes_read, cost.bytes_written):
+        for number in counts_of(cost):
             if type(number) is not int or number < 0:
                 raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")
     return answer, shares
 
 
 def _without_outs(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs among keyword arguments: the tensors of an ``out=`` variant are its result."""
+    """Return the keyword arguments that are inputs: an ``out=`` tensor is a result."""
     if not kwargs or not isinstance(func, OpOverload):
         return kwargs
     outs = {argument.name for argument in _torch.schema_of(func).arguments if argument.is_out}
@@ -120,24 +119,29 @@ def _is_view(func: Any) -> bool:
 def compute_dtype(
     args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, promoting: bool = False
 ) -> str | None:
-    """What the kernel computes in: its first floating-point operand's dtype, else its first's.
+    """Return the dtype that the kernel computes in, such as ``"bfloat16"``; None without tensors.
 
-    promoting: operands of several dtypes meet in the one that torch promotes them to.
+    It is the dtype of the first floating-point or complex tensor among operands and results, or
+    else of the first tensor.
+
+    promoting: use the dtype that torch promotes the operands to, if that is floating-point or
+        complex.
     """
     operands = list(tensors_in((args, kwargs)))
     if promoting and len(operands) > 1:
         promoted = _promoted(operands)
-        if _is_inexact(promoted):
+        if is_inexact_dtype(promoted):
             return _dtype_name(promoted)
     dtypes = [tensor.dtype for tensor in (*operands, *tensors_in(out))]
-    found = next(filter(_is_inexact, dtypes), dtypes[0] if dtypes else None)
+    found = next(filter(is_inexact_dtype, dtypes), dtypes[0] if dtypes else None)
     return _dtype_name(found) if found is not None else None
 
 
 def _promoted(operands: Sequence[torch.Tensor]) -> torch.dtype:
-    """Tensors without dimensions have a say only in the kind of number, as scalars have.
+    """Return the dtype that torch promotes the operands to.
 
-    Source: result_type, aten/src/ATen/native/TypeProperties.cpp.
+    A tensor without dimensions changes only the kind of number (integer, real, complex), as a
+    Python scalar does. Source: result_type, aten/src/ATen/native/TypeProperties.cpp.
     """
     sized = [t.dtype for t in operands if t.is_nested or t.dim()]
     sizeless = [t.dtype for t in operands if not t.is_nested and not t.dim()]
@@ -149,10 +153,6 @@ def _promoted(operands: Sequence[torch.Tensor]) -> torch.dtype:
     if large.is_floating_point:
         return large.to_complex()
     return torch.promote_types(large, small)
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -1,9 +1,9 @@
-"""Which operator has which formula.
+"""Registry of formulas: maps an operator to the rule that gives its cost.
 
-The registry maps an operator to a ``Rule``. A key is an overload, a packet (all its
-overloads), a higher-order operator, a Triton kernel or an ``nn.Module`` class; the more
-exact key wins. In-place and ``out=`` variants share the formula of the functional op.
-``formulas/`` fills the registry on import; users add to it with ``register_flops``.
+A key is an overload, a packet (all its overloads), the name of an operator whose library is not
+loaded, a higher-order operator, a Triton kernel or an ``nn.Module`` class. The more exact key wins.
+In-place and ``out=`` variants share the rule of the functional operator. Importing ``formulas``
+fills the registry; users add to it with ``register_flops``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ Kind = Literal["formula", "pointwise", "reduction", "free"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How an operator is costed.
+    """How the cost of an operator's calls is found.
 
-    kind: "formula", "pointwise" or "reduction" (the tables), or "free" (0, by declaration).
-    note: for a free op the reason; for a table entry the cost per element.
-    by_name: the formula wants its arguments under the schema's names.
-    cacheable: the cost follows from shapes, dtypes and plain arguments alone.
-    moves: False where no element is read or written, as for an allocation.
-    builtin: ours, not the user's.
+    kind: "formula", "pointwise" or "reduction" (the tables), or "free" (0 by declaration).
+    note: the reason why an operator is free, or a table entry's cost per element.
+    by_name: the formula takes its arguments under the schema's names.
+    cacheable: the cost depends on shapes, dtypes and plain arguments only.
+    moves: False if no element is read or written, as for an allocation.
+    is_recorded: False for queries of a tensor's metadata, which appear in no profile.
+    builtin: True for the package's own rules, False for the user's.
     """
 
     kind: Kind
@@ -45,12 +46,13 @@ class Rule:
     by_name: bool = False
     cacheable: bool = True
     moves: bool = True
+    is_recorded: bool = True
     builtin: bool = True
 
     def answer(
         self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> OpCost | Split | int:
-        """What the formula says of a call of ``op`` that returned ``out``."""
+        """Return the formula's result for a call of ``op`` that returned ``out``."""
         if not self.by_name:
             return self.formula(*args, out=out, **kwargs)
         names = (argument.name for argument in _schema_of(op).arguments)
@@ -58,9 +60,10 @@ class Rule:
 
 
 class RuleReader(Protocol):
-    """Whoever keeps rules that it has looked up."""
+    """An object that caches rules."""
 
-    def rules_changed(self) -> None: ...
+    def rules_changed(self) -> None:
+        """Drop the cached rules."""
 
 
 _RULES: dict[Any, Rule] = {}
@@ -68,11 +71,11 @@ _READERS: weakref.WeakSet[RuleReader] = weakref.WeakSet()
 
 
 def watch(reader: RuleReader) -> None:
-    """While it lives, ``reader.rules_changed()`` is called when a rule is added or removed."""
+    """Call ``reader.rules_changed()`` on every change of a rule, for as long as it lives."""
     _READERS.add(reader)
 
 
-def _changed() -> None:
+def _notify_readers() -> None:
     for reader in list(_READERS):
         reader.rules_changed()
 
@@ -85,42 +88,45 @@ def register_flops(
     cacheable: bool = True,
     note: str = "",
 ) -> Callable[[F], F]:
-    """Register a formula for an operator, or for a list of operators.
+    """Register the decorated function as the formula of an operator, or of several.
 
-    targets: ``torch.ops.lib.op`` (all overloads), ``torch.ops.lib.op.overload``, what
-        ``torch.library.custom_op`` returns, a higher-order operator, a Triton kernel, an
-        ``nn.Module`` class (its call is then one opaque op), the name ``"lib::op"`` of an
-        operator whose library may not be loaded yet, or a list of these.
-    override: replace an existing formula instead of refusing.
-    by_name: for operators with a schema. Every argument comes under the schema's name for it, so
-        that one formula may serve operators whose arguments stand in other places, and names those
-        alone that it reads. An argument that is called ``out`` gives way to the result.
+    The function is called as ``formula(*args, out=out, **kwargs)`` with the operator's own
+    arguments and its result. It may read shapes, dtypes and layouts, never data. It returns an
+    ``OpCost``, an int meaning FLOPs, or a ``Split`` of the cost among submodules and phases.
+    Formulas written for ``torch.utils.flop_counter`` are accepted too.
+
+    targets: ``torch.ops.lib.op`` (all overloads), ``torch.ops.lib.op.overload``, the result of
+        ``torch.library.custom_op``, a higher-order operator, a Triton kernel, an ``nn.Module``
+        class (each call then counts as one operator), the name ``"lib::op"`` of an operator
+        whose library may not be loaded yet, or a list of these.
+    override: replace an existing formula instead of raising.
+    by_name: pass every argument under its name in the schema. One formula can then serve
+        operators with different argument orders, and names only the arguments that it reads. An
+        operator's argument called ``out`` is replaced by the result.
     cacheable: pass False if the cost depends on more than shapes, dtypes and plain arguments.
-    note: the cost in words, as ``dispatch-flops ops`` lists it; by default the docstring's.
+    note: the cost in words for ``dispatch-flops ops``; by default taken from the docstring.
 
-    The decorated function is called as ``formula(*args, out=out, **kwargs)`` with the
-    operator's own arguments and its result. It may read shapes, dtypes and layouts, never
-    data. It returns an ``OpCost``, an int that means FLOPs, or a ``Split`` of the cost among
-    phases and submodules.
+    Raises, before anything is registered:
+        DuplicateFormulaError: a target already has a formula and ``override`` is False.
+        UnknownOperatorError: a target is not an operator, or has no schema for ``by_name``.
 
-    Raises DuplicateFormulaError if a target has a formula already, UnknownOperatorError if
-    a target is no operator; nothing is registered then.
+    Example::
 
         @register_flops(torch.ops.mylib.fused_mlp)
         def fused_mlp(x, w1, w2, *, out, **_):
-            return OpCost(macs=(m := x.shape[0] * (w1.numel() + w2.numel())), flops=2 * m)
+            macs = x.shape[0] * (w1.numel() + w2.numel())
+            return OpCost(macs=macs, flops=2 * macs)
     """
-
-    keys = list(dict.fromkeys(_keys(targets)))
+    keys = list(dict.fromkeys(_to_keys(targets)))
     if by_name:
         _refuse_without_schema(keys)
 
     def decorate(formula: F) -> F:
         builtin = str(formula.__module__).startswith("dispatch_flops.operators.formulas")
         if not override:
-            _refuse_duplicates(keys if builtin else _replaced_by(keys))
+            _refuse_duplicates(keys if builtin else _keys_replaced_by(keys))
         elif not builtin:
-            _set_aside(keys)
+            _remove_user_rules(keys)
         rule = Rule(
             kind="formula",
             formula=formula if builtin else accept_torch_style(formula),
@@ -137,11 +143,11 @@ def register_flops(
 
 
 def add_rule(key: Any, rule: Rule, *, override: bool = False) -> None:
-    """Put one rule under one key; the tables of ``formulas/`` come in this way."""
+    """Register ``rule`` under ``key``; raises DuplicateFormulaError as ``register_flops`` does."""
     if not override:
         _refuse_duplicates([key])
     _RULES[key] = rule
-    _changed()
+    _notify_readers()
 
 
 def _refuse_duplicates(keys: Iterable[Any]) -> None:
@@ -149,12 +155,12 @@ def _refuse_duplicates(keys: Iterable[Any]) -> None:
         if key in _RULES:
             raise DuplicateFormulaError(
                 f"{name_of(key)} already has a {_RULES[key].kind} rule; "
-                "pass override=True to replace it, or use overridden(...) for one scope"
+                "pass override=True to replace it, or use overridden(...) to replace it in a block"
             )
 
 
-def _replaced_by(keys: Iterable[Any]) -> Iterator[Any]:
-    """Keys of the rules that the user's formula for these would replace, and perhaps of others."""
+def _keys_replaced_by(keys: Iterable[Any]) -> Iterator[Any]:
+    """Yield every key whose rule a user's formula for ``keys`` would take precedence over."""
     for key in keys:
         yield key
         if isinstance(key, OpOverloadPacket):
@@ -165,43 +171,52 @@ def _replaced_by(keys: Iterable[Any]) -> Iterator[Any]:
             overloads = [key] if isinstance(key, OpOverload) else []
         for overload in overloads:
             yield _full_name(overload)
-            rule = _found(_RULES, overload)
+            rule = _find(_RULES, overload)
             if rule is not None and rule.builtin:
-                yield from _keys_of(overload)
+                yield from _candidate_keys(overload)
 
 
 def _refuse_without_schema(keys: Iterable[Any]) -> None:
     for key in keys:
         if not isinstance(key, (OpOverload, OpOverloadPacket, str)):
             raise UnknownOperatorError(
-                f"{name_of(key)} has no schema, by which arguments have names: leave by_name out"
+                f"{name_of(key)} has no schema that names its arguments; omit by_name"
             )
 
 
-def _set_aside(keys: Iterable[Any]) -> dict[Any, Rule]:
-    """Take away the user's own rules that would go before rules under these keys."""
-    found = {key: _RULES[key] for key in _replaced_by(keys) if key in _RULES}
-    aside = {key: rule for key, rule in found.items() if not rule.builtin}
-    for key in aside:
+def _remove_user_rules(keys: Iterable[Any]) -> dict[Any, Rule]:
+    """Remove and return the user's rules that would take precedence over rules for ``keys``."""
+    found = {key: _RULES[key] for key in _keys_replaced_by(keys) if key in _RULES}
+    removed = {key: rule for key, rule in found.items() if not rule.builtin}
+    for key in removed:
         del _RULES[key]
-    return aside
+    return removed
 
 
 def unregister_flops(targets: Any) -> None:
-    """Remove the formulas of ``targets``; raises UnknownOperatorError where one has none, and
-    removes none then.
+    """Remove the formulas of ``targets``.
+
+    targets: as for ``register_flops``; each one as it was registered. A built-in formula that
+        ``register_flops(..., override=True)`` replaced under the same key does not come back.
+
+    Raises UnknownOperatorError if a target is not an operator or has no formula; nothing is
+    removed then.
+
+    Example::
+
+        unregister_flops(torch.ops.mylib.fused_mlp)
     """
-    keys = list(dict.fromkeys(map(_key_in_use, _keys(targets))))
+    keys = list(dict.fromkeys(map(_registered_key, _to_keys(targets))))
     for key in keys:
         if key not in _RULES:
             raise UnknownOperatorError(f"{name_of(key)} has no formula to remove")
     for key in keys:
         del _RULES[key]
-    _changed()
+    _notify_readers()
 
 
-def _key_in_use(key: Any) -> Any:
-    """The key itself, or the name that stood for it while its library was not loaded."""
+def _registered_key(key: Any) -> Any:
+    """Return the key itself, or its name if that was registered before its library was loaded."""
     if key in _RULES or not isinstance(key, (OpOverload, OpOverloadPacket)):
         return key
     name = _full_name(key) if isinstance(key, OpOverload) else _torch.packet_name(key)
@@ -209,18 +224,33 @@ def _key_in_use(key: Any) -> Any:
 
 
 def _full_name(op: OpOverload) -> str:
-    """``"lib::op.overload"``, also of the overload that is called default."""
+    """Return ``"lib::op.overload"``, with ``.default`` for the default overload."""
     return f"{_torch.packet_name(op.overloadpacket)}.{_torch.overload_name(op)}"
 
 
 @contextlib.contextmanager
 def overridden(mapping: Mapping[Any, Formula]) -> Iterator[None]:
-    """Inside the block, ``mapping``'s formulas stand in for the registered ones."""
+    """Replace registered formulas inside the block.
+
+    mapping: ``{operator: formula}``, with operators and formulas as ``register_flops`` takes
+        them. A formula also replaces those of more exact keys: one for ``torch.ops.aten.max``
+        applies to all its overloads.
+
+    Counters that are running use the replacement for calls inside the block. Blocks nest, and the
+    previous formulas are restored on exit, also after an exception.
+
+    Raises UnknownOperatorError if ``mapping`` is not a mapping or a key is not an operator.
+
+    Example::
+
+        with overridden({torch.ops.aten.gelu: lambda x, *_, out, **__: x.numel()}):
+            model(x)
+    """
     layer = rules_from(mapping)
-    aside = _set_aside(layer)
-    saved = {key: _RULES.get(key) for key in layer} | aside
+    saved = {key: _RULES.get(key) for key in layer}
+    saved |= _remove_user_rules(layer)
     _RULES.update(layer)
-    _changed()
+    _notify_readers()
     try:
         yield
     finally:
@@ -229,41 +259,39 @@ def overridden(mapping: Mapping[Any, Formula]) -> Iterator[None]:
                 _RULES.pop(key, None)
             else:
                 _RULES[key] = rule
-        _changed()
+        _notify_readers()
 
 
 def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
-    """A ``{operator: formula}`` mapping as rules; torch's own formula style is accepted."""
+    """Return the rules of a ``{operator: formula}`` mapping; raises as ``overridden`` does."""
     if not isinstance(mapping, Mapping):
         raise UnknownOperatorError(
-            f"a {type(mapping).__name__} is no mapping: pass {{operator: formula}}"
+            f"a {type(mapping).__name__} is not a mapping; pass {{operator: formula}}"
         )
     return {
         key: Rule(kind="formula", formula=accept_torch_style(formula), builtin=False)
         for target, formula in mapping.items()
-        for key in _keys(target)
+        for key in _to_keys(target)
     }
 
 
 def lookup(op: Any, extra: Mapping[Any, Rule] | None = None) -> Rule | None:
-    """The rule for an operator that reached the mode, or None.
+    """Return the rule of an operator, or None.
 
-    Searched in this order: the overload, its packet, the functional op that it is the
-    in-place variant of, its name; in ``extra`` (one counter's own rules) before the registry,
-    and there the user's before the package's own; last, formulas that the user registered with
-    torch's own flop counter.
+    Rules in ``extra``, one counter's own, come before the registry's. In the registry the user's
+    rules come before the package's. Within each, the keys are tried in this order: the overload,
+    its packet, the functional operator of an in-place one, the names of these. Formulas that the
+    user registered with ``torch.utils.flop_counter`` come last.
     """
     for rules in (extra or {}, _RULES):
-        rule = _found(rules, op)
+        rule = _find(rules, op)
         if rule is not None:
             return rule
-    theirs = registered_with_torch(op)
-    if theirs is None:
+    formula = registered_with_torch(op)
+    if formula is None:
         return None
-    return Rule(
-        kind="formula", formula=theirs, note="registered with torch.utils.flop_counter",
-        builtin=False,
-    )  # fmt: skip
+    note = "registered with torch.utils.flop_counter"
+    return Rule(kind="formula", formula=formula, note=note, builtin=False)
 
 
 def _schema_of(op: OpOverload | OpOverloadPacket) -> torch.FunctionSchema:
@@ -271,35 +299,39 @@ def _schema_of(op: OpOverload | OpOverloadPacket) -> torch.FunctionSchema:
     return _torch.schema_of(overload)
 
 
-def _found(rules: Mapping[Any, Rule], op: Any) -> Rule | None:
-    found = [rules[key] for key in _keys_of(op) if key in rules]
+def _find(rules: Mapping[Any, Rule], op: Any) -> Rule | None:
+    found = [rules[key] for key in _candidate_keys(op) if key in rules]
     return next((rule for rule in found if not rule.builtin), found[0] if found else None)
 
 
-def _keys_of(op: Any) -> list[Any]:
-    """Every key under which an operator's rule may stand, the most exact first."""
+def _candidate_keys(op: Any) -> list[Any]:
+    """Return every key under which an operator's rule may be registered, most exact first."""
     if not isinstance(op, OpOverload):
         return [op]
     packet = op.overloadpacket
     name = _torch.packet_name(packet)
-    functional = _functional_packet(packet)
+    functional = _functional_form(packet)
     keys = [op, packet, functional, _full_name(op), name, name[:-1] if _is_in_place(name) else None]
     return [key for key in keys if key is not None]
 
 
 def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:
-    """The rules of ``nn.Module`` classes; ``extra`` (one counter's own) before the registry's."""
+    """Return the rules of ``nn.Module`` classes; those in ``extra`` replace the registry's."""
     known = {**_RULES, **extra}
     return {key: rule for key, rule in known.items() if isinstance(key, type)}
 
 
 def rules() -> dict[str, Rule]:
-    """Every registered rule by the name of its operator, sorted."""
+    """Return every registered rule by the name of its operator, sorted."""
     return dict(sorted((name_of(key), rule) for key, rule in _RULES.items()))
 
 
 def name_of(key: Any) -> str:
-    """``aten.addmm``, ``aten.addmm.default``, ``higher_order.cond``, a class's or kernel's name."""
+    """Return the name of an operator as profiles show it.
+
+    ``aten.addmm``, ``aten.addmm.default``, ``higher_order.cond``, ``module.Linear``, or the name
+    of a Triton kernel.
+    """
     if isinstance(key, OpOverloadPacket):
         return _torch.packet_name(key).replace("::", ".")
     if isinstance(key, OpOverload):
@@ -313,41 +345,41 @@ def name_of(key: Any) -> str:
     return str(getattr(key, "__name__", key))
 
 
-def _keys(targets: Any) -> list[Any]:
-    """Targets as registry keys."""
+def _to_keys(targets: Any) -> list[Any]:
+    """Return the registry keys of ``targets``, a target or a nested collection of them."""
     if isinstance(targets, (list, tuple, set, frozenset)):
-        return [key for target in targets for key in _keys(target)]
-    return [_key(targets)]
+        return [key for target in targets for key in _to_keys(target)]
+    return [_to_key(targets)]
 
 
-def _key(target: Any) -> Any:
+def _to_key(target: Any) -> Any:
     if isinstance(target, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
         return target
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
         return target
     if isinstance(target, str) and target.count("::") == 1:
-        return _loaded(target) or target
+        return _find_loaded(target) or target
     if isinstance(target, torch.library.CustomOpDef):
         return _torch.overload_of(target).overloadpacket
     if callable(getattr(target, "run", None)) and hasattr(target, "fn"):  # a Triton kernel
         return target
     raise UnknownOperatorError(
-        f"{target!r} is no operator: pass torch.ops.<library>.<op>, one of its overloads, its name "
-        "as 'library::op', what torch.library.custom_op returned, a higher-order operator, a "
-        "Triton kernel, an nn.Module class, or a list of these"
+        f"{target!r} is not an operator; pass torch.ops.<library>.<op>, one of its overloads, its "
+        "name as 'library::op', the result of torch.library.custom_op, a higher-order operator, "
+        "a Triton kernel, an nn.Module class, or a list of these"
     )
 
 
-def _loaded(name: str) -> OpOverload | OpOverloadPacket | None:
-    """The operator ``"lib::op"`` or ``"lib::op.overload"``, if its library is loaded."""
+def _find_loaded(name: str) -> OpOverload | OpOverloadPacket | None:
+    """Return the operator ``"lib::op"`` or ``"lib::op.overload"``, if its library is loaded."""
     library, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     found = getattr(getattr(torch.ops, library), packet, None)
     return getattr(found, overload, None) if overload else found
 
 
-def _functional_packet(packet: OpOverloadPacket) -> OpOverloadPacket | None:
-    """``aten.add_`` -> ``aten.add``: an in-place op costs what its functional form costs."""
+def _functional_form(packet: OpOverloadPacket) -> OpOverloadPacket | None:
+    """Return ``aten.add`` for ``aten.add_``: an in-place operator costs as much as that."""
     name = packet.__name__
     if not _is_in_place(name):
         return None
@@ -363,13 +395,20 @@ def _nothing(*_args: Any, **_kwargs: Any) -> OpCost:
     return OpCost()
 
 
-def free(
-    targets: Iterable[Any], reason: str, *, moves: bool = True, formula: Formula = _nothing
+def declare_free(
+    targets: Iterable[Any],
+    reason: str,
+    *,
+    moves: bool = True,
+    is_recorded: bool = True,
+    formula: Formula = _nothing,
 ) -> None:
-    """Declare operators that do no arithmetic worth counting, each with the reason.
+    """Declare that operators do no arithmetic.
 
-    moves: False where no element is read or written either (metadata, bare allocation).
-    formula: of the bytes, where they are not those of all tensors that go in and come out.
+    reason: why they are free, as ``dispatch-flops ops`` lists it.
+    moves, is_recorded: see ``Rule``.
+    formula: returns the bytes, where they are not those of all input and output tensors.
     """
-    for key in _keys(list(targets)):
-        add_rule(key, Rule(kind="free", formula=formula, note=reason, moves=moves))
+    rule = Rule(kind="free", formula=formula, note=reason, moves=moves, is_recorded=is_recorded)
+    for key in _to_keys(list(targets)):
+        add_rule(key, rule)

@@ -1,11 +1,11 @@
-"""Small questions about tensors that every formula asks, and those who price them."""
+"""Properties of tensors that formulas and the counter need: sizes, layouts, bytes."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -19,7 +19,7 @@ _SPARSE_LAYOUTS = frozenset(
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """What is asked of tensors inside leaves no trace where ``torch.jit.trace`` is at work."""
+    """Suspend ``torch.jit.trace``, so that reading a tensor's shape adds nothing to the graph."""
     state = _torch.tracing_state()
     _torch.set_tracing_state(None)
     try:
@@ -29,7 +29,7 @@ def untraced() -> Iterator[None]:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested lists, tuples, mappings and dataclasses."""
+    """Yield every tensor in nested lists, tuples, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -44,59 +44,65 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def nbytes(*values: Any) -> int:
-    """Bytes of the tensors in ``values``, nested as they may be."""
+    """Return the bytes of all tensors in ``values``, which may be nested (see ``tensors_in``)."""
     return sum(_bytes_of(tensor) for tensor in tensors_in(values))
 
 
 def is_inexact(*tensors: torch.Tensor | None) -> bool:
-    """True if one of the tensors holds floating-point or complex numbers."""
-    return any(t is not None and (t.is_floating_point() or t.is_complex()) for t in tensors)
+    """Return True if one of the tensors holds floating-point or complex numbers."""
+    return any(t is not None and is_inexact_dtype(t.dtype) for t in tensors)
+
+
+def is_inexact_dtype(dtype: torch.dtype) -> bool:
+    """Return True for a floating-point or complex dtype: arithmetic in it counts as FLOPs."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def is_given(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Return False for None and for the undefined tensor that autograd passes in its place."""
+    return tensor is not None and tensor.numel() > 0
 
 
 def nested_sizes(tensor: torch.Tensor) -> list[list[int]]:
-    """The sizes of each item of a strided nested tensor, which are kept on the CPU."""
+    """Return the sizes of each item of a strided nested tensor, which torch keeps on the CPU."""
     sizes: list[list[int]] = tensor._nested_tensor_size().tolist()
     return sizes
 
 
 def is_strided_nested(tensor: torch.Tensor) -> bool:
-    """True for ``torch.nested`` tensors of strided layout, whose ``shape`` raises."""
+    """Return True for a ``torch.nested`` tensor of strided layout, whose ``shape`` raises."""
     return tensor.is_nested and tensor.layout == torch.strided
 
 
-def stored_elements(sparse: torch.Tensor) -> int:
-    """Elements that a sparse tensor stores: ``nnz``, times the size of its dense part or blocks.
+def stored_elements(tensor: torch.Tensor) -> int:
+    """Return how many elements a tensor stores: all, or if sparse ``nnz`` × the size of a block.
 
-    A blocked layout stores whole blocks, explicit zeros inside included.
+    Dense dimensions are a block. A block counts whole, with the zeros in it.
     """
-    if sparse.layout == torch.sparse_coo:
-        return sparse._values().numel()
-    return sparse.values().numel()
+    if not is_sparse(tensor):
+        return tensor.numel()
+    if tensor.layout == torch.sparse_coo:
+        return tensor._values().numel()
+    return tensor.values().numel()
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """True for COO, CSR, CSC, BSR and BSC; nested and oneDNN tensors are dense."""
+    """Return True for COO, CSR, CSC, BSR and BSC; nested and oneDNN tensors are dense."""
     return tensor.layout in _SPARSE_LAYOUTS
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's logical elements; of a sparse tensor's indices and values."""
-    layout = tensor.layout
-    if layout is torch.strided or layout is torch.jagged:
-        return int(tensor.numel()) * tensor.element_size()
-    if layout is torch.sparse_coo:
-        return sum(
-            part.numel() * part.element_size() for part in (tensor._indices(), tensor._values())
-        )
-    if layout in (torch.sparse_csr, torch.sparse_bsr):
+    """Return the bytes of a tensor's logical elements, or of a sparse tensor's parts."""
+    parts: tuple[torch.Tensor, ...] = (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        parts = (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-        return sum(part.numel() * part.element_size() for part in parts)
-    if layout in (torch.sparse_csc, torch.sparse_bsc):
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-        return sum(part.numel() * part.element_size() for part in parts)
-    return int(tensor.numel()) * tensor.element_size()
+    return sum(int(part.numel()) * part.element_size() for part in parts)
 
 
 def has_no_data(value: Any) -> bool:
-    """Return True for a tensor that has a shape and nothing else, on the meta device or fake."""
+    """Return True for a tensor without data: fake, or on the meta device."""
     return isinstance(value, torch.Tensor) and (value.is_meta or isinstance(value, FakeTensor))

@@ -1,4 +1,4 @@
-"""Formulas written for ``torch.utils.flop_counter``."""
+"""Adapters for formulas written for ``torch.utils.flop_counter``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dispatch_flops._torch import OpOverload
 
 
 def accept_torch_style(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """A formula as ``torch.utils.flop_counter`` wants it, made to take our arguments.
+    """Return ``formula``, wrapped if it was written for ``torch.utils.flop_counter``.
 
-    Theirs are called with shapes in place of tensors and ``out_shape=`` (or, undecorated,
-    with tensors and ``out_val=``) and return FLOPs; told by those parameter names.
+    A formula of torch's takes shapes in place of tensors and ``out_shape=``, or tensors and
+    ``out_val=``, and returns FLOPs. It is recognised by these parameter names.
     """
     if getattr(formula, "_get_raw", False):
         return lambda *args, out=None, **kwargs: formula(*args, out_val=out, **kwargs)
     try:
-        # torch's own decorator wraps a formula of shapes in one of tensors: the outer one counts.
+        # torch's decorator wraps a formula of shapes in one of tensors; the outer one is called.
         outer = inspect.signature(formula, follow_wrapped=False).parameters
         names = outer if "out_val" in outer else inspect.signature(formula).parameters
     except (TypeError, ValueError):
@@ -46,7 +46,10 @@ def _shapes(value: Any) -> Any:
 
 
 def registered_with_torch(op: Any) -> Callable[..., Any] | None:
-    """What the user registered with ``torch.utils.flop_counter.register_flop_formula``."""
+    """Return the formula registered with ``torch.utils.flop_counter.register_flop_formula``.
+
+    None for an operator without one, and for torch's own operators.
+    """
     if not isinstance(op, OpOverload) or op.namespace == "aten":
         return None
     formula = _torch.formula_of_torchs_own_counter(op)

@@ -1,9 +1,11 @@
-"""The frozen result of a profile: plain data, standard library only.
+"""The frozen, additive result of a profile: plain data, standard library only.
 
-A ``Profile`` can be saved, loaded, compared and rendered where neither torch nor the model
-is. Every count is an exact int; ``None`` always means "not known" or "not measured".
+A ``Profile`` can be saved, loaded, compared and rendered without torch and without the model.
+Every count is an exact int; None always means "not known" or "not measured".
 """
 
+from dispatch_flops.profile.cost import add_costs
+from dispatch_flops.profile.merging import merge_ops, sum_nodes, sum_trees
 from dispatch_flops.profile.profile import (
     OUTSIDE,
     SCHEMA,
@@ -12,7 +14,8 @@ from dispatch_flops.profile.profile import (
     RunInfo,
     StepTiming,
 )
-from dispatch_flops.profile.tree import ModuleNode, OpTotal, add_costs, flops_of, merge
+from dispatch_flops.profile.seconds import PhaseSeconds, sum_known
+from dispatch_flops.profile.tree import ModuleNode, OpTotal, flops_of
 
 __all__ = [
     "OUTSIDE",
@@ -20,10 +23,14 @@ __all__ = [
     "SCHEMA_VERSION",
     "ModuleNode",
     "OpTotal",
+    "PhaseSeconds",
     "Profile",
     "RunInfo",
     "StepTiming",
     "add_costs",
     "flops_of",
-    "merge",
+    "merge_ops",
+    "sum_known",
+    "sum_nodes",
+    "sum_trees",
 ]

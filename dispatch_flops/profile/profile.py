@@ -1,4 +1,4 @@
-"""The frozen result: the model's tree, what ran outside it, when and where."""
+"""The frozen result: the model's tree, what ran outside it, the timing and the run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import Any
 
 from dispatch_flops.errors import InconsistentProfileError, ProfileFormatError
 from dispatch_flops.profile.cost import OpCost, Phase
+from dispatch_flops.profile.merging import merge_ops
+from dispatch_flops.profile.seconds import PhaseSeconds
 from dispatch_flops.profile.serialization import (
     build,
+    build_timed,
     node_from_rows,
     node_to_rows,
+    to_row,
     upgraded_from_1,
 )
-from dispatch_flops.profile.tree import ModuleNode, OpTotal, flops_of, map_tree, merge
-from dispatch_flops.profile.validation import flaws, params_beside
+from dispatch_flops.profile.tree import ModuleNode, OpTotal, flops_of, map_tree
+from dispatch_flops.profile.validation import flaws, params_outside
 
 SCHEMA = "dispatch_flops.profile"
 SCHEMA_VERSION = 2
@@ -26,18 +30,19 @@ OUTSIDE = "<outside>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:
-    """Seconds of one step's parts; None where not measured.
+    """Seconds of one step, or of one run of the model; None where not measured.
 
-    forward_s: of the model; backward_s, step_s: of backward passes and optimizer steps;
-        iteration_s: of everything that ran, other code included.
+    seconds: per phase. "forward" is of the model, "backward" of all backward passes with the
+        recomputation in them, "optimizer" of the optimizer's steps.
+    iteration_s: of everything that ran, other code included.
+    spread_s: median distance of the runs from their median; repeats: number of runs.
     method: how the latencies of this profile were taken, in words for the reader.
-    resolution_s, operator_resolution_s: a module's latency is exact to 10 % from (calls of it and
-        of modules in it) x resolution_s + (operators in it) x operator_resolution_s on.
+    resolution_s, operator_resolution_s: a module's latency is exact to 10 % if it is at least
+        (calls of it and of modules in it) x resolution_s + (operators in it) x
+        operator_resolution_s.
     """
 
-    forward_s: float | None = None
-    backward_s: float | None = None
-    step_s: float | None = None
+    seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
     iteration_s: float | None = None
     spread_s: float | None = None
     repeats: int = 1
@@ -45,14 +50,19 @@ class StepTiming:
     resolution_s: float | None = None
     operator_resolution_s: float | None = None
 
+    def latency(self, phase: Phase) -> float | None:
+        """Return the seconds of a phase; None where not measured."""
+        return self.seconds.get(phase)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """Where and how the run took place: what the numbers are numbers of.
+    """Where and how the run took place. Every count is of this rank.
 
-    Every count is of this rank. batch_size: samples per rank and step, where known.
-    expert_params: of ``total_params``, those of experts; model_expert_params: experts'
-    parameters over all ranks. Both where an engine knows them.
+    batch_size: samples per rank and step, where known.
+    expert_params: of ``total_params``, those of experts. model_expert_params: those of experts
+        on all ranks. Both are known from an engine alone.
+    step: number of the profiled step. causal: how causal attention was counted, "full" or "half".
     """
 
     device: str = "cpu"
@@ -72,12 +82,22 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What a run cost: the model's tree, and what ran outside the model.
+    """Cost of a run: the model's tree, and what ran outside the model.
 
-    root: the model (fqn ``""``). outside: operators that ran in no module of the model: loss
-    functions, data preparation, gradient accumulation and clipping, optimizer steps; its
-    children name the parts that are known. ran_elsewhere: unused names of modules that several
-    parents hold: these ran under another of their names.
+    root: the model (fqn ``""``).
+    outside: operators that ran in no module of the model, such as loss functions, data
+        preparation, gradient accumulation and clipping, and optimizer steps. Its children are
+        the parts that have a name.
+    ran_elsewhere: unused names of modules that several parents hold. These modules ran under
+        another of their names.
+
+    Example::
+
+        with FlopCounterMode(model, display=False) as counter:
+            model(x).sum().backward()
+        profile = counter.profile
+        profile.total("backward").flops  # an exact int
+        profile.by_module()["encoder.0"].macs
     """
 
     root: ModuleNode
@@ -92,11 +112,11 @@ class Profile:
     # -- totals ---------------------------------------------------------------------------
 
     def total(self, phase: Phase | None = None) -> OpCost:
-        """Cost of everything that ran, model and outside, in one phase or in all."""
+        """Return the cost of everything that ran, model and outside, in one phase or in all."""
         return self.root.total(phase) + self.outside.total(phase)
 
     def model_total(self) -> OpCost:
-        """Model cost: forward and backward of everything that ran."""
+        """Return the cost of forward and backward of everything that ran."""
         return self.root.model_total() + self.outside.model_total()
 
     @property
@@ -110,39 +130,40 @@ class Profile:
         return self.root.is_lower_bound or self.outside.is_lower_bound
 
     def nodes(self) -> Iterator[ModuleNode]:
-        """Every node of the model, then every node outside it."""
+        """Yield every node of the model, then every node outside it."""
         yield from self.root.walk()
         yield from self.outside.walk()
 
     def node(self, fqn: str) -> ModuleNode:
-        """The module of that name; raises KeyError naming it."""
+        """Return the module of that name; raises KeyError if there is none."""
         for node in self.nodes():
             if node.fqn == fqn:
                 return node
         raise KeyError(f"no module {fqn!r} in this profile")
 
     def by_module(self, phase: Phase | None = None) -> dict[str, OpCost]:
-        """``{fqn: inclusive cost}`` of the model's modules, parents first."""
+        """Return ``{fqn: inclusive cost}`` of the model's modules, parents first."""
         return {node.fqn: node.total(phase) for node in self.root.walk()}
 
     def by_operator(self, phase: Phase | None = None) -> dict[str, OpTotal]:
-        """``{overload: totals}`` over all modules; phases and dtypes merged, most FLOPs first.
+        """Return ``{overload: total}`` over all modules, most FLOPs first.
 
-        A merged entry keeps its phase and dtype where all parts agree; else they are None.
+        Phases and dtypes are merged. A merged total keeps its phase and its dtype where all
+        parts agree; else they are None.
         """
         merged: dict[str, OpTotal] = {}
         for op in self.op_totals():
             if phase is None or op.phase == phase:
-                merged[op.op] = merge(merged[op.op], op) if op.op in merged else op
+                merged[op.op] = merge_ops(merged[op.op], op) if op.op in merged else op
         return dict(sorted(merged.items(), key=lambda item: (-flops_of(item[1]), item[0])))
 
     def op_totals(self) -> Iterator[OpTotal]:
-        """Every ``OpTotal`` of every node."""
+        """Yield every ``OpTotal`` of every node."""
         for node in self.nodes():
             yield from node.ops
 
     def uncounted_ops(self) -> dict[str, int]:
-        """``{overload: calls}`` of the operators that ran and have no known cost."""
+        """Return ``{overload: calls}`` of the operators that ran and have no known cost."""
         calls: dict[str, int] = {}
         for op in self.op_totals():
             if op.uncounted:
@@ -150,16 +171,15 @@ class Profile:
         return dict(sorted(calls.items()))
 
     def formula_errors(self) -> dict[str, str]:
-        """``{overload: what its formula raised}``."""
+        """Return ``{overload: error}`` of the operators whose formula raised."""
         return {op.op: op.error for op in self.op_totals() if op.error is not None}
 
     def uncalled_modules(self) -> list[str]:
-        """Modules that hold parameters or have no children, and whose forward never ran.
+        """Return the modules whose forward never ran and that hold parameters or have no children.
 
-        A module that ran under another of its names is none of them.
-
-        Their parameters may have worked all the same, where another module passed them on:
-        ``active_params`` says it.
+        A module that ran under another of its names is not among them. Their parameters may
+        still have taken part in an operator, where another module uses them; see
+        ``active_params``.
         """
         elsewhere = set(self.ran_elsewhere)
         return [
@@ -171,21 +191,21 @@ class Profile:
         ]
 
     def map_nodes(self, change: Callable[[ModuleNode], ModuleNode]) -> Profile:
-        """The profile with every node replaced by ``change(node)``, children first."""
+        """Return the profile with every node replaced by ``change(node)``, children first."""
         return dataclasses.replace(
             self, root=map_tree(self.root, change), outside=map_tree(self.outside, change)
         )
 
     def check(self) -> Profile:
-        """This profile, if every total is the sum of its parts and every count is sane.
+        """Return this profile, if every total is the sum of its parts and every count is valid.
 
         Raises InconsistentProfileError naming the first module that is wrong.
         """
         seen: set[str] = set()
-        beside = params_beside(self.root, self.outside)
+        elsewhere = params_outside(self.root, self.outside)
         for node in self.nodes():
             known = node.fqn in seen
-            wrong = ["another module has that name"] if known else flaws(node, beside[id(node)])
+            wrong = ["another module has that name"] if known else flaws(node, elsewhere[id(node)])
             for flaw in wrong:
                 raise InconsistentProfileError(f"{node.fqn!r}: {flaw}")
             seen.add(node.fqn)
@@ -193,23 +213,23 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows in place of the object."""
-        from dispatch_flops.renderers import notebook  # shown in notebooks run_in_fresh_thread
+        from dispatch_flops.renderers import notebook  # above this room: imported when shown
 
         return notebook.render(self)
 
     # -- saving ---------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled and copied flat, as it is saved: a tree may be deeper than Python's stack."""
+        """Pickle and copy the saved form, for a tree may be deeper than Python's stack."""
         return Profile.from_dict, (self.to_dict(),)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings and numbers."""
+        """Return the profile as plain dicts, lists, strings and numbers."""
         return {
             "schema": SCHEMA,
             "version": SCHEMA_VERSION,
             "run": dataclasses.asdict(self.run),
-            "timing": dataclasses.asdict(self.timing),
+            "timing": to_row(self.timing),
             "notes": list(self.notes),
             **({"ran_elsewhere": list(self.ran_elsewhere)} if self.ran_elsewhere else {}),
             "root": node_to_rows(self.root),
@@ -217,15 +237,15 @@ class Profile:
         }
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """The profile as JSON text; ``from_json`` gives back an equal profile."""
+        """Return the profile as JSON text; ``from_json`` gives back an equal profile."""
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
     def from_dict(cls, data: Any) -> Profile:
-        """The profile that ``to_dict`` wrote; raises ProfileFormatError on anything else."""
+        """Return the profile that ``to_dict`` wrote; raises ProfileFormatError on other data."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ProfileFormatError(
-                f'this is no saved profile: the key "schema" is not "{SCHEMA}"'
+                f'this is not a dispatch_flops profile: the key "schema" is not "{SCHEMA}"'
             )
         version = data.get("version")
         if version not in range(1, SCHEMA_VERSION + 1):
@@ -239,7 +259,7 @@ class Profile:
             return cls(
                 root=node_from_rows(data["root"]),
                 outside=node_from_rows(data["outside"]),
-                timing=build(StepTiming, data["timing"]),
+                timing=build_timed(StepTiming, data["timing"]),
                 run=build(RunInfo, data["run"]),
                 notes=tuple(str(note) for note in data["notes"]),
                 ran_elsewhere=tuple(str(name) for name in data.get("ran_elsewhere", ())),
@@ -249,9 +269,9 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
-        """The profile that ``to_json`` wrote; raises ProfileFormatError on anything else."""
+        """Return the profile that ``to_json`` wrote; raises ProfileFormatError on other text."""
         try:
             data = json.loads(text)
         except ValueError as error:
-            raise ProfileFormatError(f"this is no JSON: {error}") from error
+            raise ProfileFormatError(f"this is not JSON: {error}") from error
         return cls.from_dict(data)

@@ -1,6 +1,6 @@
 """A tree of modules as rows of plain data, and back.
 
-One flat list of nodes per tree, each naming its children by position: nesting would meet the
+Each tree is one flat list of nodes that name their children by position. Nesting would meet the
 recursion limits of json on deep models.
 """
 
@@ -12,16 +12,17 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from dispatch_flops.profile.cost import OpCost
+from dispatch_flops.profile.cost import OpCost, Phase
+from dispatch_flops.profile.seconds import PhaseSeconds
 from dispatch_flops.profile.tree import ModuleNode, OpTotal
 
 T = TypeVar("T")
 
 
 def build(cls: type[T], data: Any, **given: Any) -> T:
-    """Return ``cls(**data, **given)``; the values in ``data`` are plain: numbers, strings, None.
+    """Return ``cls(**data, **given)``; the values in ``data`` are numbers, strings or None.
 
     Raises ValueError naming the class, and the field that is missing, unknown, or of the wrong
     type.
@@ -45,10 +46,21 @@ def check_fields(cls: Any, data: Any) -> None:
             raise ValueError(f"{name} is {value!r:.60}; expected {_describe(hints[name])}")
 
 
+def build_timed(cls: type[T], data: Mapping[str, Any], **given: Any) -> T:
+    """Return ``build(cls, data, **given)`` for a class whose field ``seconds`` is per phase."""
+    values = dict(data)
+    seconds = values.pop("seconds")
+    if not isinstance(seconds, Mapping) or not all(
+        type(phase) is str and _fits(float, s) for phase, s in seconds.items()
+    ):
+        raise ValueError(f"{cls.__name__}.seconds is {seconds!r:.60}")
+    return build(cls, values, **given, seconds=PhaseSeconds(cast("Mapping[Phase, float]", seconds)))
+
+
 @functools.cache
 def _hints(cls: Any) -> dict[str, Any]:
     """Return ``{field: annotation}``."""
-    # By ``__init__``, for ``__module__`` is the path that users import the class by.
+    # The namespace of ``__init__``: ``__module__`` is the path that users import the class by.
     hints = get_type_hints(cls, globalns=cls.__init__.__globals__)
     return {field.name: hints[field.name] for field in fields(cls) if field.init}
 
@@ -73,16 +85,23 @@ def _describe(hint: Any) -> str:
     return "null" if hint is types.NoneType else hint.__name__
 
 
+def to_row(item: Any) -> dict[str, Any]:
+    """Return the fields of a flat dataclass as plain data, seconds per phase as a dict."""
+    values = {field.name: getattr(item, field.name) for field in fields(item)}
+    return {
+        name: dict(value) if isinstance(value, PhaseSeconds) else value
+        for name, value in values.items()
+    }
+
+
 def node_to_rows(root: ModuleNode) -> list[dict[str, Any]]:
+    """Return the tree as rows, parents first; ``node_from_rows`` gives back an equal tree."""
     nodes = list(root.walk())
     position = {id(node): index for index, node in enumerate(nodes)}
     rows = []
     for node in nodes:
-        row: dict[str, Any] = {
-            f.name: getattr(node, f.name)
-            for f in dataclasses.fields(node)
-            if f.name not in ("ops", "children")
-        }
+        row = to_row(node)
+        del row["ops"], row["children"]  # to the end, where a reader of the file expects them
         row["ops"] = [dataclasses.asdict(op) for op in node.ops]
         row["children"] = [position[id(child)] for child in node.children]
         rows.append(row)
@@ -90,27 +109,56 @@ def node_to_rows(root: ModuleNode) -> list[dict[str, Any]]:
 
 
 def node_from_rows(rows: list[dict[str, Any]]) -> ModuleNode:
+    """Return the tree that ``node_to_rows`` wrote.
+
+    Raises ValueError, TypeError or KeyError where the rows are not a tree.
+    """
     built: dict[int, ModuleNode] = {}
     for index in reversed(range(len(rows))):
         row = dict(rows[index])
         ops = tuple(_op_from_row(op) for op in row.pop("ops"))
         below = row.pop("children")
         if not built.keys() >= set(below) or len(set(below)) < len(below):
-            raise ValueError(f"the children {below} of node {index} are no later nodes of its own")
+            raise ValueError(f"the children {below} of node {index} are not later nodes of its own")
         children = tuple(built.pop(child) for child in below)
-        built[index] = build(ModuleNode, row, ops=ops, children=children)
+        built[index] = build_timed(ModuleNode, row, ops=ops, children=children)
     root = built.pop(0)
     if built:
-        raise ValueError(f"the nodes {sorted(built)} are nobody's children")
+        raise ValueError(f"the nodes {sorted(built)} are not reachable from the root")
     return root
 
 
 def _op_from_row(row: dict[str, Any]) -> OpTotal:
     values = dict(row)
     cost = values.pop("cost")
-    return build(OpTotal, values, cost=None if cost is None else build(OpCost, cost))
+    phase = values.pop("phase")  # of any name: ``Profile.check`` refuses what is not a phase
+    return build(OpTotal, values, phase=phase, cost=None if cost is None else build(OpCost, cost))
 
 
-def upgraded_from_1(data: dict[str, Any]) -> dict[str, Any]:
-    """Return data of schema version 1 in the form of version 2: ``scope`` became ``run``."""
-    return {("run" if key == "scope" else key): value for key, value in data.items()}
+# -- earlier versions of the schema -------------------------------------------------------------
+
+
+def upgraded_from_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return data of schema version 1 in the form of version 2.
+
+    In version 1 ``run`` was ``scope``, and each phase had a field of its own for its seconds.
+    """
+    upgraded = {("run" if key == "scope" else key): value for key, value in data.items()}
+    upgraded["timing"] = _with_seconds(
+        data["timing"], forward="forward_s", backward="backward_s", optimizer="step_s"
+    )
+    for tree in ("root", "outside"):
+        upgraded[tree] = [
+            _with_seconds(row, forward="latency_s", backward="backward_latency_s")
+            for row in data[tree]
+        ]
+    return upgraded
+
+
+def _with_seconds(row: Any, **field_of: str) -> dict[str, Any]:
+    """Return the row with its fields of seconds as one table; what was not measured is absent."""
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{row!r:.60} is not a table of fields")
+    values = dict(row)
+    seconds = {phase: values.pop(name, None) for phase, name in field_of.items()}
+    return values | {"seconds": {phase: s for phase, s in seconds.items() if s is not None}}

@@ -1,28 +1,29 @@
-"""One module of a profile, the operators that ran in it, and all that lies below it."""
+"""The tree of modules, each with the operators that ran in it."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
-from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase
+from dispatch_flops.profile.cost import MODEL_PHASES, ZERO, OpCost, Phase, add_costs
+from dispatch_flops.profile.seconds import PhaseSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTotal:
-    """All calls of one operator overload in one place, phase and compute dtype.
+    """All calls of one operator overload in one module, phase and compute dtype.
 
     op: the overload that ran, such as ``"aten.addmm.default"``.
-    phase: None where calls of several phases are taken together.
-    dtype: what the kernel computes in, such as ``"float32"``; None where no tensor takes part.
+    phase: None where calls of several phases are merged.
+    dtype: what the kernel computes in, such as ``"float32"``; None without tensors.
     kind: "formula", "pointwise", "reduction", "free" or "unknown".
-    cost: of all calls whose cost is known; None if that is none of them.
-    uncounted: how many of the calls have no known cost.
-    error: why the cost is unknown, where a formula raised.
+    cost: of the calls whose cost is known; None if no call's cost is known.
+    uncounted: number of calls whose cost is not known.
+    error: why the cost is not known, where a formula raised.
     latency_s: seconds of all calls together; None where not measured.
     """
 
@@ -41,17 +42,18 @@ class OpTotal:
 class ModuleNode:
     """One module of the model, or (fqn ``""``) the model itself.
 
-    fqn: as ``named_modules()`` has it. name: its last component (``""`` for the root).
-    extra_repr: what the module says of itself, such as ``in_features=4, out_features=8``.
-    calls: times its forward ran (recomputation not counted).
-    own_params: elements of the parameters it holds itself; total_params: of the distinct
-        parameters at or below it; active_params: of those, the ones that took part in an op.
-    ops: its own operators, not its children's.
-    latency_s: seconds in forward, summed over calls; None where not measured.
-    latency_spread_s: how far a run lies from ``latency_s``, the median of several, in the median;
-        None where there was one.
-    backward_latency_s: of its operators, and all below, in backward and what that runs again.
-    tokens: rows that entered its forward, for the experts of a mixture; else None.
+    fqn: as in ``named_modules()``. name: its last component (``""`` for the root).
+    extra_repr: the module's own description, such as ``in_features=4, out_features=8``.
+    calls: number of times its forward ran, without recomputation.
+    own_params: elements of the parameters that the module itself holds.
+    total_params: elements of the distinct parameters at or below it. active_params: of these,
+        the ones that took part in an operator. trainable_params: the ones with requires_grad.
+    ops: operators of the module itself, without those of its children.
+    seconds: per phase, of all calls and of everything below. "backward" includes the
+        recomputation within the backward pass.
+    latency_spread_s: median distance of the runs from their median ``latency_s``; None where
+        there was one run.
+    tokens: rows that entered the forward of an expert in a mixture of experts; else None.
     """
 
     fqn: str
@@ -65,17 +67,20 @@ class ModuleNode:
     trainable_params: int = 0
     ops: tuple[OpTotal, ...] = ()
     children: tuple[ModuleNode, ...] = ()
-    latency_s: float | None = None
+    seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
     latency_spread_s: float | None = None
-    backward_latency_s: float | None = None
     tokens: int | None = None
 
-    # Written out because the generated ones recurse, and models are deeper than Python's stack.
+    # Written out because the generated methods recurse, and a model may be deeper than
+    # Python's stack.
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModuleNode):
             return NotImplemented
         pairs = itertools.zip_longest(self.walk(), other.walk())
-        return all(a is not None and b is not None and a._alone() == b._alone() for a, b in pairs)
+        return all(
+            a is not None and b is not None and a._without_children() == b._without_children()
+            for a, b in pairs
+        )
 
     def __hash__(self) -> int:
         return hash((self.fqn, self.class_name, self.total_params, self.calls, len(self.children)))
@@ -86,13 +91,13 @@ class ModuleNode:
             f"total_params={self.total_params}, children={len(self.children)})"
         )
 
-    def _alone(self) -> tuple[Any, ...]:
-        """Its fields, with the number of its children in place of them."""
+    def _without_children(self) -> tuple[Any, ...]:
+        """Return the values of the fields, with the number of children in place of them."""
         values = [getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "children"]
         return (*values, len(self.children))
 
     def walk(self) -> Iterator[ModuleNode]:
-        """This node and all below it, parents first, without recursion."""
+        """Yield this node and all below it, parents first, without recursion."""
         stack = [self]
         while stack:
             node = stack.pop()
@@ -100,98 +105,68 @@ class ModuleNode:
             stack.extend(reversed(node.children))
 
     def own(self, phase: Phase | None = None) -> OpCost:
-        """Cost of its own operators (exclusive), in one phase or in all."""
+        """Return the exclusive cost, of the module's own operators, in one phase or in all."""
         return add_costs(op.cost for op in self.ops if phase is None or op.phase == phase)
 
     def total(self, phase: Phase | None = None) -> OpCost:
-        """Cost of this module and all below it (inclusive), in one phase or in all."""
+        """Return the inclusive cost, of the module and all below, in one phase or in all."""
         totals = self._totals
-        return add_costs(totals.values()) if phase is None else totals[phase]
+        return add_costs(totals.values()) if phase is None else totals.get(phase, ZERO)
 
     def model_total(self) -> OpCost:
-        """Forward and backward: what the model needs, recomputation aside."""
-        return add_costs(self._totals[phase] for phase in MODEL_PHASES)
+        """Return the inclusive cost of forward and backward, without recomputation."""
+        return add_costs(map(self.total, MODEL_PHASES))
+
+    def latency(self, phase: Phase = "forward") -> float | None:
+        """Return the seconds of all calls in a phase; None where not measured."""
+        return self.seconds.get(phase)
 
     @property
+    def latency_s(self) -> float | None:
+        """Seconds in forward, of all calls; None where not measured."""
+        return self.latency("forward")
+
+    # Both are computed bottom-up for the whole tree and kept: a node is frozen, and a walk per
+    # question would make rendering quadratic in depth.
+    @cached_property
     def is_lower_bound(self) -> bool:
         """True if an operator at or below this node has no known cost."""
-        return self._unknown
-
-    # Both are built bottom-up and kept: a node is frozen, and a walk per question would make
-    # rendering quadratic in depth.
-    @cached_property
-    def _totals(self) -> dict[Phase, OpCost]:
-        self._prepare()
-        return cast("dict[Phase, OpCost]", self.__dict__["_totals"])
+        self._compute_totals()
+        return cast(bool, self.__dict__["is_lower_bound"])
 
     @cached_property
-    def _unknown(self) -> bool:
-        self._prepare()
-        return cast(bool, self.__dict__["_unknown"])
+    def _totals(self) -> dict[Phase | None, OpCost]:
+        self._compute_totals()
+        return cast("dict[Phase | None, OpCost]", self.__dict__["_totals"])
 
-    def _prepare(self) -> None:
+    def _compute_totals(self) -> None:
         for node in reversed(list(self.walk())):
             known = node.__dict__
-            if "_totals" in known:
-                continue
-            parts = [costs_by_phase(node.ops), *(c.__dict__["_totals"] for c in node.children)]
-            known["_totals"] = (
-                parts[0]
-                if len(parts) == 1
-                else {phase: add_costs(part[phase] for part in parts) for phase in PHASES}
-            )
-            known["_unknown"] = any(op.uncounted for op in node.ops) or any(
-                child.__dict__["_unknown"] for child in node.children
-            )
+            if "_totals" not in known:
+                known["_totals"] = sum_of_parts(node)
+                known["is_lower_bound"] = any(op.uncounted for op in node.ops) or any(
+                    child.is_lower_bound for child in node.children
+                )
 
 
-def add_costs(costs: Iterable[OpCost | None]) -> OpCost:
-    """The sum of the known costs."""
-    macs = flops = bytes_read = bytes_written = 0
-    for cost in costs:
-        if cost is not None:
-            macs += cost.macs
-            flops += cost.flops
-            bytes_read += cost.bytes_read
-            bytes_written += cost.bytes_written
-    if not (macs or flops or bytes_read or bytes_written):
-        return ZERO
-    return OpCost(macs=macs, flops=flops, bytes_read=bytes_read, bytes_written=bytes_written)
-
-
-def costs_by_phase(ops: tuple[OpTotal, ...]) -> dict[Phase, OpCost]:
-    """What some operators cost together, phase by phase."""
+def sum_of_parts(node: ModuleNode) -> dict[Phase | None, OpCost]:
+    """Return the cost of its own operators and of all below it, for each phase that occurs."""
     costs: dict[Phase | None, list[OpCost | None]] = {}
-    for op in ops:
+    for op in node.ops:
         costs.setdefault(op.phase, []).append(op.cost)
-    return {phase: add_costs(costs.get(phase, ())) for phase in PHASES}
+    for child in node.children:
+        for phase, total in child._totals.items():
+            costs.setdefault(phase, []).append(total)
+    return {phase: add_costs(parts) for phase, parts in costs.items()}
 
 
 def flops_of(op: OpTotal) -> int:
-    """FLOPs of all its calls, 0 where unknown (for sorting)."""
+    """Return the FLOPs of all its calls, 0 where unknown, for sorting."""
     return op.cost.flops if op.cost else 0
 
 
-def merge(a: OpTotal, b: OpTotal) -> OpTotal:
-    """Two totals of the same operator as one; what was never called (shares of a call that is
-    booked elsewhere) took no time.
-    """
-    timed = all(op.latency_s is not None for op in (a, b) if op.calls) and a.calls + b.calls > 0
-    return OpTotal(
-        op=a.op,
-        phase=a.phase if a.phase == b.phase else None,
-        dtype=a.dtype if a.dtype == b.dtype else None,
-        kind=b.kind if a.cost is None else a.kind,
-        calls=a.calls + b.calls,
-        cost=None if a.cost is None and b.cost is None else (a.cost or ZERO) + (b.cost or ZERO),
-        uncounted=a.uncounted + b.uncounted,
-        error=a.error or b.error,
-        latency_s=(a.latency_s or 0.0) + (b.latency_s or 0.0) if timed else None,
-    )
-
-
 def map_tree(root: ModuleNode, change: Callable[[ModuleNode], ModuleNode]) -> ModuleNode:
-    """The tree with every node replaced by ``change(node)``, children first."""
+    """Return the tree with every node replaced by ``change(node)``, children first."""
     changed: dict[int, ModuleNode] = {}
     for node in reversed(list(root.walk())):
         children = tuple(changed.pop(id(child)) for child in node.children)

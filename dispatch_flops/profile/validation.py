@@ -1,16 +1,16 @@
-"""What may be wrong with a profile that somebody built or saved."""
+"""Checks of a profile that was built by hand or loaded."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from dispatch_flops.profile.cost import PHASES, ZERO
-from dispatch_flops.profile.tree import ModuleNode, add_costs, costs_by_phase
+from dispatch_flops.profile.cost import ZERO, counts_of
+from dispatch_flops.profile.tree import ModuleNode, OpTotal, sum_of_parts
 
 
-def params_beside(*roots: ModuleNode) -> dict[int, int]:
-    """``{id of a node: own parameters of all nodes that are not at or below it}``."""
+def params_outside(*roots: ModuleNode) -> dict[int, int]:
+    """Return ``{id(node): own parameters of all nodes that are not at or below it}``."""
     within: dict[int, int] = {}
     for root in roots:
         for node in reversed(list(root.walk())):
@@ -20,40 +20,49 @@ def params_beside(*roots: ModuleNode) -> dict[int, int]:
     return {node: everywhere - params for node, params in within.items()}
 
 
-def flaws(node: ModuleNode, beside: int) -> Iterator[str]:
-    """What is wrong with the node by itself, against its children, and what lies beside it."""
-    own = costs_by_phase(node.ops)
-    for phase in PHASES:
-        parts = [own[phase], *(child.total(phase) for child in node.children)]
-        if node.total(phase) != (parts[0] if len(parts) == 1 else add_costs(parts)):
-            yield f"{phase}: total {node.total(phase)} is not the sum of {parts}"
+def flaws(node: ModuleNode, params_elsewhere: int) -> Iterator[str]:
+    """Yield what is wrong with the node itself and against its children.
+
+    params_elsewhere: own parameters of all nodes that are not at or below it.
+    """
+    yield from _wrong_totals(node)
     for name in ("calls", "own_params", "total_params", "active_params", "trainable_params"):
         if not _is_count(getattr(node, name)):
-            yield f"{name} = {getattr(node, name)!r} is no count"
+            yield f"{name} = {getattr(node, name)!r} is not a count"
     if node.tokens is not None and not _is_count(node.tokens):
-        yield f"tokens = {node.tokens!r} is no count"
+        yield f"tokens = {node.tokens!r} is not a count"
     below = [child.total_params for child in node.children]
-    # What a node has beyond its own and its children's is a shared module's, whose line in the
-    # tree is another parent's: then it lies beside this node.
-    most = node.own_params + sum(below) + beside
+    # Parameters beyond its own and its children's are those of a shared module, which the tree
+    # has under another parent.
+    most = node.own_params + sum(below) + params_elsewhere
     if not max(node.own_params, *below, 0) <= node.total_params <= most:
         yield f"total_params = {node.total_params} are not its own {node.own_params} and {below}"
     if max(node.active_params, node.trainable_params) > node.total_params:
         yield "more active or trainable parameters than parameters"
-    for seconds in (node.latency_s, node.latency_spread_s, node.backward_latency_s):
+    for seconds in (*node.seconds.values(), node.latency_spread_s):
         if seconds is not None and not 0 <= seconds < math.inf:
             yield f"a latency of {seconds} s"
     for op in node.ops:
-        cost = op.cost or ZERO
-        numbers = (
-            op.calls, op.uncounted, cost.macs, cost.flops, cost.bytes_read, cost.bytes_written
-        )  # fmt: skip
-        if not all(map(_is_count, numbers)) or op.uncounted > op.calls:
-            yield f"{op} has a count that is no count"
-        if op.phase not in PHASES:
-            yield f"{op} is of no phase"
-        if (op.cost is None) != (op.uncounted == op.calls > 0):
-            yield f"{op} has a cost but no counted call, or counted calls but no cost"
+        yield from _flaws_of_op(op)
+
+
+def _wrong_totals(node: ModuleNode) -> Iterator[str]:
+    totals, parts = node._totals, sum_of_parts(node)
+    if totals != parts:
+        for phase in {**totals, **parts}:
+            total, expected = totals.get(phase, ZERO), parts.get(phase, ZERO)
+            if total != expected:
+                yield f"{phase}: total {total} is not {expected}, the sum of its parts"
+
+
+def _flaws_of_op(op: OpTotal) -> Iterator[str]:
+    counts = (op.calls, op.uncounted, *counts_of(op.cost or ZERO))
+    if not all(map(_is_count, counts)) or op.uncounted > op.calls:
+        yield f"{op} has a count that is not a count"
+    if not op.phase or type(op.phase) is not str:
+        yield f"{op} has no phase"
+    if (op.cost is None) != (op.uncounted == op.calls > 0):
+        yield f"{op} has a cost but no counted call, or counted calls but no cost"
 
 
 def _count_or_0(number: object) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -92,26 +92,27 @@ class FlopCounterMode:
         self._own_rules = registry.rules_from(custom_mapping or {})
         self._conventions = Conventions(causal=causal, subclass=subclass, meta_value=meta_value)
         self._latency = latency
-        self._session: Session | None = None
+        self._active: dict[str, Session] = {}  # the session that runs now
+        # An interrupt can arrive before the first line of ``__exit__``, or the block be left
+        # without it. What is active then ends with the counter's last reference.
+        weakref.finalize(self, _abandon, self._active).atexit = False
         self._profile: Profile | None = None
-        self._lock = threading.Lock()
 
     def __enter__(self) -> FlopCounterMode:
-        if not self._lock.acquire(blocking=False):
-            raise AlreadyActiveError(
-                "this counter is active already; leave its block first, or use a second "
-                "FlopCounterMode (different counters nest)"
-            )
+        session = Session(self._roots, self._conventions, self._own_rules, is_timed=self._latency)
         try:
-            self._session = Session(
-                self._roots, self._conventions, self._own_rules, is_timed=self._latency
-            )
-            self._session.open()
+            # Claiming is one step, so that neither a thread nor an interrupt comes between.
+            if self._active.setdefault("session", session) is not session:
+                raise AlreadyActiveError(
+                    "this counter is active already; leave its block first, or use a second "
+                    "FlopCounterMode (different counters nest)"
+                )
+            session.open()
+            self._profile = None
         except BaseException:
-            self._session = None
-            self._lock.release()
+            if self._active.get("session") is session:
+                _abandon(self._active)
             raise
-        self._profile = None
         return self
 
     def __exit__(
@@ -120,14 +121,17 @@ class FlopCounterMode:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        session = self._active_session("leaving it")
-        session.check_thread()
         try:
-            session.close()
-            self._profile = session.profile()
-        finally:
-            self._session = None
-            self._lock.release()
+            session = self._active_session("leaving it")
+            session.check_thread()
+            try:
+                session.close()
+                self._profile = session.profile()
+            finally:
+                _abandon(self._active)
+        except KeyboardInterrupt:  # it may have come before the inner try
+            _abandon(self._active)
+            raise
         if kind is not None:
             with suppress(UncountedWarning):  # as an error, it would hide the program's exception
                 self._warn_of_uncounted()
@@ -163,9 +167,9 @@ class FlopCounterMode:
         self._active_session("resume()").open()
 
     def _active_session(self, what: str) -> Session:
-        if self._session is None:
+        if "session" not in self._active:
             raise NotProfiledError(f"{what} works only inside the counter's block; enter it first")
-        return self._session
+        return self._active["session"]
 
     # -- results --------------------------------------------------------------------------------
 
@@ -175,8 +179,8 @@ class FlopCounterMode:
 
         Raises NotProfiledError before the block is entered.
         """
-        if self._session is not None:
-            return self._session.profile()
+        if "session" in self._active:
+            return self._active["session"].profile()
         if self._profile is None:
             raise NotProfiledError("nothing is counted yet; run the model inside the block")
         return self._profile
@@ -230,6 +234,14 @@ class FlopCounterMode:
         uncounted = self.profile.uncounted_ops()
         if self._strict and uncounted:
             raise UncountedOpsError(_describe(self.profile, uncounted))
+
+
+def _abandon(active: dict[str, Session]) -> None:
+    """Make sure that nothing is left behind and that the counter can be entered again."""
+    session = active.get("session")
+    if session is not None:
+        session.close()
+        active.pop("session", None)
 
 
 def _as_modules(mods: Any) -> tuple[nn.Module, ...]:

@@ -15,7 +15,7 @@ from dispatch_flops.counting.placement import device_name
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.operators.conventions import Causal, Subclass
 from dispatch_flops.operators.registry import Formula
-from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile, StepTiming
+from dispatch_flops.profile import OUTSIDE, ModuleNode, PhaseSeconds, Profile, StepTiming
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import BoundCalls, bind_inputs, check_model
 from dispatch_flops.profilers.isolation import (
@@ -156,8 +156,7 @@ def _time(
     names, passes = _time_modules(model, calls, devices, repeats)
     seconds = within_parents(fit_to_whole(medians(passes), "", forward_s), names)
     timing = StepTiming(
-        forward_s=forward_s,
-        backward_s=backward_s,
+        seconds=PhaseSeconds({"forward": forward_s, "backward": backward_s}),
         spread_s=spread_s,
         repeats=repeats,
         method=SEPARATE_PASS_COMPILED if is_compiled(model) else SEPARATE_PASS,
@@ -217,7 +216,8 @@ def attach_latencies(
             return node
         share = shares.get(node.fqn)
         spread_s = None if share is None else share * latency_s
-        return dataclasses.replace(node, latency_s=latency_s, latency_spread_s=spread_s)
+        timed = PhaseSeconds({**node.seconds, "forward": latency_s})
+        return dataclasses.replace(node, seconds=timed, latency_spread_s=spread_s)
 
     return dataclasses.replace(profile.map_nodes(change), timing=timing)
 
@@ -241,9 +241,7 @@ def exclude_modules(
     def change(node: ModuleNode) -> ModuleNode:
         below = node.fqn.startswith(prefixes)
         if below or node.fqn in excluded or ("" in excluded and not node.fqn.startswith(OUTSIDE)):
-            return dataclasses.replace(
-                node, ops=(), latency_s=None, latency_spread_s=None, backward_latency_s=None
-            )
+            return dataclasses.replace(node, ops=(), seconds=PhaseSeconds(), latency_spread_s=None)
         return node
 
     note = f"excluded by ignore_modules: {', '.join(fqn or 'the model' for fqn in excluded)}"

@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.aggregation import Ledger
+from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.dispatch_mode import CountingMode
-from dispatch_flops.counting.eager_stance import eager_stance
+from dispatch_flops.counting.eager_stance import take_eager_stance
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.opaque_modules import OpaqueModules
 from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
+from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.errors import WrongThreadError
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
@@ -41,7 +42,7 @@ class Session:
     ) -> None:
         self._conventions = conventions
         self._names = ModuleNames(roots)
-        self._ledger = Ledger()
+        self._calls = CallAggregator()
         # Only a timed run asks every module for its device.
         self._pass = counting_pass(self._names.modules()) if is_timed else UntimedPass()
         self._tracker = Tracker(self._names, self._pass.observers, self._is_mode_on)
@@ -49,7 +50,7 @@ class Session:
             self._tracker, conventions, own_rules, self._aggregate, self._pass.operator_timer
         )
         self._opaque = OpaqueModules(self._tracker, conventions, own_rules)
-        self._undo = ExitStack()
+        self._undo = UndoStack()
         self._is_open = False
         self._thread = 0
 
@@ -57,23 +58,28 @@ class Session:
         """Start counting in this thread; does nothing if it is started already."""
         if self._is_open:
             return
-        with ExitStack() as undo:
-            undo.enter_context(eager_stance())
-            self._tracker.start()
-            undo.callback(self._tracker.stop)
-            undo.enter_context(self._opaque)
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
-            undo.callback(self._mode.leave)
-            undo.enter_context(self._pass.measuring())
-            self._undo = undo.pop_all()
-        self._is_open = True
         self._thread = threading.get_ident()
+        try:
+            take_eager_stance(self._undo)
+            self._tracker.start(self._undo)
+            self._opaque.start(self._undo)
+            self._mode.start(self._undo)
+            self._pass.start(self._undo)
+            self._is_open = True
+        except BaseException:
+            self._is_open = False
+            self._undo.run()
+            raise
 
     def close(self) -> None:
         """Stop counting; raises WrongThreadError in a thread other than that of ``open``."""
         self.check_thread()
-        self._is_open = False
-        self._undo.close()
+        try:
+            self._is_open = False
+            self._undo.run()
+        except KeyboardInterrupt:
+            self._undo.run()
+            raise
 
     def check_thread(self) -> None:
         """Raise WrongThreadError if another thread entered the mode: only that one can leave it."""
@@ -112,7 +118,7 @@ class Session:
                 latency_s=self._pass.module_seconds(),
             )
             profile = build_profile(
-                self._ledger.with_open(self._tracker.module_phases()),
+                self._calls.including(self._tracker.module_phases()),
                 self._names,
                 observed,
                 run_info(self._names.modules(), self._conventions),
@@ -123,7 +129,7 @@ class Session:
     def _aggregate(self) -> None:
         """Aggregate this thread's calls, so that memory does not grow with their signatures."""
         self._pass.read()
-        self._ledger.fold(self._tracker.join_thread().module_phases.values())
+        self._calls.aggregate(self._tracker.join_thread().module_phases.values())
 
     def _is_mode_on(self) -> bool:
         return any(mode is self._mode for mode in _torch.modes_in_force())

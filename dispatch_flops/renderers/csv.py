@@ -7,17 +7,16 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dispatch_flops.analysis.figures import inclusive, walk_with_depth
+from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
-from dispatch_flops.profile.cost import PHASES
+from dispatch_flops.profile.cost import COST_FIELDS, PHASES, Phase, in_order
 from dispatch_flops.renderers.view import View
 
 Row = Mapping[str, str | int | float | None]
 OPERATOR_COLUMNS = (
-    "fqn", "op", "phase", "dtype", "kind", "calls", "uncounted", "macs", "flops", "bytes_read",
-    "bytes_written", "latency_s", "error",
+    "fqn", "op", "phase", "dtype", "kind", "calls", "uncounted", *COST_FIELDS, "latency_s", "error",
 )  # fmt: skip
-_COSTS = ("macs", "flops", "bytes_read", "bytes_written")
 
 
 def render(profile: Profile, view: View | None = None) -> str:
@@ -38,8 +37,9 @@ def render(profile: Profile, view: View | None = None) -> str:
 
 def module_rows(profile: Profile) -> Iterator[Row]:
     """Yield a row per module, then one for what ran outside the model; None is unknown."""
-    yield from _rows_below(profile.root)
-    yield from _rows_below(profile.outside)
+    phases = in_order((*PHASES, *phases_of(profile)))
+    yield from _rows_below(profile.root, phases)
+    yield from _rows_below(profile.outside, phases)
 
 
 def operator_rows(profile: Profile) -> Iterator[Row]:
@@ -49,13 +49,13 @@ def operator_rows(profile: Profile) -> Iterator[Row]:
             yield {
                 "fqn": node.fqn,
                 **{
-                    name: getattr(op.cost if name in _COSTS else op, name, None)
+                    name: getattr(op.cost if name in COST_FIELDS else op, name, None)
                     for name in OPERATOR_COLUMNS[1:]
                 },
             }
 
 
-def _rows_below(root: ModuleNode) -> Iterator[Row]:
+def _rows_below(root: ModuleNode, phases: Sequence[Phase]) -> Iterator[Row]:
     latencies = {fqn: figures.latency_s for fqn, figures in inclusive(root).items()}
     for node, depth in walk_with_depth(root):
         own, total = node.own(), node.total()
@@ -71,7 +71,7 @@ def _rows_below(root: ModuleNode) -> Iterator[Row]:
             "trainable_params": node.trainable_params,
             "tokens": node.tokens,
             "latency_s": latencies[node.fqn],
-            "backward_latency_s": node.backward_latency_s,
+            "backward_latency_s": node.latency("backward"),
             "lower_bound": int(node.is_lower_bound),
             "own_macs": own.macs,
             "own_flops": own.flops,
@@ -79,7 +79,7 @@ def _rows_below(root: ModuleNode) -> Iterator[Row]:
             "total_flops": total.flops,
             "total_bytes": total.bytes_total,
         }
-        for phase in PHASES:
+        for phase in phases:
             part = node.total(phase)
             row[f"{phase}_macs"], row[f"{phase}_flops"] = part.macs, part.flops
         yield row

@@ -18,7 +18,7 @@ from dispatch_flops.analysis.figures import top_modules as heaviest
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.roofline_points import roofline_data
-from dispatch_flops.analysis.scaling import exponents
+from dispatch_flops.analysis.scaling import exponent
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
@@ -139,7 +139,7 @@ def scaling(
     axes.set_xscale("log")
     axes.set_yscale("log")
     for name, values in counts.items():
-        k = _exponent(sizes, values)
+        k = exponent(sizes, values)
         (line,) = axes.plot(sizes, [float(v) for v in values], marker="o", markersize=4)
         line.set_label(f"{one_line(name)}: {size_name}^{k:.2f}")
     axes.set_xlabel(one_line(size_name), fontsize=9, parse_math=False)
@@ -185,15 +185,6 @@ def _bar_text(value: float, by: Key, total: int | None) -> str:
     texts = {"params": params_text, "bytes": bytes_text, "latency": seconds_text}
     text: str = texts.get(by, count_text)(value)  # type: ignore[arg-type]
     return text if total is None else f"{text} ({percent_text(value, total)})"
-
-
-def _exponent(sizes: Sequence[float], counts: Sequence[float]) -> float:
-    """Return the k of count ~ size^k."""
-    if len(sizes) != len(counts) or len(set(sizes)) < 2 or min(*sizes, *counts) <= 0:
-        raise ConfigError(
-            "a scaling plot needs a positive count for each size, and two sizes that differ"
-        )
-    return exponents([{"size": size} for size in sizes], counts)[0].overall
 
 
 def _paths(root: ModuleNode) -> dict[str, str]:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dispatch_flops.analysis.figures import (
-    Figures,
-    inclusive,
-    sum_known,
-    walk_with_depth,
-    whole,
-)
+from dispatch_flops.analysis.figures import Figures, inclusive, total_figures, walk_with_depth
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import ModuleNode, Profile
-from dispatch_flops.profile.cost import PHASES, Phase
+from dispatch_flops.profile import ModuleNode, Profile, sum_known
+from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
@@ -72,7 +66,7 @@ def _module_rows(
     profile: Profile, phases: Sequence[Phase], depth: int | None, style: Style
 ) -> list[list[str]]:
     trees = [profile.root] if _ran(profile.root) else []
-    if profile.outside.is_lower_bound or any(profile.outside.total(p).flops for p in PHASES):
+    if profile.outside.is_lower_bound or profile.outside.total().flops:
         trees.append(profile.outside)
     total = profile.total().flops
     rows: list[list[str]] = []
@@ -85,7 +79,8 @@ def _module_rows(
                 label = pad + code(_label(tree, node, is_model=tree is profile.root), style)
                 rows.append(_cells(label, [column[node.fqn] for column in columns], total))
     if indent:
-        rows.insert(0, _cells("Global", [whole(profile, p) for p in (None, *phases)], total))
+        figures = [total_figures(profile, phase) for phase in (None, *phases)]
+        rows.insert(0, _cells("Global", figures, total))
     return rows
 
 

@@ -1,1 +1,1 @@
-"""Everything that reads a clock or an event; it may build on ``counting``."""
+"""Everything that reads a clock or an event; builds on ``counting``."""

@@ -8,6 +8,7 @@ from torch import nn
 
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
+from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.timing.calibration import call_overhead, event_gap_s, hook_overhead
 from dispatch_flops.timing.devices import CPU, Devices, Now
 from dispatch_flops.timing.module_timer import ModuleTimer
@@ -51,13 +52,18 @@ class ModulePass:
             devices, now=now, hook_overhead=hook_overhead if is_host else None
         )
         self._tracker = Tracker(names, [self._timer])
+        self._undo = UndoStack()
 
     def __enter__(self) -> ModulePass:
-        self._tracker.start()
+        try:
+            self._tracker.start(self._undo)
+        except BaseException:
+            self._undo.run()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tracker.stop()
+        self._undo.run()
 
     def seconds(self) -> dict[str, float]:
         """Return ``{fqn: seconds}`` in forward, over all calls."""

@@ -20,7 +20,7 @@ from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.timing.devices import CPU, Devices, Now, seconds_between
-from dispatch_flops.timing.idle_modules import IdleModules, calling, run_in_fresh_thread
+from dispatch_flops.timing.idle_modules import IdleModules, make_call, run_in_fresh_thread
 from dispatch_flops.timing.latencies import time_call
 from dispatch_flops.timing.module_timer import HookOverhead, ModuleTimer
 from dispatch_flops.timing.overhead import CallOverhead, Overhead
@@ -68,14 +68,14 @@ def _measure_hooks() -> HookOverhead:
     timer = ModuleTimer(CPU)
     tracker = Tracker(ModuleNames(idle.modules), [timer])
     tracker.join_thread(is_entered=True)
-    bare, hooked = calling(), calling([tracker.enter_module], [tracker.leave_module])
+    bare, hooked = make_call(), make_call([tracker.enter_module], [tracker.leave_module])
     per_call: list[float] = []
     inside: list[float] = []
     for _ in range(TURNS):
-        idle.call_by(bare)
+        idle.set_call(bare)
         plain, _spread = time_call(idle.run, repeats=1)
         each = plain / len(idle.modules)
-        idle.call_by(hooked)
+        idle.set_call(hooked)
         whole, _spread = time_call(idle.run, repeats=1)
         calls = next(timer.intervals())[-len(idle.modules) :]
         seen = sum(call.start - call.hook_start + call.hook_end - call.end for call in calls)
@@ -135,13 +135,13 @@ def _unseen(run: Callable[[], Any], overhead: Overhead, idle: IdleModules) -> fl
     tracker = Tracker(ModuleNames(idle.modules), host.observers)
     mode = CountingMode(tracker, Conventions(), {}, lambda: None, host.operator_timer)
     tracker.join_thread(is_entered=True)
-    bare = calling()
-    hooked = calling([tracker.enter_module], [tracker.leave_module])
+    bare = make_call()
+    hooked = make_call([tracker.enter_module], [tracker.leave_module])
     more = []
     for _ in range(TURNS):
-        idle.call_by(bare)
+        idle.set_call(bare)
         plain = _seconds(run, time.perf_counter)
-        idle.call_by(hooked)
+        idle.set_call(hooked)
         with mode:
             more.append(_seconds(run, overhead.now) - plain)
     return max(statistics.median(more), 0.0)

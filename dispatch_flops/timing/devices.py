@@ -1,7 +1,7 @@
-"""Clocks and events that are right on the devices where a program computes.
+"""Clocks and events of the devices on which a program computes.
 
-An accelerator goes on working after Python has given it its work: time there lies between two
-events on its stream, or between two moments at which everything was waited for.
+An accelerator runs kernels after the call that launched them has returned. Its time is measured
+between two events on its stream, or between two synchronizations.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from dispatch_flops.counting.placement import Placement
 
-Now = Callable[[], float]
-Stamp = Callable[[], Any]
+Now = Callable[[], float]  # returns seconds on some clock
+Stamp = Callable[[], Any]  # records an event and returns it
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +24,20 @@ class Devices(Placement):
     """The devices of a program's tensors, with their clocks and events."""
 
     def is_capturing(self) -> bool:
-        """True while a CUDA graph is captured: nothing runs, and nothing may be waited for."""
+        """Return True during the capture of a CUDA graph: nothing runs, and no wait is allowed."""
         if not self.accelerators:
             return False
         module = torch.get_device_module(self.accelerators[0])
         return bool(getattr(module, "is_current_stream_capturing", bool)())
 
     def synchronize(self) -> None:
-        """Wait until the accelerators have done what they were given, if they may be waited for."""
+        """Wait until the accelerators are idle, except during the capture of a CUDA graph."""
         if not self.is_capturing():
             for device in self.accelerators:
                 torch.accelerator.synchronize(device)
 
     def clock(self) -> Now:
-        """Seconds on a clock that waits for the accelerators at every reading."""
+        """Return a clock that synchronizes the accelerators at every reading."""
         if not self.accelerators:
             return time.perf_counter
 
@@ -48,11 +48,11 @@ class Devices(Placement):
         return synchronized
 
     def events(self) -> Stamp | None:
-        """Records an event on the one accelerator; None where only ``clock`` is right.
+        """Return a function that records an event on the accelerator; None if ``clock`` is needed.
 
-        That is on the CPU, on several accelerators (events of different devices cannot be
-        compared) and on kinds whose events take no stream. While a CUDA graph is captured
-        nothing runs, and there is no event.
+        The clock is needed on the CPU, on several accelerators (events of different devices cannot
+        be compared) and on accelerators whose events do not take a stream. The function returns
+        None instead of an event during the capture of a CUDA graph.
         """
         if len(self.accelerators) != 1:
             return None
@@ -75,5 +75,5 @@ CPU = Devices()
 
 
 def seconds_between(start: Any, end: Any) -> float:
-    """Seconds between two events that are over; 0 where there was none to record."""
+    """Return the seconds between two events that have completed; 0 if one is None."""
     return 0.0 if start is None or end is None else float(start.elapsed_time(end)) / 1e3

@@ -1,7 +1,7 @@
-"""Modules that do almost nothing, to measure on them what the profiler takes itself.
+"""Modules that do almost nothing, for measuring the profiler's overhead on them.
 
-They run in a thread of its own, where none of the program's modes is on (autocast, inference), and
-call given hooks in place of the program's global ones.
+They run in a fresh thread, where the program's modes (autocast, inference) are off. They call
+given hooks instead of the program's global hooks.
 """
 
 from __future__ import annotations
@@ -18,34 +18,33 @@ from dispatch_flops import _torch
 
 Hook = Callable[..., Any]
 _T = TypeVar("_T")
-_NO_HOOKS = (
+_OTHER_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
-    "_global_forward_pre_hooks_with_kwargs",
     "_global_forward_hooks_with_kwargs",
 )
 
 
 def run_in_fresh_thread(run: Callable[[], _T]) -> _T:
-    """What ``run`` returns, or raises, in a thread of its own."""
+    """Return what ``run`` returns in a thread started for it; raise what it raises."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(run).result()
 
 
 class IdleModules:
-    """Modules of one operator, on one element; called with none but the hooks that are given."""
+    """Modules that call ``forward`` on one element, with the hooks that ``set_call`` gives them."""
 
     def __init__(self, count: int, forward: Callable[[torch.Tensor], Any]) -> None:
         self.modules = [_Idle(forward) for _ in range(count)]
         self.input = torch.ones(1, 1, dtype=torch.float32, device="cpu")
 
     def run(self) -> None:
-        """Call each once."""
+        """Call each module once."""
         for module in self.modules:
             module(self.input)
 
-    def call_by(self, call: Any) -> None:
-        """How they are called from now on: one of ``calling``."""
+    def set_call(self, call: Any) -> None:
+        """Call the modules by ``call`` from now on, as ``make_call`` returns it."""
         for module in self.modules:
             object.__setattr__(module, "_call_impl", MethodType(call, module))
 
@@ -56,17 +55,22 @@ class _Idle(nn.Module):
         object.__setattr__(self, "forward", forward)
 
 
-def calling(before: Sequence[Hook] = (), after: Sequence[Hook] = ()) -> Any:
-    """A copy of ``nn.Module``'s way of calling a module that sees these global hooks alone."""
-    usual = _torch.module_call()
-    if not isinstance(usual, FunctionType):
-        return usual
-    world = {
+def make_call(before: Sequence[Hook] = (), after: Sequence[Hook] = ()) -> Any:
+    """Return a copy of the method that calls an ``nn.Module``, with these global hooks only.
+
+    before, after: forward pre-hooks and forward hooks.
+    """
+    method = _torch.module_call()
+    if not isinstance(method, FunctionType):
+        return method
+    global_names = {
         **vars(_torch.module_globals),
-        **{name: {} for name in _NO_HOOKS},
+        **{name: {} for name in _OTHER_HOOKS},
         "_global_forward_pre_hooks": dict(enumerate(before)),
         "_global_forward_hooks": dict(enumerate(after)),
         "_global_forward_hooks_always_called": dict.fromkeys(range(len(after)), True),
     }
-    # Code of its own: the interpreter adapts it to this world, and not the program's to it.
-    return FunctionType(usual.__code__.replace(), world, usual.__name__, usual.__defaults__)
+    # Changing the real tables would affect other threads. The code object is copied because CPython
+    # specializes it for one dict of globals (PEP 659): sharing it would slow both down.
+    code = method.__code__.replace()
+    return FunctionType(code, global_names, method.__name__, method.__defaults__)

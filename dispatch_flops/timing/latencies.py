@@ -1,4 +1,4 @@
-"""Timed calls, and latencies of modules put together from several passes."""
+"""Timed calls, and latencies of modules combined from several passes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from dispatch_flops.timing.devices import CPU, Devices, Now
 def time_call(
     run: Callable[[], Any], *, devices: Devices = CPU, repeats: int, now: Now | None = None
 ) -> tuple[float, float | None]:
-    """Median seconds of some calls, devices synchronised, and half their range (of one: None)."""
+    """Return the median seconds of ``repeats`` calls and half their range.
+
+    Half the range is None for a single call. now: a clock other than that of ``devices``.
+    """
     clock = now or devices.clock()
     taken = []
     for _ in range(repeats):
@@ -25,10 +28,10 @@ def time_call(
 
 
 def fit_to_whole(seconds: dict[str, float], root: str, whole: float) -> dict[str, float]:
-    """Module latencies brought to the scale of the model's own, measured without any hook.
+    """Scale the latencies of modules so that ``root`` takes ``whole``, its time without hooks.
 
-    The pass with hooks is another run of the same model: its root takes a little more or less
-    than ``whole``. Scaling by that one factor keeps every sum of children within its parent.
+    The pass with hooks is another run of the model, in which the root takes a little more or less.
+    With one factor for all modules, the sum of children never exceeds their parent.
     """
     measured = seconds.get(root)
     if not measured:
@@ -38,7 +41,7 @@ def fit_to_whole(seconds: dict[str, float], root: str, whole: float) -> dict[str
 
 
 def medians(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each module's median over the passes in which it ran."""
+    """Return each module's median over the passes in which it ran."""
     taken: dict[str, list[float]] = {}
     for seconds in passes:
         for fqn, value in seconds.items():
@@ -47,9 +50,9 @@ def medians(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def spreads(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """How far passes lie from each module's median, in the median, as shares of it.
+    """Return each module's median absolute deviation over passes, as a share of its median.
 
-    Empty for one pass; a module that took no time has none.
+    Empty for a single pass. A module that took no time has no entry.
     """
     middle = medians(passes)
     shares = [
@@ -60,10 +63,10 @@ def spreads(passes: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def within_parents(seconds: Mapping[str, float], names: ModuleNames) -> dict[str, float]:
-    """Latencies of which no module's children have more than itself.
+    """Scale latencies so that the children of a module do not take longer than the module.
 
-    Medians of several passes are not of one and the same; where those of a module's children
-    exceed its own, they are scaled to fit in, and what is below them with them.
+    Medians may come from different passes. Where the medians of a module's children exceed its
+    own, they are scaled down, and those of the modules below are scaled to fit in turn.
     """
     fitted = dict(seconds)
     below: dict[str, list[str]] = {}
@@ -80,8 +83,8 @@ def within_parents(seconds: Mapping[str, float], names: ModuleNames) -> dict[str
 
 
 def _nearest_above(fqn: str, measured: Mapping[str, float], names: ModuleNames) -> str | None:
-    """The nearest module above that was called itself, as a ModuleList is not."""
-    named = names.nodes.get(fqn)
+    """Return the nearest module above that was called; a ModuleList never is."""
+    named = names.by_fqn.get(fqn)
     while named is not None and (named := named.parent) is not None:
         if named.fqn in measured:
             return named.fqn

@@ -56,7 +56,7 @@ class _Span:
 
 
 class HostOperatorTimer:
-    """Times every operator by the host's clock; all else in a dispatch is overhead."""
+    """Times every operator by the host's clock; everything else in a dispatch is overhead."""
 
     def __init__(self, overhead: Overhead) -> None:
         self._overhead = overhead

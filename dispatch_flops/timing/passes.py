@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from dispatch_flops.analysis.figures import sum_known
 from dispatch_flops.counting.observers import ModuleObserver, OperatorTimer
-from dispatch_flops.profile import Profile, StepTiming
-from dispatch_flops.profile.cost import PHASES, Phase
+from dispatch_flops.counting.undo import UndoStack
+from dispatch_flops.profile import PhaseSeconds, Profile, StepTiming, sum_known
+from dispatch_flops.profile.cost import Phase
 from dispatch_flops.timing.devices import CPU, Devices, Stamp
 from dispatch_flops.timing.module_timer import ModuleTimer
 from dispatch_flops.timing.operator_timers import EventOperatorTimer, HostOperatorTimer
@@ -37,9 +37,8 @@ class UntimedPass:
     operator_timer: OperatorTimer | None = None
     observers: Sequence[ModuleObserver] = ()
 
-    def measuring(self) -> AbstractContextManager[Any]:
-        """Return the block in which the whole is measured."""
-        return nullcontext()
+    def start(self, undo: UndoStack) -> None:
+        """Measure the whole until ``undo`` runs."""
 
     def excluded(self) -> AbstractContextManager[Any]:
         """Return a block whose time is not the program's."""
@@ -76,14 +75,13 @@ class HostPass(UntimedPass):
         self._begun: tuple[float, float] | None = None
         self._home: dict[str, Any] = {}  # what ``overhead`` is in the thread that is measured
 
-    @contextmanager
-    def measuring(self) -> Iterator[None]:
+    def start(self, undo: UndoStack) -> None:
+        undo.add(self._stop)
         self._home = vars(self._overhead)
         self._begun = self._overhead.now(), self._overhead.in_operators
-        try:
-            yield
-        finally:
-            self._whole_s, self._begun = self._so_far_s(), None
+
+    def _stop(self) -> None:
+        self._whole_s, self._begun = self._so_far_s(), None
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
@@ -112,8 +110,12 @@ class HostPass(UntimedPass):
             backward_s = max(backward_s - self._steps.in_backward_s, at_least)
         calibrated = self._overhead.calibrated
         return StepTiming(
-            backward_s=backward_s,
-            step_s=in_operators if self._steps.had_closure else self._steps.seconds,
+            seconds=PhaseSeconds(
+                {
+                    "backward": backward_s,
+                    "optimizer": in_operators if self._steps.had_closure else self._steps.seconds,
+                }
+            ),
             iteration_s=self._so_far_s(),
             method=self.method,
             resolution_s=10 * calibrated.per_module_s,
@@ -143,9 +145,13 @@ class EventPass(UntimedPass):
     def timing(self, profile: Profile) -> StepTiming:
         """Return times that are sums over operators; backward includes recomputation."""
         return StepTiming(
-            backward_s=operator_seconds(profile, "backward", "recompute"),
-            step_s=operator_seconds(profile, "optimizer"),
-            iteration_s=operator_seconds(profile, *PHASES),
+            seconds=PhaseSeconds(
+                {
+                    "backward": operator_seconds(profile, "backward", "recompute"),
+                    "optimizer": operator_seconds(profile, "optimizer"),
+                }
+            ),
+            iteration_s=sum_known(op.latency_s for op in profile.op_totals()),
             method=self.method,
             resolution_s=10 * EVENT_RESOLUTION_S,
             operator_resolution_s=None if self._gap_s is None else 10 * self._gap_s,

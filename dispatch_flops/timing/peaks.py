@@ -1,4 +1,4 @@
-"""This machine's own peaks, by a short matmul and a copy: for where no datasheet fits."""
+"""Peaks of this machine, measured by a matmul and a copy, where no datasheet is known."""
 
 from __future__ import annotations
 
@@ -23,16 +23,22 @@ def measure_machine(
     size: int | None = None,
     repeats: int = 5,
 ) -> Machine:
-    """Peaks as a square matmul of random numbers and a large copy reach them on this machine.
+    """Measure the FLOP/s of a square matmul and the bytes/s of a large copy on this machine.
 
-    size: edge of the matrices (default 1024 on CPU, 8192 elsewhere). The best of ``repeats``
-    readings counts. float32 is what torch's switches make of it: where they allow TF32, TF32.
-    What a matmul reaches is somewhat below a datasheet's peak, so utilisations against a
-    measured machine are somewhat higher; ``source`` says so.
+        machine = measure_machine("cuda", [torch.bfloat16])
+
+    device, dtypes: what to measure. size: edge of the matrices, which hold random numbers; by
+    default 1024 on the CPU and 8192 elsewhere. repeats: number of readings; the best one counts.
+
+    float32 uses TF32 where torch's settings allow it. A matmul reaches slightly less than the peak
+    of a datasheet, so that utilization against a measured machine is slightly higher. The
+    machine's ``source`` says that it was measured.
+
+    Raises TargetError for the meta device, which does not compute.
     """
     where = torch.device(device)
     if where.type == "meta":
-        raise TargetError("the meta device computes nothing: there is no peak to measure")
+        raise TargetError("the meta device does not compute and has no peak; pass another device")
     edge = size or (1024 if where.type == "cpu" else 8192)
     copied_mib = 64 if where.type == "cpu" else 1024
     operand = torch.randn(edge, edge, device="cpu", generator=torch.Generator().manual_seed(0))
@@ -60,7 +66,7 @@ def _copy_bytes_per_s(n_bytes: int, device: torch.device, repeats: int) -> float
 
 
 def _best_s(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Seconds of one call. An accelerator's are of several in a row: the waiting is little then."""
+    """Return the best seconds of one call; on an accelerator, ten calls share a synchronization."""
     devices = Devices.at(str(device))
     calls = 10 if devices.accelerators else 1
 

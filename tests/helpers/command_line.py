@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from dispatch_flops import OpCost, Profile
 from dispatch_flops.profile import ModuleNode, OpTotal
+from tests.helpers.trees import timed
 
 B, W, OUT = 3, 5, 7
 
@@ -88,5 +89,11 @@ def tree(counts: dict[str, int], *, latency: float | None = None) -> Profile:
         return ModuleNode(fqn=name, name=name, class_name="Linear", calls=1, ops=(op,))
 
     children = tuple(node(name, count) for name, count in counts.items())
-    root = ModuleNode(fqn="", class_name="Net", calls=1, children=children, latency_s=latency)
+    root = ModuleNode(
+        fqn="",
+        class_name="Net",
+        calls=1,
+        children=children,
+        seconds=timed(forward=latency),
+    )
     return Profile(root=root).check()

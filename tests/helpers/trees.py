@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import strategies as st
 
-from dispatch_flops.profile import OUTSIDE, ModuleNode, OpTotal, Profile, RunInfo, StepTiming
+from dispatch_flops.profile import (
+    OUTSIDE,
+    ModuleNode,
+    OpTotal,
+    PhaseSeconds,
+    Profile,
+    RunInfo,
+    StepTiming,
+)
 from dispatch_flops.profile.cost import OpCost, Phase
 
 BATCH = 1024  # of lenet5
@@ -36,6 +44,11 @@ def unknown(name: str, phase: Phase = "forward", calls: int = 1, **fields: Any) 
     )
 
 
+def timed(**by_phase: float | None) -> PhaseSeconds:
+    """``timed(forward=1.0)``: seconds per phase, of which None is not measured."""
+    return PhaseSeconds(cast("dict[Phase, float | None]", by_phase))
+
+
 def module(
     class_name: str,
     *children: ModuleNode,
@@ -43,11 +56,13 @@ def module(
     parent: str = "",
     own_params: int = 0,
     calls: int = 1,
+    latency_s: float | None = None,
     **fields: Any,
 ) -> ModuleNode:
     """A node whose parameters all are its own or its children's, and trainable.
 
     Without ``parent`` it is made below the root; ``place`` gives trees their fqns.
+    latency_s: of the forward.
     """
     total = own_params + sum(child.total_params for child in children)
     return ModuleNode(
@@ -60,7 +75,7 @@ def module(
         total_params=total,
         active_params=total,
         trainable_params=total,
-        **fields,
+        **({"seconds": timed(forward=latency_s)} | fields),
     )
 
 
@@ -194,9 +209,7 @@ def training_step() -> Profile:
         ),
     )
     timing = StepTiming(
-        forward_s=97.51e-6,
-        backward_s=240.09e-6,
-        step_s=314.47e-6,
+        seconds=timed(forward=97.51e-6, backward=240.09e-6, optimizer=314.47e-6),
         spread_s=1.5e-6,
         repeats=5,
         method="hooks, device synchronised once",

@@ -1,1 +1,1 @@
-"""Naive definitions run on counting numbers: what the formulas are held against."""
+"""Naive definitions run on counting numbers, the independent reference for the formulas."""

@@ -15,8 +15,8 @@ def attention(
 ) -> Array:
     """softmax(q k^T / sqrt(d)) v of q (B, Hq, Sq, d), k (B, Hk, Sk, d), v (B, Hk, Sk, dv).
 
-    Query head h reads key head ``h // (Hq // Hk)``. causal: query i sees keys 0..i.
-    kept_only: pairs that the mask removes are not computed at all; else all Sq x Sk are.
+    Query head h reads key head ``h // (Hq // Hk)``. causal: query i attends to keys 0..i.
+    kept_only: skip pairs that the mask removes; otherwise all Sq x Sk are computed.
     """
     batch, heads, queries, size = q.shape
     keys, width = k.shape[2], v.shape[3]

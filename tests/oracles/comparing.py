@@ -1,5 +1,7 @@
-"""What every test of a family does: run torch's call and the definition, compare both counts
-and values; and run the same call in other ways that must cost the same."""
+"""Comparison of a call with its definition, in counts and in values.
+
+Also of the same call in other modes and on other devices, which must cost the same.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ flag = st.booleans()
 
 
 def examples(n: int) -> settings:
-    """``n`` examples, the same on every run."""
+    """Return settings of ``n`` examples, the same on every run."""
     return settings(
         max_examples=n,
         derandomize=True,
@@ -35,7 +37,7 @@ def examples(n: int) -> settings:
 def tensor(
     *shape: int, grad: bool = False, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> torch.Tensor:
-    """Small whole numbers, so that float sums of their products are exact."""
+    """Return a tensor of small whole numbers, so that float sums of their products are exact."""
     n = math.prod(shape)
     flat = (torch.arange(n) * 7 + seed * 3) % 5 - 2
     out = flat.to(dtype)
@@ -45,7 +47,7 @@ def tensor(
 
 
 def macs_of(call: Callable[[], Any]) -> tuple[int, int]:
-    """(forward, backward) MACs of a call, differentiated if it can be."""
+    """Return (forward, backward) MACs of a call, differentiated if it can be."""
 
     def step() -> None:
         outs = [o for o in tree_leaves(call()) if isinstance(o, torch.Tensor)]
@@ -61,7 +63,7 @@ def macs_of(call: Callable[[], Any]) -> tuple[int, int]:
 
 
 def same_values(result: Any, expected: Any) -> None:
-    """The definition computes what torch computes."""
+    """Assert that the definition computes what torch computes."""
     torch.testing.assert_close(
         result.detach(), values(expected).to(result.dtype), rtol=1e-5, atol=1e-6
     )
@@ -74,10 +76,10 @@ def check(
     backward: int | None = None,
     only_macs: bool = False,
 ) -> None:
-    """The call computes what the definition computes, at the definition's cost.
+    """Assert that the call computes what the definition computes, at the definition's cost.
 
-    backward: what the gradients cost where torch does not take the definition's way.
-    only_macs: torch gets to the same values by other elementwise operations.
+    backward: MACs of the gradients where torch computes them in another way.
+    only_macs: compare only MACs, as torch uses other elementwise operations.
     """
     same_values(call(), expected.result)
     wanted = expected.backward_macs if backward is None else backward
@@ -87,13 +89,15 @@ def check(
 
 
 def forward_macs(call: Callable[..., Any], *args: Any) -> int:
-    """Forward MACs alone."""
+    """Return only the forward MACs."""
     return profile_of(call, *args).total("forward").macs
 
 
 def cost_everywhere(call: Callable[..., Any], *args: Any) -> set[int]:
-    """Forward MACs of a call with gradients, without, in inference mode, on meta and on fake
-    tensors: one number if all agree."""
+    """Return the forward MACs of a call in every mode: a set of one number if all agree.
+
+    Modes: with gradients, without, in inference mode, on meta and on fake tensors.
+    """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     on_meta = tree_map_only(torch.Tensor, lambda t: t.detach().to("meta"), args)
     on_fake = tree_map_only(torch.Tensor, lambda t: fake.from_tensor(t.detach()), args)

@@ -119,8 +119,8 @@ def bilinear(x: Array, weight: Array, z: Array) -> Array:
 def einsum(equation: str, *operands: Array) -> Array:
     """Operands are contracted two at a time, left to right.
 
-    In each step an index that only one side has and that nothing later wants is summed
-    before the product. A step that contracts no index, or only indices of size 1, is a
+    In each step an index that only one side has and that nothing later uses is summed before
+    the product. A step that contracts no index, or only indices of size 1, is a
     multiplication, not a MAC.
     """
     inputs, output = equation.replace(" ", "").split("->")
@@ -193,7 +193,7 @@ def _sum_to(array: Array, letters: str, output: str) -> Array:
 
 
 def grouped_mm(x: Array, weights: Array, ends: Sequence[int]) -> Array:
-    """Rows ``ends[g-1]:ends[g]`` of x times weights[g]; rows after the last end belong to none."""
+    """Rows ``ends[g-1]:ends[g]`` of x times weights[g]; rows after the last end are unused."""
     out = []
     for group, (start, end) in enumerate(itertools.pairwise([0, *ends])):
         out.extend(mm(x[start:end], weights[group]))

@@ -1,8 +1,8 @@
 """Definitions of convolution and transposed convolution, tap by tap.
 
 x is (N, Cin, *S) or unbatched (Cin, *S); stride, padding, dilation have one entry per
-spatial dimension. The whole window is counted, where it lies on padding too: padding is
-part of the input (and of its gradient, which is cropped afterwards).
+spatial dimension. The whole window is counted, even over padding: padding is part of the input
+(and of its gradient, which is cropped afterwards).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def transposed_convolution(
     groups: int = 1,
 ) -> Array:
     """Every x[n,c,p] w[c,o,t] is added to y[n,o, p*stride + t*dilation]; then the padding is
-    cut off and ``output_padding`` rows are kept more."""
+    cut off, except for ``output_padding`` rows."""
     kernel = weight.shape[2:]
     if x.ndim == len(kernel) + 1:
         return transposed_convolution(
@@ -97,9 +97,9 @@ def transposed_convolution(
 
 
 def pad(x: Array, around: Sequence[tuple[int, int]]) -> Array:
-    """x within zeros, ``(before, after)`` per spatial dimension."""
+    """Pad x with zeros, ``(before, after)`` per spatial dimension."""
     first = x.reshape(-1)[0] if x.size else ZERO
-    zero = Number(0.0, first.tally, first.needs)
+    zero = Number(0.0, first.counts, first.needs)
     shape = [s + a + b for s, (a, b) in zip(x.shape[2:], around, strict=True)]
     out = fill((*x.shape[:2], *shape), lambda *_: zero)
     out[(..., *(slice(a, a + s) for s, (a, _) in zip(x.shape[2:], around, strict=True)))] = x

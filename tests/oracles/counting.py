@@ -1,11 +1,11 @@
-"""Numbers that count what is done to them.
+"""Numbers that count the operations done on them.
 
-A definition written in plain loops is run on ``Number`` or ``Complex`` scalars; the ``Tally``
-that they share then holds the exact work of the definition, and the values show that the
-definition is the right one. Nothing here knows a closed form.
+A definition written in plain loops is run on ``Number`` or ``Complex`` scalars. Their shared
+``OperationCounts`` then holds the exact work of the definition, and their values show that the
+definition is correct. Nothing here uses a closed form.
 
 Backward: ``d(s + a*b) = ds + da*b + a*db``, so each multiply-accumulate of the forward pass
-owes one to the gradient of each factor that needs one. ``needs`` is autograd's
+adds one for the gradient of each factor that needs one. ``needs`` is autograd's
 ``requires_grad``: an operand's own flag, or that of anything it was computed from.
 """
 
@@ -22,8 +22,8 @@ import torch
 
 
 @dataclass
-class Tally:
-    """What was done: multiply-accumulates, forward and backward, and other operations by name."""
+class OperationCounts:
+    """Multiply-accumulates, forward and backward, and other operations by name."""
 
     macs: int = 0
     backward_macs: int = 0
@@ -36,13 +36,15 @@ class Tally:
 
 
 class Number:
-    """A real scalar. Without a tally (a constant) it counts nothing by itself."""
+    """A real scalar; one without counts is a constant."""
 
-    __slots__ = ("needs", "tally", "value")
+    __slots__ = ("counts", "needs", "value")
 
-    def __init__(self, value: float, tally: Tally | None = None, needs: bool = False) -> None:
+    def __init__(
+        self, value: float, counts: OperationCounts | None = None, needs: bool = False
+    ) -> None:
         self.value = value
-        self.tally = tally
+        self.counts = counts
         self.needs = needs
 
     def fma(self, a: Scalar, b: Scalar) -> Scalar:
@@ -52,19 +54,19 @@ class Number:
         return self.real_fma(a, b)
 
     def real_fma(self, a: Number, b: Number, sign: int = 1) -> Number:
-        """``self + sign * a * b``: one multiply-accumulate (the sign is wiring, not work)."""
-        tally = a.tally or b.tally or self.tally
-        if tally is not None:
-            tally.macs += 1
-            tally.backward_macs += a.needs + b.needs
+        """``self + sign * a * b``: one multiply-accumulate; the sign is not an operation."""
+        counts = a.counts or b.counts or self.counts
+        if counts is not None:
+            counts.macs += 1
+            counts.backward_macs += a.needs + b.needs
         value = self.value + sign * a.value * b.value
-        return Number(value, tally, self.needs or a.needs or b.needs)
+        return Number(value, counts, self.needs or a.needs or b.needs)
 
     def _do(self, name: str, value: float, *others: Number) -> Number:
-        tally = next((n.tally for n in (self, *others) if n.tally is not None), None)
-        if tally is not None:
-            tally.operations[name] += 1
-        return Number(value, tally, self.needs or any(n.needs for n in others))
+        counts = next((n.counts for n in (self, *others) if n.counts is not None), None)
+        if counts is not None:
+            counts.operations[name] += 1
+        return Number(value, counts, self.needs or any(n.needs for n in others))
 
     def __add__(self, other: Number) -> Number:
         return self._do("add", self.value + other.value, other)
@@ -101,7 +103,7 @@ class Number:
 
 
 class Complex:
-    """A complex scalar made of two real ones: its costs follow from theirs."""
+    """A complex scalar made of two real ones, which count its operations."""
 
     __slots__ = ("im", "re")
 
@@ -143,7 +145,7 @@ def _as_complex(number: Scalar) -> Complex:
 
 
 def dot(pairs: Iterable[tuple[Scalar, Scalar]]) -> Any:
-    """The sum of ``a * b`` over the pairs, one multiply-accumulate each."""
+    """Return the sum of ``a * b`` over the pairs, one multiply-accumulate each."""
     total: Scalar = ZERO
     for a, b in pairs:
         total = total.fma(a, b)
@@ -151,7 +153,7 @@ def dot(pairs: Iterable[tuple[Scalar, Scalar]]) -> Any:
 
 
 def fill(shape: Iterable[int], cell: Callable[..., Any]) -> Array:
-    """The array of that shape whose element at ``index`` is ``cell(*index)``."""
+    """Return the array of that shape whose element at ``index`` is ``cell(*index)``."""
     result = np.empty(tuple(shape), dtype=object)
     for index in np.ndindex(*result.shape):
         result[index] = cell(*index)
@@ -159,19 +161,19 @@ def fill(shape: Iterable[int], cell: Callable[..., Any]) -> Array:
 
 
 def elementwise(function: Callable[..., Any], *arrays: Array) -> Array:
-    """``function`` of each element of the arrays, broadcast against each other."""
+    """Apply ``function`` to each element of the arrays, broadcast against each other."""
     arrays = np.broadcast_arrays(*arrays)
     return fill(arrays[0].shape, lambda *index: function(*(array[index] for array in arrays)))
 
 
-def numbers(tensor: torch.Tensor, tally: Tally) -> Array:
-    """A tensor as an array of counting numbers that need gradients where the tensor does."""
+def numbers(tensor: torch.Tensor, counts: OperationCounts) -> Array:
+    """Return a tensor as an array of counting numbers, which need gradients if the tensor does."""
     flat = tensor.detach().reshape(-1).tolist()
     needs = tensor.requires_grad
     cells = [
-        Complex(Number(v.real, tally, needs), Number(v.imag, tally, needs))
+        Complex(Number(v.real, counts, needs), Number(v.imag, counts, needs))
         if isinstance(v, complex)
-        else Number(v, tally, needs)
+        else Number(v, counts, needs)
         for v in flat
     ]
     result = np.empty(len(cells), dtype=object)
@@ -180,7 +182,7 @@ def numbers(tensor: torch.Tensor, tally: Tally) -> Array:
 
 
 def values(array: Array, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """The values of an array of numbers."""
+    """Return the values of an array of numbers."""
     flat = [number.value for number in np.asarray(array, dtype=object).reshape(-1)]
     if any(isinstance(value, complex) for value in flat):
         dtype = torch.complex128
@@ -189,7 +191,7 @@ def values(array: Array, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Count:
-    """What running a definition came to, and what it computed."""
+    """Cost and result of running a definition."""
 
     result: Any
     macs: int
@@ -199,11 +201,11 @@ class Count:
 
 def count(definition: Callable[..., Any], *args: Any, **kwargs: Any) -> Count:
     """Run a definition with every tensor among its arguments made of counting numbers."""
-    tally = Tally()
+    counts = OperationCounts()
 
     def convert(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return numbers(value, tally)
+            return numbers(value, counts)
         if isinstance(value, (list, tuple)):
             return type(value)(convert(item) for item in value)
         if isinstance(value, dict):
@@ -211,4 +213,4 @@ def count(definition: Callable[..., Any], *args: Any, **kwargs: Any) -> Count:
         return value
 
     result = definition(*convert(args), **convert(kwargs))
-    return Count(result, tally.macs, tally.backward_macs, tally.flops)
+    return Count(result, counts.macs, counts.backward_macs, counts.flops)

@@ -1,7 +1,7 @@
-"""What an operator's reference decomposition costs: the oracle of test_decompositions.py.
+"""Cost of an operator's reference decomposition, for test_decompositions.py.
 
-The operator is traced with torch's own decompositions, dead code is dropped, and what is
-left is counted by rules that stand here alone and know no formula of the package.
+The operator is traced with torch's own decompositions, dead code is removed, and the rest is
+counted by rules that are independent of the package's formulas.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FREE = """
     split_with_sizes squeeze t transpose unsqueeze view where zeros zeros_like conj_physical
     logical_and logical_or any diagonal convert_element_type broadcast_in_dim
 """
-#: Core ATen keeps these whole; their decompositions are taken from the full table.
+#: Core ATen keeps these whole; their decompositions come from the full table.
 _KEPT_WHOLE = """
     elu gelu leaky_relu hardtanh _softmax _log_softmax native_layer_norm native_group_norm
     _native_batch_norm_legit _native_batch_norm_legit_functional native_batch_norm
@@ -41,7 +41,7 @@ _KEPT_WHOLE = """
 
 
 def reference_flops(op: Any, *args: Any, **kwargs: Any) -> int:
-    """FLOPs of the primitives that ``op`` is taken apart into."""
+    """Return the FLOPs of the primitives that ``op`` decomposes into."""
     leaves, spec = tree_flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -73,7 +73,7 @@ def _packet_name(op: Any) -> str:
 
 
 def _cost(node: torch.fx.Node) -> int:
-    """FLOPs of one primitive: 1 per element, n-m for a reduction, 4·n for a variance."""
+    """Return the FLOPs of a primitive: 1 per element, n-m for a reduction, 4·n for a variance."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return 0  # getitem
     name = _packet_name(node.target).rstrip("_")
@@ -98,7 +98,7 @@ def _cost(node: torch.fx.Node) -> int:
 
 
 def _steps(name: str, node: torch.fx.Node) -> int:
-    """Operations per element: one, and a scaling, a rounding or a second bound."""
+    """Return operations per element: one, plus a scaling, a rounding or a second bound."""
     if name == "clamp":
         return sum(bound is not None for bound in node.args[1:])
     scaled = node.kwargs.get("alpha", 1) != 1

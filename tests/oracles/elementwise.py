@@ -1,4 +1,4 @@
-"""Definitions of what is no contraction, operation by operation, on one row (or one element).
+"""Definitions without contractions, operation by operation, on one row (or one element).
 
 Every addition, subtraction, multiplication, division, maximum and elementary function counts
 1; a sum or maximum of n numbers is n - 1 of them.

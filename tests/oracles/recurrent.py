@@ -49,10 +49,10 @@ CELLS: dict[str, Cell] = {"RNN": rnn_cell, "GRU": gru_cell, "LSTM": lstm_cell}
 def recurrent(
     kind: str, sequences: Sequence[Array], layers: Sequence[Sequence[Weights]]
 ) -> list[Array]:
-    """The last layer's outputs of each sequence (T_i, In), each of its own length.
+    """Return the last layer's outputs of each sequence (T_i, In), each of its own length.
 
-    layers[l] holds one set of weights per direction; the second runs backwards in time, and
-    the directions' outputs stand side by side.
+    layers[l] holds one set of weights per direction. The second runs backwards in time, and the
+    directions' outputs are concatenated.
     """
     outputs = []
     longest = max(len(sequence) for sequence in sequences)
@@ -71,8 +71,8 @@ def recurrent(
 def _run(kind: str, sequence: Array, w: Weights, *, joins: bool = False) -> Array:
     """One layer in one direction.
 
-    joins: going backwards in time, a shorter sequence joins a batch under way; its zeros then
-    are rows of a matrix whose other rows need gradients, so theirs are computed as well.
+    joins: backwards in time, a shorter sequence joins a running batch. Its zeros are then rows of a
+    matrix whose other rows need gradients, so theirs are computed too.
     """
     hidden = w["hh"].shape[1]
     needs = joins and bool(w["hh"].flat[0].needs)

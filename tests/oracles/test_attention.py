@@ -1,7 +1,7 @@
 """Attention and the layers built on it cost what their definitions cost.
 
-MACs alone: torch scales q and k where the definition scales the scores, and its softmax also
-looks for rows that are masked as a whole.
+Only MACs are compared: torch scales q and k where the definition scales the scores, and its
+softmax also looks for rows that are fully masked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.oracles.counting import count
 
 @examples(25)
 @given(size, st.integers(1, 2), st.integers(1, 3), size, size, size, size, flag, st.booleans())
-def test_sdpa(
+def test_sdpa_costs_its_definition(
     batch: int,
     key_heads: int,
     share: int,
@@ -36,7 +36,7 @@ def test_sdpa(
     causal: bool,
     grad: bool,
 ) -> None:
-    """Every query head, every pair of query and key, whatever the mask removes."""
+    """Every query head and every pair of query and key counts, also where masked."""
     q = tensor(batch, key_heads * share, queries, width, grad=grad)
     k = tensor(batch, key_heads, keys, width, grad=grad, seed=1)
     v = tensor(batch, key_heads, keys, value_width, grad=grad, seed=2)
@@ -50,7 +50,7 @@ def test_sdpa(
 
 @examples(20)
 @given(size, size, size, st.tuples(flag, flag, flag))
-def test_unfused_gradients_are_computed_as_needed(
+def test_unfused_attention_backward_counts_needed_gradients(
     queries: int, keys: int, width: int, need: tuple[bool, bool, bool]
 ) -> None:
     q = tensor(2, 3, queries, width, grad=need[0])
@@ -62,9 +62,9 @@ def test_unfused_gradients_are_computed_as_needed(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_fused_backward_recomputes_the_scores(causal: bool) -> None:
-    """The fused kernel keeps no scores: q k^T again, apart from the gradients, which are two
-    products for each of the two products of the forward pass."""
+def test_fused_attention_backward_recomputes_the_scores(causal: bool) -> None:
+    """The fused kernel keeps no scores: it computes q k^T again, besides the gradients, which are
+    two products for each of the two products of the forward pass."""
     q = tensor(2, 3, 5, 4, grad=True)
     k, v = (tensor(2, 3, 7, 4, grad=True, seed=i) for i in (1, 2))
     for chosen in ("full", "half"):
@@ -81,7 +81,7 @@ def test_fused_backward_recomputes_the_scores(causal: bool) -> None:
 
 @examples(20)
 @given(size, size, size)
-def test_half_counts_the_pairs_that_are_kept(queries: int, keys: int, width: int) -> None:
+def test_causal_half_counts_the_pairs_that_are_kept(queries: int, keys: int, width: int) -> None:
     q, k = tensor(2, 3, queries, width), tensor(2, 3, keys, width, seed=1)
     expected = count(attention, q, k, k, causal=True, kept_only=True)
     with FlopCounterMode(display=False, causal="half") as fc:
@@ -92,7 +92,7 @@ def test_half_counts_the_pairs_that_are_kept(queries: int, keys: int, width: int
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("weights", [True, False])
 @pytest.mark.parametrize("cross", [True, False])
-def test_multi_head_attention(train: bool, weights: bool, cross: bool) -> None:
+def test_multi_head_attention_costs_its_definition(train: bool, weights: bool, cross: bool) -> None:
     torch.manual_seed(0)
     batch, queries, keys, size, heads = 2, 3, 5, 6, 2
     sizes = {"kdim": 7, "vdim": 4} if cross else {}
@@ -105,8 +105,8 @@ def test_multi_head_attention(train: bool, weights: bool, cross: bool) -> None:
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_encoder_layer(train: bool) -> None:
-    """The same cost in training, in evaluation and on the fused fast path."""
+def test_encoder_layer_costs_its_definition(train: bool) -> None:
+    """Training, evaluation and the fused fast path cost the same."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(6, 2, 11, dropout=0.0, batch_first=True).double()
     layer.train(train)
@@ -122,8 +122,8 @@ def test_encoder_layer(train: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_padded_encoder_counts_real_lengths() -> None:
-    """The fast path packs the sequences: each costs what it costs alone, without padding."""
+def test_encoder_with_padding_counts_real_lengths() -> None:
+    """The fast path packs the sequences: each costs as much as without padding."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(6, 2, 11, batch_first=True).double()
     encoder = nn.TransformerEncoder(layer, 2).eval()

@@ -76,7 +76,7 @@ def settings_of(draw: Any, *, dims: int, named_padding: bool) -> Setting:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("dims,runs", [(1, 40), (2, 25), (3, 10)])
-def test_convolution(dims: int, runs: int) -> None:
+def test_convolution_costs_its_definition(dims: int, runs: int) -> None:
     @examples(runs)
     @given(settings_of(dims=dims, named_padding=True))
     def run(s: Setting) -> None:
@@ -94,7 +94,7 @@ def test_convolution(dims: int, runs: int) -> None:
 
 
 @pytest.mark.parametrize("dims,runs", [(1, 40), (2, 25), (3, 8)])
-def test_transposed_convolution(dims: int, runs: int) -> None:
+def test_transposed_convolution_costs_its_definition(dims: int, runs: int) -> None:
     @examples(runs)
     @given(settings_of(dims=dims, named_padding=False), st.integers(0, 2))
     def run(s: Setting, extra: int) -> None:
@@ -119,7 +119,7 @@ def test_transposed_convolution(dims: int, runs: int) -> None:
     run()
 
 
-def test_depthwise() -> None:
+def test_depthwise_convolution_costs_its_definition() -> None:
     x, w = tensor(1, 4, 8, 8, grad=True), tensor(4, 1, 3, 3, grad=True, seed=1)
     options: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
     expected = count(convolution, x, w, **options, groups=4)

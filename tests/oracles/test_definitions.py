@@ -1,4 +1,4 @@
-"""The definitions are the right ones (same values as torch) and have the closed forms' cost."""
+"""The definitions compute the same values as torch and have the closed forms' cost."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.oracles import elementwise
 from tests.oracles.attention import attention
 from tests.oracles.comparing import same_values, tensor
 from tests.oracles.convolutions import convolution, transposed_convolution
-from tests.oracles.counting import Tally, count, numbers, values
+from tests.oracles.counting import OperationCounts, count, numbers, values
 
 
-def test_products() -> None:
+def test_product_definitions_have_the_closed_forms_cost() -> None:
     a, b = tensor(2, 3, 5), tensor(2, 5, 4, seed=1)
     done = count(define.bmm, a, b)
     same_values(a @ b, done.result)
@@ -25,23 +25,23 @@ def test_products() -> None:
     assert count(define.addr, tensor(5, 3), tensor(5), tensor(3)).flops == 2 * 5 * 3
 
 
-def test_broadcast_batches_multiply() -> None:
+def test_matmul_definition_with_broadcast_batches_multiplies_them() -> None:
     assert count(define.matmul, tensor(7, 1, 2, 3), tensor(4, 3, 5)).macs == 7 * 4 * 2 * 3 * 5
 
 
-def test_an_empty_sum_costs_nothing() -> None:
+def test_product_definition_with_an_empty_sum_is_free() -> None:
     done = count(define.mm, tensor(2, 0), tensor(0, 3))
     assert done.macs == 0 and values(done.result).shape == (2, 3)
 
 
-def test_convolution_counts_the_whole_window() -> None:
+def test_convolution_definition_counts_the_whole_window() -> None:
     x, w = tensor(2, 6, 5, 7), tensor(4, 3, 3, 2, seed=1)
     done = count(convolution, x, w, stride=(1, 2), padding=(1, 1), dilation=(1, 1), groups=2)
     same_values(F.conv2d(x, w, stride=(1, 2), padding=1, groups=2), done.result)
     assert done.macs == 2 * 4 * (6 // 2) * (3 * 2) * (5 * 4)
 
 
-def test_transposed_convolution_counts_by_its_input() -> None:
+def test_transposed_convolution_definition_counts_by_its_input() -> None:
     x, w = tensor(4, 4, 8, 8), tensor(4, 6, 4, 4, seed=1)
     args = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "output_padding": (0, 0)}
     done = count(transposed_convolution, x[:1], w, **args)
@@ -49,7 +49,7 @@ def test_transposed_convolution_counts_by_its_input() -> None:
     assert done.macs == 1 * 4 * 6 * (4 * 4) * (8 * 8)
 
 
-def test_attention_counts_the_rectangle_or_the_triangle() -> None:
+def test_attention_definition_counts_the_rectangle_or_the_triangle() -> None:
     q, k, v = tensor(2, 4, 3, 5), tensor(2, 2, 7, 5, seed=1), tensor(2, 2, 7, 6, seed=2)
     full = count(attention, q, k, v, causal=True)
     half = count(attention, q, k, v, causal=True, kept_only=True)
@@ -61,14 +61,14 @@ def test_attention_counts_the_rectangle_or_the_triangle() -> None:
     assert torch.equal(values(full.result), values(half.result))
 
 
-def test_bilinear_is_two_contractions() -> None:
+def test_bilinear_definition_is_two_contractions() -> None:
     x, w, z = tensor(3, 5), tensor(2, 5, 7, seed=1), tensor(3, 7, seed=2)
     done = count(define.bilinear, x, w, z)
     same_values(F.bilinear(x, z, w), done.result)
     assert done.macs == 3 * 2 * 5 * 7 + 3 * 2 * 7
 
 
-def test_einsum_sums_lonely_indices_first() -> None:
+def test_einsum_definition_sums_single_indices_first() -> None:
     x, y = tensor(3, 5), tensor(3, 7, seed=1)
     done = count(define.einsum, "ij,ik->k", x, y)
     same_values(torch.einsum("ij,ik->k", x, y), done.result)
@@ -76,7 +76,7 @@ def test_einsum_sums_lonely_indices_first() -> None:
     assert done.flops == 2 * 3 * 7 + 3 * (5 - 1)
 
 
-def test_softmax_and_norms_operation_by_operation() -> None:
+def test_softmax_and_norm_definitions_count_each_operation() -> None:
     n = 7
     for function, torch_one, flops in (
         # max n-1, subtract n, exp n, sum n-1, divide n
@@ -88,11 +88,11 @@ def test_softmax_and_norms_operation_by_operation() -> None:
         # squares n, mean n; eps, rsqrt 2; scale, gain 2n
         (_rms_norm, lambda x: F.rms_norm(x, (n,), x, 1e-5), 4 * n + 2),
     ):
-        tally = Tally()
+        counts = OperationCounts()
         x = tensor(n)
-        result = function(list(numbers(x, tally)))
+        result = function(list(numbers(x, counts)))
         same_values(torch_one(x), result)
-        assert tally.flops == flops
+        assert counts.flops == flops
 
 
 def _layer_norm(row):  # type: ignore[no-untyped-def]

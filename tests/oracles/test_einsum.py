@@ -36,7 +36,7 @@ def _operands(equation: str, need: tuple[bool, ...] = ()) -> list[torch.Tensor]:
 
 @examples(60)
 @given(two_operands())
-def test_two_operands(equation: str) -> None:
+def test_einsum_of_two_operands_costs_its_definition(equation: str) -> None:
     operands = _operands(equation)
     check(lambda: torch.einsum(equation, *operands), count(define.einsum, equation, *operands))
 
@@ -45,13 +45,13 @@ def test_two_operands(equation: str) -> None:
     "equation", ["ab,bc->ac", "ab,cb->ca", "abc,acd->abd", "abc,cd->abd", "ab,ab->b", "abc,abc->a"]
 )
 @pytest.mark.parametrize("need", [(True, False), (False, True), (True, True)])
-def test_contractions_backward(equation: str, need: tuple[bool, bool]) -> None:
+def test_einsum_backward_costs_its_definition(equation: str, need: tuple[bool, bool]) -> None:
     operands = _operands(equation, need)
     check(lambda: torch.einsum(equation, *operands), count(define.einsum, equation, *operands))
 
 
 @pytest.mark.parametrize("equation", ["ab,bc,cd->ad", "ab,bc,ca->", "ab,ac,ad->bcd", "abc,bd,c->d"])
-def test_three_operands_left_to_right(equation: str) -> None:
+def test_einsum_of_three_operands_contracts_left_to_right(equation: str) -> None:
     operands = _operands(equation)
     with torch.backends.opt_einsum.flags(enabled=False):
         check(lambda: torch.einsum(equation, *operands), count(define.einsum, equation, *operands))
@@ -59,12 +59,14 @@ def test_three_operands_left_to_right(equation: str) -> None:
 
 @examples(20)
 @given(size, size, size, st.integers(2, 5), st.tuples(flag, flag))
-def test_einsum_is_matmul(b: int, m: int, n: int, k: int, need: tuple[bool, bool]) -> None:
+def test_einsum_of_a_matrix_product_costs_as_matmul(
+    b: int, m: int, n: int, k: int, need: tuple[bool, bool]
+) -> None:
     x, y = tensor(b, m, k, grad=need[0]), tensor(b, k, n, grad=need[1], seed=1)
     assert macs_of(lambda: torch.einsum("bmk,bkn->bmn", x, y)) == macs_of(lambda: x @ y)
 
 
-def test_call_styles() -> None:
+def test_einsum_in_every_call_style_costs_the_same() -> None:
     x, y = tensor(2, 3), tensor(3, 5)
     for call in (
         lambda: torch.einsum("ij,jk", x, y),

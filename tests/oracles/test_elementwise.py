@@ -1,4 +1,4 @@
-"""FLOPs of what is no contraction: a second opinion from counting every scalar operation."""
+"""FLOPs of operators without contractions, against counting every scalar operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from tests.helpers.profiling import profile_of
 from tests.oracles import elementwise as define
 from tests.oracles.comparing import examples, size, tensor
-from tests.oracles.counting import Tally, numbers
+from tests.oracles.counting import OperationCounts, numbers
 
 Row = list[Any]
 
@@ -45,7 +45,7 @@ ROWS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Row], Any]]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_flops(name: str) -> None:
+def test_flops_of_operator_match_its_definition(name: str) -> None:
     call, definition = ROWS[name]
 
     @examples(10)
@@ -53,12 +53,12 @@ def test_flops(name: str) -> None:
     def run(rows: int, n: int) -> None:
         n += 1
         x = tensor(rows, n)
-        tally = Tally()
-        for row in numbers(x, tally):
+        counts = OperationCounts()
+        for row in numbers(x, counts):
             definition(list(row))
         profile = profile_of(call, x)
         assert profile.uncounted_ops() == {}
         assert profile.total("forward").macs == 0
-        assert profile.total("forward").flops == tally.flops
+        assert profile.total("forward").flops == counts.flops
 
     run()

@@ -1,5 +1,8 @@
-"""What no formula may break: twice the batch is twice the cost, and a call costs the same with
-gradients, without, in inference mode, on the meta device and on fake tensors."""
+"""Invariants of all formulas.
+
+Twice the batch is twice the cost, and a call costs the same with gradients, without, in inference
+mode, on the meta device and on fake tensors.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tests.oracles.comparing import cost_everywhere, macs_of, tensor
 
 Call = Callable[..., Any]
 
-# name: (call, shapes whose first takes the batch in front, MACs of one sample)
+# name: (call, shapes of which the first gets the batch in front, MACs of one sample)
 CALLS: dict[str, tuple[Call, list[tuple[int, ...]], int]] = {
     "linear": (F.linear, [(3, 5), (7, 5), (7,)], 3 * 5 * 7),
     "matmul": (torch.matmul, [(3, 5), (5, 7)], 3 * 5 * 7),
@@ -57,7 +60,7 @@ def _inputs(name: str, batch: int, *, grad: bool = False) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_twice_the_batch_is_twice_the_cost(name: str) -> None:
+def test_twice_the_batch_doubles_the_cost(name: str) -> None:
     call, _, macs = CALLS[name]
     one = macs_of(lambda: call(*_inputs(name, 3, grad=True)))
     two = macs_of(lambda: call(*_inputs(name, 6, grad=True)))
@@ -66,7 +69,7 @@ def test_twice_the_batch_is_twice_the_cost(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_same_cost_everywhere(name: str) -> None:
+def test_call_in_every_mode_costs_the_same(name: str) -> None:
     call, _, macs = CALLS[name]
     assert cost_everywhere(call, *_inputs(name, 2, grad=True)) == {2 * macs}
 
@@ -98,7 +101,7 @@ class _SelfAttention(nn.Module):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_cost_the_same_everywhere(name: str) -> None:
+def test_module_in_every_mode_costs_the_same(name: str) -> None:
     make, shape, macs = MODULES[name]
     module = make()
     x = tensor(*shape, dtype=torch.float32)

@@ -22,7 +22,7 @@ numeric = st.sampled_from([torch.float64, torch.float32, torch.complex128])
 
 @examples(20)
 @given(size_or_zero, size_or_zero, size_or_zero, numeric, grads)
-def test_mm(m: int, n: int, k: int, dtype: torch.dtype, need: Grads) -> None:
+def test_mm_costs_its_definition(m: int, n: int, k: int, dtype: torch.dtype, need: Grads) -> None:
     a = tensor(m, k, dtype=dtype, grad=need[0])
     b = tensor(k, n, dtype=dtype, grad=need[1], seed=1)
     check(lambda: torch.mm(a, b), count(define.mm, a, b))
@@ -30,7 +30,7 @@ def test_mm(m: int, n: int, k: int, dtype: torch.dtype, need: Grads) -> None:
 
 @examples(20)
 @given(size_or_zero, size_or_zero, size, size_or_zero, grads)
-def test_bmm(batch: int, m: int, n: int, k: int, need: Grads) -> None:
+def test_bmm_costs_its_definition(batch: int, m: int, n: int, k: int, need: Grads) -> None:
     a, b = tensor(batch, m, k, grad=need[0]), tensor(batch, k, n, grad=need[1], seed=1)
     check(lambda: torch.bmm(a, b), count(define.bmm, a, b))
 
@@ -46,7 +46,9 @@ def broadcast_batches(draw: Any) -> tuple[list[int], list[int]]:
 
 @examples(40)
 @given(broadcast_batches(), size, size, size_or_zero, grads)
-def test_matmul_broadcasts(batch: Any, m: int, n: int, k: int, need: Grads) -> None:
+def test_matmul_with_broadcasting_costs_its_definition(
+    batch: Any, m: int, n: int, k: int, need: Grads
+) -> None:
     a = tensor(*batch[0], m, k, grad=need[0])
     b = tensor(*batch[1], k, n, grad=need[1], seed=1)
     check(lambda: a @ b, count(define.matmul, a, b))
@@ -54,9 +56,11 @@ def test_matmul_broadcasts(batch: Any, m: int, n: int, k: int, need: Grads) -> N
 
 @examples(20)
 @given(st.lists(size, max_size=2), size, size, grads)
-def test_matmul_with_a_vector(batch: list[int], m: int, k: int, need: Grads) -> None:
-    """Each row that meets the vector is one dot product. A vector on the right is
-    ``mv``, whose matrix gradient is an outer product: multiplications, no MACs."""
+def test_matmul_with_a_vector_costs_its_definition(
+    batch: list[int], m: int, k: int, need: Grads
+) -> None:
+    """Each row times the vector is a dot product. A vector on the right is ``mv``, whose matrix
+    gradient is an outer product: multiplications without MACs."""
     a, x = tensor(*batch, m, k, grad=need[0]), tensor(k, grad=need[1], seed=1)
     expected = count(define.matmul, a, x)
     check(lambda: a @ x, expected, backward=expected.macs * need[1])
@@ -64,15 +68,15 @@ def test_matmul_with_a_vector(batch: list[int], m: int, k: int, need: Grads) -> 
 
 @examples(15)
 @given(size, size, grads)
-def test_vector_times_matrix(n: int, k: int, need: Grads) -> None:
+def test_vector_times_matrix_costs_its_definition(n: int, k: int, need: Grads) -> None:
     x, b = tensor(k, grad=need[0]), tensor(k, n, grad=need[1], seed=1)
     check(lambda: x @ b, count(define.matmul, x, b))
 
 
 @examples(15)
 @given(size_or_zero, grads)
-def test_dot(k: int, need: Grads) -> None:
-    """Each gradient is the other factor times one number: no contraction."""
+def test_dot_costs_its_definition(k: int, need: Grads) -> None:
+    """Each gradient is the other factor times one number, not a contraction."""
     a, b = tensor(k, grad=need[0]), tensor(k, grad=need[1], seed=1)
     for call in (torch.dot, torch.inner, torch.matmul):
         check(lambda call=call: call(a, b), count(define.dot_product, a, b), backward=0)
@@ -80,7 +84,7 @@ def test_dot(k: int, need: Grads) -> None:
 
 @examples(15)
 @given(size_or_zero, size_or_zero, grads)
-def test_mv_and_addmv(m: int, k: int, need: Grads) -> None:
+def test_mv_and_addmv_cost_their_definitions(m: int, k: int, need: Grads) -> None:
     a, x = tensor(m, k, grad=need[0]), tensor(k, grad=need[1], seed=1)
     c = tensor(m, grad=need[2], seed=2)
     check(lambda: torch.mv(a, x), count(define.mv, a, x), backward=m * k * need[1])
@@ -89,7 +93,7 @@ def test_mv_and_addmv(m: int, k: int, need: Grads) -> None:
 
 @examples(15)
 @given(size_or_zero, size, grads)
-def test_outer_products_contract_nothing(m: int, n: int, need: Grads) -> None:
+def test_outer_product_has_no_macs(m: int, n: int, need: Grads) -> None:
     """Their gradients do: da = g b and db = g^T a are matrix-vector products, where torch
     computes them so."""
     a, b = tensor(m, grad=need[0]), tensor(n, grad=need[1], seed=1)
@@ -101,7 +105,7 @@ def test_outer_products_contract_nothing(m: int, n: int, need: Grads) -> None:
 
 @examples(15)
 @given(size_or_zero, size, size_or_zero, grads)
-def test_addmm(m: int, n: int, k: int, need: Grads) -> None:
+def test_addmm_costs_its_definition(m: int, n: int, k: int, need: Grads) -> None:
     a, b = tensor(m, k, grad=need[0]), tensor(k, n, grad=need[1], seed=1)
     for c in (tensor(m, n, grad=need[2]), tensor(n, grad=need[2]), tensor(1, 1, grad=need[2])):
         check(lambda c=c: torch.addmm(c, a, b), count(define.addmm, c, a, b))
@@ -109,7 +113,9 @@ def test_addmm(m: int, n: int, k: int, need: Grads) -> None:
 
 @examples(15)
 @given(size_or_zero, size, size, size_or_zero, grads)
-def test_baddbmm_and_addbmm(batch: int, m: int, n: int, k: int, need: Grads) -> None:
+def test_baddbmm_and_addbmm_cost_their_definitions(
+    batch: int, m: int, n: int, k: int, need: Grads
+) -> None:
     a, b = tensor(batch, m, k, grad=need[0]), tensor(batch, k, n, grad=need[1], seed=1)
     c, d = tensor(batch, m, n, grad=need[2]), tensor(m, n, grad=need[2])
     check(lambda: torch.baddbmm(c, a, b), count(define.baddbmm, c, a, b))
@@ -117,36 +123,38 @@ def test_baddbmm_and_addbmm(batch: int, m: int, n: int, k: int, need: Grads) -> 
 
 
 @pytest.mark.parametrize("alpha,beta", [(0.5, 2.0), (1.0, 0.0), (0.0, 1.0)])
-def test_scaling_is_no_mac(alpha: float, beta: float) -> None:
+def test_addmm_with_scaling_has_the_same_macs(alpha: float, beta: float) -> None:
     c, a, b = tensor(2, 5), tensor(2, 3), tensor(3, 5)
     assert macs_of(lambda: torch.addmm(c, a, b, alpha=alpha, beta=beta)) == (2 * 3 * 5, 0)
 
 
 @examples(20)
 @given(st.lists(size_or_zero, max_size=3), size, size, flag, grads)
-def test_linear(batch: list[int], n: int, k: int, biased: bool, need: Grads) -> None:
+def test_linear_costs_its_definition(
+    batch: list[int], n: int, k: int, biased: bool, need: Grads
+) -> None:
     x, w = tensor(*batch, k, grad=need[0]), tensor(n, k, grad=need[1], seed=1)
     bias = tensor(n, grad=need[2], seed=2) if biased else None
     check(lambda: F.linear(x, w, bias), count(define.linear, x, w, bias))
 
 
-def test_linear_with_one_output_vector() -> None:
+def test_linear_with_a_weight_vector_costs_its_definition() -> None:
     x, w = tensor(2, 3, 5), tensor(5, seed=1)
     check(lambda: F.linear(x, w), count(define.matmul, x, w))
 
 
 @examples(15)
 @given(size, size, size, size)
-def test_bilinear(rows: int, outs: int, left: int, right: int) -> None:
+def test_bilinear_costs_its_definition(rows: int, outs: int, left: int, right: int) -> None:
     x, w, z = tensor(rows, left), tensor(outs, left, right, seed=1), tensor(rows, right, seed=2)
     check(lambda: F.bilinear(x, z, w), count(define.bilinear, x, w, z))
 
 
 @examples(15)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), size, size)
-def test_grouped_mm(rows: list[int], n: int, k: int) -> None:
-    """Each row is multiplied by its own group's matrix alone."""
-    n, k = 8 * n, 8 * k  # the kernel wants rows of 16 bytes
+def test_grouped_mm_costs_its_definition(rows: list[int], n: int, k: int) -> None:
+    """Each row is multiplied only by its own group's matrix."""
+    n, k = 8 * n, 8 * k  # the kernel needs rows of 16 bytes
     ends = torch.tensor(rows).cumsum(0).to(torch.int32)
     x = tensor(sum(rows), k, dtype=torch.bfloat16)
     w = tensor(len(rows), k, n, dtype=torch.bfloat16, seed=1)
@@ -154,7 +162,7 @@ def test_grouped_mm(rows: list[int], n: int, k: int) -> None:
     assert macs_of(lambda: F.grouped_mm(x, w, offs=ends)) == (expected, 0)
 
 
-def test_grouped_mm_backward() -> None:
+def test_grouped_mm_backward_costs_its_definition() -> None:
     x = tensor(8, 16, dtype=torch.bfloat16, grad=True)
     w = tensor(2, 16, 24, dtype=torch.bfloat16, grad=True)
     ends = torch.tensor([3, 8], dtype=torch.int32)
@@ -162,7 +170,7 @@ def test_grouped_mm_backward() -> None:
     assert macs == (8 * 16 * 24, 2 * 8 * 16 * 24)
 
 
-def test_grouped_mm_definition() -> None:
+def test_grouped_mm_with_an_empty_group_costs_its_definition() -> None:
     x = tensor(5, 8, dtype=torch.float32)
     w = tensor(3, 8, 16, dtype=torch.float32, seed=1)
     expected = count(define.grouped_mm, x, w, [1, 1, 5])
@@ -184,14 +192,14 @@ def test_sparse_mm_counts_stored_entries(m: int, n: int, k: int, layout: str) ->
     check(lambda: a @ b, expected)
 
 
-def test_integer_products_count() -> None:
+def test_integer_products_count_as_macs() -> None:
     a = tensor(32, 16, dtype=torch.int8)
     b = tensor(16, 24, dtype=torch.int8)
     assert macs_of(lambda: torch._int_mm(a, b)) == (32 * 16 * 24, 0)
     assert macs_of(lambda: a.long() @ b.long()) == (32 * 16 * 24, 0)
 
 
-def test_transforms() -> None:
+def test_function_transforms_of_a_product_cost_their_products() -> None:
     """vmap adds a batch; forward-mode differentiates each factor in turn; grad is a backward."""
     a, b = tensor(2, 3), tensor(3, 5, seed=1)
     n = 2 * 3 * 5
@@ -201,7 +209,7 @@ def test_transforms() -> None:
     assert macs_of(lambda: torch.func.grad(lambda x: (x @ b).sum())(a)) == (n, n)
 
 
-def test_double_backward() -> None:
+def test_double_backward_of_a_product_costs_its_products() -> None:
     """g = (2 a b) b^T: its two factors, then the two of a b, after g itself."""
     a, b = tensor(2, 3, grad=True), tensor(3, 5, grad=True, seed=1)
 
@@ -216,7 +224,7 @@ def test_double_backward() -> None:
     assert profile.total("backward").macs == n + 2 * n + 2 * n
 
 
-def test_multi_dot_and_tensordot() -> None:
+def test_multi_dot_and_tensordot_cost_their_products() -> None:
     a, b, c = tensor(2, 11), tensor(11, 3, seed=1), tensor(3, 7, seed=2)
     # (a b) c is cheaper than a (b c)
     assert macs_of(lambda: torch.linalg.multi_dot([a, b, c]))[0] == 2 * 11 * 3 + 2 * 3 * 7

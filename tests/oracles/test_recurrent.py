@@ -54,9 +54,9 @@ def _expected(network: Any, x: torch.Tensor, lengths: list[int] | None = None) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unfused(kind: str) -> None:
-    """float64 takes the unfused path on every kind: gradients as needed, none for the zeros
-    that the hidden state starts from."""
+def test_unfused_layer_costs_its_definition(kind: str) -> None:
+    """float64 takes the unfused path for every kind: gradients as needed, none for the initial
+    zeros of the hidden state."""
 
     @examples(8)
     @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 2), flag, flag, flag, flag)
@@ -78,7 +78,7 @@ def test_unfused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values(kind: str) -> None:
+def test_definition_computes_what_torch_computes(kind: str) -> None:
     """The definition computes what torch computes."""
     network = _network(kind, num_layers=2, bidirectional=True)
     x = tensor(1, 3, IN)
@@ -89,7 +89,7 @@ def test_values(kind: str) -> None:
 
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_projected_lstm(both: bool, layers: int) -> None:
+def test_lstm_with_projection_costs_its_definition(both: bool, layers: int) -> None:
     network = _network("LSTM", num_layers=layers, bidirectional=both, proj_size=PROJECTED)
     x = tensor(3, 5, IN, grad=True)
     expected = _expected(network, x)
@@ -102,7 +102,7 @@ def test_projected_lstm(both: bool, layers: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("both", [False, True])
-def test_packed_sequences_count_their_real_lengths(kind: str, both: bool) -> None:
+def test_layer_on_packed_sequences_counts_real_lengths(kind: str, both: bool) -> None:
     network = _network(kind, num_layers=2, bidirectional=both)
     lengths = [5, 3, 2]
     x = tensor(3, 5, IN, grad=True)
@@ -118,9 +118,9 @@ def test_packed_sequences_count_their_real_lengths(kind: str, both: bool) -> Non
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
-def test_fused_lstm(layers: int, both: bool, grad: bool) -> None:
-    """float32 on a CPU is one kernel per layer and direction; its backward computes every
-    gradient, those of the initial state and of the input among them, wanted or not."""
+def test_fused_lstm_costs_its_definition(layers: int, both: bool, grad: bool) -> None:
+    """float32 on a CPU is one kernel per layer and direction. Its backward computes every
+    gradient, including those of the initial state and of the input, needed or not."""
     network = _network("LSTM", num_layers=layers, bidirectional=both).float()
     x = tensor(3, 5, IN, dtype=torch.float32, grad=grad)
     expected = _expected(network, x)
@@ -128,16 +128,16 @@ def test_fused_lstm(layers: int, both: bool, grad: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_single_cells(kind: str) -> None:
+def test_single_cell_costs_its_definition(kind: str) -> None:
     cell = getattr(nn, f"{kind}Cell")(IN, HIDDEN).double()
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
     macs = 2 * gates * HIDDEN * (IN + HIDDEN)
-    # The input needs no gradient, nor do the zeros of the state: weights alone.
+    # Neither the input nor the zeros of the state need a gradient, only the weights.
     assert macs_of(lambda: cell(tensor(2, IN))) == (macs, macs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unbatched(kind: str) -> None:
+def test_unbatched_layer_costs_its_definition(kind: str) -> None:
     network = _network(kind)
     x = tensor(5, IN)
     assert macs_of(lambda: network(x)[0])[0] == macs_of(lambda: network(x[None])[0])[0]

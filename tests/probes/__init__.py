@@ -1,6 +1,6 @@
-"""One-operator probes: small calls that counters of this kind are known to get wrong.
+"""One-operator probes: small calls that FLOP counters are known to get wrong.
 
-Sizes are unequal, and coprime where the operator allows it: a mistaken dimension shows.
+Sizes are unequal, and coprime where the operator allows it: a mistaken dimension changes the count.
 """
 
 from __future__ import annotations

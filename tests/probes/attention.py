@@ -15,8 +15,8 @@ Q, K = (2, 3, 5, 16), (2, 3, 7, 16)
 SCORES = (2, 3, 5, 7, 16)
 WHOLE = (SCORES, SCORES)
 
-# one layer of encoder: width 12, inner width 20, 2 items of 7 tokens; the fast path wants an
-# even number of heads
+# One encoder layer: width 12, inner width 20, 2 items of 7 tokens. The fast path needs an even
+# number of heads.
 ENCODER = ((4, 2, 7, 12, 12), (2, 2, 7, 7, 12), (2, 2, 7, 12, 20))
 PARTS = (
     "hooks switch the layer's fast path off, self_attn still runs fused: 0.3922 is left; "

@@ -1,4 +1,4 @@
-"""Convolutions: x[2,6,8,9], weight[10,6,3,2] gives [2,10,6,8], where nothing else is said."""
+"""Convolutions: x[2,6,8,9], weight[10,6,3,2] gives [2,10,6,8], unless stated otherwise."""
 
 from __future__ import annotations
 

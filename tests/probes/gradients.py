@@ -1,4 +1,4 @@
-"""Forward and backward: of every contraction, one product more for each gradient needed."""
+"""Forward and backward: every contraction, and one more product per needed gradient."""
 
 from __future__ import annotations
 

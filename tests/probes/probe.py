@@ -1,4 +1,4 @@
-"""One operator, called in one way, with its truth beside it."""
+"""One operator, called in one way, with its true MACs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Inputs = Callable[[], tuple[Any, ...]]
 
 
 class Called(nn.Module):
-    """A function as a module; some counters want a parameter in it."""
+    """A function as a module, with a parameter, which some counters need."""
 
     def __init__(self, call: Callable[..., Any], device: str = "cpu") -> None:
         super().__init__()
@@ -27,10 +27,13 @@ class Called(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """products: the truth in MACs, a sum of products. backward: gradients are part of it, of every
-    parameter and every input that requires one. note: who is right where counters differ.
+    """A call and its true MACs.
+
+    products: the MACs, as a sum of products.
+    backward: include the gradients of every parameter and of every input that requires one.
+    note: who is right where counters differ.
     own_macs: ``{operator: MACs of its arguments}``, for counters that take formulas.
-    needs: whether this torch has what the probe calls.
+    needs: returns True if this torch has what the probe calls.
     """
 
     name: str
@@ -48,11 +51,11 @@ class Probe:
 
     @property
     def truth(self) -> str:
-        """The products as they are written."""
+        """Return the products as text."""
         return " + ".join("·".join(map(str, factors)) for factors in self.products) or "0"
 
     def build(self) -> tuple[nn.Module, tuple[Any, ...]]:
-        """The module, as its maker leaves it, and its inputs."""
+        """Return the new module and its inputs."""
         torch.manual_seed(0)
         return self.make(), self.inputs()
 
@@ -65,8 +68,11 @@ def op(
     device: str = "cpu",
     **more: Any,
 ) -> Probe:
-    """A probe of a function. Write ``lambda a: torch.f(a)``, so that it is looked up when called;
-    ``torch.f`` alone is what ``from torch import f`` gives."""
+    """Return the probe of a function.
+
+    Pass ``lambda a: torch.f(a)`` for a function that is looked up when called, and ``torch.f`` for
+    one bound by ``from torch import f``.
+    """
 
     def make() -> nn.Module:
         return Called(call, device)
@@ -81,22 +87,22 @@ def layer(
     *products: tuple[int, ...],
     **more: Any,
 ) -> Probe:
-    """A probe of a module."""
+    """Return the probe of a module."""
     return Probe(name=name, make=make, inputs=inputs, products=products, **more)
 
 
 def of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, grad: bool = False) -> Inputs:
-    """A maker of tensors of ones."""
+    """Return a maker of tensors of ones."""
     return lambda: tuple(torch.ones(s, dtype=dtype, requires_grad=grad) for s in shapes)
 
 
 def without_gradients(module: nn.Module) -> nn.Module:
-    """In evaluation mode and frozen: what torch's fast paths ask for."""
+    """Put the module in evaluation mode and freeze it, as torch's fast paths need."""
     return module.eval().requires_grad_(False)
 
 
 def total_of(result: Any) -> torch.Tensor:
-    """The sum of every element of the first tensor in ``result``: something to go back from."""
+    """Return the sum of the first tensor in ``result``, to differentiate."""
     while not isinstance(result, torch.Tensor):
         result = result[0]
     return result.sum()

@@ -1,6 +1,6 @@
-"""Matrix products in every spelling.
+"""Matrix products in every form.
 
-a[3,5] @ b[5,7] wherever nothing else is said; 11 is a batch.
+a[3,5] @ b[5,7] unless stated otherwise; 11 is a batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products of other kinds: complex, integer, quantised, sparse, grouped, bilinear, user's own."""
+"""Other products: complex, integer, quantised, sparse, grouped, bilinear, custom operator."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _int8_weights() -> tuple[torch.Tensor, ...]:
 
 
 def _own_operator() -> Any:
-    """``one_op::matched(a[3,5], b[5,7])``, opaque to everyone who has no formula for it."""
+    """``one_op::matched(a[3,5], b[5,7])``, opaque to a counter without a formula for it."""
     if not hasattr(torch.ops.one_op, "matched"):
 
         @torch.library.custom_op("one_op::matched", mutates_args=())

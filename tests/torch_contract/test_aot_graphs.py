@@ -95,7 +95,9 @@ def trained() -> tuple[Net, Graphs]:
 
 
 def test_aot_autograd_gives_both_graphs_of_a_training_step(trained: tuple[Net, Graphs]) -> None:
-    """dispatch_flops relies on this for ``aot_eager`` (compile/backend.py: ``_with_aot_eager``)."""
+    """dispatch_flops relies on this for ``aot_eager`` (compile/backend.py:
+    ``_compile_with_aot_eager``).
+    """
     _, graphs = trained
     assert [len(g) for g in (graphs.top, graphs.forward, graphs.backward)] == [1, 1, 1]
     assert len(products(graphs.forward[0])) == 3
@@ -103,7 +105,7 @@ def test_aot_autograd_gives_both_graphs_of_a_training_step(trained: tuple[Net, G
 
 
 def test_aot_autograd_calls_what_is_boxed_with_a_list(trained: tuple[Net, Graphs]) -> None:
-    """dispatch_flops relies on this for counting runs (compile/backend.py: ``_counted``):
+    """dispatch_flops relies on this for counting runs (compile/backend.py: ``count_runs``):
     ``_boxed_call`` on the function, one list of inputs at each run.
     """
     _, graphs = trained
@@ -224,7 +226,7 @@ def test_dynamo_compile_id_of_parts_of_one_function_begins_alike() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
 def test_stack_trace_of_an_optimizers_nodes_ends_in_torch_optim() -> None:
     """dispatch_flops relies on this for compiled optimizers (compile/attribution.py:
-    ``is_optimizers``): lines of ``File "...", line``, the innermost last.
+    ``is_from_optimizer``): lines of ``File "...", line``, the innermost last.
     """
     torch._dynamo.reset()
     graphs = Graphs()

@@ -262,6 +262,6 @@ def test_import_of_dynamo_is_by_a_loader_whose_exec_module_can_be_replaced() -> 
 
 def test_polyfills_lie_in_their_own_folder() -> None:
     """dispatch_flops relies on this for telling an optimizer's lines from those that dynamo traces
-    builtins by (compile/attribution.py: ``is_optimizers``).
+    builtins by (compile/attribution.py: ``is_from_optimizer``).
     """
     assert (Path(torch.__file__).parent / "_dynamo" / "polyfills" / "__init__.py").exists()

@@ -31,7 +31,7 @@ def boxed(graph: fx.GraphModule) -> Callable[..., Any]:
 
 def test_compile_fx_gives_inner_compile_both_graphs_and_says_which_is_backward() -> None:
     """dispatch_flops relies on this for counting what inductor compiles (compile/backend.py:
-    ``_with_inductor``): ``inner_compile=`` and its keyword ``is_backward``.
+    ``_compile_with_inductor``): ``inner_compile=`` and its keyword ``is_backward``.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
@@ -57,7 +57,7 @@ def test_compile_fx_gives_inner_compile_both_graphs_and_says_which_is_backward()
 
 def test_compile_fx_inner_takes_the_graph_inputs_and_what_inner_compile_was_given() -> None:
     """dispatch_flops relies on this for handing the graph on to the real compiler
-    (compile/backend.py: ``_with_inductor``).
+    (compile/backend.py: ``_compile_with_inductor``).
     """
     from torch._inductor.compile_fx import compile_fx_inner
 
@@ -81,7 +81,7 @@ def test_autograd_cache_can_be_turned_off_for_a_while() -> None:
 
 
 def test_list_mode_options_knows_the_modes_of_torch_compile() -> None:
-    """dispatch_flops relies on this for ``mode=`` (compile/backend.py: ``_inductor_options``)."""
+    """dispatch_flops relies on this for ``mode=`` (compile/backend.py: ``_merge_options``)."""
     from torch._inductor import list_mode_options
 
     assert list_mode_options("max-autotune")["max_autotune"] is True

@@ -88,7 +88,7 @@ def test_call_impl_has_its_frame_already_when_hooks_run() -> None:
 
 def test_call_impl_of_an_instance_is_what_calls_it() -> None:
     """dispatch_flops relies on this for idle modules with hooks of their own
-    (timing/idle_modules.py: ``call_by``).
+    (timing/idle_modules.py: ``set_call``).
     """
     model = Doing()
     object.__setattr__(model, "_call_impl", MethodType(lambda self, x: (self, x), model))

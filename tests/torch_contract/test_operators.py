@@ -126,6 +126,14 @@ def test_has_kernel_tells_composites_from_operators_of_their_own() -> None:
     assert COMPOSITE.name == composite
 
 
+def test_operators_of_python_only_are_not_registered() -> None:
+    """dispatch_flops relies on this before it asks for kernels (_torch.py: ``has_kernel``)."""
+    assert not torch._C._dispatch_has_kernel("prim::device")
+    assert torch._C._dispatch_has_kernel("aten::mm")
+    with pytest.raises(RuntimeError, match="does not exist"):
+        has_kernel("prim::device", "CPU")
+
+
 def test_can_decompose_is_true_of_composites_alone() -> None:
     """dispatch_flops relies on this for what to take apart (counting/dispatch_mode.py:
     ``_is_composite``).

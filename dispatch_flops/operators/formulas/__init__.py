@@ -1,23 +1,26 @@
-"""What operators cost: one file per family; importing this package fills the registry.
+"""Formulas of operators, one file per family; importing this package fills the registry.
 
 Where a new formula goes, by what the operator does:
 
 - products: ``matmul`` (dense, sparse), ``linear`` (whole layers), ``scaled_matmul`` (scaled,
-  grouped and weight-quantised operands), ``quantized`` (integers in and out, dynamic), ``conv``,
-  ``distance`` (bilinear forms too), ``linear_cross_entropy``, ``sparse``, ``linalg``, ``fft``
+  grouped and weight-quantised operands), ``quantized_layers`` (integers in and out, dynamic),
+  ``conv``, ``distance`` (bilinear forms too), ``linear_cross_entropy``, ``sparse``, ``linalg``,
+  ``fft``
 - attention: ``attention`` (the SDPA kernels), ``attention_packed`` (those below them),
   ``flex_attention``, ``transformer`` (encoder layers and their pieces)
 - recurrence: ``rnn`` (layers), ``rnn_cells``
-- per element: ``pointwise`` (a table), ``activation``, ``loss``, ``optim``
+- per element: ``pointwise`` (a table), ``activation``, ``loss``, ``fused_optimizers``
 - over elements: ``reduction``, ``softmax``, ``norm``, ``batch_norm``, ``pooling``, ``resample``,
   ``padding``, ``sorting``, ``histogram``
-- moving and picking: ``scatter`` (embeddings too), ``sequence``; turning reals into integers and
-  back: ``quantize``; random numbers and dropout: ``sampling``
-- no arithmetic: ``free``, each group with its reason; ``comm``; ``runtime`` (torch's machinery)
+- moving and picking: ``scatter`` (embeddings too), ``sequence``
+- reals to integers and back: ``fake_quantize``
+- random numbers and dropout: ``sampling``
+- no arithmetic: ``free``, each group with its reason; ``collectives``; ``runtime`` (operators of
+  torch's own machinery)
 
-A formula's docstring says what it costs, in the letters of its file: "MACs: ... FLOPs: ...", and
-at its end "Source: ...", where it is not the operator's schema; ``dispatch-flops ops`` shows both.
-Files that begin with an underscore are what several of them share.
+A formula's docstring states the cost in the letters of its file, "MACs: ... FLOPs: ...". It ends
+with "Source: ..." unless the source is the operator's schema. ``dispatch-flops ops`` shows both.
+Files whose name begins with an underscore are shared by several families.
 """
 
 from __future__ import annotations

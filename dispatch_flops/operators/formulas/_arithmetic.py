@@ -1,4 +1,4 @@
-"""What the pieces of a fused operator cost: additions, multiplications, whole other operators."""
+"""Costs of the pieces of a fused operator: additions, multiplications, whole other operators."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.registry import lookup
+from dispatch_flops.operators.tensors import stored_elements
 from dispatch_flops.profile.cost import ZERO, OpCost, Split, contraction
 
 # Reals that one complex operation takes: (a+bi)+(c+di) adds two pairs,
@@ -14,31 +15,53 @@ from dispatch_flops.profile.cost import ZERO, OpCost, Split, contraction
 COMPLEX_ADD = 2
 COMPLEX_MUL = 6
 
+Number = int | float | complex
+
 
 def adds(count: int, *operands: torch.Tensor | None) -> int:
-    """FLOPs of ``count`` additions on such operands: none on integers, 2 each on complex."""
+    """Return the FLOPs of ``count`` additions of such operands: 0 if integer, 2 each if complex."""
     return count * _per_operation(COMPLEX_ADD, operands)
 
 
 def muls(count: int, *operands: torch.Tensor | None) -> int:
-    """FLOPs of ``count`` multiplications on such operands: none on integers, 6 each on complex."""
+    """Return the FLOPs of ``count`` products of such operands: 0 if integer, 6 each if complex."""
     return count * _per_operation(COMPLEX_MUL, operands)
 
 
 def any_complex(*operands: torch.Tensor | None) -> bool:
-    """True if one of the operands is complex."""
+    """Return True if one of the operands is complex."""
     return any(t is not None and t.is_complex() for t in operands)
 
 
 def contract(macs: int, *operands: torch.Tensor | None, extra_flops: int = 0) -> OpCost:
-    """``contraction`` of such operands; all are complex if one is."""
+    """Return the ``contraction`` of these operands, a complex one if one of them is."""
     return contraction(macs, complex_numbers=any_complex(*operands), extra_flops=extra_flops)
 
 
-def cost_of(op: Any, *args: Any, out: Any, **kwargs: Any) -> OpCost:
-    """What the registry says that ``op`` costs on these arguments.
+def scaled_sum(
+    bias: torch.Tensor | None,
+    results: int,
+    *operands: torch.Tensor,
+    beta: Number = 1,
+    alpha: Number = 1,
+) -> int:
+    """Return the FLOPs of ``beta·bias + alpha·product``, for ``results`` elements of a product.
 
-    So that a fused operator costs what its parts cost. Raises LookupError if ``op`` has no formula.
+    One multiplication per result if alpha is not 1. Unless there is no bias or beta is 0, one
+    addition per result, and one multiplication per stored element of the bias if beta is not 1.
+    Source: torch._decomp's addmm, which drops the bias at beta 0.
+    """
+    count = muls(results, *operands) if alpha != 1 else 0
+    if bias is None or beta == 0:
+        return count
+    count += adds(results, *operands, bias)
+    return count + (muls(stored_elements(bias), bias) if beta != 1 else 0)
+
+
+def cost_of(op: Any, *args: Any, out: Any, **kwargs: Any) -> OpCost:
+    """Return what ``op`` costs on these arguments, for a fused operator that contains it.
+
+    Raises LookupError if ``op`` has no formula.
     """
     rule = lookup(op)
     if rule is None:
@@ -50,7 +73,7 @@ def cost_of(op: Any, *args: Any, out: Any, **kwargs: Any) -> OpCost:
 
 
 def same_shaped(op: Any, like: torch.Tensor, *args: Any, **kwargs: Any) -> OpCost:
-    """FLOPs of a pointwise ``op`` on a tensor like ``like``; it moves no bytes: it is fused."""
+    """Return the FLOPs of a fused pointwise ``op`` on a tensor like ``like``; it moves no bytes."""
     return (
         OpCost(flops=cost_of(op, like, *args, out=like, **kwargs).flops) if like.numel() else ZERO
     )

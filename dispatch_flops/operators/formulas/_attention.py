@@ -1,8 +1,8 @@
-"""What attention costs, whichever kernel computes it.
+"""Cost of attention, the same for every kernel.
 
 Letters: B batch, H query heads, Hkv key and value heads, Sq queries, Sk keys, d size of query and
-key heads, dv size of value heads. A pair is one score that is needed, by default each of the
-B·H·Sq·Sk: a convention may leave out what a causal or windowed kernel skips.
+key heads, dv size of value heads. A pair is one score that is needed. By default all B·H·Sq·Sk
+are; ``causal="half"`` excludes those that a causal or windowed kernel skips.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SAFE_SOFTMAX_PER_PAIR = SOFTMAX_PER_PAIR + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Which keys a query may see: from ``left`` before its own position to ``right`` after.
+    """Keys that a query may attend to: from ``left`` before its own position to ``right`` after.
 
-    None means no limit. ``from_end``: positions are counted so that the last query stands at the
-    last key (bottom-right alignment), else the first at the first (top-left).
+    None means no limit. from_end: the last query is aligned with the last key (bottom-right), else
+    the first query with the first key (top-left).
     """
 
     left: int | None = None
@@ -39,7 +39,7 @@ class Band:
     from_end: bool = False
 
     def pairs_and_rows(self, sq: int, sk: int) -> tuple[int, int]:
-        """Scores inside the band, and queries that have at least one."""
+        """Return the number of scores in the band, and of queries that have at least one."""
         shift = sk - sq if self.from_end else 0
         upper = sk if self.right is None else shift + self.right
         lower = -sq if self.left is None else shift - self.left
@@ -52,7 +52,7 @@ FULL = Band()
 
 
 def _scores_up_to(sq: int, sk: int, offset: int) -> int:
-    """Pairs (i, j) with j <= i + offset: row i has min(sk, max(0, i + offset + 1)) of them.
+    """Count pairs (i, j) with j <= i + offset: row i has min(sk, max(0, i + offset + 1)).
 
     Those row lengths run over offset+1 ... offset+sq: a triangle up to sk, full rows beyond.
     """
@@ -62,13 +62,13 @@ def _scores_up_to(sq: int, sk: int, offset: int) -> int:
 
 
 def causal_band(is_causal: bool) -> Band:
-    """No key after the query, if causal."""
+    """Return the band without keys after the query if causal, else the full one."""
     return Band(right=0) if is_causal else FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How much there is to compute, over all items of the batch and all heads.
+    """Amount of work, summed over all items of the batch and all heads.
 
     pairs: Σ needed scores. rows: Σ queries with at least one. queries: Σ B·H·Sq. keys: Σ B·H·Sk,
     each key counted for every query head that it serves. repeats: Σ B·(H-Hkv)·Sk, the keys that
@@ -98,7 +98,7 @@ class Scores:
 def rectangle(
     batch: int, heads: int, kv_heads: int, sq: int, sk: int, d: int, dv: int, band: Band = FULL
 ) -> Scores:
-    """The scores of ``batch`` items of equal lengths; ``causal="half"`` keeps those in the band."""
+    """Return the scores of ``batch`` items of equal lengths; ``causal="half"`` applies the band."""
     kept = conventions().causal == "half" and band != FULL
     pairs, rows = band.pairs_and_rows(sq, sk) if kept else (sq * sk, sq if sk else 0)
     return Scores(
@@ -144,9 +144,9 @@ def packed(
 ) -> Scores:
     """Sequences laid end to end: q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
 
-    Where one sequence ends is data, and not read. Σ Sq·Sk is at most Tq·longest_k and at most
-    longest_q·Tk: the smaller is taken, an upper bound that is exact if the shorter side's
-    sequences are equally long. Paged keys [pages,size,Hkv,d] hold more than is used: Tq·longest_k.
+    Sequence boundaries are data, which is not read. Σ Sq·Sk is at most Tq·longest_k and at most
+    longest_q·Tk. The smaller is an upper bound, exact if the shorter side's sequences are equally
+    long. Paged keys [pages,size,Hkv,d] hold more than is used: Tq·longest_k.
     A band is applied to rectangles of the longest lengths, scaled to Tq rows, rounded up.
     """
     heads, d = q.shape[-2:]
@@ -174,7 +174,7 @@ def packed(
 
 
 def total(items: Iterable[Scores]) -> Scores:
-    """The scores of several items with heads of equal sizes; nothing for no items."""
+    """Return the sum of the items' scores; all heads have equal sizes."""
     parts = list(items)
     return reduce(add, parts) if parts else rectangle(0, 0, 0, 0, 0, 0, 0)
 
@@ -187,7 +187,7 @@ def forward(scores: Scores, *, masked: bool, dropout: bool) -> OpCost:
 
     MACs: pairs·d for the scores, pairs·dv for the values.
     FLOPs: 2·MACs; q and k each times the root of the scale, keys once per query head; per pair 1
-    for a mask (a causal one is added, too), 6 less 2 per row for ``_safe_softmax``, 2 for dropout
+    for a mask (a causal one is added too), 6 less 2 per row for ``_safe_softmax``, 2 for dropout
     (the random mask scaled, then multiplied with).
     """
     extra = scaling(scores) + scores.pairs * (masked + 2 * dropout)
@@ -207,7 +207,7 @@ def scaling(scores: Scores) -> int:
 
 
 def backward(scores: Scores, *, masked: bool, dropout: bool, bias_grad: int | None = None) -> Split:
-    """The gradients of ``forward`` for q, k, v, and what is recomputed for them.
+    """Gradients of ``forward`` for q, k and v, with the scores recomputed for them.
 
     Own, phase backward, as autograd of the math path computes it. MACs: pairs·dv for each of
     the gradients of v and of the probabilities, pairs·d for each of q and k. FLOPs: 2·MACs; per
@@ -217,7 +217,7 @@ def backward(scores: Scores, *, masked: bool, dropout: bool, bias_grad: int | No
     Recomputed, as no kernel keeps the scores. MACs: pairs·d. FLOPs: 2·MACs, the scaling, per pair
     1 for a mask, 2 for exp(score - logsumexp), 2 for dropout.
 
-    bias_grad: elements of the bias if its gradient is wanted.
+    bias_grad: elements of the bias if its gradient is needed.
     """
     pairs = scores.pairs
     extra = pairs * dropout + 4 * pairs - scores.rows + scaling(scores)

@@ -1,4 +1,4 @@
-"""A formula for one tensor, made one for the lists of ``_foreach_*`` operators."""
+"""Formulas of ``_foreach_*`` operators, made from those for one tensor."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dispatch_flops.profile.cost import OpCost
 
 
 def each(formula: Callable[..., int]) -> Callable[..., OpCost]:
-    """The sum of ``formula`` over a list.
+    """Return a formula that sums ``formula`` over the items of lists.
 
-    List arguments (tensors, scalars) are taken item by item, others are passed on whole.
-    An in-place variant returns nothing: its first list then stands for the results.
+    List arguments (tensors, scalars) are passed item by item, others whole. An in-place variant
+    returns nothing; its first list then holds the results.
     """
 
     def summed(*args: Any, out: Any = None, **kwargs: Any) -> OpCost:

@@ -1,11 +1,10 @@
 """Operation counts of LAPACK's routines, per matrix.
 
-Where LAPACK Working Note 41 (Installation Guide for LAPACK, appendix C) gives a formula, it
-is the one here, its fractions written so that every count is an exact int: a division or a
-square root is one multiplication. ``getrf`` for m < n follows the scalar algorithm. The
-iterative ones (svd, eig, eigh) depend on the data; for them the customary leading terms of
-Golub and Van Loan (Matrix Computations) and of the LAPACK Users' Guide (table 3.13) stand,
-rounded down.
+The formulas are those of LAPACK Working Note 41 (Installation Guide for LAPACK, appendix C) where
+it has one, with fractions written so that every count is an exact int. A division or a square root
+counts as one multiplication. ``getrf`` for m < n follows the scalar algorithm. The iterative
+routines (svd, eig, eigh) depend on the data; they use the customary leading terms of Golub and
+Van Loan (Matrix Computations) and of the LAPACK Users' Guide (table 3.13), rounded down.
 
 Letters: m rows, n columns, k reflectors or pivots, r right-hand sides.
 """
@@ -137,10 +136,10 @@ def geev(n: int, *, vectors: bool) -> Work:
 
 
 def balanced(count: int) -> Work:
-    """FLOPs of which half are multiplications, as in all that is made of products and sums."""
+    """Return ``count`` FLOPs of which half are multiplications, as in sums of products."""
     return Work(count - count // 2, count // 2)
 
 
 def scaled_and_symmetrised(n: int) -> Work:
-    """V[n, n]·s, and (X + Xᴴ) / 2 of a product made of it."""
+    """V[n, n]·s, and (X + Xᴴ) / 2 for the product X of that."""
     return Work(2 * n * n, n * n)

@@ -1,4 +1,4 @@
-"""Finding operators that this release of torch may lack."""
+"""Lookup of operators that the installed release of torch may lack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def packets(*names: str, library: str = "aten") -> list[Any]:
-    """The packets of ``library`` with these names; names that this torch lacks are left out.
+    """Return the packets of ``library`` with these names, without those that this torch lacks.
 
     ``packets("mm", "addmm")`` is ``[torch.ops.aten.mm, torch.ops.aten.addmm]``. A library that
     is not loaded has no packets.
@@ -19,7 +19,7 @@ def packets(*names: str, library: str = "aten") -> list[Any]:
 
 
 def overloads(*names: str, library: str = "aten") -> list[Any]:
-    """The overloads named ``"op.overload"``; names that this torch lacks are left out."""
+    """Return the overloads named ``"op.overload"``, without those that this torch lacks."""
     found = []
     for name in names:
         packet_name, overload = name.split(".")
@@ -30,5 +30,5 @@ def overloads(*names: str, library: str = "aten") -> list[Any]:
 
 
 def higher_order(*names: str) -> list[Any]:
-    """The higher-order operators with these names; names that this torch lacks are left out."""
+    """Return the higher-order operators with these names, without those that this torch lacks."""
     return packets(*names, library="higher_order")

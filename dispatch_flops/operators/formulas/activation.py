@@ -1,9 +1,9 @@
 """Fused activations, forward and backward: what their reference decompositions cost.
 
 n is the number of elements of the result. A recipe names the primitives, each done once per
-element; the primitives' costs are pointwise.py's. Selecting (``where``) is free, the
-comparison that it selects by is not. ``relu`` is a maximum and stands in pointwise.py.
-Source, where a docstring names no other: torch._decomp.decompositions and
+element; pointwise.py has the costs of primitives. Selecting (``where``) is free, but its
+comparison counts. ``relu`` is a maximum, see pointwise.py.
+Source, unless a docstring names another: torch._decomp.decompositions and
 torch._refs.nn.functional.
 """
 
@@ -81,17 +81,17 @@ def gelu_backward(grad: Any, self: Any, *, approximate: str = "none", out: Any, 
 
 
 def celu(self: Any, alpha: Any = 1.0, *, out: Any, **_: Any) -> int:
-    """x > 0 ? x : α·expm1(x/α); the division and the product fall away for α = 1."""
+    """x > 0 ? x : α·expm1(x/α); neither division nor product if α = 1."""
     return elementwise("gt expm1" if alpha == 1 else "div expm1 mul gt", self, out)
 
 
 def softplus(self: Any, beta: Any = 1, threshold: Any = 20, *, out: Any, **_: Any) -> int:
-    """x·β > threshold ? x : log1p(exp(x·β))/β; product and division fall away for β = 1."""
+    """x·β > threshold ? x : log1p(exp(x·β))/β; neither product nor division if β = 1."""
     return elementwise(_SOFTPLUS if beta == 1 else f"mul {_SOFTPLUS} div", self, out)
 
 
 def softplus_backward(grad_output: Any, self: Any, *_: Any, out: Any, **__: Any) -> int:
-    """z = exp(x·β); x·β > threshold ? grad : grad·z/(z + 1): 7 (the product is done twice)."""
+    """z = exp(x·β); x·β > threshold ? grad : grad·z/(z + 1): 7 (the product is computed twice)."""
     return elementwise("mul exp mul gt mul add div", (grad_output, self), out)
 
 
@@ -106,13 +106,13 @@ def elu_backward(
     out: Any,
     **_: Any,
 ) -> int:
-    """y <= 0 ? grad·a·(y + b) : grad·s from the result: 5; from the input exp(x·a) instead: 7."""
+    """y <= 0 ? grad·a·(y + b) : grad·s, from the result: 5; with exp(x·a), from the input: 7."""
     recipe = "le mul add mul mul" if is_result else "le mul mul mul exp mul mul"
     return elementwise(recipe, (grad_output, self_or_result), out)
 
 
 def log_sigmoid_backward(grad_output: Any, self: Any, buffer: Any, *, out: Any, **_: Any) -> int:
-    """grad·(m - sign·z/(1 + z)): 6. z = exp(-|x|) is 3 more where the forward kept no buffer."""
+    """grad·(m - sign·z/(1 + z)): 6. z = exp(-|x|): 3 more if the forward saved no buffer."""
     recipe = "lt add div mul sub mul" + (" abs neg exp" if buffer.numel() == 0 else "")
     return elementwise(recipe, (grad_output, self), out)
 
@@ -134,7 +134,7 @@ def rrelu_with_noise_backward(
 
 @register_flops(packets("_prelu_kernel_backward"))
 def prelu_kernel_backward(grad_output: Any, self: Any, weight: Any, *, out: Any, **_: Any) -> int:
-    """grad[n] for the input: x > 0, w·grad; for the weight, before it is summed: x > 0, x·grad.
+    """grad[n] for the input: x > 0, w·grad; for the weight, before its sum: x > 0, x·grad.
 
     FLOPs: 4·n.
     """

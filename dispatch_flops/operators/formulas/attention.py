@@ -1,19 +1,20 @@
 """Fused scaled dot-product attention: every backend's forward and backward.
 
-All cost the same; ``_attention`` derives how much. Letters as there. Arguments have the names of
-the schemas: a backend calls its mask ``attn_mask`` or ``attn_bias``, or has none.
+All cost the same; ``_attention`` derives the cost and explains the letters. Arguments have the
+schemas' names: a backend's mask, if it has one, is ``attn_mask`` or ``attn_bias``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 
 from dispatch_flops.operators.formulas._attention import backward, causal_band, forward, heads_first
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.registry import register_flops
+from dispatch_flops.operators.tensors import is_given
 from dispatch_flops.profile.cost import OpCost, Split
 
 Tensor = torch.Tensor
@@ -42,10 +43,10 @@ def sdpa(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """query[B,H,Sq,d], key[B,Hkv,Sk,d], value[B,Hkv,Sk,dv], and a mask or none.
+    """query[B,H,Sq,d], key[B,Hkv,Sk,d], value[B,Hkv,Sk,dv], optionally a mask.
 
     MACs: B·H·Sq·Sk·(d+dv). FLOPs: ``_attention.forward``'s. The scales of 8-bit operands are
-    merged into the softmax's.
+    merged into the softmax's scale.
     """
     masked = is_causal or attn_mask is not None or attn_bias is not None
     scores = heads_first(query, key, value, causal_band(is_causal))
@@ -77,7 +78,7 @@ def sdpa_backward(
 ) -> Split:
     """MACs: 2·B·H·Sq·Sk·(d+dv), and B·H·Sq·Sk·d recomputed. FLOPs: ``_attention.backward``'s.
 
-    The bias may want its gradient, too.
+    The bias's gradient is included if it is needed.
     """
     to_bias = attn_bias.numel() if attn_bias is not None and grad_input_mask[3] else None
     return backward(
@@ -86,8 +87,3 @@ def sdpa_backward(
         dropout=dropout_p > 0,
         bias_grad=to_bias,
     )
-
-
-def is_given(mask: Tensor | None) -> TypeGuard[Tensor]:
-    """False for None and for the undefined tensor that autograd passes in its place."""
-    return mask is not None and mask.numel() > 0

@@ -1,7 +1,7 @@
-"""Attention kernels below ``scaled_dot_product_attention``, which take packed sequences, too.
+"""Attention kernels below ``scaled_dot_product_attention``, which also take packed sequences.
 
-Letters as in ``_attention``; Tq, Tk are all queries and keys of a batch laid end to end. With
-offsets given, sequences are packed and ``_attention.packed`` bounds their scores; without,
+Letters as in ``_attention``; Tq and Tk are all queries and keys of a batch laid end to end. If
+offsets are given, sequences are packed and ``_attention.packed`` bounds their scores. Otherwise
 operands have a batch dimension.
 """
 
@@ -24,8 +24,8 @@ from dispatch_flops.operators.formulas._attention import (
     packed,
 )
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.formulas.attention import is_given
 from dispatch_flops.operators.registry import register_flops
+from dispatch_flops.operators.tensors import is_given
 from dispatch_flops.profile.cost import OpCost, Split
 
 Tensor = torch.Tensor
@@ -43,7 +43,10 @@ def _scores(
     batched: Callable[[Tensor, Tensor, Tensor, Band], Scores] = heads_third,
     paged: bool = False,
 ) -> Scores:
-    """``packed`` where there are offsets (a length not told is all there is), else ``batched``."""
+    """Return ``packed`` scores if there are offsets, else ``batched`` ones.
+
+    max_q, max_k: the longest lengths; None: the whole packed length.
+    """
     if not is_given(offsets):
         return batched(q, k, v, band)
     return packed(
@@ -62,7 +65,7 @@ def _scores(
 
 
 def _flash_band(is_causal: bool, left: int | None, right: int | None) -> Band:
-    """Flash attention aligns to the end and writes "no limit" as -1 or None."""
+    """Return the band of a flash kernel: aligned to the end, with -1 or None for "no limit"."""
     limit_left = None if left is None or left < 0 else left
     limit_right = 0 if is_causal else None if right is None or right < 0 else right
     if limit_left is None and limit_right is None:
@@ -94,7 +97,7 @@ def flash_forward(
     """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv], or packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
 
     MACs: pairs·(d+dv); packed: an upper bound. FLOPs: ``_attention.forward``'s. The scales of
-    8-bit operands are merged into the softmax's.
+    8-bit operands are merged into the softmax's scale.
     """
     band = _flash_band(is_causal, window_size_left, window_size_right)
     paged = block_table is not None
@@ -132,7 +135,10 @@ _CAUSAL_FROM_BOTTOM_RIGHT = 2
 
 
 def _efficient_band(mask_type: int, window_size: int | None) -> Band:
-    """The window counts the query's own position, and applies to causal masks only."""
+    """Return the band of an efficient kernel, whose window includes the query's own position.
+
+    Windows apply only to causal masks.
+    """
     if mask_type not in (_CAUSAL_FROM_TOP_LEFT, _CAUSAL_FROM_BOTTOM_RIGHT):
         return FULL
     left = window_size - 1 if window_size else None
@@ -241,7 +247,7 @@ def cudnn_backward(
 
 
 # -- torch.nn.attention.varlen: an opaque op around the above ------------------------------
-# By name: the library comes with torch.nn.attention.varlen, which takes most of a second.
+# By name: the library comes with torch.nn.attention.varlen, whose import takes most of a second.
 
 _NO_WINDOW = (-1, -1)
 

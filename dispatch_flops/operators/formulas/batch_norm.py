@@ -1,7 +1,7 @@
 """Batch normalisation, on one device and over several, forward and backward.
 
 n: elements of the input. c: channels. Affine parameters cost a product or a sum per element.
-Source, where a docstring names no other: torch._decomp.decompositions, dead code left out.
+Source, unless a docstring names another: torch._decomp.decompositions, without dead code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def native_batch_norm(
     out: Any,
     **_: Any,
 ) -> int:
-    """``batch_norm`` as ``training`` says; an operator that is not told trains."""
+    """``batch_norm``; in training unless the argument ``training`` says otherwise."""
     return batch_norm(input, given(weight, bias), (running_mean, running_var), training)
 
 
@@ -65,7 +65,7 @@ def native_batch_norm(
 def batch_norm_no_stats(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any, out: Any, **__: Any
 ) -> int:
-    """``batch_norm`` with the batch's own statistics and none kept (instance norm comes here)."""
+    """``batch_norm`` with the batch's statistics and no running ones; instance norm calls it."""
     return batch_norm(input, given(weight, bias), (None, None), train=True)
 
 
@@ -80,7 +80,7 @@ def batch_norm_no_training(
 def batch_norm_grads(
     input: Tensor, train: bool, needs_input: bool, needs_weight: bool, needs_bias: bool
 ) -> int:
-    """Σg n-c; Σg·(x - mean) 3·n - c, both only where something needs them.
+    """Σg n-c; Σg·(x - mean) 3·n - c, both only if needed.
 
     Input, training: mean of g c, projection 3·c, weight·invstd c, and
     (g - (x - mean)·p - m)·s 5·n. Input, evaluation: weight·invstd c, g·s n.
@@ -111,13 +111,13 @@ def native_batch_norm_backward(
 def batch_norm_backward(
     *, input: Tensor, update: bool, output_mask: list[bool], out: Any, **_: Any
 ) -> int:
-    """Gradients as ``output_mask`` asks; ``update`` says that the forward was training."""
+    """Gradients as ``output_mask`` asks; ``update`` is True if the forward was training."""
     return batch_norm_grads(input, update, *output_mask)
 
 
 @register_flops(packets("cudnn_batch_norm_backward", "miopen_batch_norm_backward"))
 def vendor_batch_norm_backward(input: Tensor, *_: Any, out: Any, **__: Any) -> int:
-    """All three gradients, training: both libraries always compute them."""
+    """All three gradients in training; both libraries always compute them."""
     return batch_norm_grads(input, True, True, True, True)
 
 

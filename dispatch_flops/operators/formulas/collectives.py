@@ -1,10 +1,10 @@
-"""Communication between ranks: free of FLOPs, its bytes are counted generically.
+"""Communication between ranks: no FLOPs, and the bytes of inputs and outputs.
 
-The sum that an all-reduce makes on the way is done by the network library, by different
-ranks or by the switch, depending on its algorithm; no counter can know which, so it is no
-compute of this rank. A torch built without distributed has none of these operators.
+The sum of an all-reduce is computed by some of the ranks or by the switch, depending on the
+network library's algorithm. A counter cannot know which, so it is not counted for this rank. A
+torch built without distributed has none of these operators.
 
-Symmetric memory fuses some of it with matrix products: those count.
+Symmetric memory fuses some collectives with matrix products, which count.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._arithmetic import contract
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.profile.cost import OpCost
 
 
 def named(library: str, names: str) -> list[str]:
-    """Operators by name: their libraries may be loaded later, or never."""
+    """Return operators by name, as their libraries may be loaded later or never."""
     return [f"{library}::{name}" for name in names.split()]
 
 
@@ -58,14 +58,14 @@ _COLLECTIVES = {
 }
 
 for _library, _names in _COLLECTIVES.items():
-    free(named(_library, _names), "communication, not compute")
+    declare_free(named(_library, _names), "communication, not compute")
 
-free(named("_c10d_functional", "wait_tensor"), "waits for communication")
+declare_free(named("_c10d_functional", "wait_tensor"), "waits for communication")
 
 
 @register_flops(named("symm_mem", "_async_input_mm"))
 def async_input_mm(a: torch.Tensor, b: torch.Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
-    """a[M, K] @ b[K, N], chunks of a being waited for. MACs: M·N·K."""
+    """a[M, K] @ b[K, N], waiting for chunks of a. MACs: M·N·K."""
     return contract(a.numel() * b.shape[-1], a, b)
 
 
@@ -75,7 +75,7 @@ def all_gather_matmul(
 ) -> OpCost:
     """A[M, K] gathered from all ranks, then A @ B[K, N] for each B.
 
-    MACs: M·N·K each. FLOPs: 2·MACs. (Scales and biases of the scaled form are left out.)
+    MACs: M·N·K each. FLOPs: 2·MACs. (Scales and biases of the scaled form are not counted.)
     """
     return contract(sum(product.numel() for product in out[1]) * A_shard.shape[-1], A_shard)
 
@@ -86,6 +86,6 @@ def matmul_reduce_scatter(
 ) -> OpCost:
     """A[..., M, K] @ B[K, N], then summed over ranks and scattered.
 
-    MACs: M·N·K. FLOPs: 2·MACs. (Scales and biases of the scaled form are left out.)
+    MACs: M·N·K. FLOPs: 2·MACs. (Scales and biases of the scaled form are not counted.)
     """
     return contract(A.numel() * B.shape[-1], A, B)

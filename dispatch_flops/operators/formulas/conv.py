@@ -1,9 +1,9 @@
 """Convolutions of any dimension, stride, padding, dilation and grouping, and their backward.
 
 Letters: N batch, Cin, Cout channels, g groups, k the product of the kernel's sizes, in and out
-the products of the input's and output's spatial sizes. Positions where the kernel meets padding
-count as others do. A transposed convolution is the mirror of a convolution: input and output
-change places, so each input element, not each output element, meets Cout/g·k weights.
+the products of the input's and output's spatial sizes. Positions where the kernel covers padding
+count like others. A transposed convolution mirrors a convolution: input and output swap roles, so
+each input element, not each output element, meets Cout/g·k weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._arithmetic import adds, contract, muls, same_shaped
+from dispatch_flops.operators.formulas._arithmetic import (
+    adds,
+    contract,
+    same_shaped,
+    scaled_sum,
+)
 from dispatch_flops.operators.formulas._ops import overloads, packets
 from dispatch_flops.operators.formulas.linear import post_op
 from dispatch_flops.operators.registry import register_flops
@@ -26,7 +31,7 @@ aten = torch.ops.aten
 def forward_macs(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, *, transposed: bool
 ) -> int:
-    """MACs of y = convolution(x, weight), which each of its two gradients takes as well.
+    """Return the MACs of y = convolution(x, weight), and of each of its two gradients.
 
     weight[Cout,Cin/g,k]: N·Cout·out·(Cin/g)·k. Transposed, weight[Cin,Cout/g,k]:
     N·Cin·in·(Cout/g)·k. Either way the leading dimension of the weight is the channel of the
@@ -58,7 +63,7 @@ def backward_cost(
 ) -> OpCost:
     """Gradients for x, weight and bias, each if its mask is set.
 
-    MACs: the forward's for x and again for weight, whatever the groups. FLOPs: 2·MACs
+    MACs: the forward's for each of x and weight, with any groups. FLOPs: 2·MACs
     + N·Cout·out - Cout for bias (sum over batch and space).
     """
     to_x, to_weight, *rest = output_mask
@@ -70,7 +75,7 @@ def backward_cost(
 
 
 def _channels(y: torch.Tensor, weight: torch.Tensor) -> int:
-    """Channels of y, batched or not: they precede the spatial dimensions."""
+    """Return the channels of y, batched or not: they precede the spatial dimensions."""
     return y.shape[1 - weight.dim()] if y.dim() < weight.dim() else y.shape[1]
 
 
@@ -185,17 +190,17 @@ def convolution_add_relu(
 
     FLOPs: the convolution's + one per output element (z), another if alpha is not 1, + relu's.
     """
-    cost = forward_cost(x, weight, bias, out) + _scaled_sum(out, alpha)
+    cost = forward_cost(x, weight, bias, out) + _added(out, alpha)
     return cost + same_shaped(aten.relu, out)
 
 
-def _scaled_sum(out: torch.Tensor, alpha: float | None) -> OpCost:
-    """out += alpha·other; an alpha of None is 1."""
-    scaled = muls(out.numel(), out) if alpha not in (None, 1) else 0
-    return OpCost(flops=adds(out.numel(), out) + scaled)
+def _added(out: torch.Tensor, alpha: float | None) -> OpCost:
+    """out += alpha·other; None for alpha means 1."""
+    scale = 1 if alpha is None else alpha
+    return OpCost(flops=scaled_sum(out, out.numel(), out, alpha=scale))
 
 
-# oneDNN packs weights: their leading dimensions may be split or swapped, their size is kept.
+# oneDNN packs weights: it may split or swap their leading dimensions, but keeps their size.
 def _packed_cost(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -244,7 +249,7 @@ def convolution_pointwise_binary(
     FLOPs: the convolution's + one per output element, another if alpha is not 1, + the
     activation's.
     """
-    cost = _packed_cost(X, W, B, out, out) + _scaled_sum(out, alpha)
+    cost = _packed_cost(X, W, B, out, out) + _added(out, alpha)
     return cost + post_op(unary_attr, unary_algorithm, out)
 
 
@@ -295,7 +300,7 @@ def backend_convolution_backward(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """As ``convolution_backward``; the form that has no mask computes all three."""
+    """As ``convolution_backward``; an overload without a mask computes all three."""
     return backward_cost(grad_output, self, weight, output_mask, transposed=False)
 
 
@@ -331,7 +336,7 @@ def conv_tbc(
 def conv_tbc_backward(
     *, self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: Any, **_: Any
 ) -> OpCost:
-    """Gradients for x, weight and bias, all three; ``self`` is the result's.
+    """Gradients for x, weight and bias; ``self`` is the result's gradient.
 
     MACs: 2 x forward. FLOPs: 2·MACs + T'·N·Cout - Cout for bias.
     """

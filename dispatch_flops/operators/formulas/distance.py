@@ -17,7 +17,7 @@ from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.profile.cost import OpCost
 
-# cdist's compute_mode, and from how many rows on mode 0 (or none) takes the matrix product.
+# cdist's compute_mode; mode 0 (or none) uses a matrix product above this number of rows.
 _ALWAYS_MATMUL = 1
 _NEVER_MATMUL = 2
 _MATMUL_ABOVE_ROWS = 25
@@ -39,9 +39,9 @@ def trilinear(
 ) -> OpCost:
     """Σ over sumdim of i1·i2·i3, each with dimensions of size 1 inserted at its expand list.
 
-    It runs as two contractions: i1 with i2, summed over what i3 does not have, then that with
-    i3. For bilinear, Σ_ij x1[b,i]·w[k,i,j]·x2[b,j]: B·K·I·J, then B·K·J.
-    Where unroll_dim is summed over, its slices are accumulated: no further MACs.
+    It runs as two contractions: i1 with i2, summed over the dimensions that i3 lacks, then the
+    result with i3. For bilinear, Σ_ij x1[b,i]·w[k,i,j]·x2[b,j]: B·K·I·J, then B·K·J.
+    If unroll_dim is summed over, its slices are accumulated, without further MACs.
 
     MACs: the dimensions of both contractions. FLOPs: 2·MACs.
     Source: aten's sumproduct_pair, called twice by _trilinear.
@@ -94,8 +94,8 @@ def cdist_forward(
 ) -> OpCost:
     """out[B,P,R] = ‖x1[b,p] - x2[b,r]‖_p.
 
-    At p=2, by matrix product where compute_mode asks for it or more than 25 rows make it
-    worthwhile: ``_euclidean_dist``'s cost. Else elementwise: no MACs, ``_distances``' FLOPs.
+    With p=2, by a matrix product if compute_mode asks for it or there are more than 25 rows: the
+    cost of ``_euclidean_dist``. Otherwise element by element: no MACs, the FLOPs of ``_distances``.
     """
     crowded = max(x1.shape[-2], x2.shape[-2]) > _MATMUL_ABOVE_ROWS
     by_matmul = compute_mode == _ALWAYS_MATMUL or (crowded and compute_mode != _NEVER_MATMUL)
@@ -108,7 +108,7 @@ def cdist_forward(
 def cdist_backward(
     *, x1: torch.Tensor, p: float, cdist: torch.Tensor, out: torch.Tensor, **_: Any
 ) -> OpCost:
-    """Gradient for x1[B,P,D]: sums over r of what each pair contributes.
+    """Gradient for x1[B,P,D]: the sum over r of each pair's contribution.
 
     FLOPs: ``_pair_gradient`` per pair and feature + B·(R-1)·P·D sums.
     """

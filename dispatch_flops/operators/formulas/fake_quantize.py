@@ -1,6 +1,6 @@
-"""Turning reals into small integers and back: quantise, dequantise, fake-quantise, observe.
+"""Reals to small integers and back: quantise, dequantise, fake-quantise, observe.
 
-Integer arithmetic costs nothing, what is done on reals counts, as in torch.ao's reference:
+Integer arithmetic is free and arithmetic on reals counts, as in torch.ao's reference:
 
     quantise    clamp(round(x * (1/scale)) + zero_point, low, high)    5 per element
     dequantise  (q - zero_point) * scale                               2 per element
@@ -17,7 +17,7 @@ import torch
 
 from dispatch_flops.operators.formulas._arithmetic import cost_of, same_shaped
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import is_inexact, tensors_in
 from dispatch_flops.profile.cost import OpCost, flops
 
@@ -27,18 +27,18 @@ aten = torch.ops.aten
 QUANTIZE, DEQUANTIZE = 5, 2
 FAKE_QUANTIZE = QUANTIZE + DEQUANTIZE
 IN_RANGE = 2  # which elements were not clamped: two comparisons
-# Scale: difference, quotient, not less than eps. Zero point: quotient, rounding, difference,
-# two bounds. Before that, zero is brought into the range: a minimum and a maximum.
+# Scale: difference, quotient, maximum with eps. Zero point: quotient, rounding, difference, two
+# bounds. Before that, the range is extended to include zero: a minimum and a maximum.
 CHOOSE_QPARAMS = 10
 MOVING_AVERAGE = 3  # average + constant * (new - average)
 
 
 def in_decomposed(*names: str) -> list[Any]:
-    """Operators of exported quantised programs, by name: their library is loaded late."""
+    """Return operators of exported quantised programs by name, as their library is loaded late."""
     return [f"quantized_decomposed::{name}" for name in names]
 
 
-free(
+declare_free(
     packets(
         *"""
         int_repr _make_per_tensor_quantized_tensor _make_per_channel_quantized_tensor
@@ -76,7 +76,7 @@ def quantize(self: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
     )
 )
 def dequantize(self: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
-    """FLOPs: 2 per element; of a tensor that already holds reals, none."""
+    """FLOPs: 2 per element; 0 for a tensor of reals."""
     return flops(sum(DEQUANTIZE * t.numel() for t in tensors_in(self) if not is_inexact(t)))
 
 
@@ -119,7 +119,7 @@ def choose_qparams(self: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     by_name=True,
 )
 def observe_and_fake_quantize(*, self: Tensor, scale: Tensor, out: Any, **_: Any) -> OpCost:
-    """Observer and fake quantisation, both taken to be on: the flags are data.
+    """Observer and fake quantisation, both assumed to be enabled: the flags are data.
 
     FLOPs per group: minimum, maximum, two moving averages, scale and zero point. Per element:
     fake quantisation and its mask.
@@ -140,7 +140,7 @@ def observe_and_fake_quantize(*, self: Tensor, scale: Tensor, out: Any, **_: Any
     )
 )
 def fake_quantize(self: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
-    """Quantise, dequantise, and remember what was in range: 9 per element."""
+    """Quantise, dequantise, and a mask of the elements in range: 9 per element."""
     return flops(self.numel() * (FAKE_QUANTIZE + IN_RANGE))
 
 
@@ -164,9 +164,9 @@ def fake_quantize_learnable(self: Tensor, *_args: Any, out: Any, **_: Any) -> Op
 def fake_quantize_learnable_backward(
     grad: Tensor, self: Tensor, scale: Tensor, *_args: Any, out: Any, **_: Any
 ) -> OpCost:
-    """Per element: the fake quantised value and its mask again (9), gradient times mask (1),
-    of the scale, (fq - x) / scale · grad · factor (4), of the zero point, grad · scale · factor
-    (2); both are summed to one per scale.
+    """Per element: the fake-quantised value and its mask again (9), gradient times mask (1), the
+    scale's gradient (fq - x) / scale · grad · factor (4), and the zero point's, grad · scale ·
+    factor (2). The last two are summed to one number per scale.
     """
     per_element = FAKE_QUANTIZE + IN_RANGE + 1 + 4 + 2
     return flops(per_element * self.numel() + 2 * (self.numel() - scale.numel()))
@@ -176,17 +176,17 @@ def fake_quantize_learnable_backward(
 
 
 def requantized(real: Tensor, operands: Sequence[Any], cost: OpCost) -> OpCost:
-    """``cost`` on reals, with the quantised operands dequantised and the result quantised."""
+    """Return ``cost`` plus dequantising the quantised operands and quantising the result."""
     inputs = sum(t.numel() for t in tensors_in(operands) if t.is_quantized)
     return flops(DEQUANTIZE * inputs + cost.flops + QUANTIZE * real.numel())
 
 
 def reals(like: Tensor) -> Tensor:
-    """A tensor of reals with this shape, for a formula to look at; it holds no memory."""
+    """Return a meta tensor of reals with this shape, to call a formula with."""
     return torch.empty(like.shape, dtype=torch.float32, device="meta")
 
 
-#: What an operator of the library quantized does between dequantising and quantising.
+#: Steps of an operator of the library quantized between dequantising and quantising.
 POINTWISE: dict[str, tuple[Any, ...]] = {
     "add": (aten.add,),
     "add_relu": (aten.add, aten.relu),
@@ -215,7 +215,7 @@ def between(steps: Sequence[Any], real: Tensor) -> OpCost:
 
 
 def register_pointwise(name: str, steps: tuple[Any, ...]) -> None:
-    """Register ``quantized::<name>``, its out= variant, and its twins in other libraries."""
+    """Register ``quantized::<name>``, its out= variant, and its equivalents in other libraries."""
     targets = packets(name, f"{name}_out", library="quantized")
     if name == "add":
         targets += packets(name, library="_quantized")
@@ -231,7 +231,7 @@ def register_pointwise(name: str, steps: tuple[Any, ...]) -> None:
 for _name, _steps in POINTWISE.items():
     register_pointwise(_name, _steps)
 
-free(
+declare_free(
     packets("relu6", "clamp", "threshold", "max_pool1d", "max_pool2d", library="quantized"),
     "integer arithmetic",
 )
@@ -263,7 +263,7 @@ def softmax(qx: Tensor, dim: int, *_args: Any, out: Tensor, **_: Any) -> OpCost:
 )
 def batch_norm(qx: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """x·a + b between dequantising and quantising: 2 per element; a = weight/sqrt(var + eps)
-    and b = bias - mean·a: 5 per channel. The relu is part of the bounds."""
+    and b = bias - mean·a: 5 per channel. A relu is part of the clamping."""
     return requantized(reals(out), (qx,), flops(2 * out.numel() + 5 * out.shape[1]))
 
 

@@ -2,13 +2,14 @@
 
 A complex transform of length n costs 5 n log2 n FLOPs: the radix-2 algorithm of Cooley and
 Tukey makes log2 n passes of n/2 butterflies, each one complex product (6 FLOPs) and two
-complex sums (2 each): 10 * n/2 * log2 n. A transform from or to real numbers does half of
-it, because the other half is the conjugate. (Van Loan, Computational Frameworks for the
-Fast Fourier Transform, sections 1.2 and 4.3.) The same count stands for lengths that are no
-power of two, rounded to the nearest integer per transform, as every FFT benchmark does.
+complex sums (2 each): 10 * n/2 * log2 n. A transform from or to real numbers costs half of
+that, because half of the spectrum is the conjugate of the other. (Van Loan, Computational
+Frameworks for the Fast Fourier Transform, sections 1.2 and 4.3.) As in every FFT benchmark, the
+same count, rounded to the nearest integer per transform, is used for lengths that are not a power
+of two.
 
-No MACs: a Fourier transform is no contraction as it is computed. ``stft``, ``istft`` and the
-whole of ``torch.fft`` come down to the three operators below.
+No MACs: a fast Fourier transform is not computed as a contraction. ``stft``, ``istft`` and all of
+``torch.fft`` reduce to the three operators below.
 
 Letters: n length of one transform, rows how many there are.
 """
@@ -48,9 +49,8 @@ def fft_r2c(
 ) -> OpCost:
     """Real to complex: the last of ``dim`` is the real one, the others are complex.
 
-    FLOPs: 2.5 n log2 n for each real row; the others on the half spectrum that is left,
-    n//2 + 1 long; + 2 per element of that half (scaling). A two-sided result is filled up
-    with conjugates, which costs nothing.
+    FLOPs: 2.5 n log2 n for each real row; the others run on half a spectrum, n//2 + 1 long;
+    + 2 per element of that half (scaling). Filling a two-sided result with conjugates is free.
     """
     half = halved(self.shape, dim[-1])
     return flops(
@@ -78,7 +78,7 @@ def fft_c2r(
 
 @register_flops(packets("fft_fftfreq", "fft_rfftfreq"))
 def fft_freq(*_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """One product per element: the integers from 0 on, divided by n·d."""
+    """One product per element: an integer times 1/(n·d)."""
     return flops(out.numel())
 
 
@@ -98,7 +98,7 @@ def transform(n: int, halves: int = 2) -> int:
 
 
 def rows(shape: Sequence[int], dim: int) -> int:
-    """How many transforms along ``dim`` there are."""
+    """Number of transforms along ``dim``."""
     return prod(shape) // shape[dim] if shape[dim] else 0
 
 

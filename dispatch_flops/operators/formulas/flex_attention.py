@@ -19,16 +19,16 @@ from dispatch_flops.profile.cost import OpCost, Share, Split, contraction
 
 Tensor = torch.Tensor
 
-# Where the block mask's flat tuple has, for each block of queries, the numbers of its partial and
-# of its full blocks of keys, and their indices; and, from its end, queries and keys in a block.
+# Positions in the block mask's flat tuple: for each block of queries how many partial and full
+# blocks of keys it has, and their indices; from the end, how many queries and keys a block has.
 _COUNTS, _INDICES = (2, 4), (3, 5)
 _QUERIES_PER_BLOCK, _KEYS_PER_BLOCK = -3, -2
 
 
 def _flex_scores(q: Tensor, k: Tensor, v: Tensor, block_mask: tuple[Any, ...]) -> Scores:
-    """The whole rectangle; ``causal="half"``: the blocks that the mask names, each as a whole.
+    """Return the whole rectangle, or with ``causal="half"`` the blocks of the mask, each whole.
 
-    Where the mask has no data (meta, fake), as many blocks as it has room to name.
+    A mask without data (meta, fake) counts as many blocks as it has room for.
     """
     batch, heads, sq, d = q.shape
     sk = k.shape[-2]
@@ -43,7 +43,7 @@ def _flex_scores(q: Tensor, k: Tensor, v: Tensor, block_mask: tuple[Any, ...]) -
         pairs = batch * heads * sq * min(sk, room * keys)
     else:
         block = min(sq, int(block_mask[_QUERIES_PER_BLOCK])) * keys
-        # a mask of one batch or head serves all
+        # A mask of one batch or head applies to all.
         pairs = sum(
             int(t.sum()) * (batch // t.shape[0]) * (heads // t.shape[1]) * block for t in counts
         )
@@ -61,10 +61,10 @@ def flex_attention(
     out: Any,
     **__: Any,
 ) -> OpCost:
-    """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv]; k and v may have one batch for all.
+    """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv]; k and v may have batch size 1.
 
     MACs: pairs·(d+dv). FLOPs: 2·MACs + 1 per pair (scale) + ``_safe_softmax``'s + 4 per row (log
-    and sum of logsumexp, it and the maximum over log 2). What score_mod computes is not counted.
+    and sum of logsumexp, it and the maximum divided by log 2). score_mod is not counted.
     Source: math_attention of torch._higher_order_ops.flex_attention, one pass for maximum and sum.
     """
     scores = _flex_scores(q, k, v, block_mask)

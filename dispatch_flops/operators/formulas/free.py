@@ -1,8 +1,8 @@
 """Operators that do no arithmetic worth counting, each group with its reason.
 
-Views, metadata and bare allocation move no bytes either. Fills write and read nothing.
-Everything else here moves what comes in and what goes out. Random numbers are in sampling.py;
-picking by index, with the bytes that it moves, in scatter.py.
+Views, metadata and bare allocations move no bytes either. Fills write their result and read
+nothing. All others move their inputs and outputs. Random numbers are in sampling.py, picking by
+index is in scatter.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.registry import free
+from dispatch_flops.operators.registry import declare_free
 from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost
 
@@ -24,16 +24,20 @@ VIEWS = """
     unsafe_split unsafe_split_with_sizes
 """
 
-METADATA = """
-    is_same_size is_set_to is_pinned size stride numel dim storage_offset is_contiguous
-    is_strides_like_format is_non_overlapping_and_dense sym_size sym_stride sym_numel
-    sym_storage_offset sym_is_contiguous sym_constrain_range sym_constrain_range_for_size
+# Reads of a tensor's description, in no profile.
+QUERIES = """
+    size stride numel dim storage_offset is_contiguous is_strides_like_format
+    is_non_overlapping_and_dense sym_size sym_stride sym_numel sym_storage_offset
+    sym_is_contiguous _nested_tensor_size _nested_tensor_strides _nested_tensor_storage_offsets
+"""
+
+BOOKKEEPING = """
+    is_same_size is_set_to is_pinned sym_constrain_range sym_constrain_range_for_size
     _functional_sym_constrain_range _functional_sym_constrain_range_for_size
     _has_same_storage_numel record_stream q_scale q_zero_point q_per_channel_axis
     q_per_channel_scales q_per_channel_zero_points qscheme _assert_tensor_metadata _assert_async
     _assert_scalar _functional_assert_async _functional_assert_scalar _make_dep_token _print
-    _foobar _fused_sdp_choice _use_cudnn_ctc_loss _use_miopen_ctc_loss _nested_tensor_size
-    _nested_tensor_strides _nested_tensor_storage_offsets
+    _foobar _fused_sdp_choice _use_cudnn_ctc_loss _use_miopen_ctc_loss
     _nested_compute_contiguous_strides_offsets _nested_get_jagged_dummy _nested_get_lengths
     _nested_get_max_seqlen _nested_get_min_seqlen _nested_get_offsets _nested_get_ragged_idx
     _test_functorch_fallback _test_optional_filled_intlist _test_optional_floatlist
@@ -92,22 +96,27 @@ LOGIC = """
 
 
 def written(*args: Any, out: Any = None, **_: Any) -> OpCost:
-    """A fill writes its result, in place its first argument, and reads nothing."""
+    """Bytes of a fill: it writes its result, or in place its first argument, and reads nothing."""
     return OpCost(bytes_written=nbytes(args[:1] if out is None else out))
 
 
 def _copied(self: Any, src: Any, *_: Any, out: Any = None, **__: Any) -> OpCost:
-    """``copy``: reads the source and writes as many elements as the destination has."""
+    """Bytes of ``copy``: it reads the source and writes every element of the destination."""
     return OpCost(bytes_read=nbytes(src), bytes_written=nbytes(self))
 
 
-free(packets(*VIEWS.split()), "view: another look at the same memory", moves=False)
-free(packets(*METADATA.split()), "metadata, assertion or bookkeeping", moves=False)
-free(packets("device", "layout", library="prim"), "metadata", moves=False)
-free(packets(*ALLOCATIONS.split()), "allocation", moves=False)
-free(packets("_local_scalar_dense"), "one number read by the host")
-free(packets(*COPIES.split()), "copy, cast, padding or layout")
-free(packets(*SELECTIONS.split()), "selects; the comparison before it is counted")
-free(packets(*LOGIC.split()), "integer and boolean arithmetic")
-free(packets(*FILLS.split()), "fill with constants or integers", formula=written)
-free(packets(*OVERWRITES.split()), "copy", formula=_copied)
+declare_free(packets(*VIEWS.split()), "view of the same memory", moves=False)
+declare_free(
+    packets(*QUERIES.split()) + packets("device", "layout", library="prim"),
+    "metadata",
+    moves=False,
+    is_recorded=False,
+)
+declare_free(packets(*BOOKKEEPING.split()), "metadata, assertion or bookkeeping", moves=False)
+declare_free(packets(*ALLOCATIONS.split()), "allocation", moves=False)
+declare_free(packets("_local_scalar_dense"), "one number read by the host")
+declare_free(packets(*COPIES.split()), "copy, cast, padding or layout")
+declare_free(packets(*SELECTIONS.split()), "selection; its comparison is counted separately")
+declare_free(packets(*LOGIC.split()), "integer and boolean arithmetic")
+declare_free(packets(*FILLS.split()), "fill with constants or integers", formula=written)
+declare_free(packets(*OVERWRITES.split()), "copy", formula=_copied)

@@ -3,7 +3,7 @@
 A fused step costs what the single-tensor algorithm of ``torch.optim`` costs in primitives,
 per element of a parameter: ``lerp`` 3, ``add`` with alpha 2, ``addcmul`` and ``addcdiv`` with
 a value 3, ``mul``, ``sqrt``, ``div``, ``neg`` and ``maximum`` 1. A complex element counts as
-two reals. Quantities of one step, such as bias corrections, are no tensor arithmetic.
+two reals. Scalars of a step, such as bias corrections, are not tensor arithmetic.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def adagrad(
 
 @register_flops(packets("_amp_foreach_non_finite_check_and_unscale"))
 def unscale(grads: Tensors, found_inf: Tensor, inv_scale: Tensor, *, out: Any, **_: Any) -> OpCost:
-    """Each gradient is tested to be finite and multiplied: 2 per element."""
+    """Each gradient is tested for finiteness and multiplied: 2 per element."""
     return step(2, grads, [grads, [found_inf, inv_scale]], [grads, [found_inf]], [])
 
 
@@ -142,7 +142,7 @@ def update_scale(scale: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
 
 
 def unscaled(grads: Tensors, grad_scale: Tensor | None) -> Tensors:
-    """The gradients that a step writes back: all of them where it unscales."""
+    """Return the gradients that a step writes back: all if it unscales them, else none."""
     return grads if grad_scale is not None else ()
 
 
@@ -153,8 +153,10 @@ def step(
     written: Sequence[Tensors],
     rewritten: Tensors,
 ) -> OpCost:
-    """FLOPs per real number of the parameters; these operators return nothing, so their bytes
-    are counted here."""
+    """Return the cost of a step: FLOPs per real number of ``params``, and the bytes of tensors.
+
+    These operators return nothing, so the bytes written are not those of a result.
+    """
     reals = sum(p.numel() * (2 if p.is_complex() else 1) for p in params)
     return OpCost(
         flops=per_element * reals,

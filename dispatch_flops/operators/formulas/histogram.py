@@ -1,4 +1,4 @@
-"""Histograms: where the edges of bins are, and which bin each number belongs to."""
+"""Histograms: the edges of the bins, and the bin of each number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bin_edges(
     **_: Any,
 ) -> OpCost:
     """self[..., d]: the minimum and maximum of each of d columns, unless a range is given, and
-    for each an evenly spaced sequence.
+    an evenly spaced sequence for each.
 
     FLOPs: 2 (n - 1) per column of n points, and what linspace costs.
     """
@@ -39,7 +39,7 @@ def bin_edges(
 
 @register_flops(packets("bincount"))
 def bincount(self: Tensor, weights: Tensor | None = None, *_: Any, out: Tensor, **__: Any) -> int:
-    """Weights are added up: n. Without them integers are."""
+    """Sum of the weights: n. Without weights only integers are added, which is free."""
     return self.numel() if weights is not None and is_inexact(weights) else 0
 
 
@@ -47,9 +47,9 @@ def bincount(self: Tensor, weights: Tensor | None = None, *_: Any, out: Tensor, 
 def histc(
     self: Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, out: Tensor, **_: Any
 ) -> int:
-    """Each number: within the range 2 comparisons, its bin (x - min)·bins/width 3, a sum: 6·n.
+    """Per number, 2 comparisons with the range, 3 for its bin (x - min)·bins/width, 1 sum: 6·n.
 
-    Equal bounds stand for the smallest and the largest number: 2·(n-1) more.
+    Equal bounds mean the smallest and the largest number: 2·(n-1) more.
     Source: aten/src/ATen/native/cpu/HistogramKernel.cpp.
     """
     n = self.numel()
@@ -61,8 +61,8 @@ def histc(
 def histogram(self: Tensor, bins: Any = 100, *_: Any, out: Any, **__: Any) -> int:
     """Each coordinate finds its bin, each point adds 1 or its weight.
 
-    Edges given: 2 comparisons for the range and a binary search ⌈log2(edges + 1)⌉. A number
-    of bins: 2 comparisons, (x - min)·bins/width 3, and 2 comparisons with the edges found.
+    With given edges: 2 comparisons for the range and a binary search ⌈log2(edges + 1)⌉. With a
+    number of bins: 2 comparisons, (x - min)·bins/width 3, and 2 comparisons with the bin's edges.
     Source: aten/src/ATen/native/cpu/HistogramKernel.cpp.
     """
     coordinates = self.numel()

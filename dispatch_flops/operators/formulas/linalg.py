@@ -1,9 +1,9 @@
 """Factorisations and solvers of linear algebra.
 
 They cost what LAPACK's routines cost (``_lapack``), per matrix of the batch; a complex
-multiplication is 6 FLOPs and a complex addition 2. They are FLOPs only: MACs are reserved to
+multiplication is 6 FLOPs and a complex addition 2. These are only FLOPs: MACs are reserved for
 contractions, such as those of ``linalg_pinv`` and ``linalg_matrix_exp``.
-Partial pivoting compares and exchanges, which costs nothing.
+Partial pivoting only compares and exchanges, which is free.
 
 Letters: b batch, A[..., m, n] a matrix, r right-hand sides.
 """
@@ -19,12 +19,12 @@ import torch
 from dispatch_flops.operators.formulas import _lapack
 from dispatch_flops.operators.formulas._lapack import Work
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.profile.cost import OpCost, contraction, flops
 
 Tensor = torch.Tensor
 
-free(
+declare_free(
     packets("lu_unpack", "_linalg_check_errors"),
     "copies triangles or checks results",
 )
@@ -59,7 +59,7 @@ def geqrf(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
 
 @register_flops(packets("linalg_qr"))
 def qr(A: Tensor, mode: str = "reduced", *, out: Any, **_: Any) -> OpCost:
-    """A[m, n] = Q @ R; mode "r" computes R alone. Source: xGEQRF, then xORGQR."""
+    """A[m, n] = Q @ R; mode "r" computes only R. Source: xGEQRF, then xORGQR."""
     m, n = A.shape[-2:]
     k = min(m, n)
     work = _lapack.geqrf(m, n)
@@ -192,8 +192,7 @@ def triangular_solve(
 def inverse(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """A^-1: 2n^3 to leading order. Source: xGETRF, then xGETRI.
 
-    (ATen solves for the identity, which does up to 8n^3/3: it does not use that the
-    right-hand side is mostly zeros.)
+    (ATen solves for the identity, at up to 8n^3/3, without exploiting its zeros.)
     """
     n = A.shape[-1]
     return batched(A, _lapack.getrf(n, n).plus(_lapack.getri(n)))
@@ -236,8 +235,8 @@ def lstsq(
 def pinv(A: Tensor, *, hermitian: bool = False, out: Any, **_: Any) -> OpCost:
     """V @ diag(1/S) @ U^H from the thin SVD, or from the eigenvectors if Hermitian.
 
-    MACs: mnk for the last product, k = min(m, n). FLOPs beside it and the factorisation: the
-    largest of k values, a threshold, k comparisons and reciprocals, nk to scale V.
+    MACs: mnk for the last product, k = min(m, n). FLOPs: 2·MACs, the factorisation, the largest of
+    k values, a threshold, k comparisons and reciprocals, nk to scale V.
     """
     m, n = A.shape[-2:]
     k = min(m, n)
@@ -268,7 +267,7 @@ def det(A: Tensor, *, out: Any, **_: Any) -> OpCost:
 def slogdet(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """xGETRF; the product of n pivots' signs and one more; the sum of n logarithms of moduli.
 
-    FLOPs beside the factorisation: n signs, n products, n moduli, n logarithms, n - 1 sums of
+    FLOPs besides the factorisation: n signs, n products, n moduli, n logarithms, n - 1 sums of
     real numbers.
     """
     n = A.shape[-1]
@@ -280,8 +279,8 @@ def slogdet(A: Tensor, *, out: Any, **_: Any) -> OpCost:
 def matrix_exp(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """exp(A[n, n]) by a Taylor polynomial of degree 18: 5 matrix products.
 
-    MACs: 5 n^3, a lower bound: how often the result is squared depends on the norm of A, and
-    a formula never looks at data. Source: Bader, Blanes and Casas (Mathematics 7, 2019), the
+    MACs: 5 n^3, a lower bound: how often the result is squared depends on the norm of A, which
+    is data. Source: Bader, Blanes and Casas (Mathematics 7, 2019), the
     algorithm that ATen runs. n = 1 is one exponential per element.
     """
     n = A.shape[-1]
@@ -310,17 +309,17 @@ def cross(a: Tensor, b: Tensor, *, dim: int = -1, out: Tensor, **_: Any) -> OpCo
 
 
 def batched(A: Tensor, work: Work) -> OpCost:
-    """The cost of ``work`` for each matrix of the batch A[..., m, n]."""
+    """Return the cost of ``work`` for each matrix of the batch A[..., m, n]."""
     if not A.numel():
         return flops(0)
     return flops(prod(A.shape[:-2]) * work.flops(complex_numbers=A.is_complex()))
 
 
 def batched_solve(X: Tensor, n: int, routine: Callable[[int, int], Work], A: Tensor) -> OpCost:
-    """The cost of solving for all of ``X``, whose elements are n unknowns per right-hand side.
+    """Return the cost of solving for ``X``, which has n unknowns per right-hand side.
 
-    Counting right-hand sides in the result serves vectors, matrices, solving from the left or
-    the right, and batches that are broadcast.
+    Right-hand sides are counted in the result, which covers vectors, matrices, solving from
+    either side, and broadcast batches.
     """
     if not X.numel():
         return flops(0)
@@ -328,7 +327,7 @@ def batched_solve(X: Tensor, n: int, routine: Callable[[int, int], Work], A: Ten
 
 
 def triangular(unit: bool) -> Callable[[int, int], Work]:
-    """xTRSM with or without divisions by the diagonal."""
+    """Return xTRSM with or without divisions by the diagonal."""
 
     def routine(n: int, r: int) -> Work:
         return _lapack.trsm(n, r, unit=unit)
@@ -337,8 +336,8 @@ def triangular(unit: bool) -> Callable[[int, int], Work]:
 
 
 def sparse_triangular_solve(B: Tensor, A: Tensor, unit: bool) -> OpCost:
-    """One product and one sum for each stored element and right-hand side; those on the
-    diagonal are the n divisions, which a unit diagonal spares."""
+    """One product and one sum for each stored element and right-hand side; for those on the
+    diagonal a division instead, or nothing for a unit diagonal."""
     r = B.numel() // A.shape[-1]
     nnz = A._nnz()
     work = Work(r * (nnz - A.shape[-1] if unit else nnz), r * max(nnz - A.shape[-1], 0))

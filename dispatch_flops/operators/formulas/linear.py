@@ -1,4 +1,4 @@
-"""Linear layers where they arrive whole: nested tensors, oneDNN, MKL, MPS.
+"""Linear layers that are one operator: nested tensors, oneDNN, MKL, MPS.
 
 Letters: T tokens (the product of all leading dimensions), K input features, N output features.
 """
@@ -40,8 +40,7 @@ def linear(
 def _linear_macs(x: torch.Tensor, weight: torch.Tensor) -> int:
     if is_sparse(weight):
         return stored_elements(weight) * prod(x.shape[:-1])
-    elements = stored_elements(x) if is_sparse(x) else x.numel()
-    return elements * (weight.shape[0] if weight.dim() > 1 else 1)
+    return stored_elements(x) * (weight.shape[0] if weight.dim() > 1 else 1)
 
 
 @register_flops(packets("linear_backward", "mkldnn_linear_backward"))
@@ -97,7 +96,7 @@ def _linear_gradients(
     )
 
 
-# -- as inductor's freezing emits it ----------------------------------------------------------
+# -- as emitted by inductor's freezing ----------------------------------------------------------
 
 POST_OPS = {
     "relu": aten.relu,
@@ -113,9 +112,9 @@ POST_OPS = {
 
 
 def post_op(name: str | None, algorithm: str | None, out: torch.Tensor) -> OpCost:
-    """Cost of the activation that a oneDNN kernel applies to its result, ``"none"`` included.
+    """Return the cost of the activation that a oneDNN kernel applies to its result.
 
-    Raises KeyError for an activation that is not known.
+    ``"none"``, ``""`` and None cost nothing. Raises KeyError for an unknown activation.
     """
     if name in (None, "none", ""):
         return OpCost()
@@ -127,7 +126,7 @@ def post_op(name: str | None, algorithm: str | None, out: torch.Tensor) -> OpCos
 def mkl_linear(
     *, X: torch.Tensor, ORI_W: torch.Tensor, B: torch.Tensor | None, out: torch.Tensor, **_: Any
 ) -> OpCost:
-    """``linear`` with a weight that MKL has packed; the plain one is passed along.
+    """``linear`` with a weight packed by MKL; the original weight is passed too.
 
     MACs: T·N·K. FLOPs: 2·MACs + T·N (bias).
     """
@@ -144,7 +143,7 @@ def linear_pointwise(
     out: torch.Tensor,
     **_: Any,
 ) -> OpCost:
-    """``linear`` and an activation. The packed weight may keep no plain shape: N is the result's.
+    """``linear`` and an activation. The packed weight may lack a plain shape: N is the result's.
 
     MACs: T·N·K. FLOPs: 2·MACs + T·N (bias) + the activation's.
     """

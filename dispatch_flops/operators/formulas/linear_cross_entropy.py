@@ -29,11 +29,11 @@ def linear_cross_entropy(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """The mean or sum of the losses, and at once the gradients that its backward will scale.
+    """Mean or sum of the losses, together with the gradients that its backward scales.
 
     MACs: N·V·F for the logits, N·V·F for each of the input's and the weight's gradient.
-    FLOPs beside 2·MACs: ``log_sum_exp``; N logarithms and two weighted sums over rows, added
-    to the loss, 5·N; the softmax, N·V + N, if any gradient is wanted; the gradient of the bias,
+    FLOPs: 2·MACs; ``log_sum_exp``; N logarithms and two weighted sums over rows, added
+    to the loss, 5·N; the softmax, N·V + N, if any gradient is needed; the gradient of the bias,
     N·V + N, of the input, 3·N·F, and of the weight, 2·N·F, + V·F per chunk.
     """
     n, features, classes = *input.shape, linear_weight.shape[0]
@@ -52,7 +52,7 @@ def linear_cross_entropy(
 def linear_cross_entropy_per_row(
     *, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, out: Any, **_: Any
 ) -> OpCost:
-    """The loss of each row; its backward is made of visible operators.
+    """Loss of each row; its backward consists of operators that are counted themselves.
 
     MACs: N·V·F. FLOPs: 2·MACs, ``log_sum_exp``, and 3·N: logarithm, difference, class weight.
     """

@@ -1,7 +1,7 @@
-"""Losses that arrive as operators, forward and backward.
+"""Losses that are operators of their own, forward and backward.
 
 n: elements of the input. Reductions: 0 none, 1 mean, 2 sum. A mean of n losses is n-1 sums
-and a division, a sum n-1. Source, where a docstring names no other: torch._decomp.
+and a division, a sum n-1. Source, unless a docstring names another: torch._decomp.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def mse_loss_backward(*_: Any, out: Tensor, **__: Any) -> int:
 
 @register_flops(packets("smooth_l1_loss_backward"))
 def smooth_l1_loss_backward(grad_output: Tensor, *_: Any, out: Tensor, **__: Any) -> int:
-    """d = x - y, g = grad/n; |d| < β ? g·d/β : g·sign d: 7·n, and g on grad's own elements."""
+    """d = x - y, g = grad/n; |d| < β ? g·d/β : g·sign d: 7·n, and g once per element of grad."""
     return 7 * out.numel() + grad_output.numel()
 
 
@@ -112,7 +112,8 @@ def binary_cross_entropy_with_logits(
 ) -> int:
     """(1 - y)·x - logsigmoid x: 3·n + 6·n; weight n.
 
-    With a weight p of the positive: logsigmoid times (p - 1)·y + 1: 3·n, and p-1 on p's own.
+    With a weight p of the positive class: logsigmoid times (p - 1)·y + 1: 3·n, and p-1 once per
+    element of p.
     """
     n = _size(self, target)
     positive = 0 if pos_weight is None else 3 * n + pos_weight.numel()
@@ -132,8 +133,8 @@ def nll_loss_forward(
     """x[N, C, ...] at t targets: -x[target].
 
     FLOPs: t negations. Weights: every log-probability is weighted, n. Reduced: t-1 sums; the
-    weights of the targets t-1 sums (without weights they are counted: integers); mean: 1.
-    Unreduced, t losses stand as they are.
+    weights of the targets t-1 sums (without weights, an integer count); mean: 1.
+    Without a reduction the t losses are the result.
     """
     t = target.numel()
     flops = t + (0 if weight is None else self.numel())
@@ -211,7 +212,7 @@ def multilabel_margin_loss_forward(
 ) -> int:
     """x[N, C]: Σ max(1 - x_t + x, 0)/C over each label t and class.
 
-    The number of labels is data: all C are counted, an upper bound, and so does the reference.
+    The number of labels is data: all C are counted, an upper bound, as in the reference.
     FLOPs: 1 - x_t n, then n·C each: add, maximum, divide, sum (less the rows; a mean divides
     once more): 4·n·C + n - 1 for sum, + n for mean, less N for none.
     """
@@ -226,7 +227,7 @@ def multilabel_margin_loss_forward(
 def multilabel_margin_loss_backward(
     grad_output: Tensor, self: Tensor, *_: Any, out: Tensor, **__: Any
 ) -> int:
-    """x[N, C]: for each label and class 1 - x_t + x compared, g added to one, taken from other.
+    """x[N, C]: for each label and class 1 - x_t + x compared, g added to x, subtracted from x_t.
 
     The number of labels is data: all C are counted, an upper bound.
     FLOPs: 1 - x_t n; add, compare, two sums 4·n·C; times the gradient n.
@@ -244,7 +245,7 @@ def _states(
 ) -> tuple[int, int]:
     """Cells of the trellis, Σ T_b·(2·L_b + 1), and time steps, Σ T_b, over the batch.
 
-    Lengths that come in tensors are data: T and the longest possible L are the bound.
+    Lengths in tensors are data: T and the longest possible L are used, an upper bound.
     """
     frames = log_probs.shape[0]
     samples = log_probs.shape[1] if log_probs.dim() == 3 else 1
@@ -290,7 +291,7 @@ def ctc_loss_backward(
     **__: Any,
 ) -> int:
     """β as α: 13 per cell. α + β is summed into its class as a logarithm: the sum 1, and
-    maximum, 2 subtractions, 2 exp, sum, log, sum: 9. In all 22 per cell.
+    maximum, 2 subtractions, 2 exp, sum, log, sum: 9. In total 22 per cell.
     Then (exp lp - exp(r + nll - lp))·grad per time step and class: 6.
 
     Source: ctc_loss_backward_cpu_template, aten/src/ATen/native/LossCTC.cpp.

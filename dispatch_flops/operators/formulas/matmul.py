@@ -1,8 +1,8 @@
 """Matrix products, dense and stored sparsely.
 
 Letters: M rows, K contracted, N columns, B batch.
-A product costs one MAC per output element and contracted element; what is added or scaled
-afterwards costs FLOPs only.
+A product costs one MAC per output element and contracted element; additions and scaling cost only
+FLOPs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._arithmetic import adds, contract, muls, same_shaped
+from dispatch_flops.operators.formulas._arithmetic import (
+    Number,
+    adds,
+    contract,
+    muls,
+    same_shaped,
+    scaled_sum,
+)
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import (
@@ -25,11 +32,10 @@ from dispatch_flops.operators.tensors import (
 from dispatch_flops.profile.cost import ZERO, OpCost
 
 aten = torch.ops.aten
-Number = int | float | complex
 
 
 def inner_products(a: torch.Tensor, b: torch.Tensor) -> int:
-    """MACs of a[..., M, K] @ b[..., K, N]; a missing M or N is a vector and counts as 1.
+    """Return the MACs of a[..., M, K] @ b[..., K, N]; a vector lacks M or N, which counts as 1.
 
     Dense: B·M·N·K. One sparse operand: each stored element meets a row or column of the other.
     Both sparse: how many pairs meet depends on where they are stored; the smaller of the two
@@ -39,7 +45,7 @@ def inner_products(a: torch.Tensor, b: torch.Tensor) -> int:
     columns = b.shape[-1] if b.dim() > 1 else 1
     if not is_sparse(a) and not is_sparse(b):
         return prod(a.shape) * columns
-    # A matrix that faces a batch meets every item of it.
+    # A matrix multiplied with a batch meets every item.
     items_of_b = prod(b.shape[:-2]) if a.dim() < b.dim() else 1
     items_of_a = prod(a.shape[:-2]) if b.dim() < a.dim() else 1
     bounds = [stored_elements(a) * columns * items_of_b] if is_sparse(a) else []
@@ -58,17 +64,8 @@ def product_and_bias(
     beta: Number = 1,
     alpha: Number = 1,
 ) -> OpCost:
-    """Cost of ``beta·bias + alpha·product``.
-
-    FLOPs: 2·MACs; one multiplication per output element if alpha is not 1; unless beta is 0 one
-    addition per output element, and one multiplication per bias element if beta is not 1.
-    Source: torch._decomp's addmm, which drops the bias at beta 0.
-    """
-    elements = out.numel()
-    extra = muls(elements, a, b) if alpha != 1 else 0
-    if bias is not None and beta != 0:
-        extra += adds(elements, a, b, bias)
-        extra += muls(bias.numel(), bias) if beta != 1 else 0
+    """Cost of ``beta·bias + alpha·product``. FLOPs: 2·MACs + those of ``scaled_sum``."""
+    extra = scaled_sum(bias, out.numel(), a, b, beta=beta, alpha=alpha)
     return contract(macs, a, b, extra_flops=extra)
 
 
@@ -86,7 +83,7 @@ def mm(a: torch.Tensor, b: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) 
 
 @register_flops(packets("dot", "vdot"), cacheable=False)
 def dot(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **_: Any) -> OpCost:
-    """MACs: K. FLOPs: 2·MACs. None where it answers that all is zero without computing, as for
+    """MACs: K. FLOPs: 2·MACs. Nothing if the result is a zero tensor, which is not computed, as for
     the tangent of a constant.
     """
     return ZERO if out._is_zerotensor() else contract(inner_products(a, b), a, b)
@@ -105,7 +102,7 @@ def addmm(
 ) -> OpCost:
     """beta·bias + alpha·(a[B,M,K] @ b[B,K,N]); addbmm also sums over B.
 
-    MACs: B·M·N·K. FLOPs: 2·MACs + bias, see ``product_and_bias``. Source: the ops' schemas.
+    MACs: B·M·N·K. FLOPs: 2·MACs + bias, see ``scaled_sum``. Source: the ops' schemas.
     """
     return product_and_bias(inner_products(a, b), a, b, out, bias=bias, beta=beta, alpha=alpha)
 
@@ -125,7 +122,7 @@ def addmm_activation(
     """addmm, then relu or gelu.
 
     MACs: M·N·K. FLOPs: addmm's + the activation's on M·N elements.
-    Source: torch._decomp's _addmm_activation: gelu is the tanh form on CUDA alone.
+    Source: torch._decomp's _addmm_activation: gelu is the tanh form only on CUDA.
     """
     linear = addmm(bias, a, b, beta=beta, alpha=alpha, out=out)
     if not use_gelu:
@@ -171,13 +168,13 @@ def mm_plus_mm(
 ) -> OpCost:
     """a @ b + c @ d, as inductor fuses it.
 
-    MACs: of both products. FLOPs: 2·MACs + one sum per output element.
+    MACs: those of both products. FLOPs: 2·MACs + one sum per output element.
     """
     cost = contract(inner_products(a, b), a, b) + contract(inner_products(c, d), c, d)
     return cost + OpCost(flops=adds(a.shape[0] * b.shape[1], a))
 
 
-# -- matmul where it arrives whole -------------------------------------------------------------
+# -- matmul as one operator --------------------------------------------------------------------
 
 
 @register_flops(packets("matmul"))

@@ -1,8 +1,8 @@
-"""Layer, RMS and group normalisation, forward and backward; weights kept to a norm.
+"""Layer, RMS and group normalisation, forward and backward; weight normalisation, renorm.
 
 n: elements of the input. m: groups of numbers that share a mean (layer: rows, group: N·G).
 Affine parameters cost a product or a sum per element. Batch normalisation: batch_norm.py.
-Source, where a docstring names no other: torch._decomp.decompositions, dead code left out.
+Source, unless a docstring names another: torch._decomp.decompositions, without dead code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def given(*tensors: Tensor | None) -> int:
-    """How many of the optional tensors are there."""
+    """Return how many of the optional tensors are given."""
     return sum(tensor is not None for tensor in tensors)
 
 
@@ -127,7 +127,7 @@ def native_group_norm(
     """x[N, G, C/G·HW] normalised per (N, G), m = N·G: 6·n + 2·m, affine n each.
 
     Source: torch._refs, as decomposed off the CPU. (On the CPU it folds the affine
-    parameters into the scale; the count is kept the same on every device.)
+    parameters into the scale; the count is the same on every device.)
     """
     n = input.numel()
     return normalised(n, N * group) + given(weight, bias) * n
@@ -152,7 +152,7 @@ def native_group_norm_backward(
     Weight: Σ(ds - db·mean)·rstd 3·k + k-C. Bias: Σdb k-C.
     """
     n, k, m = input.numel(), N * C, N * group
-    # Of no numbers there is nothing to sum.
+    # An empty tensor has nothing to sum.
     folded, summed = max(n - k, 0), max(k - C, 0)
     needs_input, needs_weight, needs_bias = output_mask
     flops = n + folded if needs_input or needs_weight else 0
@@ -169,8 +169,8 @@ def _rows(input: Tensor, normalized_shape: list[int]) -> int:
 
 @register_flops(packets("renorm"))
 def renorm(self: Tensor, p: Any, dim: int, maxnorm: Any, *, out: Any, **_: Any) -> int:
-    """Slices along ``dim``, m of them, scaled down to a norm: norm, then m comparisons,
-    m sums with eps, maxnorm divided by it m, n products. Source: torch._refs.
+    """m slices along ``dim``, scaled down to a maximal norm: their norm, then m comparisons,
+    m sums with eps, m quotients of maxnorm, n products. Source: torch._refs.
     """
     n, m = self.numel(), self.shape[dim]
     complex_numbers = self.is_complex()

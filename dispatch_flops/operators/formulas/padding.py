@@ -1,6 +1,6 @@
 """Operators that copy an element to several places, and their adjoints.
 
-Copying is free. The adjoint sums what was copied: n terms to m places are n - m additions.
+Copying is free. The adjoint sums the copies: n terms in m places are n - m additions.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PADS = [f"{mode}_pad{d}d" for mode in ("reflection", "replication") for d in (1
 
 @register_flops(packets(*(f"{name}_backward" for name in _PADS)))
 def pad_backward(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Every element of the result gets its own gradient, and those of its reflections."""
+    """Each element of the result is the sum of its own gradient and those of its copies."""
     return flops(adds(max(grad.numel() - out.numel(), 0), grad))
 
 
 @register_flops(packets("col2im", "unfold_backward"))
 def accumulate_windows(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Every element of every window is added to a result that begins with zeros.
+    """Every element of every window is added to a result of zeros.
 
-    (What falls into the padding is dropped, so n - m would be no exact count.)
+    (Elements in the padding are dropped, so n - m would not be exact.)
     Source: torch._decomp, which accumulates with index_put.
     """
     return flops(adds(grad.numel(), grad))

@@ -2,11 +2,10 @@
 
 An operator that core ATen keeps whole costs 1 per element on floating-point data: sums,
 products, comparisons, minimum and maximum, rounding, elementary and special functions.
-An operator that ``torch._decomp.core_aten_decompositions`` takes apart costs the primitives
-that it is taken apart into: its recipe. Every step counts once per element of the result,
-also a step on an operand that is still to be broadcast. Integer and boolean data cost nothing.
-Complex data cost the real operations of the textbook formula, after every operand became
-complex.
+An operator that ``torch._decomp.core_aten_decompositions`` decomposes costs the primitives of
+its decomposition: its recipe. Every step counts once per element of the result, even if its
+operand is broadcast later. Integer and boolean data cost nothing. Complex data cost the real
+operations of the textbook formula, with every operand converted to complex.
 
 Activations are in activation.py, losses in loss.py.
 """
@@ -22,9 +21,8 @@ import torch
 from dispatch_flops.operators.formulas._arithmetic import COMPLEX_ADD, COMPLEX_MUL
 from dispatch_flops.operators.formulas._foreach import each
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.formulas.sparse import elements
 from dispatch_flops.operators.registry import Rule, add_rule
-from dispatch_flops.operators.tensors import is_inexact, tensors_in
+from dispatch_flops.operators.tensors import is_inexact, stored_elements, tensors_in
 
 #: 1 FLOP per output element on floating-point data.
 _ELEMENTARY = """
@@ -94,7 +92,7 @@ COMPLEX = {
     "polar": 4,  # cos, sin, 2 products
 }
 
-#: What an operator is taken apart into; primitives of the two tables above, each once per element.
+#: Decompositions into primitives of the two tables above, each once per element.
 RECIPES = {
     "addcmul": "mul mul add",
     "addcdiv": "mul div add",
@@ -119,7 +117,7 @@ RECIPES = {
 
 
 def per_element(name: str, *, complex_numbers: bool = False) -> int:
-    """FLOPs per output element of an operator of the tables."""
+    """Return the FLOPs per output element of an operator of the tables."""
     if complex_numbers and name in COMPLEX:
         return COMPLEX[name]
     if name in RECIPES:
@@ -130,32 +128,32 @@ def per_element(name: str, *, complex_numbers: bool = False) -> int:
 
 
 def recipe_cost(recipe: str, *, complex_numbers: bool = False) -> int:
-    """FLOPs per element of primitives named in a string, each done once."""
+    """Return the FLOPs per element of primitives named in a string, each done once."""
     return sum(per_element(name, complex_numbers=complex_numbers) for name in recipe.split())
 
 
 def elementwise(recipe: str, args: Any, out: Any) -> int:
-    """FLOPs of a recipe done on every element of the (first) result.
+    """Return the FLOPs of a recipe done on every element of the (first) result.
 
-    Of a sparse result every element that it stores. Comparisons have boolean results of
-    floating-point work, quotients of integers the reverse: arguments and results both decide
-    whether the work is counted.
+    A sparse result counts the elements that it stores. The work counts if an argument or a result
+    is floating-point: a comparison of such numbers has a boolean result, and a quotient of
+    integers a floating-point one.
     """
     result = next(tensors_in(out))
     tensors = (*tensors_in(args), *tensors_in(out))
     if not is_inexact(*tensors):
         return 0
     complex_numbers = any(tensor.is_complex() for tensor in tensors)
-    return elements(result) * recipe_cost(recipe, complex_numbers=complex_numbers)
+    return stored_elements(result) * recipe_cost(recipe, complex_numbers=complex_numbers)
 
 
 def broadcast_elements(*shapes: Iterable[int]) -> int:
-    """Elements of the shape that ``shapes`` broadcast to."""
+    """Return the number of elements of the shape that ``shapes`` broadcast to."""
     return math.prod(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def plain(recipe: str) -> Callable[..., int]:
-    """The formula of an operator whose cost per element depends on the dtype alone."""
+    """Return the formula of an operator whose cost per element depends only on the dtype."""
 
     def formula(*args: Any, out: Any, **kwargs: Any) -> int:
         return elementwise(recipe, (args, kwargs), out)
@@ -164,7 +162,7 @@ def plain(recipe: str) -> Callable[..., int]:
 
 
 def add(self: Any, other: Any, alpha: Any = 1, *, out: Any, **_: Any) -> int:
-    """self ± alpha·other: one more product per element where alpha is not 1."""
+    """self ± alpha·other: one more product per element if alpha is not 1."""
     return elementwise("add" if alpha == 1 else "mul add", (self, other), out)
 
 
@@ -180,7 +178,7 @@ def clamp(self: Any, min: Any = None, max: Any = None, *, out: Any, **_: Any) ->
 
 
 def div(self: Any, other: Any, *, rounding_mode: Any = None, out: Any, **_: Any) -> int:
-    """A quotient, and its rounding where one is asked for."""
+    """A quotient, and its rounding if there is a rounding mode."""
     return elementwise("div" if rounding_mode is None else "div floor", (self, other), out)
 
 
@@ -188,22 +186,22 @@ def lerp(self: Any, end: Any, weight: Any, *, out: Any, **_: Any) -> int:
     """start + weight·(end - start): 3 per element.
 
     A tensor of weights is compared with 1/2 element by element, to start from the nearer
-    end: |w|, w >= 1/2 and w - 1 are 3 more. For a weight that is a number these are no work
-    on tensors, though the reference does them on a tensor of one element.
+    end: |w|, w >= 1/2 and w - 1 are 3 more. For a scalar weight these are not tensor work,
+    though the reference does them on a tensor of one element.
     """
     extra = "abs ge sub " if isinstance(weight, torch.Tensor) else ""
     return elementwise(f"{extra}sub mul add", (self, end, weight), out)
 
 
 def power(self: Any, exponent: Any, *, out: Any, **_: Any) -> int:
-    """1 per real element. Complex: a square is a product, a root a root, else exp(w·log z)."""
+    """1 per real element. Complex: a product for a square, sqrt for a root, else exp(w·log z)."""
     short = {2: "mul", 0.5: "sqrt"}
     recipe = short.get(exponent, "pow") if isinstance(exponent, (int, float)) else "pow"
     return elementwise(recipe, (self, exponent), out)
 
 
 def rounded(self: Any, *, decimals: int = 0, out: Any, **_: Any) -> int:
-    """To other places than 0: a product before and one after."""
+    """A rounding; with decimals, a product before and one after."""
     return elementwise("round" if decimals == 0 else "mul round mul", self, out)
 
 

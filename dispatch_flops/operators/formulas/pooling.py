@@ -1,9 +1,9 @@
 """Pooling, forward and backward.
 
-Over all channels, O is the number of outputs and V the number of input elements that the
-windows see, summed over the windows. Windows are products of intervals, so V is a product
-over the dimensions; of an interval that hangs over the border, what lies inside counts. So
-padding and ``ceil_mode`` are exact. (The reference pads with -inf and compares those too.)
+O is the number of outputs and V the number of input elements that the windows cover, summed over
+windows and channels. Windows are products of intervals, so V is a product over the dimensions.
+Only the part of an interval inside the input counts, so padding and ``ceil_mode`` are exact. (The
+reference pads with -inf and compares those too.)
 
 Average: V-O sums and O divisions: V. Maximum: V-O comparisons. Backward of an average: O
 divisions and V sums. Backward of a maximum: one sum per output, O, as a scatter.
@@ -35,7 +35,10 @@ def window_elements(
     padding: Any = 0,
     dilation: Any = 1,
 ) -> int:
-    """V of sliding windows over the last ``dims`` dimensions; no stride means the kernel's size."""
+    """Return V of sliding windows over the last ``dims`` dimensions.
+
+    stride: empty for the kernel's size.
+    """
     kernel = _spread(kernel_size, dims)
     step = _spread(stride, dims) if stride not in ((), []) else kernel
     parameters = zip(
@@ -56,7 +59,7 @@ def _spread(value: Any, dims: int) -> list[int]:
 
 
 def _seen(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Elements of [0, size) that the windows of one dimension see, summed over them."""
+    """Elements of [0, size) that the windows of one dimension cover, summed over them."""
     starts = (index * stride - padding for index in range(outputs))
     return sum(len(_inside(size, start, kernel, dilation)) for start in starts)
 
@@ -69,7 +72,7 @@ def _inside(size: int, start: int, kernel: int, dilation: int) -> range:
 
 
 def adaptive_elements(shape: torch.Size, outputs: torch.Size, dims: int) -> int:
-    """V of adaptive windows: output o of count sees [⌊o·I/count⌋, ⌈(o+1)·I/count⌉)."""
+    """Return V of adaptive windows: output o of count covers [⌊o·I/count⌋, ⌈(o+1)·I/count⌉)."""
     return math.prod(shape[:-dims]) * math.prod(
         sum(-(-(o + 1) * size // count) - o * size // count for o in range(count))
         for size, count in zip(shape[-dims:], outputs[-dims:], strict=True)
@@ -89,7 +92,7 @@ def _average(dims: int) -> Formula:
         out: Tensor,
         **__: Any,
     ) -> int:
-        """V, the elements that the windows see, summed over the windows."""
+        """V, the elements that the windows cover, summed over the windows."""
         seen = window_elements(self.shape, out.shape, dims, kernel_size, stride, padding)
         return seen * is_inexact(self)
 
@@ -107,7 +110,7 @@ def _average_backward(dims: int) -> Formula:
         out: Tensor,
         **__: Any,
     ) -> int:
-        """O + V: the outputs, and what their windows see."""
+        """O + V: the outputs, and the elements that their windows cover."""
         seen = window_elements(self.shape, grad_output.shape, dims, kernel_size, stride, padding)
         return grad_output.numel() + seen
 
@@ -116,7 +119,7 @@ def _average_backward(dims: int) -> Formula:
 
 def _adaptive_average(dims: int) -> Formula:
     def adaptive_avg_pool(self: Tensor, *_: Any, out: Tensor, **__: Any) -> int:
-        """V, the elements that the windows see, summed over the windows."""
+        """V, the elements that the windows cover, summed over the windows."""
         return adaptive_elements(self.shape, out.shape, dims) * is_inexact(self)
 
     return adaptive_avg_pool
@@ -126,7 +129,7 @@ def _adaptive_average_backward(dims: int) -> Formula:
     def adaptive_avg_pool_backward(
         grad_output: Tensor, self: Tensor, *, out: Tensor, **_: Any
     ) -> int:
-        """O + V: the outputs, and what their windows see."""
+        """O + V: the outputs, and the elements that their windows cover."""
         return grad_output.numel() + adaptive_elements(self.shape, grad_output.shape, dims)
 
     return adaptive_avg_pool_backward
@@ -146,7 +149,7 @@ def _maximum(dims: int) -> Formula:
         out: Any,
         **__: Any,
     ) -> int:
-        """V - O: what the windows see less one per output; nothing for integers."""
+        """V - O: the elements that the windows cover, less one per output; 0 for integers."""
         if not is_inexact(self):
             return 0
         result = next(tensors_in(out))
@@ -160,7 +163,7 @@ def _maximum(dims: int) -> Formula:
 
 def _adaptive_maximum(dims: int) -> Formula:
     def adaptive_max_pool(self: Tensor, *_: Any, out: Any, **__: Any) -> int:
-        """V - O: what the windows see less one per output."""
+        """V - O: the elements that the windows cover, less one per output."""
         result = next(tensors_in(out))
         return adaptive_elements(self.shape, result.shape, dims) - result.numel()
 
@@ -215,6 +218,6 @@ def max_pool_backward(grad_output: Tensor, *_: Any, out: Tensor, **__: Any) -> i
 
 @register_flops(packets("fractional_max_pool2d", "fractional_max_pool3d"))
 def fractional_max_pool(self: Tensor, kernel_size: Any, *_: Any, out: Any, **__: Any) -> int:
-    """Windows lie inside the input whole: O·(∏kernel - 1). Where they lie is O work no more."""
+    """Windows lie fully inside the input: O·(∏kernel - 1). Their positions are not counted."""
     window = math.prod(_spread(kernel_size, self.dim() - 2))
     return next(tensors_in(out)).numel() * (window - 1)

@@ -1,8 +1,8 @@
 """Quantised linear layers, convolutions, recurrent layers and embeddings.
 
-Products of integers count as MACs (and 2 FLOPs each, as all MACs), the integer bias is free.
-What surrounds them is arithmetic on reals: quantising inputs by their range (dynamic),
-rescaling results to integers (5 per result) or to reals (1 per result, 1 more for a bias).
+Products of integers count as MACs (2 FLOPs each, like all MACs); the integer bias is free. The
+rest is arithmetic on reals: quantising inputs by their range (dynamic), rescaling results to
+integers (5 per result) or to reals (1 per result, 1 more for a bias).
 Weights are opaque packages; their shapes follow from inputs and results, or from ``unpack``.
 
 Letters: T rows, K contracted, O results per row; G gates, H hidden size.
@@ -26,7 +26,7 @@ from dispatch_flops.operators.formulas.fake_quantize import (
 )
 from dispatch_flops.operators.formulas.linear import post_op
 from dispatch_flops.operators.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import ZERO, OpCost, contraction, flops
 
@@ -48,8 +48,8 @@ _PREPACK = """
     wrapped_fbgemm_pack_gemm_matrix_fp16
 """
 for _library in ("quantized", "_quantized"):
-    free(packets(*_PREPACK.split(), library=_library), "packs weights, ahead of the run")
-free(
+    declare_free(packets(*_PREPACK.split(), library=_library), "packs weights, ahead of the run")
+declare_free(
     packets("qconv_prepack", "qlinear_prepack", "linear_prepack_fp16", library="onednn")
     + packets("qlinear_prepack", "qlinear_unpack", library="sparse"),
     "packs weights, ahead of the run",
@@ -57,7 +57,7 @@ free(
 
 
 def quantized(*names: str) -> list[Any]:
-    """Packets of the library quantized, and of its older twin."""
+    """Return packets of the library quantized and of its older form, _quantized."""
     return packets(*names, library="quantized") + packets(*names, library="_quantized")
 
 
@@ -81,8 +81,8 @@ def matmul_cost(x: Tensor, out: Tensor) -> OpCost:
 def linear(x: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Integers to integers. MACs: T·O·K. FLOPs: 2·MACs + 5·T·O.
 
-    relu is part of the bounds; so are leaky_relu and tanh taken to be, which backends look up.
-    A block-sparse weight (library sparse) counts whole: how much it stores is not visible.
+    relu is part of the clamping. leaky_relu and tanh, which backends look up, count as such too.
+    A block-sparse weight (library sparse) counts as dense: how much it stores is not visible.
     """
     return matmul_cost(x, out) + flops(QUANTIZE * out.numel())
 
@@ -116,7 +116,7 @@ def linear_fp16(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> O
 def linear_fp16_unpacked(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *_args: Any, out: Tensor, **_: Any
 ) -> OpCost:
-    """As ``linear_fp16``, the bias in sight."""
+    """As ``linear_fp16``, with an unpacked bias."""
     return matmul_cost(x, out) + flops(out.numel() if bias is not None else 0)
 
 
@@ -130,7 +130,7 @@ def linear_fp16_unpacked(
 def linear_fake(
     x: Tensor, scale: Any, zero_point: Any, packed: Any, *, out: Tensor, **_: Any
 ) -> OpCost:
-    """Reals to reals with given scales: x quantised, results rescaled."""
+    """Reals to reals with given scales: x is quantised, results are rescaled."""
     surround = quantize(x, out=x).flops + out.numel() * (1 + has_bias(packed))
     return matmul_cost(x, out) + flops(surround)
 
@@ -159,7 +159,7 @@ def int4_linear(x: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
 
 
 def has_bias(packed: Any) -> bool:
-    """True if a packed linear weight comes with a bias."""
+    """Return True if a packed linear weight comes with a bias."""
     return packed.bias() is not None
 
 
@@ -168,8 +168,8 @@ def rescaled(
 ) -> OpCost:
     """FLOPs of a oneDNN result: rescaled to integers or reals, after post-operations.
 
-    binary: what is done with another tensor: "sum", "add" or "mul", else "none".
-    activations: names, "none" among them, each with its algorithm.
+    binary: the operation with another tensor, "sum", "add", "mul" or "none".
+    activations: names, possibly "none", each with its algorithm.
     """
     steps = (1 if out.is_floating_point() else QUANTIZE) + (binary != "none")
     real = reals(out)
@@ -204,7 +204,7 @@ def conv_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> 
 
 @register_flops(quantized(*(f"conv_transpose{d}d" for d in (1, 2, 3))), cacheable=False)
 def conv_transpose(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Integers to integers. MACs: inputs · K, as a convolution from results to inputs has."""
+    """Integers to integers. MACs: inputs · K, as for a convolution from results to inputs."""
     return conv_transpose_macs(x, packed) + flops(QUANTIZE * out.numel())
 
 
@@ -280,8 +280,8 @@ def recurrent(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """All layers, directions and steps. T rows in all steps together: of ``input``, or of
-    ``data``, which is packed.
+    """All layers, directions and steps. T rows in all steps together, of ``input`` or
+    of the packed ``data``.
 
     MACs per layer and direction: T·G·H·(inputs + H). FLOPs: 2·MACs, ``CELL_FLOPS``, and per
     product as ``linear_dynamic`` (steps quantised one by one; their 10 for scale and zero point
@@ -348,7 +348,7 @@ def embedding(*_args: Any, out: Tensor, **_: Any) -> OpCost:
 def embedding_bag(
     *, indices: Tensor, per_sample_weights: Tensor | None = None, out: Tensor, **_: Any
 ) -> OpCost:
-    """Bags of rows, dequantised (2), weighted if asked for (1), and summed: n - m."""
+    """Bags of rows, dequantised (2), weighted if there are weights (1), and summed: n - m."""
     picked = indices.numel() * out.shape[-1]
     per_element = 2 + (per_sample_weights is not None)
     count = per_element * picked + max(picked - out.numel(), 0)

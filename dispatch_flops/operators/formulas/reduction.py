@@ -2,7 +2,7 @@
 
 n: elements of the input. m: elements of the result (rows).
 A reduction of n inputs to m outputs is n-m operations, plus its divisions. Integer and
-boolean data cost nothing. Source, where a docstring names no other: torch._refs.
+boolean data cost nothing. Source, unless a docstring names another: torch._refs.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ import torch
 from dispatch_flops.operators.formulas._foreach import each
 from dispatch_flops.operators.formulas._ops import overloads, packets
 from dispatch_flops.operators.formulas.pointwise import broadcast_elements, per_element
-from dispatch_flops.operators.formulas.sparse import elements
 from dispatch_flops.operators.registry import Formula, Kind, Rule, add_rule, register_flops
-from dispatch_flops.operators.tensors import is_inexact, is_strided_nested, nested_sizes, tensors_in
+from dispatch_flops.operators.tensors import (
+    is_inexact,
+    is_strided_nested,
+    nested_sizes,
+    stored_elements,
+    tensors_in,
+)
 
 
 def rows(tensor: torch.Tensor, dim: int | Iterable[int] | None) -> int:
-    """How many results a reduction of ``tensor`` over ``dim`` has (all dimensions: None or [])."""
+    """Return the number of results of a reduction over ``dim`` (None or []: all dimensions)."""
     if tensor.dim() == 0:
         return 1
     dims = range(tensor.dim()) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     reduced = {d % tensor.dim() for d in dims} or set(range(tensor.dim()))
-    if is_strided_nested(tensor):  # has a shape per item, none itself
+    if is_strided_nested(tensor):  # has one shape per item
         return sum(
             math.prod(n for d, n in enumerate(item, start=1) if d not in reduced)
             for item in nested_sizes(tensor)
@@ -36,11 +41,11 @@ def rows(tensor: torch.Tensor, dim: int | Iterable[int] | None) -> int:
 
 
 def fold(self: torch.Tensor, out: Any, *, per_input: int = 0, per_output: int = 0) -> int:
-    """n-m operations, and some more per input and per output; two real ones each if complex."""
+    """Return n-m operations, plus some per input and per output; complex ones are two real ones."""
     result = next(tensors_in(out))
     if not is_inexact(self, result):
         return 0
-    n, m = elements(self), elements(result)
+    n, m = stored_elements(self), stored_elements(result)
     real = max(n - m, 0) + per_input * n + per_output * m
     return real * (2 if self.is_complex() else 1)
 
@@ -60,7 +65,7 @@ def _register(targets: list[Any], formula: Formula, note: str, *, by_name: bool 
 
 _register(packets("sum", "amax", "amin", "argmax", "argmin"), _plain(), "n-m")
 _register(packets("_foreach_max"), each(_plain()), "n-m each")
-# The binary overloads, max.other and min.other, are taken apart into maximum and minimum.
+# The binary overloads, max.other and min.other, decompose into maximum and minimum.
 _register(
     overloads("max.default", "max.dim", "max.dim_max", "max.names_dim", "max.unary_out"),
     _plain(),
@@ -97,7 +102,7 @@ def tested(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
 
 @register_flops(packets("equal"))
 def equal(self: torch.Tensor, other: torch.Tensor, *, out: Any, **_: Any) -> int:
-    """n comparisons where the shapes agree, none where they do not."""
+    """n comparisons if the shapes agree, else none."""
     if self.shape != other.shape or not is_inexact(self, other):
         return 0
     return self.numel() * per_element("eq", complex_numbers=self.is_complex())
@@ -120,8 +125,8 @@ def allclose(
 def variance(n: int, *, complex_numbers: bool = False) -> int:
     """Σ|x - mean|² / count: mean n, subtract n, square n, sum n-m, divide m: 4·n.
 
-    The mean is part of it, so var_mean costs no more. (Its reference calls var and mean, and
-    so reduces twice for one mean.) Complex: 2·n, 2·n, 3·n, n-m, m: 8·n.
+    The mean is included, so var_mean costs no more. (Its reference calls var and mean, which
+    computes the mean twice.) Complex: 2·n, 2·n, 3·n, n-m, m: 8·n.
     """
     return (8 if complex_numbers else 4) * n
 
@@ -143,12 +148,11 @@ def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) 
 
     0: compare n, count n-m. ±inf: |x| n, max n-m. 1: |x| n, sum n-m.
     Even p on reals: power n, sum n-m, root m: 2·n. Else |x| first: 3·n.
-    A vector of one element has its absolute value as norm: n.
-    Source: torch._refs.linalg.vector_norm; there p = 1 goes through powers of 1, which are
-    the identity.
+    The norm of one element is its absolute value: n.
+    Source: torch._refs.linalg.vector_norm, whose powers of 1 for p = 1 are the identity.
     """
     magnitude = n * per_element("abs", complex_numbers=complex_numbers)
-    folded = max(n - m, 0)  # of no numbers there is nothing to sum
+    folded = max(n - m, 0)  # an empty tensor has nothing to sum
     if order == 0:
         return n * per_element("ne", complex_numbers=complex_numbers) + folded
     if n == m:
@@ -162,11 +166,11 @@ def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) 
 def norm(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **kwargs: Any) -> int:
     """``vector_norm`` over the given dimensions; an order of None is 2.
 
-    Of a sparse tensor the numbers that it stores.
+    A sparse tensor counts the elements that it stores.
     """
     order = kwargs.get("p", ord)
     return vector_norm(
-        elements(self),
+        stored_elements(self),
         out.numel(),
         2 if order is None else order,
         complex_numbers=self.is_complex(),

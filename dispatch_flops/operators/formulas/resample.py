@@ -1,11 +1,11 @@
-"""Interpolation: upsample_*, grid_sampler_* and what belongs to them.
+"""Interpolation: upsample_*, grid_sampler_* and related operators.
 
-Where a sample lies and how much each neighbour weighs costs FLOPs per coordinate, blending the
-neighbours costs FLOPs per output element; reading them is free. The counts are those of
-torch._decomp's decompositions. A backward, which has none, hands each gradient to every
-neighbour: the product with the weight of each dimension, and one accumulation.
+Positions and weights of neighbours cost FLOPs per coordinate, blending the neighbours costs FLOPs
+per output element, and reading them is free. The counts are those of torch._decomp's
+decompositions. A backward has no decomposition: it adds each gradient to every neighbour, with a
+product for the weight of each dimension and one accumulation.
 
-Letters: N batch, C channels, d spatial dimensions; a point is one place of all channels.
+Letters: N batch, C channels, d spatial dimensions; a point is one position in all channels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 
 
 def backward_of(names: Sequence[str]) -> list[Any]:
-    """The backward packets of these operators."""
+    """Return the backward packets of these operators."""
     return packets(*(f"{name}_backward" for name in names))
 
 
@@ -49,13 +49,13 @@ def backward_of(names: Sequence[str]) -> list[Any]:
 
 @register_flops(packets(*NEAREST, *NEAREST_EXACT))
 def nearest(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """A copy of the nearest element: (i + offset) * scale per coordinate finds it."""
+    """A copy of the nearest element, found by (i + offset) * scale per coordinate."""
     return flops(2 * sum(out.shape[2:]))
 
 
 @register_flops(backward_of(NEAREST + NEAREST_EXACT))
 def nearest_backward(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Each gradient is added to the element that was copied: a sum of n terms to m places."""
+    """Each gradient is added to the element that was copied: n terms in m places."""
     return flops(max(grad.numel() - out.numel(), 0))
 
 
@@ -65,8 +65,8 @@ def linear(
 ) -> OpCost:
     """The two neighbours of each dimension, blended dimension by dimension.
 
-    FLOPs: 3 (2^d - 1) per output element. Per coordinate: its source, one bound of it, the
-    distance to the neighbour and two bounds of that.
+    FLOPs: 3 (2^d - 1) per output element. Per coordinate: its source and one bound, the
+    distance to the neighbour and two bounds.
     """
     lerps = LINEAR_TAPS ** (out.dim() - 2) - 1
     blend = out.numel() * LERP * lerps if is_inexact(self) else 0
@@ -77,10 +77,10 @@ def linear(
 def cubic(
     self: Tensor, output_size: Any, align_corners: bool, *_args: Any, out: Tensor, **_: Any
 ) -> OpCost:
-    """Four neighbours in x on four lines, then the four lines.
+    """Four neighbours in x on each of four lines, then the four lines.
 
     FLOPs: 5 * 7 per output element. Per coordinate: its source, rounded down, the distance
-    and two bounds of that, four weights.
+    and two bounds, four weights.
     """
     blend = out.numel() * (CUBIC_TAPS + 1) * CUBIC_BLEND if is_inexact(self) else 0
     coordinate = source_index(align_corners) + 4 + CUBIC_WEIGHTS
@@ -135,8 +135,8 @@ def antialiased(name: str) -> None:
     ) -> OpCost:
         """A filter along the width, then one along the height, as wide as the scale demands.
 
-        FLOPs: 2 t - 1 per element that a filter of t taps gives. The weights, one per tap and
-        coordinate for all channels and lines alike, are left out.
+        FLOPs: 2 t - 1 per result of a filter of t taps. The weights, one per tap and coordinate
+        for all channels and lines, are not counted.
         """
         if not is_inexact(self):
             return flops(0)
@@ -209,9 +209,9 @@ def grid_sampler(
 ) -> OpCost:
     """input[N, C, ...] at the points grid[N, ..., d].
 
-    FLOPs per point: ``per_point``. Per point and channel: the nearest element, times whether it
-    lies inside (1); 2^d products and their sum (linear); 4^2 times whether they lie inside, then
-    5 * 7 (cubic).
+    FLOPs per point: ``per_point``. Per point and channel: the nearest element times 1 or 0,
+    inside or not (1); 2^d products and their sum (linear); 4^2 products with 1 or 0, then 5 * 7
+    (cubic).
     """
     d = grid.shape[-1]
     points, channels = grid.numel() // d if d else 0, input.shape[1]
@@ -245,10 +245,10 @@ def grid_sampler_backward(
 ) -> OpCost:
     """Gradients of the input and of the points.
 
-    FLOPs per point: the weights again. Per point and channel, with T neighbours in all: the
-    input takes a product and an accumulation for each; the points take, for each and each
-    dimension, d products (gradient, value, the other weights) and an accumulation, and d
-    products at the end. Nearest: one accumulation, no gradient of the points.
+    FLOPs per point: the weights again. Per point and channel, with T neighbours: for the input, a
+    product and an accumulation per neighbour; for the points, per neighbour and dimension, d
+    products (gradient, value, the other weights) and an accumulation, then d products. Nearest:
+    one accumulation, no gradient of the points.
     """
     d = grid.shape[-1]
     points, channels = grid.numel() // d if d else 0, input.shape[1]
@@ -264,7 +264,7 @@ def grid_sampler_backward(
 
 
 def per_point(d: int, interpolation_mode: int, padding_mode: int) -> int:
-    """FLOPs to find a point's neighbours, their weights and whether they lie inside.
+    """FLOPs of a point's neighbours, their weights, and the tests whether they lie inside.
 
     Each neighbour is compared with two bounds per dimension. Linear: per dimension the
     coordinate rounded down and 1 added; each neighbour's weight is d distances and their

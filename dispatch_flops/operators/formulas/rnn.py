@@ -1,9 +1,9 @@
 """Recurrent layers, fused.
 
 Letters: T·B tokens (time steps x batch; packed: the sum of batch_sizes), I inputs, H hidden
-units, P projected size. Every weight matrix meets every token once, so MACs are tokens x its
-elements; bias vectors likewise cost one addition per token and element. Both are summed over
-layers and directions by summing over the weights.
+units, P projected size. Every weight matrix is applied to every token once: tokens x elements
+MACs. A bias vector costs one addition per token and element. Summing over the weights sums over
+layers and directions.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dispatch_flops.profile.cost import OpCost, contraction
 
 Tensor = torch.Tensor
 
-# The modes of cuDNN, MIOpen and oneDNN alike.
+# Modes, the same in cuDNN, MIOpen and oneDNN.
 RELU, TANH, LSTM, GRU = 0, 1, 2, 3
 
-# FLOPs per token and hidden unit beside matrices and biases, as the unfused cells compute them.
+# FLOPs per token and hidden unit besides matrices and biases, as in the unfused cells.
 # RNN: input and hidden parts summed, activation.
 # LSTM: 4 sums, 4 gate activations; c' = f·c + i·g: 3; h' = o·tanh(c'): 2.
 # GRU: reset and update gates: 2 sums, 2 sigmoids; new gate tanh(i + r·h): 3; h' = (h-n)·z + n: 3.
 CELL_FLOPS = {RELU: 2, TANH: 2, LSTM: 13, GRU: 10}
 
 # FLOPs per token and hidden unit of the gradients, where g·(1-y)·y and g·(1-y²) are 3 each.
-# RNN: the activation's: 3 for tanh, 1 for relu (a comparison; where it selects is free).
+# RNN: the activation's: 3 for tanh, 1 for relu (a comparison; selecting is free).
 # LSTM: o: tanh(c'), a product, sigmoid's 3; c': a product, tanh's 3, a sum; i, f, g, c: 4
 # products; sigmoid's 3 twice, tanh's 3.
 # GRU: n: g·(1-z), tanh's 3, times r; z: g·(h-n), sigmoid's 3; r: a product, sigmoid's 3; h: g·z;
@@ -39,7 +39,7 @@ CELL_GRAD_FLOPS = {RELU: 1, TANH: 3, LSTM: 23, GRU: 16}
 
 
 def layers_cost(tokens: int, weights: Sequence[Tensor], mode: int, hidden: int) -> OpCost:
-    """Layers with these weights, one cell per direction of each.
+    """Return the cost of layers with these weights, one cell per layer and direction.
 
     weights: per cell w_ih[gates·H,I], w_hh[gates·H,P or H] and, if any, b_ih, b_hh[gates·H] and
     w_hr[P,H].
@@ -60,7 +60,7 @@ def layers_backward_cost(
     *,
     to_weights: bool = True,
 ) -> OpCost:
-    """Gradients of ``layers_cost`` for inputs and states, and for weights if wanted.
+    """Return the gradients of ``layers_cost`` for inputs and states, and for weights if needed.
 
     MACs: the forward's for each of the two. FLOPs: 2·MACs + tokens·H·CELL_GRAD_FLOPS per cell
     + one sum over tokens per bias element.
@@ -73,7 +73,7 @@ def layers_backward_cost(
 
 
 def _cells(weights: Sequence[Tensor], hidden: int) -> int:
-    """Layers x directions: each has two matrices of gates, and perhaps a projection to P < H."""
+    """Number of cells: each has two matrices of gates, and maybe a projection to P < H."""
     gates = [w for w in weights if w.dim() == 2 and not _is_projection(w, hidden)]
     return len(gates) // 2
 
@@ -83,14 +83,14 @@ def _is_projection(weight: Tensor, hidden: int) -> bool:
 
 
 def _tokens(x: Tensor) -> int:
-    """Of x[T,B,I] or, packed, x[tokens,I]."""
+    """Number of tokens of x[T,B,I] or of packed x[tokens,I]."""
     return prod(x.shape[:-1])
 
 
 def _between_layers(
     tokens: int, output: Tensor, num_layers: int, dropout: float, train: bool
 ) -> OpCost:
-    """Dropout after every layer but the last: the mask scaled, then multiplied with."""
+    """Dropout after every layer but the last: the mask is scaled, then multiplied with."""
     elements = tokens * output.shape[-1] if train and dropout > 0 else 0
     return OpCost(flops=2 * elements * (num_layers - 1))
 
@@ -135,7 +135,7 @@ def mkldnn_rnn_layer_backward(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """All gradients of ``mkldnn_rnn_layer``, wanted or not.
+    """All gradients of ``mkldnn_rnn_layer``, needed or not.
 
     MACs: 2 x forward. FLOPs: 2·MACs + 23·T·B·H, + (T·B-1)·8H with biases.
     """
@@ -144,7 +144,7 @@ def mkldnn_rnn_layer_backward(
 
 
 def _without_placeholders(weights: tuple[Tensor, ...], has_biases: bool) -> tuple[Tensor, ...]:
-    """w_ih, w_hh and, if any, b_ih and b_hh: zeros in the matrices' shapes stand in for none."""
+    """w_ih, w_hh and, if there are any, b_ih and b_hh: missing biases are zeros, not None."""
     return weights if has_biases else weights[:2]
 
 

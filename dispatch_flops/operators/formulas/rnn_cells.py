@@ -14,16 +14,13 @@ import torch
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.rnn import CELL_FLOPS, CELL_GRAD_FLOPS, GRU, LSTM, TANH
 from dispatch_flops.operators.registry import register_flops
+from dispatch_flops.operators.tensors import is_given
 from dispatch_flops.profile.cost import OpCost, contraction
 
 Tensor = torch.Tensor
 
 
-# -- cells: the gates' matrix products have been done --------------------------------------
-
-
-def _present(*biases: Tensor | None) -> int:
-    return sum(b is not None and b.numel() > 0 for b in biases)
+# -- cells, after the gates' matrix products -----------------------------------------------
 
 
 @register_flops(packets("_thnn_fused_lstm_cell"), by_name=True)
@@ -37,7 +34,7 @@ def fused_lstm_cell(
     **_: Any,
 ) -> OpCost:
     """input_gates[B,4H], hidden_gates[B,4H], cx[B,H]. FLOPs: 13·B·H + 4·B·H per bias."""
-    biases = _present(input_bias, hidden_bias) * input_gates.numel()
+    biases = sum(map(is_given, (input_bias, hidden_bias))) * input_gates.numel()
     return OpCost(flops=CELL_FLOPS[LSTM] * cx.numel() + biases)
 
 
@@ -60,7 +57,7 @@ def fused_gru_cell(
     **_: Any,
 ) -> OpCost:
     """input_gates[B,3H], hidden_gates[B,3H], hx[B,H]. FLOPs: 10·B·H + 3·B·H per bias."""
-    biases = _present(input_bias, hidden_bias) * input_gates.numel()
+    biases = sum(map(is_given, (input_bias, hidden_bias))) * input_gates.numel()
     return OpCost(flops=CELL_FLOPS[GRU] * hx.numel() + biases)
 
 

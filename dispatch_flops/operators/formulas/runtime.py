@@ -1,6 +1,6 @@
 """Operators that torch's own machinery calls: profiler, export, inductor, oneDNN's packing, FSDP.
 
-Those of libraries that are loaded when they are first used are named, not looked up: looking
+Operators of libraries that are loaded on first use are given by name, because looking them up
 would load the library.
 """
 
@@ -13,12 +13,12 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops.operators.formulas._arithmetic import adds, cost_of, muls
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.profile.cost import ZERO, OpCost, flops
 
 Tensor = torch.Tensor
 
-free(
+declare_free(
     packets(
         "_record_function_enter",
         "_record_function_enter_new",
@@ -32,7 +32,7 @@ free(
     "bookkeeping",
     moves=False,
 )
-free(
+declare_free(
     packets("_cudnn_rnn_flatten_weight", "_nested_sum_backward")
     + packets("_mkl_reorder_linear_weight", library="mkl")
     + packets(
@@ -51,7 +51,7 @@ def _takes(op: Any, arguments: int) -> bool:
     return len(_torch.schema_of(op.default).arguments) == arguments
 
 
-# Before torch 2.13 the operator was not told the old gradient: whether it adds cannot be known.
+# Before torch 2.13 the operator does not take the old gradient: whether it adds is unknown.
 @register_flops([op for op in packets("accumulate_grad_", library="inductor") if _takes(op, 3)])
 def accumulate_grad(
     variable: Tensor, grad: Tensor | None, new_grad: Tensor | None, *, out: Any, **_: Any
@@ -74,8 +74,10 @@ _PRIMS_FREE = """
 """
 _FSDP_FREE = "all_gather_copy_in chunk_cat copy_ split_with_sizes_copy"
 
-free([f"prims::{name}" for name in _PRIMS_FREE.split()], "moves data or makes random numbers")
-free([f"fsdp::{name}" for name in _FSDP_FREE.split()], "packs data for communication")
+declare_free(
+    [f"prims::{name}" for name in _PRIMS_FREE.split()], "moves data or makes random numbers"
+)
+declare_free([f"fsdp::{name}" for name in _FSDP_FREE.split()], "packs data for communication")
 
 
 @register_flops("prims::fma")
@@ -86,6 +88,6 @@ def fma(a: Tensor, b: Tensor, c: Tensor, *, out: Any, **_: Any) -> int:
 
 @register_flops("prims::_low_memory_max_pool_with_offsets")
 def low_memory_max_pool(x: Tensor, *args: Any, out: Any, **kwargs: Any) -> OpCost:
-    """Max pooling that keeps small offsets in place of indices: as many comparisons."""
+    """Max pooling that returns small offsets instead of indices, with as many comparisons."""
     pool = torch.ops.aten.max_pool2d_with_indices
     return cost_of(pool, x, *args, out=out, **kwargs)

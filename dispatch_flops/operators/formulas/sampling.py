@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost, flops
 
@@ -17,7 +17,7 @@ _DRAWN = """
     binomial poisson multinomial _sample_dirichlet _standard_gamma normal
     _cudnn_init_dropout_state rand randn randint randperm
 """
-# Of these the first argument is filled, or says by its shape how many are drawn.
+# The first argument is filled, or its shape gives the number of samples.
 _FILLED = """
     cauchy exponential geometric log_normal normal_ normal_functional random uniform rand_like
     randn_like randint_like _no_grad_normal_ _no_grad_uniform_ _fill_mem_eff_dropout_mask_
@@ -26,32 +26,32 @@ _FILLED = """
 
 
 def _filled(first: Any, *args: Any, out: Any = None, **kwargs: Any) -> OpCost:
-    """Reads what else is given, and writes."""
+    """Bytes: reads the other arguments, writes the result."""
     return OpCost(
         bytes_read=nbytes(args, kwargs), bytes_written=nbytes(first if out is None else out)
     )
 
 
 def _bernoulli(self: Tensor, p: Any = None, *_: Any, out: Tensor, **__: Any) -> OpCost:
-    """The probabilities: ``p``, or ``self`` where it is not given."""
+    """Bytes: reads the probabilities, ``p`` or else ``self``, and writes the result."""
     return OpCost(bytes_read=nbytes(self if p is None else p), bytes_written=nbytes(out))
 
 
-free(packets(*_DRAWN.split()), "random numbers")
-free(packets(*_FILLED.split()), "random numbers", formula=_filled)
-free(packets("bernoulli"), "random numbers", formula=_bernoulli)
-free([torch.ops.aten.bernoulli_.float], "random numbers", formula=_filled)
-free(packets("philox_rand", library="rngprims"), "random numbers")
-free(packets("inductor_reserve_rng_state", library="inductor_prims"), "random numbers")
+declare_free(packets(*_DRAWN.split()), "random numbers")
+declare_free(packets(*_FILLED.split()), "random numbers", formula=_filled)
+declare_free(packets("bernoulli"), "random numbers", formula=_bernoulli)
+declare_free([torch.ops.aten.bernoulli_.float], "random numbers", formula=_filled)
+declare_free(packets("philox_rand", library="rngprims"), "random numbers")
+declare_free(packets("inductor_reserve_rng_state", library="inductor_prims"), "random numbers")
 
 
 @register_flops(packets("native_dropout"))
 def native_dropout(self: Tensor, p: float, train: bool | None, *, out: Any, **_: Any) -> OpCost:
     """A mask that keeps with probability 1 - p, and out = mask * self / (1 - p).
 
-    FLOPs: 2 per element, the two products, as on devices that have no fused dropout; 1 where
-    everything is dropped, a product with 0; none where nothing is. The comparison with p that
-    torch._decomp's native_dropout makes draws the mask, and random numbers are free.
+    FLOPs: 2 per element, the two products, as on devices without fused dropout; 1 if everything is
+    dropped, a product with 0; none if nothing is. torch._decomp's native_dropout compares with p
+    to draw the mask, and random numbers are free.
     """
     if not train or p == 0:
         return flops(0)
@@ -60,7 +60,7 @@ def native_dropout(self: Tensor, p: float, train: bool | None, *, out: Any, **_:
 
 @register_flops(packets("_fused_dropout"))
 def fused_dropout(self: Tensor, p: float, *_args: Any, out: Any, **_: Any) -> OpCost:
-    """``native_dropout`` where p is the probability to keep."""
+    """``native_dropout`` with p as the probability to keep."""
     return flops(2 * self.numel())
 
 
@@ -72,5 +72,5 @@ def masked_scale(self: Tensor, mask: Tensor, scale: float, *, out: Tensor, **_: 
 
 @register_flops(packets("_standard_gamma_grad", "_dirichlet_grad"))
 def implicit_gradient(*_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """The derivative of a sample by its parameter: one special function per element."""
+    """Derivative of a sample by its parameter: one special function per element."""
     return flops(out.numel())

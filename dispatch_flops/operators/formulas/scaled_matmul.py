@@ -20,7 +20,7 @@ from dispatch_flops.profile.cost import OpCost, contraction
 #: One tensor of scales, or one for each level of them.
 Scale = torch.Tensor | Sequence[torch.Tensor]
 
-# Two 4-bit floats share one element of this dtype; other packed weights are read off the result.
+# Two 4-bit floats share one element of this dtype. For other packed weights N is the result's.
 _TWO_IN_ONE = getattr(torch, "float4_e2m1fn_x2", None)
 
 
@@ -32,7 +32,7 @@ def _contracted(a: torch.Tensor) -> int:
 
 
 def _passes(*operands: Scale | None) -> int:
-    """How many tensors go over the result: a bias, a scale, or each level of one."""
+    """Number of tensors applied to the result: a bias, a scale, or each level of a scale."""
     return sum(1 for _ in tensors_in(operands))
 
 
@@ -66,7 +66,7 @@ def _grouped_macs(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> int:
     a[rows,K] and b[G,K,N]: each row meets the one matrix of its group, rows·K·N.
     a[G,M,K] and b[K,columns]: likewise M·K·columns. a[G,M,K] and b[G,K,N]: G·M·K·N.
     a[M,K] and b[K,N] with K split into groups, out[G,M,N]: each slice of K once, M·K·N.
-    Where the groups end is data: rows past the last group, which are padding, count.
+    Group boundaries are data, so padding rows past the last group count.
     """
     if a.dim() == 2 and b.dim() == 2:
         return a.shape[0] * _contracted(a) * b.shape[1]
@@ -83,7 +83,7 @@ def grouped_mm(
     out: torch.Tensor,
     **__: Any,
 ) -> OpCost:
-    """A product per group, as experts need it.
+    """One product per group, as in a mixture of experts.
 
     MACs: see ``_grouped_macs``. FLOPs: 2·MACs + one per output element (bias).
     """
@@ -134,7 +134,7 @@ def weight_int8pack_mm(
     )
 )
 def weight_int4pack_mm(x: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> OpCost:
-    """out[M,N] = x[M,K] @ dequantised(weight).T; N is the result's, the weight is packed.
+    """out[M,N] = x[M,K] @ dequantised(weight).T; N is the result's, as the weight is packed.
 
     MACs: M·N·K. FLOPs: 2·MACs + 2·N·K (a scale and a zero point for each weight).
     """

@@ -1,8 +1,8 @@
 """Gathering, scattering, embeddings and segments.
 
-Picking elements out moves data and computes nothing; it reads only what it picks. Adding
-elements in (accumulating) is one operation per element that is added. In-place forms touch
-only the elements addressed; functional forms copy the rest.
+Picking elements moves data without arithmetic and reads only what it picks. Accumulating is one
+operation per added element. In-place forms touch only the addressed elements; functional forms
+copy the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.pointwise import per_element
-from dispatch_flops.operators.registry import free, register_flops
+from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import is_inexact, nbytes
 from dispatch_flops.profile.cost import OpCost, contraction
 
@@ -26,14 +26,14 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _pick(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:
-    """Reads the indices, and as much of the source as it writes."""
+    """Bytes: reads the indices, and as much of the source as it writes."""
     indices = nbytes(args[1:], kwargs)
     return OpCost(bytes_read=indices + nbytes(out), bytes_written=nbytes(out))
 
 
-free(
+declare_free(
     packets("gather", "index_select", "index", "_unsafe_index", "take", "embedding"),
-    "picks elements: moves them, computes nothing",
+    "picks elements, without arithmetic",
     formula=_pick,
 )
 
@@ -44,7 +44,9 @@ def _unsafe_masked_index(
     return _pick(self, mask, indices, out=out)
 
 
-free(packets("_unsafe_masked_index"), "picks elements under a mask", formula=_unsafe_masked_index)
+declare_free(
+    packets("_unsafe_masked_index"), "picks elements under a mask", formula=_unsafe_masked_index
+)
 
 
 # Putting ---------------------------------------------------------------------------------
@@ -53,7 +55,7 @@ free(packets("_unsafe_masked_index"), "picks elements under a mask", formula=_un
 def update(self: Tensor, others: Any, out: Any, *, touched: int, steps: int = 0) -> OpCost:
     """Cost of writing ``touched`` elements of ``self``, with ``steps`` real FLOPs each.
 
-    In place, what is touched is read if it is computed with, and written. Else all of
+    In place, the touched elements are written, and read if ``steps`` is not 0. Otherwise all of
     ``self`` is read and all of the result written.
     """
     flops = touched * steps if is_inexact(self) else 0
@@ -149,12 +151,12 @@ def put(
 
 
 def addressed(self: Tensor, indices: Any, values: Tensor) -> int:
-    """How many elements of ``self`` the index tensors address.
+    """Return how many elements of ``self`` the index tensors address.
 
-    As many places of a mask as there are values for them, or as the index tensors beside it
-    have; where neither says, the count is data, and all of the mask's elements are the bound.
+    A mask selects as many elements as there are values for them, or as the index tensors next to
+    it have. If neither tells, the number is data, and the mask's size is an upper bound.
     """
-    kept: list[int] = []  # sizes of the dimensions that no index is for
+    kept: list[int] = []  # sizes of the dimensions without an index
     masks: list[int] = []
     given: list[torch.Size] = []
     axis = 0
@@ -175,15 +177,16 @@ def addressed(self: Tensor, indices: Any, values: Tensor) -> int:
 
 
 def _places(values: Tensor, after: int, bound: int) -> int:
-    """The size of the dimension of ``values`` that ``after`` dimensions follow; see addressed."""
+    """Return the size of the dimension before the last ``after`` ones, or ``bound`` if it is 1."""
     axis = values.dim() - after - 1
     size: int = values.shape[axis] if axis >= 0 else 1
     return bound if size == 1 else size
 
 
 def _kept_before(indices: Any) -> int:
-    """Dimensions before that of the indices: the first ones skipped, unless others are, too,
-    between two indices; then the indices' dimension is moved to the front.
+    """Return the number of dimensions before the indexed one: leading ones without an index.
+
+    It is 0 if dimensions between two indices have none: the indexed one then moves to the front.
     """
     given = [place for place, index in enumerate(indices) if index is not None]
     return given[0] if given[-1] - given[0] == len(given) - 1 else 0
@@ -199,7 +202,7 @@ def index_put(
     out: Any,
     **__: Any,
 ) -> OpCost:
-    """self[indices] = values, or += values: then one sum per element addressed."""
+    """self[indices] = values, or += values with one sum per addressed element."""
     steps = _sum_steps(self) if accumulate else 0
     touched = addressed(self, indices, values)
     return update(self, (indices, values), out, touched=touched, steps=steps)
@@ -232,9 +235,9 @@ def embedding_dense_backward(
 def embedding_renorm(
     self: Tensor, indices: Tensor, max_norm: float, norm_type: float, *, out: Any, **_: Any
 ) -> OpCost:
-    """The norm of each row used 2·D, compared; scaled down by max_norm/(norm + eps) D + 2.
+    """Per row used: its norm 2·D, a comparison 1, scaling by max_norm/(norm + eps) D + 2.
 
-    Which rows occur more than once and which are too long is data: all T are counted, a bound.
+    Which rows repeat and which exceed the norm is data: all T are counted, an upper bound.
     Source: embedding_renorm_cpu_, aten/src/ATen/native/Embedding.cpp.
     """
     width, times = self.shape[1], indices.numel()
@@ -260,7 +263,7 @@ def embedding_bag(
 ) -> OpCost:
     """T rows of weight[V, D] in B bags: sums (or maxima) (T-B)·D, weights T·D, mean B·D.
 
-    Empty bags and the padding index are data: no bag is taken for empty.
+    Empty bags and the padding index are data: no bag is assumed to be empty.
     """
     rows, result = indices.numel() * weight.shape[1], out[0]
     flops = max(rows - result.numel(), 0)
@@ -282,7 +285,7 @@ def embedding_bag_backward(
     **_: Any,
 ) -> int:
     """grad[B, D] of each bag added to the T rows in it: T·D; weights, mean and frequency T·D
-    each. Maximum: added to one row per element, B·D. (A sparse gradient leaves the summing to
+    each. Maximum: added to one row per element, B·D. (A sparse gradient is summed
     later.)
     """
     if mode == _BAG_MAX:
@@ -304,7 +307,7 @@ def embedding_bag_per_sample_weights_backward(
 
 @register_flops(packets("segment_reduce"))
 def segment_reduce(data: Tensor, reduce: str, *_: Any, out: Tensor, **__: Any) -> int:
-    """n numbers in m segments: n-m; a mean divides: m. Empty segments are data: none is empty."""
+    """n numbers in m segments: n-m; a mean divides: m. Empty segments are data: none is assumed."""
     n, m = data.numel(), out.numel()
     return max(n - m, 0) + (m if reduce == "mean" else 0)
 
@@ -313,7 +316,7 @@ def segment_reduce(data: Tensor, reduce: str, *_: Any, out: Tensor, **__: Any) -
 def segment_reduce_backward(
     grad: Tensor, output: Tensor, data: Tensor, reduce: str, *_: Any, out: Tensor, **__: Any
 ) -> int:
-    """sum: the gradient is handed on, 0. mean: divided, n. max, min: each number compared with
+    """sum: the gradient is passed on, 0. mean: divided, n. max, min: each number compared with
     the result n, ties counted and divided n. prod: grad·result/number 2·n.
     Source: aten/src/ATen/native/SegmentReduce.cpp.
     """

@@ -25,7 +25,7 @@ def _evenly_spaced(out: Tensor) -> int:
 def linspace(*_: Any, out: Tensor, **__: Any) -> int:
     """start + i·step in the lower half, end - (N-1-i)·step in the upper, both computed: 4·N.
 
-    One point is the start itself. Source: torch._refs.
+    A single point is the start itself. Source: torch._refs.
     """
     return _evenly_spaced(out)
 
@@ -37,7 +37,7 @@ def logspace(*_: Any, out: Tensor, **__: Any) -> int:
 
 
 def _points(window_length: int, periodic: bool) -> int:
-    """A periodic window is cut from one with a point more; windows of 0 and 1 are constants."""
+    """Number of computed points: a periodic window has one more, windows of 0 and 1 have none."""
     return 0 if window_length <= 1 else window_length + periodic
 
 

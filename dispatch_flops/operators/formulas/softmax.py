@@ -17,7 +17,7 @@ from dispatch_flops.operators.tensors import is_inexact
 
 
 def filled_rows(tensor: torch.Tensor, dim: int) -> int:
-    """Rows with elements in them: of no numbers there is nothing to sum."""
+    """Number of rows, 0 for an empty tensor, which has nothing to sum."""
     return rows(tensor, dim) if tensor.numel() else 0
 
 
@@ -32,7 +32,7 @@ def softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
 
 @register_flops(packets("_safe_softmax"))
 def safe_softmax(self: torch.Tensor, dim: int, dtype: Any = None, *, out: Any, **_: Any) -> int:
-    """Softmax, and rows of -inf alone become 0: n comparisons more (6·n - 2·m)."""
+    """Softmax in which rows of only -inf become 0: n comparisons more (6·n - 2·m)."""
     return 6 * self.numel() - 2 * filled_rows(self, dim)
 
 

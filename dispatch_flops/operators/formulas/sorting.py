@@ -1,9 +1,9 @@
 """Sorting, selecting and searching: comparisons of floating-point numbers.
 
-How many comparisons an algorithm takes depends on the data. What is counted is the number
-that suffices: keeping the k best of a row of L in order, by binary insertion. For a whole
-row that is B(L) = L·⌈log2 L⌉ - 2^⌈log2 L⌉ + 1, the worst case of binary insertion and of
-merge sort; for k = 1 it is the L-1 of a maximum.
+How many comparisons an algorithm takes depends on the data. Counted is the number that
+suffices to keep the k best of a row of L in order by binary insertion. For a whole row that
+is B(L) = L·⌈log2 L⌉ - 2^⌈log2 L⌉ + 1, the worst case of binary insertion and of
+merge sort; for k = 1 it is L-1, as for a maximum.
 Source: Knuth, The Art of Computer Programming, vol. 3, section 5.3.1. Integers cost nothing.
 """
 
@@ -25,9 +25,9 @@ def log2_ceil(count: int) -> int:
 
 
 def comparisons(length: int, keep: int | None = None) -> int:
-    """Comparisons that suffice to find the ``keep`` best of ``length`` in order (all: None).
+    """Return how many comparisons suffice to order the ``keep`` best of ``length`` (None: all).
 
-    Insertion number i looks among min(i, k) sorted ones: Σ ⌈log2(min(i, k) + 1)⌉, i < L.
+    Insertion i searches min(i, k) sorted elements: Σ ⌈log2(min(i, k) + 1)⌉, i < L.
     """
     k = min(length if keep is None else keep, length)
     if k <= 0:
@@ -37,7 +37,7 @@ def comparisons(length: int, keep: int | None = None) -> int:
 
 
 def _rows(self: torch.Tensor, dim: int) -> tuple[int, int]:
-    """How many rows, and how long, along ``dim``."""
+    """Number and length of the rows along ``dim``."""
     if self.dim() == 0:
         return 1, 1
     length = self.shape[dim]
@@ -67,7 +67,7 @@ def kthvalue(self: torch.Tensor, k: int, dim: int = -1, *_: Any, out: Any, **__:
 
 @register_flops(packets("median", "nanmedian"))
 def median(self: torch.Tensor, dim: int | None = None, *_: Any, out: Any, **__: Any) -> int:
-    """The lower middle of each row: the best ⌈L/2⌉; of all numbers where no dimension is given."""
+    """The lower middle of each row, or of all numbers without a dimension: the ⌈L/2⌉ best."""
     if not is_inexact(self):
         return 0
     if dim is None:
@@ -78,14 +78,14 @@ def median(self: torch.Tensor, dim: int | None = None, *_: Any, out: Any, **__: 
 
 @register_flops(packets("mode"))
 def mode(self: torch.Tensor, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
-    """Each row is sorted, then every neighbour compared: m·(B(L) + L-1)."""
+    """Each row is sorted, then neighbours are compared: m·(B(L) + L-1)."""
     m, length = _rows(self, dim)
     return m * (comparisons(length) + max(length - 1, 0)) if is_inexact(self) else 0
 
 
 @register_flops(packets("_unique", "_unique2"))
 def unique(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
-    """All n numbers sorted, then neighbours compared: B(n) + n-1."""
+    """All n numbers are sorted, then neighbours are compared: B(n) + n-1."""
     n = self.numel()
     return comparisons(n) + max(n - 1, 0) if is_inexact(self) else 0
 
@@ -100,7 +100,7 @@ def unique_consecutive(*, self: torch.Tensor, dim: int | None = None, out: Any, 
 @register_flops(packets("unique_dim", "unique_dim_consecutive"))
 def unique_dim(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     """L slices of n/L numbers sorted in dictionary order, neighbours compared: at most
-    (B(L) + L-1)·n/L. A comparison of two slices ends at the first difference: an upper bound.
+    (B(L) + L-1)·n/L, as a comparison of two slices ends at the first difference.
     """
     m, length = _rows(self, dim)
     return m * (comparisons(length) + max(length - 1, 0)) if is_inexact(self) else 0
@@ -121,7 +121,7 @@ def searchsorted(
 
 @register_flops(packets("bucketize"))
 def bucketize(self: Any, boundaries: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
-    """``searchsorted`` with its arguments the other way round."""
+    """``searchsorted`` with its arguments swapped."""
     return _searches(boundaries, out)
 
 
@@ -135,10 +135,10 @@ def isin(
     out: torch.Tensor,
     **_: Any,
 ) -> int:
-    """n numbers looked for among t.
+    """n numbers looked up among t.
 
     Few (t < 10·n^0.145): each with each, n·t. Many: the t are sorted, each of the n is
-    searched and compared once; or, known to be unique, all n+t are sorted and neighbours
+    searched and compared once; if known to be unique, all n+t are sorted and neighbours
     compared. Source: torch._decomp, aten's isin.
     """
     if not is_inexact(*(t for t in (elements, test_elements) if isinstance(t, torch.Tensor))):

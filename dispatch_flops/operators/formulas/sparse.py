@@ -1,8 +1,8 @@
-"""Operators on sparse tensors: work follows the stored elements, never the logical size.
+"""Operators on sparse tensors: work depends on the stored elements, never on the logical size.
 
-``mm``, ``addmm`` and their like take sparse operands in matmul.py, pointwise operators in
-pointwise.py. What a formula here reads beside shapes is how many elements are stored, which
-no shape tells: no cost is kept from one call to the next.
+For ``mm``, ``addmm`` and similar, matmul.py covers sparse operands; for pointwise operators,
+pointwise.py does. The formulas here read the number of stored elements, which shapes do not show,
+so their costs are not cached.
 
 Letters: s stored elements, K contracted, N columns of the dense operand.
 """
@@ -14,17 +14,23 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._arithmetic import adds, contract, muls, same_shaped
+from dispatch_flops.operators.formulas._arithmetic import (
+    adds,
+    contract,
+    muls,
+    same_shaped,
+    scaled_sum,
+)
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.matmul import inner_products
-from dispatch_flops.operators.registry import free, register_flops
-from dispatch_flops.operators.tensors import is_sparse, stored_elements
+from dispatch_flops.operators.registry import declare_free, register_flops
+from dispatch_flops.operators.tensors import stored_elements
 from dispatch_flops.profile.cost import OpCost, flops
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-free(
+declare_free(
     packets(
         *"""
         _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc _to_dense
@@ -38,7 +44,7 @@ free(
     ),
     "moves elements and indices between layouts",
 )
-free(
+declare_free(
     packets(
         *"""
         _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors sparse_coo_tensor
@@ -50,7 +56,7 @@ free(
     "wraps or describes tensors that exist",
     moves=False,
 )
-free(packets("_cslt_sparse_mm_search"), "looks for the fastest kernel")
+declare_free(packets("_cslt_sparse_mm_search"), "looks for the fastest kernel")
 
 
 # -- products ------------------------------------------------------------------------------
@@ -60,19 +66,19 @@ free(packets("_cslt_sparse_mm_search"), "looks for the fastest kernel")
 def sparse_addmm(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor, **_: Any
 ) -> OpCost:
-    """beta·bias + alpha·(a @ b), a or b sparse; what ``torch.sparse.mm`` becomes.
+    """beta·bias + alpha·(a @ b), a or b sparse; ``torch.sparse.mm`` calls it.
 
-    MACs: s·N; of two sparse operands an upper bound, see ``inner_products``. FLOPs: 2·MACs; per
+    MACs: s·N; for two sparse operands an upper bound, see ``inner_products``. FLOPs: 2·MACs; per
     result element one product if alpha is not 1, and one sum unless beta is 0, which drops the
     bias; per bias element one product if beta is neither.
     """
-    extra = scaled_sum(bias, elements(out), a, beta=beta, alpha=alpha)
+    extra = scaled_sum(bias, stored_elements(out), a, beta=beta, alpha=alpha)
     return contract(inner_products(a, b), a, b, extra_flops=extra)
 
 
 @register_flops(packets("_sparse_sparse_matmul", "hspmm", "_sspmm"), cacheable=False)
 def sparse_product(a: Tensor, b: Tensor, *, out: Tensor, **_: Any) -> OpCost:
-    """a @ b. MACs: s·N; of two sparse operands an upper bound, see ``inner_products``."""
+    """a @ b. MACs: s·N; for two sparse operands an upper bound, see ``inner_products``."""
     return contract(inner_products(a, b), a, b)
 
 
@@ -81,8 +87,8 @@ def sspaddmm(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor, **_: Any
 ) -> OpCost:
     """beta·bias + alpha·(a @ b), all but b sparse: each stored bias element is added once."""
-    extra = scaled_sum(bias, elements(bias), a, beta=beta)
-    extra += muls(elements(a) * b.shape[-1], a, b) if alpha != 1 else 0
+    extra = scaled_sum(bias, stored_elements(bias), a, beta=beta)
+    extra += muls(stored_elements(a) * b.shape[-1], a, b) if alpha != 1 else 0
     return contract(inner_products(a, b), a, b, extra_flops=extra)
 
 
@@ -94,8 +100,8 @@ def sampled_addmm(
 
     MACs: s·K. FLOPs: 2·MACs, and per stored element as ``_sparse_addmm``.
     """
-    extra = scaled_sum(bias, elements(bias), a, beta=beta, alpha=alpha)
-    return contract(elements(bias) * a.shape[-1], a, b, extra_flops=extra)
+    extra = scaled_sum(bias, stored_elements(bias), a, beta=beta, alpha=alpha)
+    return contract(stored_elements(bias) * a.shape[-1], a, b, extra_flops=extra)
 
 
 @register_flops(packets("_sparse_mm_reduce_impl"), cacheable=False)
@@ -105,7 +111,7 @@ def mm_reduce(a: Tensor, b: Tensor, reduce: str, *, out: Any, **_: Any) -> OpCos
     MACs: s·N for sum and mean, which also divides each result. amax and amin keep one of the
     products: s·N products and as many comparisons, no MACs.
     """
-    products = elements(a) * b.shape[-1]
+    products = stored_elements(a) * b.shape[-1]
     if reduce in ("amax", "amin"):
         return flops(2 * products)
     return contract(products, a, b, extra_flops=out[0].numel() if reduce == "mean" else 0)
@@ -125,13 +131,13 @@ def mm_reduce_backward(
 ) -> OpCost:
     """Gradients of a (at its stored elements) and of b.
 
-    MACs: s·N for each that is needed; mean divides s·N times. amax and amin hand each gradient
+    MACs: s·N for each that is needed; mean divides s·N times. amax and amin pass each gradient
     to one product: a product and an accumulation, no MACs.
     """
     needed = sum(output_mask)
     if reduce in ("amax", "amin"):
         return flops(2 * needed * grad.numel())
-    products = needed * elements(a) * b.shape[-1]
+    products = needed * stored_elements(a) * b.shape[-1]
     return contract(products, a, b, extra_flops=products if reduce == "mean" else 0)
 
 
@@ -141,23 +147,23 @@ def mm_reduce_backward(
 @register_flops(packets("_coalesce", "_sparse_sum", "_sparse_csr_sum"), cacheable=False)
 def add_up(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Stored elements summed into fewer: one addition for each that disappears."""
-    return flops(adds(max(elements(self) - elements(out), 0), self))
+    return flops(adds(max(stored_elements(self) - stored_elements(out), 0), self))
 
 
 @register_flops(packets("_sparse_csr_prod"), cacheable=False)
 def multiply_up(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Stored elements multiplied into fewer: one product for each that disappears."""
-    return flops(muls(max(elements(self) - elements(out), 0), self))
+    return flops(muls(max(stored_elements(self) - stored_elements(out), 0), self))
 
 
 @register_flops(packets("_sparse_softmax", "_sparse_log_softmax"), cacheable=False)
 def softmax(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Maximum, difference, exponential, sum, and quotient or difference: 5 per stored element.
 
-    (Exactly 2 less per line of softmax, 1 less of log_softmax; how many lines store something
-    is not to be known without looking at the indices.)
+    (Exactly 2 less per line for softmax and 1 less for log_softmax, but how many lines store
+    something is data.)
     """
-    return flops(5 * elements(self))
+    return flops(5 * stored_elements(self))
 
 
 @register_flops(
@@ -165,7 +171,7 @@ def softmax(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
 )
 def softmax_backward(grad: Tensor, output: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """softmax: y·(g - Σ g·y); log_softmax: g - e^y·Σ g: 4 per stored element, as above."""
-    return flops(4 * elements(output))
+    return flops(4 * stored_elements(output))
 
 
 # -- 2:4 semi-structured -------------------------------------------------------------------
@@ -232,19 +238,3 @@ def cslt_mm(
     """
     given = (bias is not None) + (alpha is not None)
     return contract(out.numel() * b.shape[0] // 2, b, extra_flops=out.numel() * given)
-
-
-# -- helpers -------------------------------------------------------------------------------
-
-
-def elements(tensor: Tensor) -> int:
-    """Elements that a tensor stores."""
-    return stored_elements(tensor) if is_sparse(tensor) else tensor.numel()
-
-
-def scaled_sum(bias: Tensor, results: int, like: Tensor, *, beta: Any, alpha: Any = 1) -> int:
-    """FLOPs of adding beta·bias to alpha·(``results`` elements of a product)."""
-    count = muls(results, like) if alpha != 1 else 0
-    if beta != 0:
-        count += adds(results, like) + (muls(elements(bias), like) if beta != 1 else 0)
-    return count

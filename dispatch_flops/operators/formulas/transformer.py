@@ -1,4 +1,4 @@
-"""Whole attention and encoder layers in one operator, and the pieces that they are made of.
+"""Whole attention and encoder layers in one operator, and the pieces of them.
 
 Letters: T tokens (B items of S, or the lengths of a nested batch summed), E embedding size,
 H heads, F feed-forward size. Each costs what the layer's Python code costs on the same tokens.
@@ -21,6 +21,7 @@ from dispatch_flops.operators.formulas._attention import (
     total,
 )
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas.softmax import filled_rows
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_strided_nested, nested_sizes
 from dispatch_flops.profile.cost import OpCost, Share, Split, contraction
@@ -48,8 +49,8 @@ def _multi_head_scores(query: Tensor, key: Tensor, heads: int, embed: int) -> Sc
 
 
 def _attention_with_weights(scores: Scores, *, masked: bool, averaged: bool) -> OpCost:
-    """As F.multi_head_attention_forward does it to return the weights: q scaled, keys not;
-    softmax; the weights' mean over heads, one operation per score."""
+    """Attention as F.multi_head_attention_forward computes it to return the weights: q scaled, keys
+    not; softmax; the weights' mean over heads, one operation per score."""
     extra = scores.queries * scores.d + scores.pairs * (masked + averaged)
     extra += softmax(scores.pairs, scores.rows)
     return contraction(scores.pairs * (scores.d + scores.dv), extra_flops=extra)
@@ -155,8 +156,8 @@ def transformer_encoder_layer_fwd(
     )
 
 
-# A vector of a layer has the shape of one token's features: what an op costs on it, times T, is
-# what it costs on all tokens, and no shape of a nested tensor is asked for.
+# A layer's vector has the shape of one token's features: an op's cost on it, times T, is the cost
+# on all tokens, and a nested tensor's shape, which raises, is not needed.
 def _per_token(op: Any, features: Tensor) -> int:
     return cost_of(op, features, out=features).flops
 
@@ -181,14 +182,14 @@ def transform_bias_rescale_qkv(
 def masked_softmax(
     self: Tensor, mask: Tensor, dim: int | None = None, *_: Any, out: Any, **__: Any
 ) -> OpCost:
-    """Softmax of scores, those at the mask filled with -inf, which is free. FLOPs: softmax's."""
-    return OpCost(flops=softmax(self.numel(), _rows(self, dim)))
+    """Softmax of scores filled with -inf at the mask, which is free. FLOPs: softmax's."""
+    return OpCost(flops=softmax(self.numel(), filled_rows(self, -1 if dim is None else dim)))
 
 
 @register_flops(packets("_nested_tensor_softmax_with_shape"))
 def nested_tensor_softmax_with_shape(self: Tensor, query: Tensor, *, out: Any, **_: Any) -> OpCost:
     """Softmax of padded scores[B,H,S,S], padding included. FLOPs: softmax's."""
-    return OpCost(flops=softmax(self.numel(), _rows(self, None)))
+    return OpCost(flops=softmax(self.numel(), filled_rows(self, -1)))
 
 
 @register_flops(packets("_masked_softmax_backward"))
@@ -196,12 +197,8 @@ def masked_softmax_backward(
     grad_output: Tensor, output: Tensor, mask: Tensor, dim: int | None = None, *, out: Any, **_: Any
 ) -> OpCost:
     """p = g·y; p - y·Σp. FLOPs: 4 per score less 1 per row."""
-    return OpCost(flops=4 * output.numel() - _rows(output, dim))
-
-
-def _rows(scores: Tensor, dim: int | None) -> int:
-    size = scores.shape[-1 if dim is None else dim]
-    return scores.numel() // size if size else 0
+    rows = filled_rows(output, -1 if dim is None else dim)
+    return OpCost(flops=4 * output.numel() - rows)
 
 
 @register_flops(packets("_triton_scaled_dot_attention"))

@@ -69,7 +69,7 @@ def _latency(profile: Profile) -> Iterator[str]:
     timing = profile.timing
     if timing.method is not None:
         yield one_line(timing.method)
-    elif timing.forward_s is None and latency_of(profile.root) is None:
+    elif timing.latency("forward") is None and latency_of(profile.root) is None:
         yield "not measured"
     else:
         yield "measured, method not recorded"

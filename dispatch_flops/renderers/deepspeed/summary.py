@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_flops.analysis.figures import Figures, inclusive, whole
+from dispatch_flops.analysis.figures import Figures, inclusive, total_figures
 from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile, RunInfo
@@ -33,11 +33,7 @@ fwd latency (forward propagation latency), bwd latency (backward propagation lat
 step (weights update latency), iter latency (sum of fwd, bwd and step latency)
 """
 
-_SHORT_PHASE: dict[Phase, str] = {
-    "backward": "bwd",
-    "recompute": "recompute",
-    "optimizer": "optimizer",
-}
+_SHORT_PHASE: dict[Phase, str] = {"backward": "bwd"}
 
 Line = tuple[str, object]
 
@@ -65,7 +61,9 @@ def render(profile: Profile, view: View | None = None) -> str:
 def _lines(profile: Profile) -> Iterator[Line]:
     forward = inclusive(profile.root, "forward")[profile.root.fqn]
     timing = profile.timing
-    forward_s = forward.latency_s if timing.forward_s is None else timing.forward_s
+    forward_s = timing.latency("forward")
+    if forward_s is None:
+        forward_s = forward.latency_s
     yield from _parallelism(profile.run)
     yield from _sizes(forward, profile.run)
     inexact = profile.root.fqn in inexact_latencies(profile.root, timing)
@@ -75,7 +73,7 @@ def _lines(profile: Profile) -> Iterator[Line]:
         _rate(forward.cost.flops, forward_s, forward.lower_bound),
     )
     yield from _counted_phases(profile)
-    if timing.backward_s is not None or timing.step_s is not None:
+    if {"backward", "optimizer"} & timing.seconds.keys():
         yield from _training(profile, forward, forward_s)
 
 
@@ -115,36 +113,37 @@ def _counted_phases(profile: Profile) -> Iterator[Line]:
     for phase in phases_of(profile):
         if phase == "forward":
             continue
-        counted = whole(profile, phase)
+        counted = total_figures(profile, phase)
         cost, bound = counted.cost, counted.lower_bound
         if cost.macs:
-            macs_label = f"{_SHORT_PHASE[phase]} MACs per GPU (counted)"
+            macs_label = f"{_SHORT_PHASE.get(phase, phase)} MACs per GPU (counted)"
             yield macs_label, at_least(macs_to_string(cost.macs), bound)
-        flops_label = f"{_SHORT_PHASE[phase]} flops per GPU (counted)"
+        flops_label = f"{_SHORT_PHASE.get(phase, phase)} flops per GPU (counted)"
         yield flops_label, at_least(number_to_string(cost.flops), bound)
 
 
 def _training(profile: Profile, forward: Figures, forward_s: float | None) -> Iterator[Line]:
     timing, fwd_flops, fwd_bound = profile.timing, forward.cost.flops, forward.lower_bound
-    both_s = _sum(forward_s, timing.backward_s)
+    backward_s, step_s = timing.latency("backward"), timing.latency("optimizer")
+    both_s = _sum(forward_s, backward_s)
     iteration_s = timing.iteration_s
     if iteration_s is None:
-        iteration_s = _sum(both_s, timing.step_s)
+        iteration_s = _sum(both_s, step_s)
     elif both_s is not None:  # a backward pass inside a forward pass is in both times
         both_s = min(both_s, iteration_s)
     backward_ran = "backward" in phases_of(profile)
-    backward = whole(profile, "backward")
+    backward = total_figures(profile, "backward")
     bwd_flops, bwd_bound = backward.cost.flops, backward.lower_bound
 
-    yield "bwd latency", duration_to_string(timing.backward_s)
+    yield "bwd latency", duration_to_string(backward_s)
     yield (
         "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency",
-        _rate(2 * fwd_flops, timing.backward_s, fwd_bound),
+        _rate(2 * fwd_flops, backward_s, fwd_bound),
     )
     if backward_ran:
         yield (
             "bwd FLOPS per GPU = counted bwd flops per GPU / bwd latency",
-            _rate(bwd_flops, timing.backward_s, bwd_bound),
+            _rate(bwd_flops, backward_s, bwd_bound),
         )
     yield (
         "fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency)",
@@ -155,7 +154,7 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
             "fwd+bwd FLOPS per GPU = counted flops per GPU / (fwd+bwd latency)",
             _rate(fwd_flops + bwd_flops, both_s, fwd_bound or bwd_bound),
         )
-    yield "step latency", duration_to_string(timing.step_s)
+    yield "step latency", duration_to_string(step_s)
     yield "iter latency", duration_to_string(iteration_s)
     yield (
         "FLOPS per GPU = 3 * fwd flops per GPU / iter latency",

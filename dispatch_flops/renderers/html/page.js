@@ -6,6 +6,7 @@ const METRICS = {
   bytes: ["Bytes", bytesText], latency: ["Latency", secondsText],
 };
 const VIEW_NAMES = { all: "All", forward: "Forward", backward: "Backward", recompute: "Recompute", optimizer: "Optimizer" };
+const viewName = (view) => VIEW_NAMES[view] ?? view;
 const trees = { full: makeTree(data.modules), folded: data.folded && makeTree(data.folded) };
 let tree = trees.folded ?? trees.full;
 const state = { focus: tree.top, metric: "flops", view: "all", shape: "icicle" };
@@ -62,7 +63,7 @@ function fillUncounted() {
 function fillSplit() {
   if (data.split.length < 2) return;
   const whole = data.split.reduce((sum, part) => sum + part.flops, 0);
-  const colour = (part) => `var(--phase-${part.phase})`;
+  const colour = (part) => `var(--phase-${part.phase}, #888)`;
   const share = (part) => fractionText(ratio(part.flops, whole));
   byId("split").hidden = false;
   byId("split-bar").setAttribute("aria-label", data.split.map((part) => `${part.phase} ${share(part)}`).join(", "));
@@ -81,7 +82,7 @@ function fillSplit() {
       { label: "Phase", isText: true, value: (part) => part.phase, cell: (part) => {
         const swatch = element("span", { className: "swatch" });
         swatch.style.background = colour(part);
-        return [swatch, VIEW_NAMES[part.phase]];
+        return [swatch, viewName(part.phase)];
       } },
       figure("MACs", "macs", countText), figure("FLOPs", "flops", countText),
       { label: "% FLOPs", value: (part) => part.flops, text: share },
@@ -94,7 +95,7 @@ function fillSplit() {
 
 function fillControls() {
   choices("metric", Object.keys(METRICS).map((key) => [key, METRICS[key][0]]));
-  choices("view", data.views.map((view) => [view, data.views.length > 1 ? VIEW_NAMES[view] : VIEW_NAMES[data.phases[0]] ?? VIEW_NAMES.all]));
+  choices("view", data.views.map((view) => [view, viewName(data.views.length > 1 ? view : data.phases[0] ?? "all")]));
   choices("shape", [["icicle", "Icicle"], ["treemap", "Treemap"]]);
   byId("fold-label").hidden = !trees.folded;
   byId("fold").addEventListener("change", () => { useTree(byId("fold").checked ? trees.folded : trees.full); });

@@ -14,9 +14,8 @@ from dispatch_flops.analysis.figures import (
     Figures,
     by_type,
     inclusive,
-    sum_known,
+    total_figures,
     walk_with_depth,
-    whole,
 )
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.headline import ABOVE_PEAK, headline
@@ -24,8 +23,8 @@ from dispatch_flops.analysis.latency import phase_seconds
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.analysis.roofline_points import roofline_data
-from dispatch_flops.profile import ModuleNode, Profile
-from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile import ModuleNode, Profile, sum_known
+from dispatch_flops.profile.cost import Phase, in_order
 from dispatch_flops.renderers.explanations import attention_counting
 from dispatch_flops.renderers.table import uncounted_rows
 
@@ -109,13 +108,14 @@ def _columns(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
 def _costs(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
     """Return ``{figure: {view: column}}``; if only one phase ran, ``"all"`` is the only view."""
     figures: dict[str, list[Figures]] = {ALL: _figures(roots, None)}
-    timed = {phase: _latencies(_figures(roots, phase)) for phase in ("forward", "backward")}
-    latency = {
-        ALL: [sum_known(pair) for pair in zip(timed["forward"], timed["backward"], strict=True)]
+    timed: dict[str, list[float | None]] = {
+        phase: _latencies(_figures(roots, phase))
+        for phase in in_order(("forward", "backward", *phases))
     }
+    latency = {ALL: [sum_known(parts) for parts in zip(*timed.values(), strict=True)]}
     if len(phases) > 1:
         figures |= {phase: _figures(roots, phase) for phase in phases}
-        latency |= {phase: timed.get(phase, [None] * len(latency[ALL])) for phase in phases}
+        latency |= {phase: timed[phase] for phase in phases}
     return {
         "macs": {view: [f.cost.macs for f in column] for view, column in figures.items()},
         "flops": {view: [f.cost.flops for f in column] for view, column in figures.items()},
@@ -140,7 +140,7 @@ def _latencies(column: Iterable[Figures]) -> list[float | None]:
 
 
 def _phase(profile: Profile, phase: Phase) -> Data:
-    figures = whole(profile, phase)
+    figures = total_figures(profile, phase)
     cost = figures.cost
     return {
         "phase": phase,

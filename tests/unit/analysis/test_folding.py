@@ -28,7 +28,7 @@ def _names(*siblings: ModuleNode) -> list[str]:
     return [f"{child.name}: {child.class_name}" for child in folded.children]
 
 
-def test_identical_layers_become_one() -> None:
+def test_fold_of_identical_layers_is_one_layer() -> None:
     layers = fold(encoder(12).root).children[1]
     (layer,) = layers.children
     assert (layer.name, layer.class_name, layer.fqn) == ("0-11", "12 x Layer", "layer.0")
@@ -45,7 +45,7 @@ def test_identical_layers_become_one() -> None:
     assert mlp.children[0].latency_s is None
 
 
-def test_what_differs_is_kept_apart() -> None:
+def test_fold_of_layers_that_differ_keeps_them_apart() -> None:
     same = [linear(str(i), 3, 5) for i in range(5)]
     assert _names(*same) == ["0-4: 5 x Linear"]
     first = linear("0", 3, 7)  # as a stack whose first layer is wider
@@ -64,7 +64,7 @@ def test_what_differs_is_kept_apart() -> None:
         assert [name.split(":")[0] for name in names] == ["0-1", "2", "3-4"]
 
 
-def test_latency_alone_is_no_difference() -> None:
+def test_fold_of_layers_that_differ_in_latency_sums_it() -> None:
     slow = linear("1", 3, 5, latency_s=2.0)
     unmeasured = linear("2", 3, 5)
     (child,) = fold(
@@ -73,7 +73,7 @@ def test_latency_alone_is_no_difference() -> None:
     assert child.latency_s == 3.0
 
 
-def test_only_names_that_count_up_make_a_run() -> None:
+def test_fold_of_names_that_do_not_count_up_keeps_them_apart() -> None:
     named = [linear(name, 3, 5) for name in ("block1", "block2", "block4", "other5", "6")]
     assert [name.split(":")[0] for name in _names(*named)] == [
         "block1-block2",
@@ -83,7 +83,7 @@ def test_only_names_that_count_up_make_a_run() -> None:
     ]
 
 
-def test_shared_parameters_count_once() -> None:
+def test_fold_of_layers_that_share_parameters_counts_them_once() -> None:
     tied = [linear(str(i), 3, 5) for i in range(4)]
     parent = dataclasses.replace(module("Net", *tied), total_params=20)
     (child,) = fold(parent).children
@@ -91,12 +91,12 @@ def test_shared_parameters_count_once() -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_folded_trees_are_sound(name: str) -> None:
+def test_fold_of_any_small_profile_is_consistent(name: str) -> None:
     Profile(root=fold(SMALL[name]().root)).check()
 
 
 @given(profiles)
-def test_folding_keeps_the_sums(profile: Profile) -> None:
+def test_fold_of_any_profile_keeps_the_sums(profile: Profile) -> None:
     folded = fold(profile.root)
     Profile(root=folded).check()
     for phase in PHASES:
@@ -107,7 +107,7 @@ def test_folding_keeps_the_sums(profile: Profile) -> None:
     assert fold(folded) == folded
 
 
-def test_deep_and_wide_trees() -> None:
+def test_fold_of_deep_and_wide_trees_is_computed() -> None:
     chain = deep(5_000).root
     assert fold(chain) == chain
     twins = tuple(
@@ -128,7 +128,7 @@ def _below(index: int) -> ModuleNode:
     return top
 
 
-def test_nothing_is_changed_in_place() -> None:
+def test_fold_changes_nothing_in_place() -> None:
     profile = training_step()
     before = profile.to_json()
     fold(profile.root)

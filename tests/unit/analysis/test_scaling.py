@@ -1,8 +1,11 @@
-"""Fitted exponents: how a count grows with each size of a grid."""
+"""Exponents of counts over sizes."""
 
 from __future__ import annotations
 
-from dispatch_flops.analysis.scaling import exponents
+import pytest
+
+from dispatch_flops.analysis.scaling import exponent, exponents
+from dispatch_flops.errors import ConfigError
 
 
 def test_exponents_of_powers_are_exact() -> None:
@@ -14,14 +17,28 @@ def test_exponents_of_powers_are_exact() -> None:
     assert [(e.smallest, e.largest) for e in found] == [(1, 4), (16, 64)]
 
 
-def test_exponent_at_the_upper_end_is_nearer_to_the_asymptotic_one() -> None:
+def test_exponents_at_the_upper_end_are_nearer_to_the_limit() -> None:
     sizes = [1, 10, 100, 1000]
     (found,) = exponents([{"s": s} for s in sizes], [100 * s + s * s for s in sizes])
     assert 1 < found.overall < found.last < 2
 
 
-def test_exponents_need_a_size_that_varies_and_positive_numbers() -> None:
+def test_exponents_of_a_size_that_does_not_vary_are_omitted() -> None:
     assert exponents([], []) == []
     assert exponents([{"s": 1}, {"s": 2}], [0, 3]) == []
     assert exponents([{"s": 0}, {"s": 2}], [1, 3]) == []
     assert exponents([{"s": 2, "b": 1}], [3]) == []
+
+
+def test_exponent_of_a_power_is_its_exponent() -> None:
+    sizes = [2, 4, 8, 8]
+    assert exponent(sizes, [7 * size**3 for size in sizes]) == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [([], []), ([2, 4], [1]), ([2, 2], [1, 1]), ([0, 1], [1, 1]), ([1, 2], [0, 1])],
+)
+def test_exponent_of_a_curve_without_one_raises(sizes: list[int], counts: list[int]) -> None:
+    with pytest.raises(ConfigError, match="positive count for each size"):
+        exponent(sizes, counts)

@@ -10,6 +10,7 @@ import pytest
 from dispatch_flops.cli.check import parse_seconds
 from dispatch_flops.profile import StepTiming
 from tests.helpers.command_line import Run, Save, error_line, tree
+from tests.helpers.trees import timed
 
 
 class TestLimits:
@@ -48,7 +49,7 @@ class TestLimits:
 
     def test_latency_of_a_phase_is_the_measured_one(self, run: Run) -> None:
         profile = tree({"a": 1}, latency=0.005)
-        timing = StepTiming(backward_s=0.003)
+        timing = StepTiming(seconds=timed(backward=0.003))
         Path("p.json").write_text(dataclasses.replace(profile, timing=timing).to_json())
         assert run("check", "p.json", "--max-latency", "3ms", "--phase", "backward").code == 0
         result = run("check", "p.json", "--max-latency", "2ms", "--phase", "backward")

@@ -62,8 +62,8 @@ class TestShow:
         assert message("missing.json") == "cannot read 'missing.json': No such file or directory"
         assert message(".") == "cannot read '.': Is a directory"
         assert message("latin.json") == "cannot read 'latin.json': it is not a text file"
-        assert message("net.py").startswith("net.py: this is no JSON")
-        assert message("other.json").startswith("other.json: this is no saved profile")
+        assert message("net.py").startswith("net.py: this is not JSON")
+        assert message("other.json").startswith("other.json: this is not a dispatch_flops profile")
         assert "version 99" in message("future.json")
 
 

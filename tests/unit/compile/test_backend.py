@@ -1,4 +1,4 @@
-"""The counting backend: what compiled graphs cost, against eager's counts and closed forms."""
+"""Costs of compiled graphs, compared to eager counts and closed forms."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import OpCost, Profile
 from dispatch_flops.compile import Step, counting_backend
-from dispatch_flops.compile.backend import _counted
+from dispatch_flops.compile.backend import count_runs
 from dispatch_flops.errors import ConfigError, TargetError
 from tests.helpers.profiling import profile_of
 
-# torch.compile's own, where a graph breaks
+# a warning of torch.compile at graph breaks
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 I, H, O = 5, 7, 11  # noqa: E741
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Blocks in a list, one of them called twice; a parameter of its own."""
+    """Model with a list of blocks, one of which it calls twice, and a parameter of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class BrokenBlock(Block):
 
 
 class BrokenNet(Net):
-    """Graphs break inside a block: the net's and the block's forward are two graphs each."""
+    """Model with a graph break inside a block: both forwards consist of two graphs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,9 @@ def calls(profile: Profile) -> dict[str, int]:
 @pytest.mark.parametrize("run", [train, infer])
 @pytest.mark.parametrize("net", [Net, BrokenNet])
 @pytest.mark.parametrize("dynamic", [False, None, True])
-def test_equals_eager(run: Any, net: type[Net], dynamic: bool | None) -> None:
+def test_counting_backend_equals_eager_counts(
+    run: Any, net: type[Net], dynamic: bool | None
+) -> None:
     model = net()
     eager = profile_of(run, model, model=model)
     backend = counting_backend("aot_eager", model)
@@ -117,17 +119,17 @@ def test_equals_eager(run: Any, net: type[Net], dynamic: bool | None) -> None:
     assert backend.total() == compiled.total()
 
 
-def test_closed_form_of_a_broken_training_step() -> None:
+def test_step_with_graph_breaks_has_its_closed_form() -> None:
     backend = counting_backend("aot_eager")
     train(torch.compile(BrokenNet(), backend=backend), (3,))
-    # the block's input needs no gradient
+    # the input of the block has no gradient
     forward = 3 * (I * H + H * I + I * O)
     step = backend.step()
     assert step.costs["forward"].macs == forward
     assert step.costs["backward"].macs == 2 * forward - 3 * I * H
 
 
-def test_dynamic_shapes_share_one_graph_and_are_priced_exactly() -> None:
+def test_dynamic_shapes_share_one_graph_with_exact_costs() -> None:
     backend = counting_backend("aot_eager")
     compiled = torch.compile(Net(), backend=backend, dynamic=True)
     for batch in (*BATCHES, *BATCHES):
@@ -137,20 +139,20 @@ def test_dynamic_shapes_share_one_graph_and_are_priced_exactly() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_recomputation_is_told_apart() -> None:
+def test_recomputation_of_a_checkpoint_is_a_phase_of_its_own() -> None:
     model = Checkpointed()
     eager = profile_of(train, model, (3,), model=model)
     backend = counting_backend("aot_eager", model)
     train(torch.compile(model, backend=backend), (3,))
     step, compiled = backend.step(), backend.profile()
-    # the block's last product is needed by nobody in backward
+    # backward does not need the last product of the block
     assert step.costs["recompute"].macs in (3 * I * H, 2 * 3 * I * H)
     assert step.model_total.macs == step.total.macs - step.costs["recompute"].macs
     for phase in ("forward", "backward"):
         assert macs(compiled, phase) == macs(eager, phase)
 
 
-def test_a_compiled_function_is_no_module() -> None:
+def test_compiled_function_is_outside_the_model() -> None:
     model = Block()
     backend = counting_backend("aot_eager", model)
 
@@ -165,17 +167,17 @@ def test_a_compiled_function_is_no_module() -> None:
     assert profile.root.calls == 1
 
 
-def test_regional_compilation_of_many_blocks_shares_graphs() -> None:
+def test_blocks_that_share_a_graph_have_exact_totals() -> None:
     model = Net()
     backend = counting_backend("aot_eager", model)
     for block in model.blocks:
         block.compile(backend=backend)
     infer(model, (3,))
-    # the root's own product is not compiled; nor do shared graphs know whose block they run
+    # the product of the root is not compiled; shared graphs do not know which block they run
     assert backend.total().macs == 3 * 3 * 2 * I * H
 
 
-def test_step_is_what_ran_since_the_last_step() -> None:
+def test_step_counts_runs_since_the_previous_step() -> None:
     backend = counting_backend("aot_eager")
     compiled = torch.compile(Block(), backend=backend)
     infer(compiled, (3,))
@@ -191,7 +193,7 @@ def test_step_is_what_ran_since_the_last_step() -> None:
     assert second.flops_per_s == second.total.flops / second.seconds
 
 
-def test_a_compiled_optimizer_is_a_phase_of_its_own() -> None:
+def test_compiled_optimizer_is_a_phase_of_its_own() -> None:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     backend = counting_backend("aot_eager", model)
@@ -210,7 +212,7 @@ def test_a_compiled_optimizer_is_a_phase_of_its_own() -> None:
     assert profile.root.calls == 2
 
 
-def test_a_model_that_is_compiled_with_its_optimizer_stays_forward() -> None:
+def test_model_compiled_with_its_optimizer_stays_forward() -> None:
     model = nn.Linear(8, 8)
     model(torch.ones(4, 8)).sum().backward()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -230,7 +232,7 @@ def test_a_model_that_is_compiled_with_its_optimizer_stays_forward() -> None:
     assert backend.profile().by_module("forward")[""].macs == 4 * 8 * 8
 
 
-def test_a_size_that_hangs_on_data_is_unknown_not_zero() -> None:
+def test_operator_whose_size_depends_on_data_is_unknown() -> None:
     backend = counting_backend("aot_eager")
 
     @torch.compile(backend=backend)
@@ -244,7 +246,7 @@ def test_a_size_that_hangs_on_data_is_unknown_not_zero() -> None:
     assert "data" in backend.profile().formula_errors()["aten.mm.default"]
 
 
-def test_custom_formula() -> None:
+def test_custom_mapping_overrides_a_formula() -> None:
     backend = counting_backend(
         "aot_eager", custom_mapping={torch.ops.aten.relu: lambda x, *, out, **_: 17}
     )
@@ -253,7 +255,7 @@ def test_custom_formula() -> None:
 
 
 @pytest.mark.slow
-def test_inductor_with_warm_caches_and_options() -> None:
+def test_inductor_with_warm_caches_and_options_is_counted() -> None:
     model = Block()
     with torch._functorch.config.patch(enable_autograd_cache=True):
         train(torch.compile(model), (3,))  # now in AOTAutograd's cache
@@ -267,21 +269,21 @@ def test_inductor_with_warm_caches_and_options() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "onnxrt"])
-def test_refuses_backends_without_partitioned_graphs(backend: Any) -> None:
+def test_counting_backend_refuses_other_backends(backend: Any) -> None:
     with pytest.raises(TargetError, match="aot_eager"):
         counting_backend(backend)
 
 
-def test_refuses_options_that_nobody_would_read() -> None:
-    with pytest.raises(TargetError, match="inductor's"):
+def test_counting_backend_refuses_options_for_aot_eager() -> None:
+    with pytest.raises(TargetError, match="only; leave them out"):
         counting_backend("aot_eager", options={"epilogue_fusion": True})
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_graph_call_costs_less_than_20_microseconds(dynamic: bool) -> None:
+def test_count_runs_adds_less_than_20_microseconds(dynamic: bool) -> None:
     backend = counting_backend("aot_eager")
     infer(torch.compile(Net(), backend=backend, dynamic=dynamic), (3,))
-    run = _counted(backend.graphs[0], lambda inputs: None)
+    run = count_runs(backend.graphs[0], lambda inputs: None)
     inputs = [3] * 20 if dynamic else []
     best = min(_seconds(run, inputs) for _ in range(200))
     assert best < 20e-6
@@ -293,12 +295,12 @@ def _seconds(run: Any, inputs: list[Any]) -> float:
     return time.perf_counter() - begun
 
 
-def test_a_peak_is_above_zero() -> None:
+def test_mfu_refuses_a_peak_of_zero() -> None:
     backend = counting_backend("aot_eager")
     with pytest.raises(ConfigError, match="peak_flops_per_s=0"):
         backend.step().mfu(0)
 
 
-def test_a_step_without_time_has_no_rate() -> None:
+def test_step_without_time_has_no_rates() -> None:
     step = Step(costs={"forward": OpCost(flops=6)}, seconds=0.0)
     assert step.flops_per_s is step.mfu(2.0) is None

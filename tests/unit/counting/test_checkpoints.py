@@ -1,4 +1,4 @@
-"""Activation checkpointing: what is run again is recompute, under the module that it is of."""
+"""Activation checkpointing: recomputed operators are attributed to their module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROW = 5 * 5  # MACs per row of a square layer
 
 
 class Stack(nn.Module):
-    """Layer, checkpointed layer, layer; ``how`` says what is checkpointed and in which way."""
+    """Three layers, of which ``how`` calls the second one under a checkpoint."""
 
     def __init__(self, how: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -46,18 +46,18 @@ def stack_work(core: dict[str, int]) -> Work:
 
 
 @REENTRANT
-def test_module(reentrant: bool) -> None:
+def test_checkpointed_module_is_recomputed_once(reentrant: bool) -> None:
     model = Stack(lambda core, x: checkpoint(core, x, use_reentrant=reentrant))
     profile = profile_of(train, model, rows(2, 3), model=model)
     assert work_of(profile) == stack_work(
         {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW}
     )
-    assert profile.node("core.0").calls == 1  # a call of the program's, not of the checkpoint's
+    assert profile.node("core.0").calls == 1  # recomputation is not a call of the program
     assert profile.model_total().macs == profile.total().macs - 2 * ROW
 
 
 @REENTRANT
-def test_function_that_calls_modules(reentrant: bool) -> None:
+def test_checkpointed_function_recomputes_the_modules_that_it_calls(reentrant: bool) -> None:
     model = Stack(lambda core, x: checkpoint(lambda x: core(x) * 2, x, use_reentrant=reentrant))
     profile = profile_of(train, model, rows(2, 3), model=model)
     assert work_of(profile) == stack_work(
@@ -66,8 +66,8 @@ def test_function_that_calls_modules(reentrant: bool) -> None:
 
 
 @REENTRANT
-def test_products_of_a_checkpointed_function_belong_to_its_caller(reentrant: bool) -> None:
-    """Between two modules of the function lies a product: it is the caller's, in every phase."""
+def test_operators_of_a_checkpointed_function_belong_to_its_caller(reentrant: bool) -> None:
+    """A product between two modules of the function belongs to the caller in every phase."""
 
     class Caller(nn.Module):
         def __init__(self) -> None:
@@ -93,7 +93,7 @@ def test_products_of_a_checkpointed_function_belong_to_its_caller(reentrant: boo
 
 
 @REENTRANT
-def test_function_without_modules(reentrant: bool) -> None:
+def test_checkpointed_function_without_modules_belongs_to_its_caller(reentrant: bool) -> None:
     class Caller(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -108,8 +108,8 @@ def test_function_without_modules(reentrant: bool) -> None:
     }  # fmt: skip
 
 
-def test_early_stop_leaves_out_what_is_not_needed() -> None:
-    """The last layer's output is not saved for backward: without reentry it is not run again."""
+def test_early_stop_excludes_operators_that_are_not_needed() -> None:
+    """Backward does not need the output of the last layer, which is therefore not recomputed."""
     model = nn.Sequential(plain(3, 5), plain(5, 5, 5))
 
     def call(early: bool) -> Any:
@@ -126,10 +126,10 @@ def test_early_stop_leaves_out_what_is_not_needed() -> None:
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @REENTRANT
-def test_nested(reentrant: bool) -> None:
-    """The inner layer runs once forward and twice again: for the outer's sake and its own.
+def test_nested_checkpoints_recompute_the_inner_function_twice(reentrant: bool) -> None:
+    """The inner layer is recomputed twice: by the outer checkpoint and by its own.
 
-    Reentrant, the outer runs everything again without keeping the inner's activations.
+    The outer one, if reentrant, recomputes everything without saving inner activations.
     """
     again = partial(checkpoint, use_reentrant=reentrant)
 
@@ -152,7 +152,7 @@ def test_nested(reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("impl", list(CheckpointImpl))
-def test_checkpoint_wrapper(impl: CheckpointImpl) -> None:
+def test_checkpoint_wrapper_is_recomputed_once(impl: CheckpointImpl) -> None:
     core = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh())
     model = nn.Sequential(nn.Linear(3, 5, bias=False), checkpoint_wrapper(core, impl))
     found = work(train, model, rows(2, 3), model=model)
@@ -164,7 +164,7 @@ def test_checkpoint_wrapper(impl: CheckpointImpl) -> None:
     }  # fmt: skip
 
 
-def test_checkpoint_sequential() -> None:
+def test_checkpoint_sequential_recomputes_all_but_the_last_part() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh()) for _ in "abcd"))
     x = rows(2, 5, grad=True)
     found = work(
@@ -177,7 +177,7 @@ def test_checkpoint_sequential() -> None:
 
 
 @REENTRANT
-def test_several_checkpointed_layers_and_two_steps(reentrant: bool) -> None:
+def test_checkpointed_layers_are_recomputed_at_every_step(reentrant: bool) -> None:
     layers = nn.ModuleList(nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh()) for _ in range(3))
 
     def step() -> None:
@@ -191,11 +191,11 @@ def test_several_checkpointed_layers_and_two_steps(reentrant: bool) -> None:
     assert found == {f"{i}.0": each for i in range(3)}
 
 
-def test_forces_in_a_checkpointed_module() -> None:
-    """A gradient taken inside forward is taken again when that forward is: recompute, all of it.
+def test_gradient_within_a_checkpointed_forward_is_recomputed() -> None:
+    """The gradient within forward is recomputed together with that forward.
 
-    f = 2(x@w)wᵀ. Forward: x@w, made again for the gradient's sake, and the gradient's product.
-    Backward: x@w and the gradient once more, then two gradients each of two products.
+    f = 2(x@w)wᵀ. Forward: x@w, recomputed for the gradient, and the product of the gradient.
+    Backward: x@w and the gradient once more, then two gradients of each of two products.
     """
 
     class Forces(nn.Module):
@@ -216,8 +216,8 @@ def test_forces_in_a_checkpointed_module() -> None:
 
 
 @REENTRANT
-def test_gradient_without_a_graph_in_a_checkpointed_module(reentrant: bool) -> None:
-    """A guidance step: the gradient taken inside forward is a number, and is taken again, too."""
+def test_gradient_without_graph_in_a_checkpoint_is_recomputed(reentrant: bool) -> None:
+    """The gradient of a guidance step within forward has no graph, and is recomputed as well."""
 
     class Guided(nn.Module):
         def __init__(self) -> None:
@@ -239,13 +239,13 @@ def test_gradient_without_a_graph_in_a_checkpointed_module(reentrant: bool) -> N
     wide = 2 * 5 * 7
     assert found == {
         "out": {"forward": wide, "recompute": wide, "backward": 2 * wide},
-        # The backward is the one in forward; all that came later was recomputation.
+        # Backward is the gradient in forward; everything later is recomputation.
         "score": {"forward": 2 * 5, "backward": 2 * 5, "recompute": 2 * 2 * 5},
     }
 
 
-def test_recomputing_share_of_fused_attention() -> None:
-    """Forward: q@kᵀ and p@v. Backward: dv, dp, dq, dk; the kernel makes q@kᵀ anew: recompute."""
+def test_fused_attention_recomputes_its_scores_in_backward() -> None:
+    """Forward: q@kᵀ and p@v. Backward: dv, dp, dq, dk. The kernel recomputes q@kᵀ."""
 
     class Attention(nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -259,8 +259,8 @@ def test_recomputing_share_of_fused_attention() -> None:
     }
 
 
-def test_reversible_function_runs_its_module_again() -> None:
-    """A custom function that calls a module in backward: that call is recomputation."""
+def test_module_that_a_custom_backward_calls_again_is_recomputed() -> None:
+    """A custom function calls a module in backward once more: that call is recomputation."""
     layer = nn.Linear(5, 5, bias=False)
 
     class Again(torch.autograd.Function):
@@ -308,18 +308,18 @@ def nested(x: torch.Tensor, *, reentrant: bool) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("function", "reentrant", "backward", "recompute"),
     [
-        # The product has no gradients; it is run again.
+        # The product has no gradients; it is recomputed.
         (without_gradients, False, 0, PRODUCT),
         (without_gradients, True, 0, PRODUCT),
         (with_tensors_kept_elsewhere, False, 2 * PRODUCT, PRODUCT),
-        # Four products, each with two gradients. Run again: all four, as the outer function is,
-        # and the inner one's two once more.
+        # Four products, each with two gradients. The outer function recomputes all four, the
+        # inner one its two once more.
         (partial(nested, reentrant=False), False, 8 * PRODUCT, 6 * PRODUCT),
         (partial(nested, reentrant=True), True, 8 * PRODUCT, 6 * PRODUCT),
     ],
 )
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_all_that_is_run_again_is_recomputation(
+def test_every_operator_of_a_recomputed_function_is_recomputed(
     function: Any, reentrant: bool, backward: int, recompute: int
 ) -> None:
     x = torch.ones(2, 4, requires_grad=True)
@@ -328,8 +328,8 @@ def test_all_that_is_run_again_is_recomputation(
     assert profile.total("recompute").macs == recompute
 
 
-def test_a_gradient_that_a_checkpointed_function_takes_is_taken_again() -> None:
-    """Forces from energies: rows of 6 through 6 -> 11 -> 6, the gradient's graph kept."""
+def test_gradient_that_a_checkpointed_function_takes_is_recomputed() -> None:
+    """Forces from energies: rows of 6 through 6 -> 11 -> 6, with create_graph."""
     net = nn.Sequential(nn.Linear(6, 11, bias=False), nn.Tanh(), nn.Linear(11, 6, bias=False))
     x = torch.rand(5, 6, requires_grad=True)
 
@@ -340,12 +340,12 @@ def test_a_gradient_that_a_checkpointed_function_takes_is_taken_again() -> None:
         lambda: checkpoint(forces, x, use_reentrant=False).sum().backward(), model=net
     )
     one = 5 * 6 * 11
-    # Once in the function: forward, and the gradient of its input. Both are run again. The
-    # backward pass through the gradient's product g @ w: of g and of w.
+    # The function runs forward and the gradient of its input. Both are recomputed. Backward
+    # through the product g @ w of that gradient has the gradients of g and of w.
     assert work_of(profile)["2"] == {"forward": one, "backward": one + one, "recompute": 2 * one}
 
 
-def test_a_module_in_a_gradient_hook_runs_for_the_first_time() -> None:
+def test_module_first_called_in_a_gradient_hook_is_backward() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -367,8 +367,8 @@ def test_a_module_in_a_gradient_hook_runs_for_the_first_time() -> None:
     assert profile.uncalled_modules() == []
 
 
-def test_a_reentrant_checkpoints_own_backward_is_no_recompute_under_hooks() -> None:
-    """Where hooks on saved tensors are on, every node's callers are looked at."""
+def test_backward_of_a_reentrant_checkpoint_with_saved_tensor_hooks_is_backward() -> None:
+    """With hooks on saved tensors, the tracker looks at the callers of every node."""
     model = Stack(lambda core, x: checkpoint(core, x, use_reentrant=True))
 
     def run() -> None:

@@ -1,21 +1,24 @@
-"""Compiled programs: the same counts as eager, and the compiled code is there afterwards."""
+"""Compiled programs have the counts of eager ones and keep their compiled code."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import eval_frame
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops import FlopCounterMode, FlopsProfiler, Profile
 from tests.helpers.profiling import profile_of
 
-# torch.compile's own, where a graph breaks
+# a warning of torch.compile at graph breaks
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 B, I, H, O = 3, 5, 7, 11  # noqa: E741
@@ -108,7 +111,7 @@ WAYS: dict[str, tuple[type[nn.Module], Callable[[nn.Module], Any]]] = {
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("way", WAYS)
-def test_counts_and_attribution_are_eagers(way: str, warm: bool) -> None:
+def test_compiled_model_has_the_counts_of_eager(way: str, warm: bool) -> None:
     make, compiled_as = WAYS[way]
     model = make()
     compiled = compiled_as(model)
@@ -123,7 +126,7 @@ def test_counts_and_attribution_are_eagers(way: str, warm: bool) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_compiled_code_is_intact_afterwards(way: str) -> None:
+def test_compiled_code_is_kept_after_a_profile(way: str) -> None:
     make, compiled_as = WAYS[way]
     profiled, other = make(), make()
     compiled, other_compiled = compiled_as(profiled), compiled_as(other)
@@ -139,7 +142,7 @@ def test_compiled_code_is_intact_afterwards(way: str) -> None:
     assert compiled_graphs() == before
 
 
-def test_what_is_first_called_inside_compiles_later() -> None:
+def test_model_first_called_in_the_block_compiles_after_it() -> None:
     compiled = torch.compile(MLP(), backend="eager")
     profile_of(train, compiled)
     assert compiled_graphs() == 0
@@ -147,14 +150,14 @@ def test_what_is_first_called_inside_compiles_later() -> None:
     assert compiled_graphs() == 1
 
 
-def test_a_wrapper_around_the_model_leaves_it_the_model() -> None:
+def test_model_within_another_compiled_module_stays_the_root() -> None:
     model = MLP()
     for wrapper in (nn.Sequential(model), torch.compile(nn.Sequential(model), backend="eager")):
         profile = profile_of(train, wrapper, model=model)
         assert macs(profile, "forward") == FORWARD
 
 
-def test_new_shapes_inside_cost_no_recompilation() -> None:
+def test_new_shapes_in_the_block_do_not_recompile() -> None:
     model = MLP()
     compiled = torch.compile(model, backend="eager", dynamic=True)
     train(compiled)
@@ -166,7 +169,7 @@ def test_new_shapes_inside_cost_no_recompilation() -> None:
 
 
 @pytest.mark.slow
-def test_inductor() -> None:
+def test_model_compiled_by_inductor_is_counted_and_kept() -> None:
     model = MLP()
     compiled = torch.compile(model)
     train(compiled)
@@ -179,7 +182,7 @@ def test_inductor() -> None:
     assert compiled_graphs() == before
 
 
-def test_reduce_overhead() -> None:
+def test_model_compiled_with_reduce_overhead_is_counted() -> None:
     model = MLP()
     profile = profile_of(train, torch.compile(model, mode="reduce-overhead"), model=model)
     assert macs(profile, "forward") == FORWARD
@@ -189,7 +192,7 @@ STANCES = ["default", "force_eager", "eager_on_recompile", "fail_on_recompile"]
 
 
 @pytest.mark.parametrize("stance", [*STANCES, "eager_then_compile"])
-def test_under_any_stance_of_the_users(stance: Any) -> None:
+def test_stance_of_the_program_is_restored(stance: Any) -> None:
     model = MLP()
     compiled = torch.compile(model, backend="eager")
     train(compiled)
@@ -200,7 +203,7 @@ def test_under_any_stance_of_the_users(stance: Any) -> None:
     assert macs(profile, "forward") == FORWARD
 
 
-def test_stance_is_restored_after_an_exception_and_nests() -> None:
+def test_stance_of_nested_blocks_is_restored_after_an_exception() -> None:
     before = torch._dynamo.eval_frame._stance
     with pytest.raises(ZeroDivisionError), FlopCounterMode(display=False):
         with FlopCounterMode(display=False):
@@ -211,7 +214,7 @@ def test_stance_is_restored_after_an_exception_and_nests() -> None:
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
-def test_backward_of_a_forward_that_was_compiled_before_the_block(warm: bool) -> None:
+def test_backward_of_a_forward_compiled_before_the_block_is_counted(warm: bool) -> None:
     model = MLP()
     compiled = torch.compile(model, backend="aot_eager")
     if warm:
@@ -248,14 +251,14 @@ assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.slow
-def test_first_ever_compilation_inside_the_block() -> None:
+def test_first_compilation_of_a_process_within_the_block_runs_eagerly() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST_EVER], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_compiled_flex_attention_counts_as_eager() -> None:
-    """The rectangle, or with causal="half" the blocks of 128 that the mask keeps: 3 of 4."""
+    """Count the rectangle, or with causal="half" the 3 of 4 blocks of 128 that the mask keeps."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     heads, length, size = 2, 256, 16
@@ -270,3 +273,71 @@ def test_compiled_flex_attention_counts_as_eager() -> None:
         assert whole.total().macs == 2 * heads * length * length * size
         assert kept.total().macs == 2 * heads * (3 * 128 * 128) * size
         assert whole.uncounted_ops() == {}
+
+
+# -- blocks that overlap ---------------------------------------------------------------------
+
+ROWS, IN, OUT = 5, 4, 3
+
+
+@pytest.fixture
+def compiled() -> Iterator[tuple[Callable[..., Any], list[str]]]:
+    """Return a compiled layer, and a list to which each run of its compiled code is added."""
+    done: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            done.append("ran compiled")
+            return graph(*args)
+
+        return run
+
+    layer = torch.compile(nn.Linear(IN, IN), backend=backend)
+    layer(torch.ones(ROWS, IN))
+    done.clear()
+    yield layer, done
+    assert eval_frame._stance.stance == "default"
+    torch._dynamo.reset()
+
+
+def test_overlapping_profilers_count_their_own_models(compiled: Any) -> None:
+    layer, done = compiled
+    first, second = FlopsProfiler(nn.Linear(IN, OUT)), FlopsProfiler(nn.Linear(OUT, 2))
+    first.start_profile()
+    hidden = first.model(torch.ones(ROWS, IN))
+    second.start_profile()
+    second.model(hidden)
+    first.stop_profile()
+    second.model(hidden)
+    layer(torch.ones(ROWS, IN))
+    assert not done  # the second profiler still counts, so the layer ran eagerly
+    second.stop_profile()
+    assert first.get_total_macs() == ROWS * IN * OUT
+    assert second.get_total_macs() == 2 * ROWS * OUT * 2
+    assert _get_current_dispatch_mode_stack() == []
+    layer(torch.ones(ROWS, IN))
+    assert done == ["ran compiled"]
+
+
+def test_overlapping_counters_of_two_threads_keep_compiled_code(compiled: Any) -> None:
+    layer, done = compiled
+    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
+
+    def first() -> None:
+        with FlopCounterMode(nn.Linear(IN, OUT), display=False):
+            first_is_in.set()
+            second_is_in.wait(10)
+        first_is_out.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    first_is_in.wait(10)
+    with FlopCounterMode(layer, display=False) as counter:
+        second_is_in.set()
+        first_is_out.wait(10)
+        layer(torch.ones(ROWS, IN))
+    thread.join()
+    assert not done
+    assert counter.get_total_macs() == ROWS * IN * IN
+    layer(torch.ones(ROWS, IN))
+    assert done == ["ran compiled"]

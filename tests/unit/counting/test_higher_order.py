@@ -1,4 +1,4 @@
-"""Higher-order operators: what their functions run is counted, forward and backward."""
+"""Higher-order operators: their functions are counted in forward and backward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 M, K = 3, 5
 ONE = M * K * K  # one product x[M,K] @ w[K,K]
-STEPS = 7 if TORCH >= (2, 13) else 8  # of a scan; older ones first run one for shapes
+STEPS = 7 if TORCH >= (2, 13) else 8  # of a scan; older releases run one more for shapes
 
 
 @pytest.fixture(autouse=True)
@@ -46,18 +46,18 @@ def weights() -> torch.Tensor:
 
 
 def branches(w: torch.Tensor) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """One product, and three."""
+    """Return a function with one product, and one with three."""
     return lambda x: x @ w, lambda x: x @ w @ w @ w
 
 
 class TestCond:
     @pytest.mark.parametrize(("taken", "products"), [(True, 1), (False, 3)])
-    def test_the_branch_taken_counts(self, taken: bool, products: int) -> None:
+    def test_cond_counts_the_branch_taken(self, taken: bool, products: int) -> None:
         x, w = torch.ones(M, K), torch.ones(K, K)
         assert macs(torch.cond, torch.tensor(taken), *branches(w), (x,)) == products * ONE
 
     @pytest.mark.parametrize(("taken", "products"), [(True, 1), (False, 3)])
-    def test_backward_and_gradients(self, taken: bool, products: int) -> None:
+    def test_cond_counts_backward_and_keeps_gradients(self, taken: bool, products: int) -> None:
         x, w = torch.ones(M, K), weights()
 
         def run() -> None:
@@ -66,13 +66,13 @@ class TestCond:
         run()
         expected, w.grad = w.grad, None
         profile = profile_of(run)
-        assert torch.equal(w.grad, expected)  # what the branches close over has its gradient
+        assert torch.equal(w.grad, expected)  # tensors that the branches close over have gradients
         assert profile.total("forward").macs == products * ONE
-        # the branch's gradients: one product for w each, one for x each but the first
+        # each product has a gradient of w, and all but the first one of x
         assert profile.total("backward").macs >= (2 * products - 1) * ONE
 
     @pytest.mark.parametrize("device", ["meta", "fake"])
-    def test_without_data_the_costlier_branch_counts(self, device: str) -> None:
+    def test_cond_without_data_counts_the_costlier_branch(self, device: str) -> None:
         with FakeTensorMode() if device == "fake" else torch.device("meta"):
             x, w = torch.ones(M, K), torch.ones(K, K)
             for pair in (branches(w), branches(w)[::-1]):
@@ -81,7 +81,7 @@ class TestCond:
                 assert profile.notes == ("cond without data: the costlier branch is counted",)
 
     @pytest.mark.parametrize("latency", [False, True])
-    def test_modules_in_a_branch_keep_their_caller(self, latency: bool) -> None:
+    def test_cond_names_modules_in_a_branch_below_their_caller(self, latency: bool) -> None:
         class Choice(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -97,14 +97,14 @@ class TestCond:
 
 
 class TestLoops:
-    def test_while_loop_counts_every_turn(self) -> None:
+    def test_while_loop_counts_every_iteration(self) -> None:
         w = torch.ones(K, K)
         start = (torch.tensor(0), torch.ones(M, K))
         turn = lambda i, x: (i + 1, x @ w)  # noqa: E731
         assert macs(while_loop, lambda i, x: i < 4, turn, start) == 4 * ONE
         assert macs(while_loop, lambda i, x: i < 0, turn, start) == 0
 
-    def test_while_loop_backward(self) -> None:
+    def test_while_loop_counts_backward_and_keeps_gradients(self) -> None:
         w, x = torch.ones(K, K), torch.ones(M, K, requires_grad=True)
 
         def run() -> None:
@@ -128,7 +128,7 @@ class TestLoops:
         assert profile.uncounted_ops() == {"higher_order.while_loop": 1}
 
     @pytest.mark.parametrize("device", ["cpu", "meta", "fake"])
-    def test_scan(self, device: str) -> None:
+    def test_scan_counts_every_step(self, device: str) -> None:
         with FakeTensorMode() if device == "fake" else torch.device(device):
             w, xs = torch.ones(K, K), torch.ones(7, M, K)
             step = lambda c, x: (c + x @ w, (x @ w).sum(0))  # noqa: E731
@@ -137,7 +137,7 @@ class TestLoops:
                 == (7 if device == "fake" else STEPS) * 2 * ONE
             )
 
-    def test_scan_backward_reaches_what_it_closes_over(self) -> None:
+    def test_scan_counts_backward_and_keeps_gradients_of_closures(self) -> None:
         w, xs = weights(), torch.ones(7, M, K)
 
         def run() -> None:
@@ -152,19 +152,19 @@ class TestLoops:
         assert profile.total("backward").macs >= 7 * ONE
 
     @pytest.mark.parametrize("device", ["cpu", "meta", "fake"])
-    def test_map(self, device: str) -> None:
+    def test_map_counts_every_row(self, device: str) -> None:
         with FakeTensorMode() if device == "fake" else torch.device(device):
             w, xs = torch.ones(K, K), torch.ones(7, M, K)
             assert macs(hop_map, lambda x, w: x @ w, xs, w) == 7 * ONE
 
-    def test_map_backward(self) -> None:
+    def test_map_keeps_gradients_of_closures(self) -> None:
         w, xs = weights(), torch.ones(7, M, K)
         profile = profile_of(lambda: hop_map(lambda x: x @ w, xs).sum().backward())
         assert w.grad is not None and float(w.grad[0, 0]) == 7 * M
         assert profile.total("forward").macs == 7 * ONE
 
     @pytest.mark.parametrize("device", ["cpu", "meta"])
-    def test_associative_scan(self, device: str) -> None:
+    def test_associative_scan_counts_every_combination(self, device: str) -> None:
         # of 8 elements the tree multiplies 4, then 2, then 1 pairs up, and 1, 3 pairs down
         xs = torch.ones(8, K, K, device=device)
         combine = lambda a, b: a @ b  # noqa: E731
@@ -173,11 +173,11 @@ class TestLoops:
 
 
 class TestOthers:
-    def test_out_dtype(self) -> None:
+    def test_out_dtype_counts_its_operator(self) -> None:
         a, b = torch.ones(M, K, dtype=torch.int8), torch.ones(K, K, dtype=torch.int8)
         assert macs(out_dtype, torch.ops.aten.mm.default, torch.int32, a, b) == ONE
 
-    def test_flex_attention_eager(self) -> None:
+    def test_flex_attention_counts_the_rectangle(self) -> None:
         q = torch.ones(1, 2, 128, 16)
         pairs = 2 * 128 * 128
         with torch.no_grad():
@@ -187,7 +187,7 @@ class TestOthers:
             profile_of(lambda: out.append(flex_attention(q, q, q)))
         assert torch.equal(out[0], expected)
 
-    def test_flex_attention_with_a_block_mask(self) -> None:
+    def test_flex_attention_with_causal_half_counts_the_blocks_of_its_mask(self) -> None:
         q = torch.ones(1, 1, 256, 16)
         mask = create_block_mask(
             lambda b, h, i, j: i >= j, None, None, 256, 256, device="cpu", BLOCK_SIZE=64
@@ -199,7 +199,7 @@ class TestOthers:
         blocks = 1 + 2 + 3 + 4  # of 64 x 64, on and below the diagonal
         assert sparse == blocks * 64 * 64 * (16 + 16)
 
-    def test_compiled_checkpoint(self) -> None:
+    def test_tag_activation_checkpoint_counts_its_graph(self) -> None:
         layer, x = nn.Linear(K, K), torch.ones(M, K)
         graph = torch.fx.symbolic_trace(nn.Sequential(layer))
         profile = profile_of(
@@ -211,7 +211,7 @@ class TestOthers:
     @pytest.mark.parametrize(
         "name", ["invoke_subgraph", "strict_mode", "hints_wrapper", "run_const_graph"]
     )
-    def test_operators_that_only_wrap(self, name: str) -> None:
+    def test_operator_that_only_wraps_a_function_counts_it(self, name: str) -> None:
         w = torch.ones(K, K)
         body = torch.fx.symbolic_trace(lambda x: (x @ w,))
         x = torch.ones(M, K)
@@ -228,9 +228,9 @@ class TestOthers:
             profile = profile_of(lambda: op(*args, **kwargs))
         assert profile.total().macs == ONE
         assert profile.uncounted_ops() == {}
-        assert profile.root.class_name == "nothing"  # the graph is no module
+        assert profile.root.class_name == "nothing"  # the graph is not a module of the model
 
-    def test_random_state(self) -> None:
+    def test_operators_with_random_state_count_their_operator(self) -> None:
         from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
         x = torch.ones(M, K)
@@ -241,7 +241,7 @@ class TestOthers:
 
         assert macs(run) == 2 * M * K * M
 
-    def test_an_unknown_one_runs_and_is_listed(self) -> None:
+    def test_operator_without_a_handler_runs_and_is_uncounted(self) -> None:
         class Twice(HigherOrderOperator):
             def __init__(self) -> None:
                 super().__init__("dispatch_flops_test_twice")
@@ -260,7 +260,7 @@ class TestOthers:
 
 
 class Kernel:
-    """Looks like a Triton kernel."""
+    """Object with the attributes of a Triton kernel."""
 
     __name__ = "add_kernel"
 
@@ -283,7 +283,7 @@ class TestTriton:
                 )
             )
 
-    def test_a_formula_on_the_kernel_gets_its_arguments(self) -> None:
+    def test_triton_kernel_with_a_formula_passes_its_arguments(self) -> None:
         kernel = Kernel()
 
         @register_flops(kernel)
@@ -297,7 +297,7 @@ class TestTriton:
             unregister_flops(kernel)
         assert profile.by_operator()["triton.add_kernel"].cost.flops == M * K
 
-    def test_without_a_formula_it_is_listed(self) -> None:
+    def test_triton_kernel_without_a_formula_is_uncounted(self) -> None:
         with pytest.warns(UncountedWarning, match="add_kernel"):
             profile = self.launch(Kernel())
         assert profile.uncounted_ops() == {"triton.add_kernel": 1}

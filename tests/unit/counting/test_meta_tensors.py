@@ -1,4 +1,4 @@
-"""Shapes without data: the meta device and fake tensors count as real runs do."""
+"""Tensors without values, on the meta device or fake, have the counts of real ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SMALL = [case for case in CASES if case.runs_for_real]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_meta_and_fake_equal_real(case: Any) -> None:
+def test_meta_and_fake_tensors_have_the_counts_of_real_ones(case: Any) -> None:
     profiles = {}
     for name in ("cpu", "meta", "fake"):
         with FakeTensorMode() if name == "fake" else torch.device("cpu"):
@@ -48,10 +48,10 @@ def test_meta_and_fake_equal_real(case: Any) -> None:
             try:
                 profiles[name] = profile_of(train, model, inputs, model=model)
             except (NotImplementedError, DataDependentOutputException) as error:
-                assert "dispatch_flops" in error.__notes__[0]  # routing by data: said so
+                assert "dispatch_flops" in error.__notes__[0]  # routing depends on values
     for profile in profiles.values():
         assert counts(profile, "forward") == counts(profiles["cpu"], "forward")
-        # oneDNN's LSTM also makes the gradients of its input and first state, asked for or not
+        # the LSTM of oneDNN always computes the gradients of its input and first state
         if case.name != "LSTM":
             assert counts(profile, "backward") == counts(profiles["cpu"], "backward")
     assert profiles["cpu"].root.total("forward").macs == case.macs
@@ -64,13 +64,15 @@ class TestData:
             return profile_of(function, torch.ones(B, D), **options)
 
     @pytest.mark.parametrize("reads", [lambda x: x.sum().item(), torch.nonzero])
-    def test_the_error_says_what_to_do(self, device: str, reads: Any) -> None:
+    def test_error_for_missing_values_names_meta_value(self, device: str, reads: Any) -> None:
         with pytest.raises((RuntimeError, NotImplementedError)) as caught:
             self.run(device, reads)
         assert any("meta_value=1" in note for note in caught.value.__notes__)
 
     @pytest.mark.parametrize(("answer", "taken"), [(1, D), (0, F)])
-    def test_the_answer_can_be_given(self, device: str, answer: int, taken: int) -> None:
+    def test_meta_value_answers_every_value_that_is_read(
+        self, device: str, answer: int, taken: int
+    ) -> None:
         seen = []
 
         def branch(x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +85,7 @@ class TestData:
 
 
 class Keeping(nn.Module):
-    """Keeps what depends on the length alone: as an attribute, a buffer, in a dict and a list."""
+    """Model that keeps tensors by length: in an attribute, a buffer, a dict and a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +107,7 @@ class Keeping(nn.Module):
 
 
 @pytest.mark.parametrize("used_before", [False, True])
-def test_what_a_model_keeps_is_as_it_was(used_before: bool) -> None:
+def test_profile_on_meta_restores_what_the_model_keeps(used_before: bool) -> None:
     model, x = Keeping(), torch.ones(B, D)
     expected = copy.deepcopy(model)(x)
     if used_before:
@@ -121,7 +123,7 @@ def test_what_a_model_keeps_is_as_it_was(used_before: bool) -> None:
 
 
 class Sealed(nn.Linear):
-    """Lets nothing be set but its mode, as TorchScript lets nothing be added."""
+    """Module that refuses to set attributes, except its mode, as TorchScript does."""
 
     __slots__ = ("note",)
     sealed = False
@@ -132,7 +134,7 @@ class Sealed(nn.Linear):
         super().__setattr__(name, value)
 
 
-def test_modules_that_let_nothing_be_set() -> None:
+def test_profile_on_meta_of_modules_without_setattr_restores_tensors() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(D, F), nn.BatchNorm1d(F)))
     model = nn.Sequential(
         scripted, Sealed(F, D), torch.jit.freeze(torch.jit.script(nn.ReLU().eval()))
@@ -147,20 +149,20 @@ def test_modules_that_let_nothing_be_set() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
-def test_tensors_that_cannot_be_on_meta_do_not_matter() -> None:
+def test_profile_on_meta_ignores_tensors_that_cannot_be_on_meta() -> None:
     model = nn.Linear(D, F)
     model.rates = torch.quantize_per_tensor(torch.ones(B), 1.0, 0, torch.qint8)
     model.rows = torch.nested.nested_tensor([torch.ones(B), torch.ones(D)])
     assert profile_model(model, args=[torch.ones(B, D)], device="meta").total().macs == B * D * F
 
 
-def test_real_data_is_read_as_ever() -> None:
+def test_meta_value_does_not_change_real_values() -> None:
     found = []
     profile_of(lambda: found.append(torch.ones(3).sum().item()), meta_value=7)
     assert found == [3.0]
 
 
-def test_transformers_mask_code_runs_on_meta() -> None:
+def test_meta_value_lets_bert_build_its_mask_on_meta() -> None:
     transformers = pytest.importorskip("transformers")
     layers, hidden, s = 2, 32, 11
     config = transformers.BertConfig(
@@ -176,7 +178,7 @@ def test_transformers_mask_code_runs_on_meta() -> None:
     assert counter.profile.total().macs == layers * layer + hidden**2
 
 
-ROWS, K, N, GROUPS = 12, 20, 28, 3  # no multiples of 8, as torch wants them of bfloat16
+ROWS, K, N, GROUPS = 12, 20, 28, 3  # not multiples of 8, which torch requires for bfloat16
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta", "fake"])
@@ -189,7 +191,7 @@ ROWS, K, N, GROUPS = 12, 20, 28, 3  # no multiples of 8, as torch wants them of 
         ((GROUPS, ROWS, K), (GROUPS, K, N), GROUPS * ROWS * K * N),
     ],
 )
-def test_a_grouped_product_of_float32(device: str, a: Any, b: Any, macs: int) -> None:
+def test_grouped_mm_of_float32_runs_on_every_device(device: str, a: Any, b: Any, macs: int) -> None:
     with FakeTensorMode() if device == "fake" else torch.device(device):
         left, right = torch.ones(a, requires_grad=True), torch.ones(b, requires_grad=True)
         ends = None if len(a) == len(b) == 3 else torch.ones(GROUPS, dtype=torch.int32).cumsum(0)
@@ -209,7 +211,7 @@ def test_a_grouped_product_of_float32(device: str, a: Any, b: Any, macs: int) ->
         assert (leaf.grad.shape, leaf.grad.dtype) == (leaf.shape, torch.float32)
 
 
-def test_a_grouped_product_whose_shapes_do_not_fit_is_refused() -> None:
+def test_grouped_mm_of_mismatched_shapes_is_refused() -> None:
     left, right = torch.ones(12, 8, device="meta"), torch.ones(3, 12, 8, device="meta")
     ends = torch.ones(3, dtype=torch.int32, device="meta")
     with (
@@ -220,7 +222,7 @@ def test_a_grouped_product_whose_shapes_do_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", ["8B", "405B"])
-def test_llama(size: str) -> None:
+def test_llama_on_meta_has_its_closed_form(size: str) -> None:
     config, s = llama.CONFIGS[size], 8192
     model = llama.on_meta(config)
     profile = llama.count(model, s, backward=size == "8B")
@@ -234,7 +236,7 @@ CHEAP = ["gpt2", "bert", "vit", "llama-8b", "mixtral", "mamba-fused", "mamba-fus
 
 
 @pytest.mark.parametrize("name", CHEAP)
-def test_well_known_models(name: str) -> None:
+def test_published_model_on_meta_has_its_closed_form(name: str) -> None:
     pytest.importorskip("transformers")
     model = models_table.MODELS[name]()
     profile = models_table.count(model)
@@ -243,7 +245,7 @@ def test_well_known_models(name: str) -> None:
     assert profile.is_lower_bound is not model.complete
 
 
-def test_a_fused_scan_costs_what_its_operators_cost() -> None:
+def test_fused_scan_has_the_cost_of_its_operators() -> None:
     from mamba import Mamba, MambaShape, selective_scan, selective_scan_cost
 
     shape, s = MambaShape(layers=2, hidden=8, inner=16, state=3, rank=2, vocab=17), 5
@@ -259,11 +261,11 @@ def test_a_fused_scan_costs_what_its_operators_cost() -> None:
     assert fused.flops == plain.flops
 
 
-def test_fake_tensors_take_no_time() -> None:
+def test_fake_tensors_have_no_latency() -> None:
     with FakeTensorMode():
         model, x = nn.Linear(3, 5), torch.ones(2, 3)
         with FlopCounterMode(model, display=False, latency=True) as counter:
             model(x)
-        assert profile_model(model, args=[x]).timing.forward_s is None
+        assert profile_model(model, args=[x]).timing.latency("forward") is None
     assert counter.profile.root.latency_s is None
     assert counter.profile.total().macs == 2 * 3 * 5

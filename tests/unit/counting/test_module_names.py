@@ -1,242 +1,338 @@
-"""Modules that several parents hold: their names, their parameters, and what of them ran."""
+"""Tree of modules: names, calls and parameters, and that costs add up."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
-from typing import cast
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dispatch_flops import FlopCounterMode, Profile, profile_model
-from dispatch_flops.errors import InconsistentProfileError
-from dispatch_flops.profile import ModuleNode
+from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops.profile import add_costs
+from dispatch_flops.profile.cost import PHASES
+from tests.helpers.attributing import plain, rows, train, work_of
 from tests.helpers.profiling import profile_of
 
-LINEAR = 8 * 9 + 9
+
+def fqns(profile: Profile) -> list[str]:
+    return [node.fqn for node in profile.root.walk()]
 
 
-def square(*sizes: int) -> nn.Sequential:
-    return nn.Sequential(*(nn.Linear(size, size) for size in sizes))
+def calls(profile: Profile) -> dict[str, int]:
+    return {node.fqn: node.calls for node in profile.root.walk() if node.calls}
 
 
-def parameters_of(model: nn.Module) -> dict[str, int]:
-    """``{fqn: elements of the distinct parameters at or below it}``, as torch has them."""
-    return {
-        fqn: sum(parameter.numel() for parameter in module.parameters())
-        for fqn, module in model.named_modules()
+def check_sums(profile: Profile) -> None:
+    """Check that totals are own costs plus those of children, and sum to the profile's total."""
+    for node in profile.nodes():
+        for phase in PHASES:
+            parts = [node.own(phase), *(child.total(phase) for child in node.children)]
+            assert node.total(phase) == add_costs(parts)
+    assert profile.total() == add_costs(node.own() for node in profile.nodes())
+
+
+class Parts(nn.Module):
+    """Model with every container class of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.ModuleList([nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False)])
+        self.named = nn.ModuleDict({"a": nn.Linear(7, 11, bias=False), "b": nn.Linear(2, 2)})
+        self.weights = nn.ParameterList([torch.randn(11, 13), torch.randn(2, 2)])
+        self.scales = nn.ParameterDict({"s": nn.Parameter(torch.randn(13))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.named["a"](self.items[1](self.items[0](x)))
+        return x @ self.weights[0] * self.scales["s"]
+
+
+def test_module_names_of_containers_are_those_of_named_modules() -> None:
+    model = Parts()
+    profile = profile_of(train, model, rows(2, 3), model=model)
+    check_sums(profile)
+    assert fqns(profile) == [name for name, _ in model.named_modules()]
+    assert work_of(profile)[""] == {"forward": 2 * 11 * 13, "backward": 2 * 2 * 11 * 13}
+    assert profile.uncalled_modules() == ["named.b", "weights", "scales"]
+    root = profile.root
+    used = 3 * 5 + 5 * 7 + 7 * 11 + 11 * 13 + 13
+    assert (root.active_params, root.total_params) == (used, used + (2 * 2 + 2) + 2 * 2)
+    assert profile.node("weights").total_params == 11 * 13 + 2 * 2
+    assert profile.node("weights").active_params == 11 * 13
+
+
+def test_tied_parameters_are_counted_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(11, 5)
+            self.head = nn.Linear(5, 11, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.embed(x))
+
+    model = Tied()
+    profile = profile_of(model, torch.tensor([[1, 2, 3]]), model=model)
+    assert (profile.total_params, profile.root.active_params) == (11 * 5, 11 * 5)
+    assert [child.total_params for child in profile.root.children] == [11 * 5, 11 * 5]
+
+
+def test_frozen_parameters_are_not_trainable() -> None:
+    model = plain(3, 5, 7)
+    model[0].requires_grad_(False)
+    profile = profile_of(model, rows(2, 3), model=model)
+    assert (profile.root.trainable_params, profile.total_params) == (5 * 7, 3 * 5 + 5 * 7)
+
+
+def test_lazy_modules_have_no_parameters_before_their_first_call() -> None:
+    model = nn.Sequential(nn.LazyLinear(5, bias=False), nn.LazyLinear(7, bias=False))
+    before = profile_of(lambda: None, model=model)
+    assert (before.total_params, before.uncalled_modules()) == (0, ["0", "1"])
+    profile = profile_of(train, model, rows(2, 3), model=model)
+    assert work_of(profile)["0"]["forward"] == 2 * 3 * 5
+    assert profile.total_params == 3 * 5 + 5 * 7
+    assert profile.node("0").class_name == "Linear"
+
+
+def test_module_made_in_forward_is_named_below_its_caller() -> None:
+    class Maker(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: list[nn.Module] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = nn.Linear(3, 5, bias=False)(x)
+            if not hasattr(self, "late"):
+                self.late = plain(5, 7)
+            return self.late(x)
+
+    model = Maker()
+
+    def twice() -> None:
+        train(model, rows(2, 3))
+        train(model, rows(2, 3))
+
+    profile = profile_of(twice, model=model)
+    assert {fqn: w["forward"] for fqn, w in work_of(profile).items()} == {
+        "<Linear>": 2 * 2 * 3 * 5,
+        "late.0": 2 * 2 * 5 * 7,
+    }
+    check_sums(profile)
+
+
+def test_several_models_are_named_by_class_and_number() -> None:
+    generator, critic = plain(3, 5), plain(5, 7)
+    with FlopCounterMode([generator, critic], display=False) as counter:
+        train(lambda z: critic(generator(z)), rows(2, 3))
+    profile = counter.profile
+    check_sums(profile)
+    assert work_of(profile) == {
+        "Sequential.0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
+        "Sequential_2.0": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
+    }
+    assert profile.total_params == 3 * 5 + 5 * 7
+    assert profile.root.total("forward").macs == 2 * 3 * 5 + 2 * 5 * 7
+
+
+def test_part_shared_by_two_models_is_named_below_each() -> None:
+    trunk = plain(3, 5)
+    a, b = nn.Sequential(trunk, *plain(5, 7)), nn.Sequential(trunk, *plain(5, 11))
+    with FlopCounterMode([a, b], display=False) as counter:
+        a(rows(2, 3))
+        b(rows(2, 3))
+        b(rows(2, 3))
+    profile = counter.profile
+    forward = {fqn: w["forward"] for fqn, w in work_of(profile).items()}
+    assert forward == {
+        "Sequential.0.0": 2 * 3 * 5, "Sequential.1": 2 * 5 * 7,
+        "Sequential_2.0.0": 2 * 2 * 3 * 5, "Sequential_2.1": 2 * 2 * 5 * 11,
+    }  # fmt: skip
+    assert profile.total_params == 3 * 5 + 5 * 7 + 5 * 11
+
+
+def test_model_given_with_one_of_its_parts_is_counted_once() -> None:
+    model = plain(3, 5, 7)
+    with FlopCounterMode([model, model[1]], display=False) as counter:
+        model(rows(2, 3))
+    assert counter.profile.total().macs == 2 * 3 * 5 + 2 * 5 * 7
+
+
+def test_called_model_is_the_root_if_none_was_given() -> None:
+    model = plain(3, 5, 7)
+    profile = profile_of(train, model, rows(2, 3))
+    assert work_of(profile) == {
+        "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
+        "1": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
+    }
+    assert (profile.root.class_name, profile.root.calls) == ("Sequential", 1)
+
+
+def test_two_called_models_are_roots_if_none_was_given() -> None:
+    first, second = plain(3, 5), nn.Linear(5, 7, bias=False)
+    profile = profile_of(lambda: second(first(rows(2, 3))))
+    assert {fqn: w["forward"] for fqn, w in work_of(profile).items()} == {
+        "Sequential.0": 2 * 3 * 5,
+        "Linear": 2 * 5 * 7,
     }
 
 
-def profiled(model: nn.Module, *inputs: Tensor) -> Profile:
-    return profile_of(model, *inputs, model=model)
+def test_operators_without_a_module_are_outside() -> None:
+    w = rows(3, 5)
+    profile = profile_of(lambda: rows(2, 3) @ w)
+    assert work_of(profile) == {"<outside>": {"forward": 2 * 3 * 5}}
+    assert (profile.root.calls, profile.total_params) == (0, 0)
 
 
-class Features(nn.Module):
-    """Calls the first layer of its backbone by a name of its own."""
+def test_model_that_was_not_given_is_outside() -> None:
+    model, teacher = plain(3, 5), plain(3, 7)
+    profile = profile_of(lambda: (model(rows(2, 3)), teacher(rows(2, 3))), model=model)
+    assert {fqn: w["forward"] for fqn, w in work_of(profile).items()} == {
+        "0": 2 * 3 * 5,
+        "<outside>.Sequential.0": 2 * 3 * 7,
+    }
+    assert profile.total_params == 3 * 5
 
-    def __init__(self) -> None:
+
+def test_replaced_module_keeps_the_name_and_adds_parameters() -> None:
+    model = plain(3, 5, 7)
+
+    def call() -> None:
+        model(rows(2, 3))
+        model[1] = nn.Linear(5, 11, bias=False)
+        model(rows(2, 3))
+
+    profile = profile_of(call, model=model)
+    assert work_of(profile)["1"] == {"forward": 2 * 5 * 7 + 2 * 5 * 11}
+    assert profile.node("1").calls == 2
+    assert profile.total_params == 3 * 5 + 5 * 11
+
+
+def test_added_module_is_named_when_it_is_called() -> None:
+    model = plain(3, 5)
+
+    def call() -> None:
+        model(rows(2, 3))
+        model.append(nn.Sequential(nn.Linear(5, 7, bias=False)))
+        model(rows(2, 3))
+
+    profile = profile_of(call, model=model)
+    assert work_of(profile)["1.0"] == {"forward": 2 * 5 * 7}
+    check_sums(profile)
+
+
+def test_compiled_wrapper_shares_the_name_of_its_module() -> None:
+    model = nn.Sequential(plain(3, 5), nn.Linear(5, 7, bias=False))
+    model[0] = torch.compile(model[0], backend="eager")
+    whole = torch.compile(model, backend="eager")
+    for given, called in ((whole, whole), (model, whole), (model, model), (whole, model)):
+        profile = profile_of(train, called, rows(2, 3), model=given)
+        assert {fqn: w["forward"] for fqn, w in work_of(profile).items()} == {
+            "0.0": 2 * 3 * 5,
+            "1": 2 * 5 * 7,
+        }
+        assert fqns(profile) == ["", "0", "0.0", "1"]
+        assert calls(profile) == {"": 1, "0": 1, "0.0": 1, "1": 1}
+
+
+# -- size --------------------------------------------------------------------------------------
+
+
+class Shell(nn.Module):
+    """Module around a module; the outermost one calls the innermost one directly."""
+
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
-        self.stem = self.backbone[0]
-        self.head = nn.Linear(16, 3)
+        self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.head(self.stem(x).relu()))
+        module = self.inner
+        while isinstance(module, Shell):
+            module = module.inner
+        return module(x)
 
 
-def test_a_name_is_the_one_that_named_modules_gives() -> None:
-    model = Features()
-    profile = profiled(model, torch.ones(2, 8))
-    assert [name for name in parameters_of(model) if profile.node(name).fqn != name] == []
-    assert profile.node("backbone").total_params == (8 * 16 + 16) + (16 * 10 + 10) == 314
-    assert profile.node("backbone.0").calls == 0
-    assert profile.node("stem").calls == 1
-    assert profile.node("stem").own("forward").macs == 2 * 8 * 16
-    assert [child.fqn for child in profile.root.children] == ["backbone", "stem", "head"]
-    assert profile.total_params == 314 + (16 * 3 + 3)
-    assert profile.uncalled_modules() == ["backbone.1", "backbone.2"]
+def deep(levels: int) -> tuple[nn.Module, nn.Module]:
+    """Return ``levels`` shells around a layer, and that layer."""
+    leaf = top = nn.Linear(3, 5, bias=False)
+    for _ in range(levels):
+        top = Shell(top)
+    return top, leaf
 
 
-class First(nn.Module):
-    """Holds the encoder's first layer by itself, before the encoder."""
-
-    def __init__(self, encoder: nn.Sequential) -> None:
-        super().__init__()
-        self.first = encoder[0]
-        self.enc = encoder
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.enc(x))
+def wide(children: int) -> tuple[nn.Module, nn.Module]:
+    """Return a list of ``children`` modules and one more, and the last one."""
+    items = nn.ModuleList(nn.Linear(3, 5, bias=False, device="meta") for _ in range(children))
+    items.append(leaf := nn.Linear(3, 5, bias=False))
+    return items, leaf
 
 
-def test_parameters_of_a_module_whose_line_is_elsewhere() -> None:
-    model = First(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)))
-    with FlopCounterMode(model, display=False) as idle:
-        pass
-    profile = profiled(model, torch.ones(2, 8))
-    for found in (idle.profile, profile):
-        assert found.node("enc").total_params == (8 * 8 + 8) + (8 * 3 + 3)
-        assert found.total_params == (8 * 8 + 8) + (8 * 3 + 3)
-    assert idle.profile.node("enc").active_params == 0
-    assert profile.node("enc").active_params == (8 * 8 + 8) + (8 * 3 + 3)
-    assert profile.node("first").active_params == 8 * 8 + 8
+@pytest.mark.slow
+@pytest.mark.parametrize(("build", "size"), [(deep, 2000), (wide, 10_000)])
+def test_deep_and_wide_models_are_profiled_without_recursion(
+    build: Callable[[int], tuple[nn.Module, nn.Module]], size: int
+) -> None:
+    model, leaf = build(size)
+    profile = profile_of(leaf, rows(2, 3), model=model)
+    assert len(fqns(profile)) == size + 1 + (build is wide)
+    assert profile.root.total("forward").macs == 2 * 3 * 5
+    assert len(profile.uncalled_modules()) == (size if build is wide else 0)
+    assert Profile.from_json(profile.to_json()).root.total() == profile.root.total()
 
 
-def test_what_ran_under_another_name_did_run() -> None:
-    model = First(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)))
-    with FlopCounterMode(model, display=False) as idle:
-        pass
-    assert idle.profile.uncalled_modules() == ["first", "enc.1"]
-    profile = profiled(model, torch.ones(2, 8))
-    assert (profile.node("first").calls, profile.node("enc.0").calls) == (0, 1)
-    assert profile.uncalled_modules() == []
-    again = Profile.from_json(profile.to_json())
-    assert (again.ran_elsewhere, again.uncalled_modules()) == (("first",), [])
+def test_module_replaced_deep_in_a_model_is_named() -> None:
+    model, leaf = deep(2000)
+    shell = model
+    while shell.inner is not leaf:
+        shell = shell.inner
+
+    def call() -> None:
+        shell.inner = nn.Linear(3, 7, bias=False)
+        model(rows(2, 3))
+
+    profile = profile_of(call, model=model)
+    assert work_of(profile) == {".".join(["inner"] * 2000): {"forward": 2 * 3 * 7}}
+    assert profile.total_params == 3 * 7
 
 
-class Deep(nn.Module):
-    """A layer two levels down, and a list that holds it once more."""
+def events(fn: Callable[[], Any]) -> int:
+    """Return the number of Python and C functions that ``fn()`` calls."""
+    count = 0
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Sequential(nn.Sequential(nn.Linear(8, 9)))
-        self.b = nn.ModuleList([self.a[0]])
+    def note(frame: Any, event: str, arg: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
 
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.a(x))
-
-
-def test_a_list_of_shared_modules_holds_their_parameters() -> None:
-    profile = profiled(Deep(), torch.ones(2, 8))
-    found = {fqn: profile.node(fqn) for fqn in ("", "a", "a.0", "b")}
-    assert {fqn: node.total_params for fqn, node in found.items()} == dict.fromkeys(found, LINEAR)
-    assert {fqn: node.active_params for fqn, node in found.items()} == dict.fromkeys(found, LINEAR)
+    sys.setprofile(note)
+    try:
+        fn()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
-def test_experts_of_which_one_is_shared() -> None:
-    class Mixture(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            experts = [nn.Linear(12, 15) for _ in range(6)]
-            self.shared = experts[0]
-            self.experts = nn.ModuleList(experts)
+@pytest.mark.parametrize("build", [deep, wide])
+def test_entering_a_counter_takes_linear_time_in_the_modules(
+    build: Callable[[int], tuple[nn.Module, nn.Module]],
+) -> None:
+    def enter(model: nn.Module) -> None:
+        with FlopCounterMode(model, display=False):
+            pass
 
-        def forward(self, x: Tensor) -> Tensor:
-            return cast(Tensor, self.shared(x) + self.experts[1](x))
-
-    profile = profiled(Mixture(), torch.ones(2, 12))
-    assert profile.node("experts").total_params == 6 * (12 * 15 + 15) == 1170
-    assert profile.node("experts").active_params == 2 * (12 * 15 + 15)
-    assert profile.node("shared").total_params == 12 * 15 + 15
-    assert profile.total_params == 6 * (12 * 15 + 15)
+    nothing = events(lambda: enter(nn.Identity()))
+    small, large = (events(partial(enter, build(n)[0])) - nothing for n in (400, 800))
+    assert 1.8 < large / small < 2.2
 
 
-class Circle(nn.Module):
-    """Its child's child holds its child."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outer = square(8)
-        self.outer.inner = square(9)
-        self.outer.inner.back = self.outer
-        self.tail = square(10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.outer[0](x))
-
-
-@pytest.mark.parametrize("model", [Features(), Deep(), Circle()])
-def test_every_module_has_the_parameters_that_torch_gives_it(model: nn.Module) -> None:
-    profile = profiled(model, torch.ones(2, 8))
-    found = {fqn: profile.node(fqn).total_params for fqn in parameters_of(model)}
-    assert found == parameters_of(model)
-
-
-def _chain(modules: Iterable[nn.Module]) -> nn.Module:
-    above = nn.Module()
-    top = above
-    for module in modules:
-        above.below = module
-        above = module
-    return top
-
-
-def test_a_deep_model_whose_every_level_is_shared() -> None:
-    depth = 500  # a way through it for every subset of its levels would never end
-    levels = [square(1) for _ in range(depth)]
-    model = nn.Module()
-    model.registry = nn.ModuleList(reversed(levels))
-    model.chain = _chain(levels)
+def test_profile_within_the_block_holds_all_calls_so_far() -> None:
+    model = plain(3, 5)
     with FlopCounterMode(model, display=False) as counter:
-        pass
-    profile = counter.profile
-    assert profile.node("registry.0").total_params == 2
-    assert profile.node("chain").total_params == profile.total_params == depth * 2
-
-
-# -- TorchScript's modules --------------------------------------------------------------------
-
-
-def scripted() -> torch.jit.ScriptModule:
-    return torch.jit.script(nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5)).eval())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_scripted_module_that_no_one_announced() -> None:
-    model = scripted()
-    with FlopCounterMode(display=False) as counter:
-        found = model(torch.ones(6, 7))
-    assert found.shape == (6, 5)
-    assert counter.profile.total("forward").macs == 6 * 7 * 5
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_parts_of_a_scripted_module_can_be_left_out() -> None:
-    profile = profile_model(scripted(), (6, 7), ignore_modules=[nn.LayerNorm])
-    assert profile.total("forward").macs == 6 * 7 * 5
-
-
-# -- torch.compile's wrappers -----------------------------------------------------------------
-
-
-def test_a_module_beside_its_compiled_self() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.plain = nn.Linear(8, 9)
-            self.fast = torch.compile(self.plain, backend="eager")
-
-        def forward(self, x: Tensor) -> Tensor:
-            return cast(Tensor, self.fast(x))
-
-    profile = profiled(Both(), torch.ones(2, 8))
-    assert profile.node("plain").total_params == profile.node("fast").total_params == LINEAR
-    assert profile.total_params == profile.root.active_params == LINEAR
-    assert profile.uncalled_modules() == []
-
-
-# -- what check() makes of it -----------------------------------------------------------------
-
-
-def test_no_more_parameters_than_there_are_beside() -> None:
-    first = ModuleNode(fqn="first", class_name="Linear", own_params=72, total_params=72)
-    enc = ModuleNode(fqn="enc", class_name="Sequential", total_params=72)
-    root = ModuleNode(fqn="", class_name="Net", total_params=72, children=(first, enc))
-    assert Profile(root=root).check().node("enc").total_params == 72
-    enc = dataclasses.replace(enc, total_params=73)
-    root = dataclasses.replace(root, total_params=73, children=(first, enc))
-    with pytest.raises(InconsistentProfileError, match="total_params = 73"):
-        Profile(root=root).check()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_a_model_is_traced_within_the_block_as_outside_it() -> None:
-    model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
-    x = torch.ones(2, 7)
-    with FlopCounterMode(display=False) as counter:
-        traced = torch.jit.trace(model, x)  # raises where two traces differ
-    assert torch.equal(traced(x), model(x))
-    assert counter.profile.total_params == 7 * 5 + 5 + 5 * 3 + 3
+        seen = []
+        for _ in range(3):
+            model(rows(2, 3))
+            seen.append((counter.profile.total().macs, counter.profile.root.calls))
+    assert seen == [(2 * 3 * 5 * n, n) for n in (1, 2, 3)]
+    assert counter.profile.total().macs == 3 * 2 * 3 * 5

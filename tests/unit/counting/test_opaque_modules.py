@@ -1,4 +1,4 @@
-"""Module classes with a formula: a call of such a module is one operator."""
+"""Module classes with a formula: each call is one operator."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def block_formula(module: Block, x: Tensor, scale: int = 1, *, out: Tensor, **_:
     return OpCost(macs=1000, flops=2000 + scale)
 
 
-def test_module_class_is_one_operator_forward() -> None:
+def test_opaque_module_is_one_operator_in_forward() -> None:
     model = Whole()
     profile = profile_of(
         train, model, rows(2, 3), model=model, custom_mapping={Block: block_formula}
@@ -57,12 +57,12 @@ def test_module_class_is_one_operator_forward() -> None:
     )
     assert block.total("forward") == op.cost
     assert (profile.node("block.up").calls, profile.root.active_params) == (1, 9 + 15 + 15)
-    # Backward is what runs, under the modules that made it.
+    # Backward is counted as operators, under the modules that made them.
     assert profile.node("block.up").own("backward").macs == 2 * 2 * 3 * 5
     assert profile.root.own("forward").macs == profile.node("first").own("forward").macs
 
 
-def test_module_class_registered_for_all() -> None:
+def test_registered_module_class_is_opaque_in_every_counter() -> None:
     dispatch_flops.register_flops(Block)(block_formula)
     try:
         model = nn.Sequential(Block(), Block())
@@ -73,8 +73,8 @@ def test_module_class_registered_for_all() -> None:
     assert profile_of(model, rows(2, 3)).total().macs == 2 * 2 * (2 * 3 * 5)
 
 
-def test_no_hook_and_no_word_of_one_is_left() -> None:
-    """torch keeps an entry of a removed hook that took keyword arguments; compiled code sees it."""
+def test_opaque_modules_leave_no_hooks_behind() -> None:
+    """torch keeps an entry of removed hooks with keyword arguments, which compiled code sees."""
     model = nn.Sequential(Block())
     before = process_state()
     profile_of(model, rows(2, 3), custom_mapping={Block: block_formula})
@@ -84,8 +84,8 @@ def test_no_hook_and_no_word_of_one_is_left() -> None:
     assert process_state() == before
 
 
-def test_module_class_inside_another() -> None:
-    """What an opaque module calls is in its cost already, be it opaque or not."""
+def test_opaque_module_within_an_opaque_module_is_not_counted() -> None:
+    """The cost of an opaque module already includes the modules that it calls."""
     model = nn.Sequential(Whole(), nn.Linear(3, 7, bias=False))
     mapping = {Block: block_formula, Whole: lambda module, x, **_: OpCost(macs=5, flops=10)}
     profile = profile_of(model, rows(2, 3), model=model, custom_mapping=mapping)
@@ -95,7 +95,7 @@ def test_module_class_inside_another() -> None:
     }
 
 
-def test_module_class_that_calls_itself() -> None:
+def test_opaque_module_that_calls_itself_is_counted_once() -> None:
     class Tree(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -110,7 +110,7 @@ def test_module_class_that_calls_itself() -> None:
     assert (profile.total().macs, profile.root.calls) == (10**3, 4)
 
 
-def test_module_class_run_again_by_a_checkpoint() -> None:
+def test_opaque_module_in_a_checkpoint_is_recomputed() -> None:
     from torch.utils.checkpoint import checkpoint
 
     model = Block()
@@ -125,7 +125,7 @@ def test_module_class_run_again_by_a_checkpoint() -> None:
     ]  # fmt: skip
 
 
-def test_module_class_whose_call_fails() -> None:
+def test_opaque_module_whose_call_raises_is_not_counted() -> None:
     model = nn.ModuleList([Block(), nn.Linear(3, 5, bias=False)])
 
     def call() -> None:
@@ -139,7 +139,7 @@ def test_module_class_whose_call_fails() -> None:
     assert profile.by_operator()["module.Block"].calls == 1
 
 
-def test_module_class_with_a_broken_formula() -> None:
+def test_opaque_module_with_a_formula_that_raises_is_uncounted() -> None:
     def broken(module: nn.Module, *args: Any, **kwargs: Any) -> OpCost:
         raise ZeroDivisionError("oh")
 
@@ -149,7 +149,7 @@ def test_module_class_with_a_broken_formula() -> None:
     assert profile.formula_errors() == {"module.Block": "ZeroDivisionError: oh"}
 
 
-def test_a_result_that_is_a_dataclass_is_written() -> None:
+def test_opaque_module_that_returns_a_dataclass_writes_its_tensors() -> None:
     @dataclasses.dataclass
     class Output:
         logits: Tensor

@@ -1,4 +1,4 @@
-"""What holders of parameters have in all, however they hold each other."""
+"""Counts of parameters for holders that hold each other in any way."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ USED = {1, 2, 5, 8}
 
 
 def facts(key: int) -> ParameterFacts:
-    """Of distinct weights, so that no sum of some is a sum of others."""
-    return ParameterFacts(key=key, elements=2**key, trainable=key % 3 == 0, stands_in=False)
+    """Return facts whose numbers of elements are powers of two: every sum is unique."""
+    return ParameterFacts(key=key, elements=2**key, is_trainable=key % 3 == 0, is_hidden=False)
 
 
 def reached(start: int, held: dict[int, set[int]]) -> set[int]:
@@ -30,10 +30,10 @@ def reached(start: int, held: dict[int, set[int]]) -> set[int]:
         st.sets(st.integers(0, PARAMETERS - 1), max_size=4), min_size=HOLDERS, max_size=HOLDERS
     ),
 )
-def test_each_parameter_counts_once_for_all_that_lead_to_it(
+def test_count_held_counts_every_reachable_parameter_once(
     below: list[set[int]], own: list[set[int]]
 ) -> None:
-    """Trees, ties, circles: the definition is what can be reached."""
+    """For trees, ties and cycles, a holder has what can be reached from it."""
     held = dict(enumerate(below))
     found = count_held(held, {h: [facts(key) for key in own[h]] for h in held}, USED)
     for holder in held:

@@ -1,4 +1,4 @@
-"""Tensor subclasses: what runs on the tensors inside them, or the operator on the whole."""
+"""Tensor subclasses, counted as executed on inner tensors or as one logical operator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LAYOUTS = [torch.strided, torch.jagged]
 class TestNested:
     @pytest.mark.parametrize("layout", LAYOUTS)
     @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-    def test_linear_counts_real_lengths(self, layout: torch.layout, mode: Any) -> None:
+    def test_nested_linear_counts_real_lengths(self, layout: torch.layout, mode: Any) -> None:
         layer = nn.Linear(D, F)
         with mode():
             profile = profile_of(layer, ragged(layout), model=layer)
@@ -45,7 +45,7 @@ class TestNested:
         assert profile.uncounted_ops() == {}
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_linear_backward(self, layout: torch.layout) -> None:
+    def test_nested_linear_backward_counts_real_lengths(self, layout: torch.layout) -> None:
         layer = nn.Linear(D, F)
 
         def run() -> None:
@@ -58,7 +58,7 @@ class TestNested:
         assert profile.total("backward").macs == 2 * ROWS * D * F
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_attention_counts_real_lengths(self, layout: torch.layout) -> None:
+    def test_nested_attention_counts_real_lengths(self, layout: torch.layout) -> None:
         def run() -> None:
             if layout is torch.jagged:
                 x = ragged(layout).unflatten(-1, (HEADS, D // HEADS)).transpose(1, 2)
@@ -72,7 +72,7 @@ class TestNested:
 
 
 class Quantized(torch.Tensor):
-    """A weight kept as int8 with a scale, as torchao has them."""
+    """Weight stored as int8 with a scale, as in torchao."""
 
     @staticmethod
     def __new__(cls, data: torch.Tensor, scale: torch.Tensor) -> Quantized:
@@ -108,7 +108,9 @@ class TestQuantized:
 
     @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
     @pytest.mark.parametrize(("subclass", "dequantize"), [("executed", F * D), ("logical", 0)])
-    def test_counts(self, mode: Any, subclass: Any, dequantize: int) -> None:
+    def test_quantized_linear_counts_its_dequantization_if_executed(
+        self, mode: Any, subclass: Any, dequantize: int
+    ) -> None:
         layer = self.layer()
         with mode():
             profile = profile_of(layer, torch.ones(self.B, D), model=layer, subclass=subclass)
@@ -116,7 +118,7 @@ class TestQuantized:
         assert profile.total().flops == 2 * self.B * D * F + dequantize
         assert profile.root.active_params == F * D
 
-    def test_backward_to_the_input(self) -> None:
+    def test_quantized_linear_counts_the_gradient_of_its_input(self) -> None:
         layer, x = self.layer(), torch.ones(self.B, D, requires_grad=True)
         profile = profile_of(lambda: layer(x).sum().backward(), model=layer)
         assert profile.total("forward").macs == self.B * D * F
@@ -124,7 +126,7 @@ class TestQuantized:
 
 
 @pytest.mark.parametrize(("subclass", "times"), [("executed", 2), ("logical", 1)])
-def test_two_tensors(subclass: Any, times: int) -> None:
+def test_two_tensor_counts_twice_if_executed(subclass: Any, times: int) -> None:
     a, b = torch.ones(3, D), torch.ones(D, F)
     pair = TwoTensor(a, a.clone())
     profile = profile_of(lambda: pair @ b, subclass=subclass)
@@ -132,7 +134,7 @@ def test_two_tensors(subclass: Any, times: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
-def test_an_exported_program_is_taken_apart_below_the_mode() -> None:
+def test_run_decompositions_within_a_counter_counts_nothing() -> None:
     layer, x = nn.Linear(3, 4), torch.ones(2, 3)
     exported = torch.export.export(layer, (x,))
     with FlopCounterMode(display=False) as counter:
@@ -144,7 +146,7 @@ def test_an_exported_program_is_taken_apart_below_the_mode() -> None:
 
 @pytest.mark.parametrize("two", [1, 2])
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
-def test_aot_autograd_below_the_mode_counts_what_runs(two: int) -> None:
+def test_aot_autograd_within_a_counter_counts_executed_operators(two: int) -> None:
     x, w = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)
     x = TwoTensor(x, x) if two == 2 else x
 
@@ -152,13 +154,13 @@ def test_aot_autograd_below_the_mode_counts_what_runs(two: int) -> None:
         return (x @ w).sum()
 
     profile = profile_of(lambda: aot_function(loss, nop)(x, w).backward())
-    assert profile.total().macs == two * (2 * 3 * 4 + 3 * 2 * 4)  # x @ w; x.T @ its gradient
+    assert profile.total().macs == two * (2 * 3 * 4 + 3 * 2 * 4)  # x @ w, and x.T @ the gradient
     assert w.grad is not None
     grad = w.grad.a if isinstance(w.grad, TwoTensor) else w.grad
     assert torch.equal(grad, torch.full((3, 4), 2.0))
 
 
-def test_an_unknown_choice_is_refused() -> None:
+def test_unknown_subclass_option_is_refused() -> None:
     with pytest.raises(ConfigError, match="logical"):
         FlopCounterMode(subclass="global")  # type: ignore[arg-type]
 
@@ -207,11 +209,13 @@ def tensor_parallel(ranks: Any, device: str = "cpu") -> nn.Module:
 class TestDTensor:
     @pytest.mark.parametrize("device", ["cpu", "meta"])
     @pytest.mark.parametrize(("subclass", "share"), [("executed", WORLD), ("logical", 1)])
-    def test_training(self, ranks: Any, device: str, subclass: Any, share: int) -> None:
+    def test_dtensor_training_counts_this_rank_or_the_whole(
+        self, ranks: Any, device: str, subclass: Any, share: int
+    ) -> None:
         model = tensor_parallel(ranks, device)
         x = torch.ones(B, I, device=device)
         run = lambda: model(x).sum().backward()  # noqa: E731
-        for _ in range(2):  # DTensor propagates shapes the first time, and remembers them
+        for _ in range(2):  # DTensor propagates shapes the first time, and caches them
             profile = profile_of(run, model=model, subclass=subclass)
             assert profile.total("forward").macs == FORWARD // share
             assert profile.total("backward").macs == BACKWARD // share
@@ -220,13 +224,15 @@ class TestDTensor:
 
     @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
     @pytest.mark.parametrize(("subclass", "share"), [("executed", WORLD), ("logical", 1)])
-    def test_inference(self, ranks: Any, mode: Any, subclass: Any, share: int) -> None:
+    def test_dtensor_inference_counts_this_rank_or_the_whole(
+        self, ranks: Any, mode: Any, subclass: Any, share: int
+    ) -> None:
         model = tensor_parallel(ranks)
         with mode():
             profile = profile_of(model, torch.ones(B, I), model=model, subclass=subclass)
         assert profile.total().macs == FORWARD // share
 
-    def test_collectives_are_no_compute(self, ranks: Any) -> None:
+    def test_dtensor_collectives_have_no_flops(self, ranks: Any) -> None:
         from torch.distributed.tensor import Shard, distribute_tensor
 
         a = distribute_tensor(torch.ones(64, 64), ranks, [Shard(0)])
@@ -235,7 +241,7 @@ class TestDTensor:
         assert profile.total().flops == 2 * profile.total().macs
         assert any("all_gather" in op for op in profile.by_operator())
 
-    def test_optimizer_and_clipping_run(self, ranks: Any) -> None:
+    def test_dtensor_optimizer_has_fewer_flops_on_one_rank_than_in_all(self, ranks: Any) -> None:
         model = tensor_parallel(ranks)
         optimizer = torch.optim.AdamW(model.parameters())
 
@@ -249,7 +255,7 @@ class TestDTensor:
         )
         assert 0 < executed.total("optimizer").flops < logical.total("optimizer").flops
 
-    def test_fsdp2_is_this_ranks_work(self, ranks: Any) -> None:
+    def test_fsdp2_counts_this_rank(self, ranks: Any) -> None:
         from torch.distributed.fsdp import fully_shard
 
         model = MLP()
@@ -261,7 +267,7 @@ class TestDTensor:
         assert profile.uncounted_ops() == {}
         assert profile.root.active_params == profile.total_params > 0
 
-    def test_a_sharded_part_that_did_not_run_is_not_active(self, ranks: Any) -> None:
+    def test_fsdp2_parameters_of_an_uncalled_module_are_not_active(self, ranks: Any) -> None:
         from torch.distributed.fsdp import fully_shard
 
         model = MLP()
@@ -307,7 +313,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_real_ranks() -> None:
+def test_two_processes_count_their_own_rank() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -324,7 +330,7 @@ def test_two_real_ranks() -> None:
         assert rank.returncode == 0, errors
 
 
-def test_a_class_that_is_called_nested_is_none() -> None:
+def test_subclass_with_nested_in_its_name_is_not_a_nested_tensor() -> None:
     class NestedPair(TwoTensor):  # type: ignore[misc]
         pass
 

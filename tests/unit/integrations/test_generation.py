@@ -232,8 +232,8 @@ def test_assisted_generation_makes_several_tokens_per_pass(
     assert (result.new_tokens, result.decode_tokens) == (new, after_first)
     assert len(result.steps) == steps
     if after_first:
-        assert result.decode.timing.forward_s is not None
-        assert result.token_s == result.decode.timing.forward_s / after_first
+        assert result.decode.timing.latency("forward") is not None
+        assert result.token_s == result.decode.timing.latency("forward") / after_first
     else:
         assert result.token_s is None
 

@@ -1,4 +1,4 @@
-"""Bytes per operator, counted by hand: elements x element size of what goes in and comes out."""
+"""Bytes and compute dtype of operator calls, derived by hand."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     "bare allocation": (lambda: torch.empty(3, 5), "aten.empty.memory_format", 0, 0),
     "zeros": (lambda: torch.zeros(3, 5), "aten.zeros.default", 0, 4 * 3 * 5),
     "comparison": (lambda: A > A, "aten.gt.Tensor", 4 * 2 * 3 * 5, 3 * 5),
-    # only the rows that are picked are read, and the indices, of 8 bytes
+    # reads only the picked rows, and the indices of 8 bytes each
     "embedding": (
         lambda: F.embedding(torch.tensor([1, 2, 1, 0]), torch.ones(11, 5)),
         "aten.embedding.default",
@@ -64,14 +64,14 @@ CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_moved(case: str) -> None:
+def test_bytes_of_operator_match_its_tensors(case: str) -> None:
     call, op, read, written = CASES[case]
     cost = profile_of(call).by_operator()[op].cost
     assert cost is not None
     assert (cost.bytes_read, cost.bytes_written) == (read, written)
 
 
-def test_fused_attention_moves_its_operands_and_results() -> None:
+def test_bytes_of_fused_attention_are_its_operands_and_results() -> None:
     op = "aten._scaled_dot_product_flash_attention_for_cpu.default"
     cost = profile_of(lambda: F.scaled_dot_product_attention(Q, K, K)).by_operator()[op].cost
     assert cost is not None
@@ -79,7 +79,7 @@ def test_fused_attention_moves_its_operands_and_results() -> None:
     assert cost.bytes_written == 4 * (2 * 3 * 5 * 4 + 2 * 3 * 5)  # and the logarithms of the sums
 
 
-def test_arithmetic_intensity_of_operators_and_modules() -> None:
+def test_arithmetic_intensity_of_operators_and_modules_is_flops_per_byte() -> None:
     model = nn.Sequential(nn.Linear(5, 7), nn.ReLU())
     x = torch.ones(3, 5)
     with torch.no_grad():
@@ -94,8 +94,8 @@ def test_arithmetic_intensity_of_operators_and_modules() -> None:
 
 
 @pytest.mark.parametrize("picks", [(100, 0), (0, 100), (30, 70)])
-def test_results_whose_size_is_data_have_their_own_bytes(picks: tuple[int, int]) -> None:
-    """float32 of as many as the mask picks, int64 of the places: whatever came before."""
+def test_bytes_of_results_whose_size_is_data_are_those_of_each_call(picks: tuple[int, int]) -> None:
+    """float32 per picked element, int64 per position, independent of earlier calls."""
     x = torch.ones(100)
     masks = [torch.arange(100) < n for n in picks]
     for pick, size in ((lambda m: x[m], 4), (torch.nonzero, 8), (x.masked_select, 4)):
@@ -103,8 +103,8 @@ def test_results_whose_size_is_data_have_their_own_bytes(picks: tuple[int, int])
         assert profile.total().bytes_written == sum(picks) * size
 
 
-def test_packed_sequences_have_their_own_bytes() -> None:
-    """What is packed: the steps, and a batch size (int64) for each step of the longest."""
+def test_bytes_of_packed_sequences_are_those_of_each_call() -> None:
+    """The packed steps, and a batch size (int64) for each step of the longest sequence."""
     pad = torch.ones(4, 5)
     sizes = torch.tensor([5, 5, 5, 5]), torch.tensor([3, 2, 1, 1])
     profile = profile_of(
@@ -129,8 +129,43 @@ def test_packed_sequences_have_their_own_bytes() -> None:
         (lambda: torch.poisson(A), 4 * 15),
     ],
 )
-def test_what_is_drawn_is_written_and_only_its_parameters_are_read(
+def test_bytes_of_random_numbers_are_results_written_and_parameters_read(
     draw: Callable[[], Any], read: int
 ) -> None:
     total = profile_of(draw).total()
     assert (total.bytes_read, total.bytes_written) == (read, 4 * 15)
+
+
+# -- compute dtype ---------------------------------------------------------------------------
+
+F32, BF16, F64 = torch.ones(3), torch.ones(3, dtype=torch.bfloat16), torch.ones(3).double()
+INT, MASK = torch.arange(3), torch.tensor([True, False, True])
+C64 = torch.ones(3, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype"),
+    [
+        (lambda: F32 + BF16, "float32"),
+        (lambda: BF16 + F32, "float32"),
+        (lambda: BF16.clone().add_(F32), "float32"),
+        (lambda: F32[0] * BF16, "bfloat16"),
+        (lambda: F64[0] * F32, "float32"),
+        (lambda: F64[0] * INT, "float64"),
+        (lambda: F64[0] * F32[0], "float64"),
+        (lambda: C64[0] * F64, "complex128"),
+        (lambda: C64 * F64[0], "complex64"),
+        (lambda: INT * F32, "float32"),
+        (lambda: INT / 2, "float32"),
+        (lambda: INT + INT, "int64"),
+        (lambda: torch.addcmul(BF16, F32, BF16), "float32"),
+        (lambda: F32 > F64, "float64"),
+        (lambda: F32 * 2.0, "float32"),
+    ],
+)
+def test_compute_dtype_of_several_dtypes_is_the_promoted_one(
+    call: Callable[[], object], dtype: str
+) -> None:
+    ops = list(profile_of(call).op_totals())
+    (op,) = [op for op in ops if op.kind == "pointwise" or op.dtype == "int64"]
+    assert op.dtype == dtype

@@ -1,7 +1,8 @@
-"""Which formula an operator gets: keys, precedence, duplicates, scopes."""
+"""Which formula an operator gets: keys, precedence, duplicates, overrides, custom operators."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispatch_flops import FlopCounterMode
-from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
+from dispatch_flops import FlopCounterMode, OpCost
+from dispatch_flops.errors import DuplicateFormulaError, UncountedWarning, UnknownOperatorError
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.registry import lookup, overridden, register_flops, unregister_flops
 from tests.helpers.profiling import profile_of
@@ -47,7 +48,7 @@ def flops_of(op: Any) -> int:
 
 
 @pytest.mark.parametrize("target", [one, ONE, ONE.default], ids=["def", "packet", "overload"])
-def test_register_and_unregister(target: Any) -> None:
+def test_register_flops_then_unregister_flops_restores_the_registry(target: Any) -> None:
     formula = costs(3)
     assert register_flops(target)(formula) is formula
     assert flops_of(one) == 3
@@ -55,13 +56,13 @@ def test_register_and_unregister(target: Any) -> None:
     assert lookup(ONE.default) is None
 
 
-def test_list_of_targets() -> None:
+def test_register_flops_with_a_list_registers_all() -> None:
     register_flops([one, [TWO.default]])(costs(3))
     assert (flops_of(one), flops_of(two)) == (3, 3)
     unregister_flops([one, TWO.default])
 
 
-def test_duplicates_are_refused_by_name() -> None:
+def test_register_flops_of_a_duplicate_raises() -> None:
     register_flops(one)(costs(3))
     with pytest.raises(DuplicateFormulaError, match=r"dispatch_flops_test\.one .*override=True"):
         register_flops(ONE)(costs(5))
@@ -71,17 +72,17 @@ def test_duplicates_are_refused_by_name() -> None:
     unregister_flops(one)
 
 
-def test_built_in_formulas_are_not_replaced_by_accident() -> None:
+def test_register_flops_of_a_built_in_operator_raises() -> None:
     with pytest.raises(DuplicateFormulaError, match=r"aten\.mm"):
         register_flops(aten.mm)(costs(5))
 
 
-def test_an_overload_of_a_built_in_is_not_replaced_by_accident() -> None:
+def test_register_flops_of_a_built_in_overload_raises() -> None:
     with pytest.raises(DuplicateFormulaError, match=r"aten\.mm"):
         register_flops(aten.mm.default)(costs(5))
 
 
-def test_a_target_said_twice_is_one() -> None:
+def test_register_flops_with_a_repeated_target_registers_it_once() -> None:
     register_flops([ONE, one, "dispatch_flops_test::one"])(costs(3))
     assert flops_of(one) == 3
     with pytest.raises(DuplicateFormulaError, match=r"dispatch_flops_test\.one"):
@@ -90,7 +91,7 @@ def test_a_target_said_twice_is_one() -> None:
     assert lookup(ONE.default) is None
 
 
-def test_a_name_stands_for_the_operator_that_is_loaded_later() -> None:
+def test_register_flops_by_name_applies_to_an_operator_loaded_later() -> None:
     name = "dispatch_flops_test::loaded_later"
     register_flops(name)(costs(7))
     library = torch.library.Library("dispatch_flops_test", "FRAGMENT")
@@ -104,7 +105,7 @@ def test_a_name_stands_for_the_operator_that_is_loaded_later() -> None:
     assert lookup(later.default) is None
 
 
-def test_arguments_by_their_names() -> None:
+def test_register_flops_with_by_name_passes_arguments_by_schema_name() -> None:
     @register_flops([ONE, TWO], by_name=True)
     def elements(*, x: torch.Tensor, out: torch.Tensor, **_: Any) -> int:
         return 2 * x.numel() + out.numel()
@@ -113,7 +114,7 @@ def test_arguments_by_their_names() -> None:
     unregister_flops([one, two])
 
 
-def test_unregister_all_or_none() -> None:
+def test_unregister_flops_with_an_unknown_target_removes_nothing() -> None:
     register_flops(one)(costs(3))
     with pytest.raises(UnknownOperatorError, match=r"dispatch_flops_test\.two has no formula"):
         unregister_flops([one, two])
@@ -121,14 +122,14 @@ def test_unregister_all_or_none() -> None:
     unregister_flops(one)
 
 
-def test_unregister_what_is_not_there() -> None:
+def test_unregister_flops_of_an_unregistered_operator_raises() -> None:
     with pytest.raises(UnknownOperatorError, match=r"dispatch_flops_test\.one has no formula"):
         unregister_flops(one)
 
 
 @pytest.mark.parametrize("target", [len, "mm", 3, torch.mm, nn.Linear(2, 2), int, [one, len]])
-def test_what_is_no_operator(target: Any) -> None:
-    with pytest.raises(UnknownOperatorError, match="is no operator"):
+def test_register_flops_of_something_else_raises(target: Any) -> None:
+    with pytest.raises(UnknownOperatorError, match="is not an operator"):
         register_flops(target)(costs(1))
     unregister_if_there(one)
 
@@ -138,8 +139,8 @@ def unregister_if_there(target: Any) -> None:
         unregister_flops(target)
 
 
-def test_nearest_key_wins() -> None:
-    """Overload before packet before functional form; a counter's own before the registry's."""
+def test_lookup_prefers_the_more_exact_key() -> None:
+    """Overload, then packet, then functional form; a counter's own rules before the registry's."""
     with overridden({aten.add: costs(1), aten.add.Tensor: costs(10), aten.add_: costs(100)}):
         x = torch.ones(2)
 
@@ -153,7 +154,7 @@ def test_nearest_key_wins() -> None:
         assert own.total().flops == 3000
 
 
-def test_overridden_ends_with_its_scope_and_nests() -> None:
+def test_overridden_nests_and_ends_with_its_block() -> None:
     formula = flops_of(lambda x: x * x)
     with overridden({aten.mul: costs(7), one: costs(3)}):
         assert (flops_of(lambda x: x * x), flops_of(one)) == (7, 3)
@@ -166,8 +167,8 @@ def test_overridden_ends_with_its_scope_and_nests() -> None:
     assert flops_of(lambda x: x * x) == 2
 
 
-def test_scope_and_registration_inside_a_block() -> None:
-    """A counter that is running takes a changed rule from the next call on."""
+def test_overridden_inside_a_counters_block_applies_to_its_calls() -> None:
+    """A running counter uses a changed rule from the next call on."""
     x = torch.ones(2)
     with FlopCounterMode(display=False) as counter:
         seen = [0]
@@ -199,7 +200,7 @@ def test_rules_are_named_and_sorted() -> None:
         (nn.Linear, "module.Linear"),
     ],
 )
-def test_names(key: Any, name: str) -> None:
+def test_name_of_key_is_the_profiles_name(key: Any, name: str) -> None:
     assert registry.name_of(key) == name
 
 
@@ -207,7 +208,7 @@ def flops_of_max(**options: Any) -> int:
     return profile_of(lambda: torch.max(torch.ones(5, 7)), **options).total().flops
 
 
-def test_the_users_formula_of_an_operator_stands_in_for_the_packages_of_an_overload() -> None:
+def test_register_flops_of_a_packet_replaces_the_built_in_formula_of_an_overload() -> None:
     assert flops_of_max() == 5 * 7 - 1
     assert flops_of_max(custom_mapping={aten.max: costs(1000)}) == 1000
     with overridden({aten.max: costs(1000)}):
@@ -220,13 +221,13 @@ def test_the_users_formula_of_an_operator_stands_in_for_the_packages_of_an_overl
     assert flops_of_max() == 5 * 7 - 1
 
 
-def test_of_a_list_with_a_duplicate_nothing_is_registered() -> None:
+def test_register_flops_with_a_duplicate_in_a_list_registers_nothing() -> None:
     with pytest.raises(DuplicateFormulaError):
         register_flops([ONE, aten.mm])(costs(1))
     assert lookup(ONE.default) is None
 
 
-def test_a_decorator_without_its_operator_is_refused() -> None:
+def test_register_flops_without_an_operator_raises() -> None:
     with pytest.raises(UnknownOperatorError):
 
         @register_flops
@@ -237,7 +238,7 @@ def test_a_decorator_without_its_operator_is_refused() -> None:
         register_flops(5)
 
 
-def test_an_override_prevails_over_what_is_more_exact() -> None:
+def test_overridden_prevails_over_a_more_exact_key() -> None:
     register_flops(ONE.default)(costs(1))
     with overridden({ONE: costs(99)}):
         assert flops_of(one) == 99
@@ -249,12 +250,12 @@ def test_an_override_prevails_over_what_is_more_exact() -> None:
 
 
 @pytest.mark.parametrize("target", [nn.Linear, torch.ops.higher_order.cond])
-def test_arguments_have_names_where_there_is_a_schema(target: Any) -> None:
+def test_register_flops_with_by_name_and_no_schema_raises(target: Any) -> None:
     with pytest.raises(UnknownOperatorError, match="has no schema"):
         register_flops(target, by_name=True)(costs(1))
 
 
-def test_names_of_overloads_and_of_in_place_forms_that_are_loaded_later() -> None:
+def test_register_flops_by_name_applies_to_overloads_and_in_place_forms() -> None:
     register_flops(["dispatch_flops_test::exact.default", "dispatch_flops_test::plain"])(costs(7))
     library = torch.library.Library("dispatch_flops_test", "FRAGMENT")
     library.define("exact(Tensor x) -> Tensor")
@@ -264,3 +265,82 @@ def test_names_of_overloads_and_of_in_place_forms_that_are_loaded_later() -> Non
     later = torch.ops.dispatch_flops_test
     assert (flops_of(later.exact), flops_of(later.plain_)) == (7, 7)
     unregister_flops(["dispatch_flops_test::exact.default", "dispatch_flops_test::plain"])
+
+
+# -- custom operators ------------------------------------------------------------------------
+
+_NUMBERS = itertools.count()
+B, I, O = 3, 5, 11  # noqa: E741
+
+
+@pytest.fixture
+def library() -> Iterator[torch.library.Library]:
+    with torch.library._scoped_library("dispatch_flops_test", "FRAGMENT") as made:
+        yield made
+
+
+@pytest.fixture
+def fused() -> Any:
+    """A product with its own backward, opaque to dispatch, under a new name in each test."""
+
+    @torch.library.custom_op(f"dispatch_flops_fused::product{next(_NUMBERS)}", mutates_args=())
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        return x @ w
+
+    product.register_fake(lambda x, w: x.new_empty(x.shape[0], w.shape[1]))
+    product.register_autograd(
+        lambda ctx, grad: (grad @ ctx.saved_tensors[1].T, ctx.saved_tensors[0].T @ grad),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    return product
+
+
+def test_custom_operator_without_a_formula_is_listed_and_its_backward_counts(fused: Any) -> None:
+    x, w = (torch.ones(B, I, requires_grad=True), torch.ones(I, O, requires_grad=True))
+    with pytest.warns(UncountedWarning, match="dispatch_flops_fused.product"):
+        profile = profile_of(lambda: fused(x, w).sum().backward())
+    assert profile.uncounted_ops() == {str(fused._opoverload): 1}
+    assert profile.total("forward").macs == 0
+    assert profile.total("backward").macs == 2 * B * I * O
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_custom_operator_with_a_formula_is_counted(fused: Any, device: str) -> None:
+    @register_flops(fused)
+    def cost(x: Tensor, w: Tensor, *, out: Tensor, **_: Any) -> OpCost:
+        macs = out.numel() * x.shape[1]
+        return OpCost(macs=macs, flops=2 * macs)
+
+    try:
+        x = torch.ones(B, I, device=device, requires_grad=True)
+        w = torch.ones(I, O, device=device, requires_grad=True)
+        profile = profile_of(lambda: fused(x, w).sum().backward())
+    finally:
+        unregister_flops(fused)
+    assert profile.total("forward").macs == B * I * O
+    assert profile.total("backward").macs == 2 * B * I * O
+
+
+def test_operator_of_a_library_fragment_with_a_formula_is_counted(
+    library: torch.library.Library,
+) -> None:
+    library.define("cube(Tensor x) -> Tensor")
+    library.impl("cube", lambda x: x @ x @ x, "CPU")
+    op = torch.ops.dispatch_flops_test.cube
+    square = torch.ones(I, I)
+    with pytest.warns(UncountedWarning, match="cube"):
+        assert profile_of(op, square).total().macs == 0
+    mapping = {op: lambda x, *, out, **_: OpCost(macs=2 * x.shape[0] ** 3)}
+    assert profile_of(op, square, custom_mapping=mapping).total().macs == 2 * I**3
+
+
+def test_triton_op_with_a_formula_is_one_operator() -> None:
+    triton_op = pytest.importorskip("torch.library").triton_op
+
+    @triton_op("dispatch_flops_triton::double", mutates_args=())
+    def double(x: Tensor) -> Tensor:
+        return x + x
+
+    mapping = {double: lambda x, *, out, **_: x.numel()}
+    profile = profile_of(double, torch.ones(B, I), custom_mapping=mapping)
+    assert profile.total().flops == B * I

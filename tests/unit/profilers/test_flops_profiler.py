@@ -244,7 +244,7 @@ def test_profiler_on_meta_has_no_latency(capsys: pytest.CaptureFixture[str]) -> 
     profiler.stop_profile()
     assert profiler.get_total_macs() == MACS
     assert profiler.get_total_duration() is None
-    assert profiler.profile.timing.backward_s is None
+    assert profiler.profile.timing.latency("backward") is None
 
 
 def test_run_info_is_added_only_after_stop_profile() -> None:

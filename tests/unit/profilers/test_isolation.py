@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -58,3 +59,19 @@ def test_frozen_torchscript_model_stays_without_train_flag() -> None:
     profile = profile_model(frozen, (2, 3))
     assert profile.total().macs == 2 * (3 * 5 + 5 * 7)
     assert not hasattr(frozen, "training")
+
+
+def test_profile_model_restores_the_random_state_of_every_device_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[object] = []
+
+    def fork_rng(devices: list[int], device_type: str) -> AbstractContextManager[None]:
+        kept.append((devices, device_type))
+        return nullcontext()
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    profile_model(nn.Linear(5, 7), (2, 5))
+    assert kept == [([0, 1, 2], "cuda")]

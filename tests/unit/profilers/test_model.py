@@ -25,7 +25,10 @@ def test_profile_model_with_backward_counts_it_and_restores_gradients() -> None:
     assert profile.total("backward").macs == B * 5 * 7 + 2 * B * 7 * 3
     assert torch.equal(model.a.weight.grad, torch.full((7, 5), 3.0))
     assert model.b.weight.grad is None
-    assert profile.timing.forward_s is not None and profile.timing.backward_s is not None
+    assert (
+        profile.timing.latency("forward") is not None
+        and profile.timing.latency("backward") is not None
+    )
 
 
 def test_profile_model_with_backward_does_not_depend_on_warm_up() -> None:
@@ -73,10 +76,10 @@ def test_profile_model_with_operator_latency_times_operators() -> None:
         profile = profile_model(Net(), (B, 5), backward=True, operator_latency=asked)
         times = {op.op: op.latency_s for op in profile.op_totals()}
         assert all((seconds is not None) is asked for seconds in times.values())
-        assert (profile.root.backward_latency_s is not None) is asked
+        assert (profile.root.latency("backward") is not None) is asked
         assert any("operator latencies" in note for note in profile.notes) is asked
         assert profile.timing.method is not None and "separate pass" in profile.timing.method
-        assert profile.root.latency_s == pytest.approx(profile.timing.forward_s)
+        assert profile.root.latency_s == pytest.approx(profile.timing.latency("forward"))
 
 
 class Twice(nn.Module):
@@ -131,7 +134,7 @@ def test_profile_model_without_tensors_on_meta_has_device_meta() -> None:
         ({"input_shape": (True, 5)}, "tuple of ints"),
         ({"input_shape": (2, 5.0)}, "tuple of ints"),
         ({"input_shape": 5}, "tuple of ints"),
-        ({"custom_mapping": [1]}, "a list is no mapping"),
+        ({"custom_mapping": [1]}, "a list is not a mapping"),
     ],
 )
 def test_profile_model_with_a_wrong_option_names_it(options: dict[str, Any], words: str) -> None:

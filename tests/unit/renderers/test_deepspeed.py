@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 
-from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, RunInfo, StepTiming
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.renderers import View, deepspeed
@@ -24,6 +23,7 @@ from tests.helpers.trees import (
     module,
     op,
     profiles,
+    timed,
     training_step,
     unmeasured,
     wide,
@@ -97,7 +97,7 @@ def test_summary_of_a_training_step_has_estimated_and_counted_rates() -> None:
 
 
 def test_summary_with_a_measured_iteration_does_not_add_up_phases() -> None:
-    timing = StepTiming(backward_s=1.0, iteration_s=8.0)
+    timing = StepTiming(seconds=timed(backward=1.0), iteration_s=8.0)
     run = RunInfo(batch_size=4)
     text = summary.render(dataclasses.replace(training_step(), timing=timing, run=run))
     assert _value(text, "iter latency") == "8 s"
@@ -231,10 +231,10 @@ def test_rate_with_a_backward_pass_inside_the_forward_pass_counts_its_time_once(
         OpTotal(op="lib.a", phase="forward", calls=1, cost=OpCost(flops=10)),
         OpTotal(op="lib.a", phase="backward", calls=1, cost=OpCost(flops=20)),
     )
-    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=3.0, ops=ops)
+    root = ModuleNode(fqn="", class_name="Net", calls=1, seconds=timed(forward=3.0), ops=ops)
 
     def rate(**timing: float) -> str:
-        profile = Profile(root=root, timing=StepTiming(backward_s=3.0, **timing))
+        profile = Profile(root=root, timing=StepTiming(seconds=timed(backward=3.0), **timing))
         label = "fwd+bwd FLOPS per GPU = counted flops per GPU"
         lines = deepspeed.render(profile).splitlines()
         return next(line for line in lines if line.startswith(label)).split(":")[1].strip()
@@ -245,9 +245,11 @@ def test_rate_with_a_backward_pass_inside_the_forward_pass_counts_its_time_once(
 
 def test_latency_below_the_timers_resolution_is_marked() -> None:
     """Two calls of 3 µs each are below a resolution of 5 µs; one of 6 µs is not."""
-    short = ModuleNode(fqn="a", name="a", class_name="Short", calls=2, latency_s=6e-6)
-    long = ModuleNode(fqn="b", name="b", class_name="Long", calls=1, latency_s=6e-6)
-    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=2e-5, children=(short, long))
+    short = ModuleNode(fqn="a", name="a", class_name="Short", calls=2, seconds=timed(forward=6e-6))
+    long = ModuleNode(fqn="b", name="b", class_name="Long", calls=1, seconds=timed(forward=6e-6))
+    root = ModuleNode(
+        fqn="", class_name="Net", calls=1, seconds=timed(forward=2e-5), children=(short, long)
+    )
     text = deepspeed.render(Profile(root=root, timing=StepTiming(resolution_s=5e-6)))
     assert "(a): Short(0 = n/a Params, 0 MACs = n/a MACs, ~6 us" in text
     assert "(b): Long(0 = n/a Params, 0 MACs = n/a MACs, 6 us" in text
@@ -256,29 +258,8 @@ def test_latency_below_the_timers_resolution_is_marked() -> None:
     assert "~" not in deepspeed.render(Profile(root=root))
 
 
-def test_latency_of_many_short_calls_and_operators_is_marked() -> None:
-    """4 calls at 5 s and 3 operators at 2 s make 26 s: a latency of 25 s is below, 26 s is not."""
-    operators = OpTotal(op="aten.mm.default", phase="forward", calls=3, cost=None, latency_s=1.0)
-    backward = OpTotal(op="aten.mm.default", phase="backward", calls=100, cost=None)
-    inner = ModuleNode(
-        fqn="a.b", name="b", class_name="In", calls=3, latency_s=1.0, ops=(operators, backward)
-    )
-    timing = StepTiming(resolution_s=5, operator_resolution_s=2)
-
-    def is_marked(seconds: float, timing: StepTiming = timing) -> bool:
-        outer = ModuleNode(
-            fqn="a", name="a", class_name="Out", calls=1, latency_s=seconds, children=(inner,)
-        )
-        root = ModuleNode(fqn="", class_name="Net", latency_s=1.0, children=(outer,))
-        return "a" in inexact_latencies(root, timing)
-
-    assert is_marked(25)
-    assert not is_marked(26)
-    assert not is_marked(20, StepTiming(resolution_s=5))
-
-
 def test_the_models_own_latency_is_marked() -> None:
-    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=3e-6)
+    root = ModuleNode(fqn="", class_name="Net", calls=1, seconds=timed(forward=3e-6))
 
     def latency(timing: StepTiming) -> str:
         lines = deepspeed.render(Profile(root=root, timing=timing)).splitlines()
@@ -288,19 +269,6 @@ def test_the_models_own_latency_is_marked() -> None:
 
     assert latency(StepTiming(resolution_s=5e-6)) == "~3 us"
     assert latency(StepTiming(resolution_s=2e-6)) == "3 us"
-
-
-def test_what_varies_from_run_to_run_is_marked() -> None:
-    timing = StepTiming(repeats=3, forward_s=1.0)
-    for spread, marked in ((0.1, frozenset()), (0.125, {""})):
-        root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=1.0, latency_spread_s=spread)
-        assert inexact_latencies(root, timing) == marked
-
-
-def test_a_model_measured_by_itself_is_exact() -> None:
-    root = ModuleNode(fqn="", class_name="Net", calls=1, latency_s=1e-6)
-    assert inexact_latencies(root, StepTiming(resolution_s=5e-6)) == {""}
-    assert inexact_latencies(root, StepTiming(resolution_s=5e-6, forward_s=1e-6)) == frozenset()
 
 
 def test_printout_of_deep_and_wide_trees_is_complete() -> None:

@@ -31,6 +31,7 @@ from tests.helpers.trees import (
     hostile,
     lower_bound,
     profiles,
+    timed,
     training_step,
     wide,
 )
@@ -236,7 +237,9 @@ def test_utilisation_refers_to_the_time_of_all_phases() -> None:
     assert top.hfu is not None
     assert top.mfu < top.hfu
 
-    untimed = dataclasses.replace(profile, timing=StepTiming(forward_s=1.0, step_s=1.0))
+    untimed = dataclasses.replace(
+        profile, timing=StepTiming(seconds=timed(forward=1.0, optimizer=1.0))
+    )
     assert measured_seconds(untimed) == (None, "not measured")
     assert headline(untimed, A100).mfu is None
     whole = dataclasses.replace(profile, timing=StepTiming(iteration_s=2.0))

@@ -1,123 +1,23 @@
-"""What the profiler measures of itself: nobody notices, and no state of the program matters."""
+"""Idle modules, on which the overhead is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import pytest
-import torch
-from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
-from dispatch_flops import FlopCounterMode, profile_model
-from dispatch_flops.timing import calibration
-from dispatch_flops.timing.idle_modules import IdleModules, calling, run_in_fresh_thread
-from dispatch_flops.timing.overhead import Overhead
+from dispatch_flops.timing.idle_modules import IdleModules, make_call, run_in_fresh_thread
 
 
-@pytest.fixture(autouse=True)
-def uncalibrated() -> Iterator[None]:
-    """As in a new process."""
-    calibration.call_overhead.cache_clear()
-    calibration.hook_overhead.cache_clear()
-    yield
-    calibration.hook_overhead.cache_clear()
-
-
-def test_random_state_stays() -> None:
-    model = nn.Linear(3, 3)
-    before = torch.get_rng_state()
-    with FlopCounterMode(model, display=False, latency=True):
-        model(torch.ones(3, 3))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def everywhere() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    return {
-        "inference mode": torch.inference_mode,
-        "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-        "meta by default": lambda: torch.device("meta"),
-        "as usual": nullcontext,
-    }
-
-
-@pytest.mark.parametrize("place", everywhere())
-def test_the_same_is_found_everywhere(place: str) -> None:
-    """Two operators a linear, of which none is a cast; a module call has a cost of its own."""
-    calls: list[float | None] = []
-    usual = Overhead.operator
-
-    def noting(own: Overhead, seen_s: float, reach_s: float | None) -> None:
-        calls.append(reach_s)
-        usual(own, seen_s, reach_s)
-
-    with pytest.MonkeyPatch.context() as patch, everywhere()[place]():
-        patch.setattr(Overhead, "operator", noting)
-        per_op, per_module, reach_s = calibration.call_overhead()
-    turns = 2 * calibration.TURNS  # of bare operators, and of modules
-    assert len(calls) == turns * 100 * 2
-    assert calls.count(None) == 2 * 2  # the two operators' first calls, of each pass
-    assert per_op > 0 and per_module > 0 and reach_s > 0
-
-
-def test_the_programs_hooks_see_nothing_of_it() -> None:
-    seen: list[str] = []
-
-    def note(*_: Any) -> None:
-        seen.append("called")
-
-    model = nn.Linear(3, 3)
-    handles = [
-        register_module_forward_hook(note),
-        register_module_module_registration_hook(note),
-        register_module_parameter_registration_hook(note),
-    ]
-    try:
-        with FlopCounterMode(model, display=False, latency=True):
-            model(torch.ones(3, 3))
-        profile_model(model, args=[torch.ones(3, 3)])
-    finally:
-        for handle in handles:
-            handle.remove()
-    assert len(seen) == 1 + 4  # the block, and warming up, timing, timing with hooks, counting
-
-
-def test_a_counter_around_it_sees_nothing_of_it() -> None:
-    model = nn.Linear(3, 3)
-    with (
-        FlopCounterMode(model, display=False) as outer,
-        FlopCounterMode(model, display=False, latency=True),
-    ):
-        model(torch.ones(5, 3))
-    assert outer.get_total_macs() == 5 * 3 * 3
-    assert not outer.profile.outside.children
-
-
-def test_within_vmap() -> None:
-    def run(x: torch.Tensor) -> torch.Tensor:
-        with FlopCounterMode(display=False, latency=True):
-            return x * 2
-
-    assert torch.equal(torch.func.vmap(run)(torch.ones(2, 3)), torch.full((2, 3), 2.0))
-
-
-def test_idle_modules_call_their_own_hooks_alone() -> None:
+def test_idle_modules_call_only_the_given_hooks() -> None:
     idle = IdleModules(3, lambda x: x + 1)
     seen: list[str] = []
-    idle.call_by(calling([lambda *_: seen.append("before")], [lambda *_: seen.append("after")]))
+    idle.set_call(make_call([lambda *_: seen.append("before")], [lambda *_: seen.append("after")]))
     idle.run()
     assert seen == ["before", "after"] * 3
-    idle.call_by(calling())
+    idle.set_call(make_call())
     idle.run()
     assert len(seen) == 6
 
 
-def test_what_is_raised_alone_is_raised() -> None:
+def test_run_in_fresh_thread_raises_what_its_function_raises() -> None:
     with pytest.raises(ZeroDivisionError):
         run_in_fresh_thread(lambda: 1 / 0)

@@ -1,54 +1,22 @@
-"""Latencies with an injected clock: every expected second is a hand sum."""
+"""Latencies of modules on an injected clock: every expected value is a sum by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from dispatch_flops import FlopCounterMode
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.timing.calibrated import ModulePass
-from dispatch_flops.timing.latencies import (
-    fit_to_whole,
-    medians,
-    spreads,
-    time_call,
-    within_parents,
-)
 from dispatch_flops.timing.module_timer import HookOverhead, Interval, net_seconds
+from tests.helpers.clocks import Ticks, Working
 
 
-class Ticks:
-    """A clock that advances when told to, and by ``per_reading`` at each reading."""
-
-    def __init__(self, per_reading: float = 0.0) -> None:
-        self.now = 0.0
-        self.per_reading = per_reading
-
-    def __call__(self) -> float:
-        self.now += self.per_reading
-        return self.now
-
-
-class Working(nn.Module):
-    """Takes ``seconds`` of the clock, before and after its children run."""
-
-    def __init__(self, clock: Ticks, seconds: float, *children: nn.Module) -> None:
-        super().__init__()
-        self.clock = clock
-        self.seconds = seconds
-        self.inner = nn.ModuleList(children)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.clock.now += self.seconds
-        for child in self.inner:
-            x = child(x)
-        return x
-
-
-def test_a_parent_takes_its_own_time_and_its_childrens() -> None:
+def test_module_timer_gives_a_parent_the_time_of_its_children() -> None:
     clock = Ticks()
     model = Working(clock, 1.0, Working(clock, 2.0), Working(clock, 4.0, Working(clock, 8.0)))
     with ModulePass(ModuleNames([model]), now=clock) as latency:
@@ -61,7 +29,7 @@ def test_a_parent_takes_its_own_time_and_its_childrens() -> None:
     }
 
 
-def test_what_hooks_take_is_nobodys_latency() -> None:
+def test_module_timer_subtracts_the_time_of_hooks() -> None:
     clock = Ticks(per_reading=0.25)  # each of the four readings of a call takes a quarter
     model = Working(clock, 1.0, Working(clock, 2.0), Working(clock, 4.0))
     with ModulePass(ModuleNames([model]), now=clock) as latency:
@@ -74,7 +42,7 @@ def test_what_hooks_take_is_nobodys_latency() -> None:
     assert seconds[""] == 1.0 + 2.25 + 4.25 + 3 * 0.25
 
 
-def test_a_shared_module_sums_its_calls() -> None:
+def test_module_timer_sums_the_calls_of_a_shared_module() -> None:
     clock = Ticks()
     shared = Working(clock, 3.0)
     model = Working(clock, 0.0, nn.Sequential(shared, shared))
@@ -85,7 +53,7 @@ def test_a_shared_module_sums_its_calls() -> None:
     assert latency.seconds()["inner.0"] == 2 * 3.0
 
 
-def test_recursion_counts_the_outermost_call() -> None:
+def test_net_seconds_of_recursion_count_the_outermost_call() -> None:
     calls = [
         Interval("a", 3, 2.0, 2.0, 3.0, 3.0),
         Interval("a", 2, 1.0, 1.0, 4.0, 4.0),
@@ -95,10 +63,10 @@ def test_recursion_counts_the_outermost_call() -> None:
     assert net_seconds(calls) == {"a": 5.0 + 2.0}
 
 
-def test_what_lies_in_what_is_told_by_number() -> None:
-    """The profiler's unseen time, taken off in advance, has turned the clock back."""
+def test_net_seconds_nest_calls_by_number() -> None:
+    """Subtracting the unseen overhead in advance may set the clock back."""
     calls = [
-        Interval("a.x", 2, 0.25, 0.5, 3.5, 3.5),  # begins before its parent, by the clock
+        Interval("a.x", 2, 0.25, 0.5, 3.5, 3.5),  # starts before its parent, by the clock
         Interval("a", 1, 0.0, 0.75, 4.75, 5.0),
     ]
     assert net_seconds(calls) == {"a.x": 3.0, "a": 4.0 - 0.25}
@@ -106,7 +74,7 @@ def test_what_lies_in_what_is_told_by_number() -> None:
     assert net_seconds(again) == {"a": 4.0 - 0.25}
 
 
-def test_what_the_stamps_do_not_show_is_taken_off() -> None:
+def test_net_seconds_subtract_the_hook_overhead() -> None:
     calls = [
         Interval("a.x", 2, 1.0, 1.5, 4.5, 5.0),
         Interval("a.y", 3, 6.0, 6.5, 8.5, 9.0),
@@ -118,12 +86,12 @@ def test_what_the_stamps_do_not_show_is_taken_off() -> None:
     assert net == {"a.x": 3.0 - 0.25, "a.y": 2.0 - 0.25, "a": 9.0 - 2 * 0.75 - 0.25}
 
 
-def test_no_parent_is_below_its_children() -> None:
+def test_net_seconds_of_a_parent_are_at_least_those_of_its_children() -> None:
     calls = [Interval("a.x", 2, 1.0, 1.0, 4.0, 4.0), Interval("a", 1, 0.0, 0.0, 5.0, 5.0)]
     assert net_seconds(calls, HookOverhead(per_call=3.0)) == {"a.x": 3.0, "a": 3.0}
 
 
-def test_a_module_that_raises_is_closed() -> None:
+def test_module_timer_ends_a_call_that_raised() -> None:
     class Failing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ValueError("no")
@@ -135,54 +103,16 @@ def test_a_module_that_raises_is_closed() -> None:
     assert latency.seconds() == {"inner.0": 0.0, "": 1.0}
 
 
-def test_time_call_gives_the_median_and_half_the_range() -> None:
-    clock = Ticks()
-    steps: Iterator[float] = iter([5.0, 1.0, 2.0])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_module_timer_excludes_recomputation(reentrant: bool) -> None:
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.05)
+            return torch.tanh(x)
 
-    def run() -> None:
-        clock.now += next(steps)
-
-    assert time_call(run, repeats=3, now=clock) == (2.0, (5.0 - 1.0) / 2)
-
-
-def test_one_run_has_no_spread() -> None:
-    assert time_call(lambda: None, repeats=1, now=Ticks())[1] is None
-
-
-def test_fitting_keeps_shares() -> None:
-    assert fit_to_whole({"": 2.0, "a": 1.0}, "", 3.0) == {"": 3.0, "a": 1.5}
-    assert fit_to_whole({"a": 1.0}, "", 3.0) == {"a": 1.0}
-
-
-def test_medians_are_of_the_passes_in_which_a_module_ran() -> None:
-    assert medians([{"": 5.0, "a": 1.0}, {"": 1.0}, {"": 3.0, "a": 2.0}]) == {"": 3.0, "a": 1.5}
-
-
-def test_spreads_are_shares_by_which_passes_vary() -> None:
-    passes = [{"": 8.0, "a": 1.0, "b": 0.0}, {"": 10.0, "a": 2.0, "b": 0.0}, {"": 15.0, "b": 0.0}]
-    # Of 8, 10 and 15 the median is 10, off by 0.2, 0 and 0.5; of 1 and 2 it is 1.5, off by 1/3.
-    assert spreads(passes) == pytest.approx({"": 0.2, "a": 1 / 3})
-    assert spreads(passes[:1]) == {}
-
-
-def test_no_children_have_more_than_their_parent() -> None:
-    clock = Ticks()
-    leaf = lambda: Working(clock, 1.0)  # noqa: E731
-    model = Working(clock, 0.0, leaf(), Working(clock, 0.0, leaf(), leaf()))
-    names = ModuleNames([model])
-    seconds = {
-        "": 12.0,
-        "inner.0": 4.0,  # 4 and 12 are 16: 12/16 of each
-        "inner.1": 12.0,
-        "inner.1.inner.0": 9.0,  # 9 and 3 are 12, and their parent has 9
-        "inner.1.inner.1": 3.0,
-    }
-    assert within_parents(seconds, names) == {
-        "": 12.0,
-        "inner.0": 3.0,
-        "inner.1": 9.0,
-        "inner.1.inner.0": 9.0 * 9 / 12,
-        "inner.1.inner.1": 3.0 * 9 / 12,
-    }
-    fitting = {"": 16.0, "inner.0": 4.0, "inner.1": 12.0}
-    assert within_parents(fitting, names) == fitting
+    model = nn.ModuleDict({"slow": Slow()})
+    x = torch.ones(2, requires_grad=True)
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        checkpoint(model["slow"], x, use_reentrant=reentrant).sum().backward()
+    seconds = counter.profile.node("slow").latency_s
+    assert seconds is not None and 0.05 <= seconds < 0.1

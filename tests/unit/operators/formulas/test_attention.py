@@ -1,4 +1,4 @@
-"""Attention: every kernel costs what the unfused path costs, and closed forms for both."""
+"""Attention: every kernel against the unfused path, and both against closed forms."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def numbers(cost: OpCost) -> tuple[int, int]:
 def forward_flops(
     *, mask: bool = False, dropout: bool = False, pairs: int = PAIRS, d: int = D, dv: int = D
 ) -> int:
-    """q and k scaled, mask, _safe_softmax (6 per score less 2 per row), dropout."""
+    """FLOPs: q and k scaled, mask, _safe_softmax (6 per score less 2 per row), dropout."""
     scaling = B * H * (SQ + SK) * d
     softmax = 6 * pairs - 2 * B * H * SQ
     return 2 * pairs * (d + dv) + scaling + pairs * mask + softmax + 2 * pairs * dropout
@@ -75,7 +75,7 @@ def phases(fn: Callable[[], Tensor]) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("kv_heads", [H, KV])
-def test_fused_and_unfused_agree(options: dict[str, Any], kv_heads: int) -> None:
+def test_attention_fused_and_unfused_cost_the_same(options: dict[str, Any], kv_heads: int) -> None:
     def run() -> Tensor:
         q, k, v = operands(kv_heads, requires_grad=True)
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=kv_heads != H, **options)
@@ -93,7 +93,7 @@ def test_fused_and_unfused_agree(options: dict[str, Any], kv_heads: int) -> None
     assert fused["recompute"] == (PAIRS * D, 2 * PAIRS * D + scaling + PAIRS * (2 + mask))
 
 
-def test_causal_adds_a_mask() -> None:
+def test_attention_if_causal_adds_a_mask() -> None:
     def run() -> Tensor:
         q, k, v = operands(sk=SQ, requires_grad=True)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -105,7 +105,7 @@ def test_causal_adds_a_mask() -> None:
     assert fused["forward"][0] == 2 * B * H * SQ * SQ * D
 
 
-def test_the_exact_case() -> None:
+def test_attention_matches_an_exact_count() -> None:
     for device in ("cpu", "meta"):
         q = torch.ones(1, 12, 64, 64, device=device)
         for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
@@ -114,7 +114,7 @@ def test_the_exact_case() -> None:
             assert cost.macs == 6_291_456
 
 
-# -- kernels of backends: called on shapes alone -------------------------------------------
+# -- kernels of backends, called with shapes only ------------------------------------------
 
 Q, K, V = meta(B, H, SQ, D), meta(B, KV, SK, D), meta(B, KV, SK, D)
 BIAS = meta(1, 1, SQ, SK)
@@ -132,7 +132,7 @@ HEADS_FIRST = {
 
 
 @pytest.mark.parametrize("kernel", HEADS_FIRST.values(), ids=HEADS_FIRST)
-def test_every_kernel_counts_the_same(kernel: Callable[..., Any]) -> None:
+def test_every_attention_kernel_counts_the_same(kernel: Callable[..., Any]) -> None:
     cost = profile_of(kernel, Q, meta(B, H, SK, D), meta(B, H, SK, D), None).total()
     assert numbers(cost) == (2 * PAIRS * D, forward_flops())
 
@@ -147,7 +147,7 @@ DROPPED = {
 
 
 @pytest.mark.parametrize(("op", "rest"), DROPPED.values(), ids=DROPPED)
-def test_grouped_heads_other_value_size_dropout_and_causality(op: Any, rest: Any) -> None:
+def test_attention_kernel_with_all_options_matches_closed_form(op: Any, rest: Any) -> None:
     dv = 3
     cost = formula(op, Q, K, meta(B, KV, SK, dv), *rest)
     assert isinstance(cost, OpCost)
@@ -191,7 +191,7 @@ BACKWARD = {
 
 
 @pytest.mark.parametrize(("op", "rest", "bias"), BACKWARD.values(), ids=BACKWARD)
-def test_every_backward_counts_the_same(op: Any, rest: Any, bias: Any) -> None:
+def test_every_attention_backward_counts_the_same(op: Any, rest: Any, bias: Any) -> None:
     split = formula(op, OUT, Q, K, V, *bias, *rest)
     assert isinstance(split, Split)
     (again,) = split.shares
@@ -204,7 +204,7 @@ def test_every_backward_counts_the_same(op: Any, rest: Any, bias: Any) -> None:
     assert numbers(again.cost) == (PAIRS * D, 2 * PAIRS * D + scaling + 2 * PAIRS)
 
 
-def test_gradient_of_a_bias_sums_what_it_was_broadcast_over() -> None:
+def test_attention_bias_gradient_sums_over_broadcast_dimensions() -> None:
     op = aten._scaled_dot_product_efficient_attention_backward
     with_grad, without = (
         formula(op, OUT, Q, K, V, BIAS, OUT, LSE, SEED, SEED, 0.0, [True, True, True, wanted])
@@ -215,10 +215,10 @@ def test_gradient_of_a_bias_sums_what_it_was_broadcast_over() -> None:
     assert with_grad.own.flops - without.own.flops == PAIRS - SQ * SK
 
 
-# -- kernels below: batch first, or packed -------------------------------------------------
+# -- low-level kernels, with a batch or packed ---------------------------------------------
 
 
-def test_batched_low_level_kernels() -> None:
+def test_low_level_kernel_with_a_batch_counts_as_sdpa() -> None:
     q, k = meta(B, SQ, H, D), meta(B, SK, H, D)
     expected = (2 * PAIRS * D, forward_flops())
     flash = profile_of(
@@ -238,7 +238,7 @@ def test_batched_low_level_kernels() -> None:
 
 
 @pytest.mark.parametrize("longest", [(5, 7), (3, 13)])
-def test_packed_sequences_are_bounded_by_the_longest(longest: tuple[int, int]) -> None:
+def test_packed_attention_is_bounded_by_the_longest_sequence(longest: tuple[int, int]) -> None:
     """11 queries and 13 keys in 3 sequences."""
     offsets = meta(4, dtype=torch.int32)
     q, k = meta(11, H, D), meta(13, H, D)
@@ -257,7 +257,7 @@ def test_packed_sequences_are_bounded_by_the_longest(longest: tuple[int, int]) -
         assert cost.flops == 2 * cost.macs + H * (11 + 13) * D + 6 * pairs - 2 * H * 11
 
 
-def test_packed_backward() -> None:
+def test_packed_attention_backward_counts_gradients_and_recomputation() -> None:
     offsets = meta(4, dtype=torch.int32)
     q, k, seed = meta(11, H, D), meta(13, H, D), meta()
     flash = formula(
@@ -274,7 +274,7 @@ def test_packed_backward() -> None:
     assert flash.own.macs == 4 * H * min(11 * 7, 5 * 13) * D
 
 
-def test_half_counts_windows_and_both_alignments() -> None:
+def test_causal_half_counts_windows_and_both_alignments() -> None:
     q, k = meta(1, 4, 1, D), meta(1, 6, 1, D)
 
     def pairs(op: Any, *args: Any, **kwargs: Any) -> int:
@@ -317,14 +317,14 @@ def test_band_counts_what_a_mask_keeps(left: int | None, right: int | None, from
 
 
 @pytest.mark.parametrize("causal", ["full", "half"])
-def test_causal_convention_reaches_the_counter(causal: str) -> None:
+def test_causal_option_of_the_counter_reaches_the_formula(causal: str) -> None:
     q = torch.ones(1, 1, 5, D)
     fn = lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True)  # noqa: E731
     pairs = {"full": 25, "half": 15}[causal]
     assert profile_of(fn, causal=causal).total().macs == pairs * 2 * D
 
 
-def test_varlen() -> None:
+def test_varlen_attention_counts_as_packed() -> None:
     from torch.nn.attention import varlen  # noqa: F401
 
     ops = torch.ops.torch_attn
@@ -347,7 +347,7 @@ def test_varlen() -> None:
 
 
 @NESTED
-def test_strided_nested_by_real_lengths() -> None:
+def test_strided_nested_attention_counts_real_lengths() -> None:
     lengths = ((2, 3), (4, 5))
     q = torch.nested.nested_tensor([torch.ones(H, sq, D) for sq, _ in lengths])
     k = torch.nested.nested_tensor([torch.ones(H, sk, D) for _, sk in lengths])
@@ -381,7 +381,7 @@ def test_flex_attention_counts_the_rectangle() -> None:
     assert cost.flops == 2 * cost.macs + PAIRS + 6 * PAIRS - 2 * B * H * SQ + 4 * B * H * SQ
 
 
-def test_flex_block_mask_bounds_the_half_convention() -> None:
+def test_flex_attention_with_causal_half_counts_the_mask_blocks() -> None:
     """Each query block names at most 2 partial and 1 full blocks of 128 keys."""
     q, k = meta(1, 1, 512, D), meta(1, 1, 1024, D)
     blocks = [None] * 17
@@ -398,7 +398,7 @@ def test_flex_block_mask_bounds_the_half_convention() -> None:
     assert half.macs == 512 * 3 * 128 * 2 * D
 
 
-def test_flex_backward_recomputes_the_scores() -> None:
+def test_flex_attention_backward_recomputes_the_scores() -> None:
     flex = torch.ops.higher_order.flex_attention_backward
     blocks = (None,) * 15 + (128, None)
     q, k = meta(B, H, SQ, D), meta(1, KV, SK, D)

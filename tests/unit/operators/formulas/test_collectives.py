@@ -1,4 +1,4 @@
-"""Collectives: free by declaration, bytes counted, nothing unknown."""
+"""Collectives: free by declaration, with their bytes counted, and none unknown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_collectives_are_free_and_known(group: None) -> None:
+def test_collectives_are_free_and_counted(group: None) -> None:
     def program() -> None:
         x = torch.ones(5, 7)
         dist.all_reduce(x)
@@ -38,14 +38,14 @@ def test_collectives_are_free_and_known(group: None) -> None:
 
     profile = profile_of(program)
     assert profile.uncounted_ops() == {}
-    assert profile.total().flops == 5 * 7  # the last sum alone
+    assert profile.total().flops == 5 * 7  # only the last sum
     reduced = profile.by_operator()["_c10d_functional.all_reduce.default"]
     assert reduced.kind == "free"
     assert reduced.cost is not None and reduced.cost.bytes_read == 4 * 5 * 7
 
 
 def test_every_collective_of_torch_is_declared() -> None:
-    """A torch with a new collective is noticed here. Some libraries are loaded late."""
+    """A torch with a new collective fails here. Some libraries are loaded late."""
     import torch.distributed._symmetric_memory
 
     libraries = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")

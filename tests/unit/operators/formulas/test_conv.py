@@ -22,7 +22,7 @@ def macs_of(fn: Callable[..., Any], *args: Any) -> int:
     return profile_of(fn, *args).total().macs
 
 
-def test_exact_cases() -> None:
+def test_convolution_and_transposed_convolution_match_exact_counts() -> None:
     transposed = profile_of(nn.ConvTranspose2d(4, 6, 4, 2, 1), torch.ones(2, 4, 8, 8)).total()
     assert (transposed.macs, transposed.flops) == (49_152, 101_376)
     depthwise = nn.Conv2d(4, 4, 3, groups=4)
@@ -35,7 +35,7 @@ def test_exact_cases() -> None:
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("bias", [True, False])
-def test_forward(dims: int, groups: int, bias: bool) -> None:
+def test_convolution_forward_counts_products_and_bias(dims: int, groups: int, bias: bool) -> None:
     """Stride 2, padding 1, dilation 2, kernel 3 on 9: floor((9 + 2 - 4 - 1) / 2) + 1 = 4."""
     conv = CONV[dims](4, 6, 3, 2, 1, 2, groups, bias)
     outputs = 5 * 6 * 4**dims
@@ -47,7 +47,9 @@ def test_forward(dims: int, groups: int, bias: bool) -> None:
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("bias", [True, False])
-def test_transposed_forward(dims: int, groups: int, bias: bool) -> None:
+def test_transposed_convolution_forward_counts_by_its_input(
+    dims: int, groups: int, bias: bool
+) -> None:
     """Stride 2, padding 1, output padding 1, kernel 3 on 5: (5 - 1)·2 - 2 + 2 + 1 + 1 = 10."""
     conv = TRANSPOSED[dims](4, 6, 3, 2, 1, 1, groups, bias)
     cost = profile_of(conv, torch.ones(7, 4, *[5] * dims)).total()
@@ -58,7 +60,7 @@ def test_transposed_forward(dims: int, groups: int, bias: bool) -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(("to_input", "to_weight"), [(True, True), (True, False), (False, True)])
-def test_backward_is_the_forward_per_gradient(
+def test_convolution_backward_is_the_forward_per_gradient(
     transposed: bool, groups: int, to_input: bool, to_weight: bool
 ) -> None:
     conv = (nn.ConvTranspose2d if transposed else nn.Conv2d)(4, 8, 3, 2, 1, groups=groups)
@@ -72,7 +74,7 @@ def test_backward_is_the_forward_per_gradient(
     assert profile.total("backward").macs == (to_input + to_weight) * once
 
 
-def test_bias_gradient_sums_over_batch_and_space() -> None:
+def test_convolution_bias_gradient_sums_over_batch_and_space() -> None:
     for transposed in (False, True):
         weight = torch.ones(4, 6, 3, 3) if transposed else torch.ones(6, 4, 3, 3)
         x, grad = torch.ones(5, 4, 7, 7), torch.ones(5, 6, 5, 5)
@@ -86,7 +88,7 @@ def test_bias_gradient_sums_over_batch_and_space() -> None:
         assert (cost.macs, cost.flops) == (0, grad.numel() - 6)
 
 
-def test_unbatched_and_empty() -> None:
+def test_convolution_unbatched_or_empty_is_counted() -> None:
     conv = nn.Conv2d(4, 6, 3)
     assert macs_of(conv, torch.ones(4, 8, 8)) == 6 * 6 * 6 * 4 * 9
     assert macs_of(conv, torch.ones(0, 4, 8, 8)) == 0
@@ -94,7 +96,7 @@ def test_unbatched_and_empty() -> None:
 
 
 @pytest.mark.parametrize("padding", ["same", "valid", [1, 2], (0, 1)])
-def test_every_way_to_write_padding(padding: Any) -> None:
+def test_convolution_with_every_form_of_padding_counts_its_output(padding: Any) -> None:
     """Kernel 5 x 3 on 9 x 8."""
     outputs = {"same": 9 * 8, "valid": 5 * 6, (1, 2): 7 * 10, (0, 1): 5 * 8}
     fn = lambda: F.conv2d(torch.ones(2, 4, 9, 8), torch.ones(6, 4, 5, 3), padding=padding)  # noqa: E731
@@ -103,8 +105,8 @@ def test_every_way_to_write_padding(padding: Any) -> None:
         assert macs_of(fn) == 2 * 6 * outputs[key] * 4 * 15
 
 
-def test_complex() -> None:
-    """Eager runs a complex convolution as 3 real ones; one that arrives whole is 4."""
+def test_convolution_of_complex_numbers_counts_real_products() -> None:
+    """Eager runs a complex convolution as 3 real ones; a complex operator counts as 4."""
     x, w = torch.ones(2, 3, 5, 5, dtype=torch.complex64), torch.ones(4, 3, 2, 2).to(torch.complex64)
     one = 2 * 4 * 16 * 3 * 4
     assert macs_of(F.conv2d, x, w) == 3 * one
@@ -117,14 +119,16 @@ def test_complex() -> None:
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_grad_modes_and_devices_agree(mode: Callable[[], Any], device: str) -> None:
+def test_convolution_in_every_grad_mode_and_on_meta_costs_the_same(
+    mode: Callable[[], Any], device: str
+) -> None:
     conv = nn.Conv2d(3, 5, 3, padding=1, device=device)
     with mode():
         cost = profile_of(conv, torch.ones(2, 3, 7, 7, device=device)).total()
     assert (cost.macs, cost.flops) == (2 * 5 * 49 * 27, 2 * 2 * 5 * 49 * 27 + 2 * 5 * 49)
 
 
-# -- kernels of backends: called on shapes alone -------------------------------------------
+# -- kernels of backends, called with shapes only ------------------------------------------
 
 X, W, Z = torch.ones(2, 4, 7, 7), torch.ones(6, 2, 3, 3), torch.ones(2, 6, 5, 5)
 BIAS = torch.ones(6)
@@ -149,14 +153,14 @@ GEOMETRY = ([0, 0], [1, 1], [1, 1], 2)
         ("_conv_depthwise2d", ([3, 3], None, [1, 1], [0, 0], [1, 1]), 0),
     ],
 )
-def test_backends_agree(op: str, args: tuple[Any, ...], extra: int) -> None:
+def test_backend_convolution_costs_the_same(op: str, args: tuple[Any, ...], extra: int) -> None:
     """``extra`` operations per output element: bias, the other summand, its factor, relu."""
     cost = cost_of(getattr(aten, op), X, W, *args, out=Z)
     assert (cost.macs, cost.flops) == (MACS, 2 * MACS + extra * OUTPUTS)
 
 
 @pytest.mark.parametrize("op", ["cudnn_convolution_transpose", "miopen_convolution_transpose"])
-def test_transposed_backends_agree(op: str) -> None:
+def test_backend_transposed_convolution_costs_the_same(op: str) -> None:
     weight = torch.ones(4, 3, 3, 3)
     bias = () if op.startswith("cudnn") else (None,)
     cost = cost_of(
@@ -174,7 +178,7 @@ def test_transposed_backends_agree(op: str) -> None:
     assert cost.macs == X.numel() * 3 * 9
 
 
-def test_onednn_convolution_with_fused_operations() -> None:
+def test_onednn_convolution_counts_fused_operations() -> None:
     ops = torch.ops.mkldnn
     unary = profile_of(
         lambda: ops._convolution_pointwise(X, W, BIAS, *GEOMETRY, "relu", [], "")
@@ -192,7 +196,7 @@ def test_onednn_convolution_with_fused_operations() -> None:
     assert (in_place.macs, in_place.flops) == (MACS, 2 * MACS + 2 * OUTPUTS)
 
 
-def test_conv_tbc() -> None:
+def test_conv_tbc_forward_and_backward_match_closed_form() -> None:
     x, weight, bias = torch.ones(7, 2, 3), torch.ones(4, 3, 5), torch.ones(5)
     outputs = 6 * 2 * 5
     once = outputs * 4 * 3
@@ -204,8 +208,8 @@ def test_conv_tbc() -> None:
 
 
 @pytest.mark.parametrize("overload", ["output_mask", "output_mask_out", "grad_input"])
-def test_every_form_of_the_slow_backward_costs_the_same(overload: str) -> None:
-    """The form that writes into three given tensors has no mask: it computes all of them."""
+def test_slow_backward_in_every_form_costs_the_same(overload: str) -> None:
+    """The overload that writes into three given tensors has no mask and computes all of them."""
     x, weight, grad = (
         torch.ones(s, device="meta") for s in ((2, 3, 9, 9), (5, 3, 3, 3), (2, 5, 7, 7))
     )

@@ -1,6 +1,6 @@
 """A fused operator costs what its reference decomposition costs, to the last FLOP.
 
-The few that do not are listed with the derivation of the difference.
+The few exceptions are listed with the derivation of the difference.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ LOSSES = [
 TOKENS = torch.zeros(3, 5, dtype=torch.long)
 PLANES = torch.rand(2, 3, 12, 15)
 OTHERS = [
-    # No padding: every window is whole, and the reference compares nothing else.
+    # No padding: every window is whole, and the reference compares nothing more.
     case(aten.max_pool2d_with_indices.default, PLANES, [3, 5], [2, 3]),
     case(aten.adaptive_max_pool2d.default, PLANES, [4, 5]),
     # Windows of one length, 3 each way: the reference pads unequal ones and sums the padding.
@@ -315,7 +315,7 @@ def skip_if_whole(op: Any) -> None:
 
 
 def rewritten(op: Any, args: Any) -> int:
-    """What decompositions cost more in other releases than in 2.13; a count stays what it was."""
+    """Additional cost of a decomposition in other releases than 2.13; our count is the same."""
     name = op.overloadpacket.__name__
     if TORCH < (2, 13):
         # x - ⌊|x|⌋·sgn x where x - trunc x is now, 1 / (1 + exp(-x)) where sigmoid x is, and
@@ -335,7 +335,7 @@ def rewritten(op: Any, args: Any) -> int:
 
 
 DIFFERENCES = [
-    # A weight that is a number: |w|, w >= 1/2, w - 1 on a tensor of one element.
+    # A scalar weight: |w|, w >= 1/2, w - 1 on a tensor of one element.
     pytest.param(aten.lerp.Scalar, (X, Y, 0.3), 3, id="lerp by a number"),
     # value·t1 is done on t1's 15 elements, before t2 broadcasts it to 105; we count 105.
     pytest.param(aten.addcmul.default, (X, X[..., :1], Y), 15 - 105, id="addcmul broadcast"),
@@ -369,7 +369,7 @@ DIFFERENCES = [
 
 
 @pytest.mark.parametrize(("op", "args", "difference"), DIFFERENCES)
-def test_the_reference_costs_so_much_more(op: Any, args: Any, difference: int) -> None:
+def test_reference_differs_by_the_derived_amount(op: Any, args: Any, difference: int) -> None:
     skip_if_whole(op)
     profile = profile_of(lambda: op(*args), strict=True)
     assert reference_flops(op, *args) - profile.total().flops == difference

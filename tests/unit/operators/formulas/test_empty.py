@@ -1,4 +1,4 @@
-"""Empty tensors: no formula may count below nothing, or fail."""
+"""Empty tensors: no formula fails or returns a negative count."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CASES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_has_no_macs_and_a_cost(case: str) -> None:
+def test_operator_on_empty_tensors_has_a_cost_without_macs(case: str) -> None:
     try:
         CASES[case]()
     except RuntimeError as error:

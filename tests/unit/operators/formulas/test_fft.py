@@ -37,7 +37,7 @@ def fft_flops(fn: object, *args: object) -> int:
 
 
 @pytest.mark.parametrize("n", [1, 2, 8, 64])
-def test_radix_two_butterflies(n: int) -> None:
+def test_transform_matches_radix_two_butterflies(n: int) -> None:
     x = torch.randn(n, dtype=torch.complex64)
     counted = Butterflies()
     values = torch.tensor(counted.run(x.tolist()))
@@ -45,14 +45,14 @@ def test_radix_two_butterflies(n: int) -> None:
     assert fft_flops(torch.fft.fft, x) == counted.flops
 
 
-def test_rows_and_dimensions() -> None:
+def test_transform_counts_rows_of_each_dimension() -> None:
     x = torch.zeros(3, 4, 8, dtype=torch.complex64)
     along_8, along_4 = 5 * 8 * 3, 5 * 4 * 2
     assert fft_flops(torch.fft.fft, x) == 3 * 4 * along_8
     assert fft_flops(torch.fft.fft2, x) == 3 * (4 * along_8 + 8 * along_4)
 
 
-def test_real_is_half_and_back() -> None:
+def test_transform_of_reals_is_half_both_ways() -> None:
     x = torch.zeros(3, 4, 8)
     real, other = 5 * 8 * 3 // 2, 5 * 4 * 2
     assert fft_flops(torch.fft.rfft, x) == 3 * 4 * real
@@ -64,7 +64,7 @@ def test_real_is_half_and_back() -> None:
     )
 
 
-def test_normalisation_scales_real_numbers() -> None:
+def test_transform_with_normalisation_scales_each_real_number() -> None:
     x = torch.zeros(3, 8, dtype=torch.complex64)
     plain = 3 * 5 * 8 * 3
     assert fft_flops(lambda: torch.fft.fft(x, norm="ortho")) == plain + 2 * 3 * 8
@@ -74,7 +74,7 @@ def test_normalisation_scales_real_numbers() -> None:
 
 
 @pytest.mark.parametrize("n", [3, 5, 7, 12, 1000])
-def test_other_lengths_round_each_transform(n: int) -> None:
+def test_transform_of_other_lengths_is_rounded_per_row(n: int) -> None:
     exact = 5 * n * math.log2(n)
     assert abs(transform(n) - exact) <= 0.5
     assert abs(transform(n, halves=1) - exact / 2) <= 0.5
@@ -90,13 +90,13 @@ def test_stft_is_a_window_and_real_transforms() -> None:
     assert counted == frames * (8 + 5 * 8 * 3 // 2)
 
 
-def test_backward_of_a_transform_is_one() -> None:
+def test_transform_backward_is_one_transform() -> None:
     x = torch.zeros(8, dtype=torch.complex64, requires_grad=True)
     profile = profile_of(lambda: torch.fft.fft(x).backward(torch.zeros(8, dtype=torch.complex64)))
     assert profile.total("forward").flops == 5 * 8 * 3
     assert profile.total("backward").flops == 5 * 8 * 3
 
 
-def test_meta_tensors() -> None:
+def test_transform_on_meta_counts_as_on_cpu() -> None:
     x = torch.zeros(3, 8, device="meta", dtype=torch.complex64)
     assert fft_flops(torch.fft.fft, x) == 3 * 5 * 8 * 3

@@ -47,7 +47,7 @@ def test_views_and_allocations_move_nothing(fn: Any) -> None:
         lambda x: x.zero_(),
     ],
 )
-def test_fills_write(fn: Any) -> None:
+def test_fills_only_write(fn: Any) -> None:
     assert cost(fn) == OpCost(bytes_written=BYTES)
 
 
@@ -66,24 +66,24 @@ def test_copies_read_and_write(fn: Any) -> None:
     assert cost(fn) == OpCost(bytes_read=BYTES, bytes_written=BYTES)
 
 
-def test_casts_write_in_the_new_size() -> None:
+def test_cast_writes_in_the_new_size() -> None:
     assert cost(lambda x: x.to(torch.float64)) == OpCost(bytes_read=BYTES, bytes_written=2 * BYTES)
 
 
-def test_a_copy_that_broadcasts_reads_its_source_once() -> None:
+def test_copy_with_broadcasting_reads_its_source_once() -> None:
     assert cost(lambda x: torch.empty(2, 3, 5, 7).copy_(x)) == OpCost(
         bytes_read=BYTES, bytes_written=2 * BYTES
     )
 
 
-def test_every_free_rule_says_why() -> None:
+def test_every_free_rule_has_a_reason() -> None:
     free = {name: rule for name, rule in rules().items() if rule.kind == "free" and rule.builtin}
     assert len(free) > 200
     assert [name for name, rule in free.items() if not rule.note] == []
 
 
-def test_every_view_of_torch_is_known() -> None:
-    """Views are found by their schemas; each has a rule or is taken apart."""
+def test_every_view_of_torch_has_a_rule() -> None:
+    """Views are found by their schemas; each has a rule or is decomposed."""
     views, bare = 0, []
     for name in torch._C._dispatch_get_all_op_names():
         library, _, rest = name.partition("::")

@@ -1,4 +1,4 @@
-"""Fused optimizer steps against the plain ones under the same counter."""
+"""Fused optimizer steps, against the unfused ones under the same counter."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def step_flops(made: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(("cls", "options"), STEPS, ids=lambda value: str(value)[-60:])
-def test_fused_costs_what_the_plain_algorithm_costs(cls: Any, options: dict[str, Any]) -> None:
+def test_fused_step_costs_the_plain_algorithm(cls: Any, options: dict[str, Any]) -> None:
     fused = step_flops(optimizer(cls, options, fused=True))
     plain = step_flops(optimizer(cls, options, fused=False, foreach=False))
     assert fused == plain
     assert plain[1] > 0
 
 
-def test_adam_per_element() -> None:
+def test_adam_step_is_thirteen_per_element() -> None:
     elements, counters = 5 * 7 + 3, 2
     made = optimizer(P.Adam, {}, fused=True)
     assert step_flops(made) == [13 * elements + counters] * 2
 
 
-def test_complex_parameters_are_two_reals() -> None:
+def test_fused_step_of_complex_parameters_counts_two_reals() -> None:
     parameter = nn.Parameter(torch.ones(5, dtype=torch.complex64))
     parameter.grad = torch.ones_like(parameter)
     made = P.Adam([parameter], foreach=False)
@@ -59,7 +59,7 @@ def test_complex_parameters_are_two_reals() -> None:
     assert profile_of(made.step).total().flops == 13 * 2 * 5 + 1
 
 
-def test_bytes_of_a_fused_step() -> None:
+def test_fused_step_moves_its_tensors() -> None:
     """Read: parameter, gradient, two averages; written: all but the gradient; 4 bytes each."""
     made = optimizer(P.Adam, {}, fused=True)
     made.step()

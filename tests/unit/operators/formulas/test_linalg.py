@@ -1,4 +1,4 @@
-"""Factorisations: scalar algorithms that count what they do, and products of sizes."""
+"""Factorisations: against scalar algorithms that count, and against products of sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ B = torch.ones(BATCH, N, R)
 
 
 class Scalar:
-    """A number that counts the products and sums it takes part in; a root or a quotient is one
+    """A number that counts the products and sums it is used in; a root or a quotient is one
     product."""
 
     mults = adds = 0
@@ -97,13 +97,13 @@ def solve_cholesky(a: list[list[Scalar]], b: list[list[Scalar]]) -> None:
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (4, 4), (7, 3), (3, 7)])
-def test_lu_scalar_by_scalar(m: int, n: int) -> None:
+def test_lu_matches_the_scalar_algorithm(m: int, n: int) -> None:
     matrix = torch.rand(m, n) + 3 * torch.eye(m, n)
     assert work(lu, scalars(matrix)) == _lapack.getrf(m, n)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
-def test_symmetric_and_triangular_scalar_by_scalar(n: int) -> None:
+def test_symmetric_and_triangular_routines_match_scalar_algorithms(n: int) -> None:
     matrix = scalars(torch.rand(n, n) + n * torch.eye(n))
     rhs = scalars(torch.rand(n, R))
     assert work(cholesky, scalars(torch.eye(n))) == _lapack.potrf(n)
@@ -127,15 +127,15 @@ LEADING = {
 
 
 @pytest.mark.parametrize("name", LEADING)
-def test_leading_terms(name: str) -> None:
+def test_routine_for_large_sizes_matches_its_leading_terms(name: str) -> None:
     routine, sizes, leading = LEADING[name]
     assert sum(routine(*sizes)) == pytest.approx(leading, rel=0.01)
 
 
 @pytest.mark.parametrize("m", range(1, 8))
 @pytest.mark.parametrize("n", range(1, 8))
-def test_fractions_are_whole(m: int, n: int) -> None:
-    """The counts are the working note's fractions: 6 or 3 divides what is divided by them."""
+def test_routine_counts_are_whole_numbers(m: int, n: int) -> None:
+    """The working note's fractions are whole: their numerators are divisible by 6 or 3."""
     k = min(m, n)
     mults, adds = _lapack.geqrf(m, n)
     if m > n:
@@ -192,7 +192,7 @@ OPERATORS = {
     "det": (lambda: torch.linalg.det(A), GETRF + N),
     "slogdet": (lambda: torch.linalg.slogdet(A), GETRF + 5 * N - 1),
     "eigh": (lambda: torch.linalg.eigh(A), 9 * N**3),
-    # torch.linalg.eigvalsh, eigvals and svdvals compute vectors, too, while any mode is on.
+    # torch.linalg.eigvalsh, eigvals and svdvals compute vectors too while any mode is active.
     "eigvalsh": (lambda: aten._linalg_eigh(A, compute_v=False), 4 * N**3 // 3),
     "eig": (lambda: torch.linalg.eig(A), 79 * N**3 // 3),
     "eigvals": (lambda: aten._linalg_eigvals(A), 10 * N**3),
@@ -203,12 +203,12 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators_per_matrix(name: str) -> None:
+def test_operator_costs_its_routine_per_matrix(name: str) -> None:
     fn, each = OPERATORS[name]
     assert flops_of(fn) == BATCH * each
 
 
-def test_qr_shapes() -> None:
+def test_qr_of_every_mode_and_shape_matches_its_routines() -> None:
     tall, wide = torch.rand(7, 3), torch.rand(3, 7)
     assert flops_of(lambda: torch.linalg.qr(tall)) == (
         sum(_lapack.geqrf(7, 3)) + sum(_lapack.orgqr(7, 3, 3))
@@ -221,7 +221,7 @@ def test_qr_shapes() -> None:
     )
 
 
-def test_tall_svd_takes_the_cheaper_way() -> None:
+def test_svd_of_a_tall_matrix_takes_the_cheaper_algorithm() -> None:
     tall = torch.rand(100, 3)
     assert flops_of(lambda: torch.linalg.svd(tall, full_matrices=False)) == (6 * 100 * 9 + 20 * 27)
     assert flops_of(lambda: torch.linalg.svd(tall.mT, full_matrices=False)) == (
@@ -232,7 +232,7 @@ def test_tall_svd_takes_the_cheaper_way() -> None:
 
 @pytest.mark.parametrize("driver", ["gels", "gelsy", "gelsd"])
 @pytest.mark.parametrize(("m", "n"), [(7, 5), (5, 7)])
-def test_least_squares(driver: str, m: int, n: int) -> None:
+def test_least_squares_matches_the_drivers_routines(driver: str, m: int, n: int) -> None:
     a, b = torch.rand(m, n), torch.rand(m, R)
     if driver == "gelsd":
         expected = sum(_lapack.gesvd(m, n, vectors=True, full=False))
@@ -242,7 +242,7 @@ def test_least_squares(driver: str, m: int, n: int) -> None:
     assert flops_of(lambda: torch.linalg.lstsq(a, b, driver=driver).solution) == expected
 
 
-def test_complex_takes_six_and_two() -> None:
+def test_complex_factorisation_counts_six_per_product_and_two_per_sum() -> None:
     a = torch.eye(N, dtype=torch.complex64)
     mults, adds = _lapack.potrf(N)
     assert flops_of(lambda: torch.linalg.cholesky_ex(a)) == 6 * mults + 2 * adds
@@ -250,7 +250,7 @@ def test_complex_takes_six_and_two() -> None:
     assert flops_of(lambda: torch.linalg.lu_factor_ex(a)) == 6 * mults + 2 * adds
 
 
-def test_products_with_reflectors() -> None:
+def test_ormqr_counts_each_reflector() -> None:
     """k reflectors of length L = m, m-1, ...; each is a product w = C^H v, a scaling by tau (of w
     from the left, of v from the right) and an update C - v w: L products each, and L sums.
     """
@@ -267,7 +267,7 @@ def test_products_with_reflectors() -> None:
     assert batch == 2 * left
 
 
-def test_householder_product() -> None:
+def test_householder_product_matches_its_routine() -> None:
     reflectors, tau = torch.rand(2, 7, 5), torch.rand(2, 3)
     assert flops_of(lambda: torch.linalg.householder_product(reflectors, tau)) == (
         2 * sum(_lapack.orgqr(7, 5, 3))
@@ -290,21 +290,21 @@ def test_pinv_ends_in_a_product() -> None:
     assert cost.flops == 2 * cost.macs + 2 * (svd + 3 * 3 + 3 * 3)
 
 
-def test_empty_matrices_cost_nothing() -> None:
+def test_operator_on_empty_matrices_is_free() -> None:
     empty = torch.rand(0, N, N)
     assert flops_of(lambda: torch.linalg.cholesky_ex(empty)) == 0
     assert flops_of(lambda: torch.linalg.solve_ex(torch.rand(0, 0), torch.rand(0, R))) == 0
 
 
-def test_meta_tensors() -> None:
+def test_operator_on_meta_counts_as_on_cpu() -> None:
     a, b = A.to("meta"), B.to("meta")
     assert flops_of(lambda: torch.linalg.solve_ex(a, b)) == BATCH * (GETRF + GETRS)
 
 
 @pytest.mark.skipif(not hasattr(aten, "linalg_polar"), reason="this torch lacks them")
 @pytest.mark.parametrize("dtype", [torch.double, torch.complex128])
-def test_hermitian_root_and_polar_cost_what_they_are_made_of(dtype: torch.dtype) -> None:
-    """The steps of ATen's kernels, written out."""
+def test_hermitian_root_and_polar_cost_their_steps(dtype: torch.dtype) -> None:
+    """The steps are those of ATen's kernels."""
     tall = torch.rand(2, 7, 5, dtype=dtype)
     hermitian = tall.mH @ tall
 

@@ -38,7 +38,7 @@ Y = torch.rand(3, 5, 7)
         (F.binary_cross_entropy, 9, 7),
     ],
 )
-def test_a_mean_costs_an_operation_more_per_element(loss: Any, forward: int, backward: int) -> None:
+def test_loss_with_mean_matches_closed_form(loss: Any, forward: int, backward: int) -> None:
     """``backward`` per element; the gradient itself, one number, is scaled by the Huber pair."""
     own = {F.smooth_l1_loss: 1, F.huber_loss: 4}.get(loss, 0)
     assert costs(lambda x: loss(x, Y)) == (forward * N + N, backward * N + own)
@@ -47,18 +47,18 @@ def test_a_mean_costs_an_operation_more_per_element(loss: Any, forward: int, bac
 @pytest.mark.parametrize(
     ("loss", "forward"), [(F.mse_loss, 2), (F.smooth_l1_loss, 7), (F.binary_cross_entropy, 9)]
 )
-def test_sum_and_none(loss: Any, forward: int) -> None:
+def test_loss_with_sum_or_without_reduction_matches_closed_form(loss: Any, forward: int) -> None:
     assert costs(lambda x: loss(x, Y, reduction="sum"))[0] == forward * N + N - 1
     assert costs(lambda x: loss(x, Y, reduction="none"))[0] == forward * N
 
 
-def test_l1_loss_is_taken_apart() -> None:
+def test_l1_loss_is_decomposed() -> None:
     """|x - y|, mean: 2n + n. Backward: gradient / n, times the sign of the difference."""
     forward, _ = costs(lambda x: F.l1_loss(x, Y))
     assert forward == 2 * N + N
 
 
-def test_cross_entropy() -> None:
+def test_cross_entropy_matches_closed_form() -> None:
     """x[11,7]: log-softmax 5n - m; 11 negations, 10 sums, 1 division.
 
     Backward: the gradient / weight 1, -1 at the targets times it n; log-softmax 4n - m.
@@ -71,7 +71,7 @@ def test_cross_entropy() -> None:
     )
 
 
-def test_weighted_nll() -> None:
+def test_nll_with_weights_matches_closed_form() -> None:
     """x[11,7]: weighting n, 11 negations, loss and weights summed 2·10, division 1."""
     target, weight = torch.arange(11) % 7, torch.rand(7)
     forward, backward = costs(lambda x: F.nll_loss(x, target, weight), 11, 7)
@@ -79,20 +79,20 @@ def test_weighted_nll() -> None:
     assert backward == 1 + 7 + 11 * 7
 
 
-def test_nll_of_images() -> None:
+def test_nll_of_images_matches_closed_form() -> None:
     """x[2,5,3,7]: 2·3·7 targets."""
     target = torch.zeros(2, 3, 7, dtype=torch.long)
     t, n = 2 * 3 * 7, 2 * 5 * 3 * 7
     assert costs(lambda x: F.nll_loss(x, target), 2, 5, 3, 7) == (t + t - 1 + 1, 1 + n)
 
 
-def test_multi_margin() -> None:
+def test_multi_margin_matches_closed_form() -> None:
     """x[11,7]: 11 differences, add, maximum, mean 3n. Backward: 11, 4n."""
     target = torch.arange(11) % 7
     assert costs(lambda x: F.multi_margin_loss(x, target), 11, 7) == (11 + 3 * 77, 11 + 4 * 77)
 
 
-def test_multilabel_margin() -> None:
+def test_multilabel_margin_counts_all_labels() -> None:
     """x[3,5], all 5 labels taken: n + 3·n·5 and the sums; backward 2n + 4·n·5."""
     target = torch.tensor([[0, 2, -1, 1, 3]] * 3)
     n = 15

@@ -75,12 +75,14 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize(("fn", "macs", "flops"), PRODUCTS.values(), ids=PRODUCTS)
-def test_products(fn: Callable[[], Any], macs: int, flops: int) -> None:
+def test_product_counts_match_products_of_sizes(
+    fn: Callable[[], Any], macs: int, flops: int
+) -> None:
     assert counted(fn) == (macs, flops)
 
 
 @pytest.mark.parametrize("name", [n for n in PRODUCTS if n not in ("int8",)])
-def test_meta_counts_what_cpu_counts(name: str) -> None:
+def test_product_on_meta_counts_as_on_cpu(name: str) -> None:
     fn, macs, flops = PRODUCTS[name]
 
     def on_meta() -> None:
@@ -90,7 +92,7 @@ def test_meta_counts_what_cpu_counts(name: str) -> None:
     assert counted(on_meta) == (macs, flops)
 
 
-# operands of each, and: output elements, bias elements
+# operands, output elements, bias elements
 WITH_BIAS = {
     torch.addmm: ((N,), (M, K), (K, N), M * N, MNK),
     torch.baddbmm: ((B, M, N), (B, M, K), (B, K, N), B * M * N, B * MNK),
@@ -102,7 +104,9 @@ WITH_BIAS = {
 @pytest.mark.parametrize("op", WITH_BIAS)
 @pytest.mark.parametrize("beta", [0, 1, 3])
 @pytest.mark.parametrize("alpha", [1, 2])
-def test_bias_scaled_and_added(op: Callable[..., Any], beta: int, alpha: int) -> None:
+def test_bias_with_alpha_and_beta_is_scaled_and_added(
+    op: Callable[..., Any], beta: int, alpha: int
+) -> None:
     bias, a, b, elements, macs = WITH_BIAS[op]
     bias_elements = torch.Size(bias).numel()
     flops = 2 * macs
@@ -113,7 +117,7 @@ def test_bias_scaled_and_added(op: Callable[..., Any], beta: int, alpha: int) ->
     assert counted(fn) == (macs, flops)
 
 
-def test_bias_of_complex_and_of_integers() -> None:
+def test_bias_of_complex_or_integer_products_follows_the_dtype() -> None:
     c, i = torch.complex64, torch.int64
     fn = lambda dtype: counted(  # noqa: E731
         lambda: torch.addmm(rand(N, dtype=dtype), rand(M, K, dtype=dtype), rand(K, N, dtype=dtype))
@@ -122,12 +126,12 @@ def test_bias_of_complex_and_of_integers() -> None:
     assert fn(i) == (MNK, 2 * MNK)
 
 
-def test_in_place_counts_as_functional() -> None:
+def test_in_place_product_counts_as_functional() -> None:
     assert counted(lambda: rand(M, N).addmm_(rand(M, K), rand(K, N))) == (MNK, 2 * MNK + M * N)
 
 
 @pytest.mark.parametrize(("use_gelu", "activation"), [(False, 1), (True, 5)])
-def test_addmm_activation(use_gelu: bool, activation: int) -> None:
+def test_addmm_activation_adds_the_activation(use_gelu: bool, activation: int) -> None:
     """relu is a comparison; gelu, 0.5·x·(1 + erf(x·√½)), is three products, a sum and erf."""
     fn = lambda: torch._addmm_activation(  # noqa: E731
         rand(N), rand(M, K), rand(K, N), use_gelu=use_gelu
@@ -135,21 +139,21 @@ def test_addmm_activation(use_gelu: bool, activation: int) -> None:
     assert counted(fn) == (MNK, 2 * MNK + M * N + activation * M * N)
 
 
-def test_foreach_sums_its_pairs() -> None:
+def test_foreach_mm_sums_its_pairs() -> None:
     if not hasattr(aten, "_foreach_mm"):
         pytest.skip("this torch has no _foreach_mm")
     fn = lambda: aten._foreach_mm([rand(M, K), rand(2, 3)], [rand(K, N), rand(3, 4)])  # noqa: E731
     assert counted(fn) == (MNK + 2 * 3 * 4, 2 * (MNK + 2 * 3 * 4))
 
 
-def test_backward_of_a_product_is_two_products() -> None:
+def test_product_backward_is_two_products() -> None:
     a, b = rand(M, K).requires_grad_(), rand(K, N).requires_grad_()
     profile = profile_of(lambda: torch.mm(a, b).backward(rand(M, N)))
     assert profile.total("forward").macs == MNK
     assert profile.total("backward").macs == 2 * MNK
 
 
-def test_a_frozen_factor_needs_no_gradient() -> None:
+def test_product_backward_with_a_frozen_factor_is_one_product() -> None:
     a, b = rand(M, K).requires_grad_(), rand(K, N)
     profile = profile_of(lambda: torch.mm(a, b).backward(rand(M, N)))
     assert profile.total("backward").macs == MNK
@@ -159,14 +163,14 @@ def test_a_frozen_factor_needs_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_linear_in_every_grad_mode(mode: Callable[[], Any]) -> None:
+def test_linear_in_every_grad_mode_costs_the_same(mode: Callable[[], Any]) -> None:
     linear = torch.nn.Linear(8, 16)
     with mode():
         assert counted(lambda: linear(rand(4, 8))) == (512, 1088)
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 8), (0, 8)])
-def test_linear_of_any_leading_shape(shape: tuple[int, ...]) -> None:
+def test_linear_with_any_leading_shape_counts_all_tokens(shape: tuple[int, ...]) -> None:
     tokens = torch.Size(shape[:-1]).numel()
     linear = torch.nn.Linear(8, 5)
     with torch.inference_mode():
@@ -174,7 +178,7 @@ def test_linear_of_any_leading_shape(shape: tuple[int, ...]) -> None:
 
 
 @NESTED
-def test_linear_on_strided_nested_tensors() -> None:
+def test_linear_on_strided_nested_tensors_counts_real_lengths() -> None:
     linear = torch.nn.Linear(K, N)
     lengths = (2, 3)
     x = torch.nested.nested_tensor([rand(n, K) for n in lengths])
@@ -191,7 +195,7 @@ def test_linear_backward_follows_its_mask() -> None:
 
 
 @NESTED
-def test_matmul_of_strided_nested_tensors_goes_item_by_item() -> None:
+def test_matmul_of_strided_nested_tensors_sums_its_items() -> None:
     a = torch.nested.nested_tensor([rand(2, 3, K), rand(2, 4, K)])
     b = torch.nested.nested_tensor([rand(2, K, 5), rand(2, K, 6)])
     macs = 2 * 3 * K * 5 + 2 * 4 * K * 6
@@ -205,7 +209,7 @@ def test_matmul_backward_follows_its_mask() -> None:
         assert (cost.macs, cost.flops) == (sum(mask) * MNK, 2 * sum(mask) * MNK)
 
 
-def test_onednn_linear_with_an_activation() -> None:
+def test_onednn_linear_with_an_activation_counts_both() -> None:
     fn = lambda: torch.ops.mkldnn._linear_pointwise(  # noqa: E731
         rand(M, K), rand(N, K), rand(N), "relu", [], ""
     )
@@ -235,7 +239,7 @@ def diagonal(n: int) -> torch.Tensor:
     ],
     ids=["coo", "csr", "csc", "bsr", "bsc"],
 )
-def test_a_sparse_operand_meets_what_it_stores(
+def test_product_with_a_sparse_operand_counts_stored_elements(
     sparse: Callable[[], torch.Tensor], stored: int
 ) -> None:
     """The diagonal of a 6 x 6 crosses 4 of its 2 x 3 blocks."""
@@ -248,7 +252,7 @@ def test_a_sparse_operand_meets_what_it_stores(
 
 
 @SPARSE
-def test_two_sparse_operands_are_bounded_by_the_smaller_side() -> None:
+def test_product_of_two_sparse_operands_is_bounded_by_the_smaller_side() -> None:
     a = diagonal(6).to_sparse_csr()
     b = rand(6, 7).to_sparse_csr()
     assert inner_products(a, b) == min(6 * 7, 42 * 6)
@@ -266,7 +270,7 @@ GROUPED = {
 
 
 @pytest.mark.parametrize(("a", "b", "macs"), GROUPED.values(), ids=GROUPED)
-def test_grouped_mm(a: tuple[int, ...], b: tuple[int, ...], macs: int) -> None:
+def test_grouped_mm_counts_each_row_once(a: tuple[int, ...], b: tuple[int, ...], macs: int) -> None:
     ends = None if len(a) == len(b) == 3 else torch.tensor([8, 16], dtype=torch.int32)
     left = rand(*a, dtype=torch.bfloat16)
     right = rand(*b, dtype=torch.bfloat16).transpose(-2, -1).contiguous().transpose(-2, -1)
@@ -290,15 +294,15 @@ def test_int8_weights_are_scaled_per_column() -> None:
 
 
 def test_bilinear_is_two_contractions() -> None:
-    """Σ_i x1[b,i]·w[k,i,j], then Σ_j with x2[b,j]; forward and the three of its backward."""
+    """Σ_i x1[b,i]·w[k,i,j], then Σ_j with x2[b,j]; forward, and the three of the backward."""
     b, i, j, k = 2, 3, 5, 7
     bilinear = torch.nn.Bilinear(i, j, k)
     forward = b * k * i * j + b * k * j
     assert counted(lambda: bilinear(rand(b, i), rand(b, j))) == (forward, 2 * forward + b * k)
 
 
-def test_trilinear_in_every_role() -> None:
-    """A contraction over the unrolled dimension is done slice by slice: it stays in both."""
+def test_trilinear_in_every_role_is_two_contractions() -> None:
+    """A contraction over the unrolled dimension runs slice by slice, so it counts in both."""
     b, i, j, k = 2, 3, 5, 7
     grad, x1, w, x2 = rand(b, k), rand(b, i), rand(k, i, j), rand(b, j)
     # d/dx1[b,i] = Σ_kj grad[b,k]·w[k,i,j]·x2[b,j]: k is unrolled
@@ -321,12 +325,12 @@ def test_cdist_by_matrix_product_costs_its_decomposition() -> None:
 @pytest.mark.parametrize(
     ("p", "per_feature", "root"), [(0.0, 2, 0), (1.0, 2, 0), (2.0, 2, 1), (3.0, 3, 1)]
 )
-def test_cdist_by_elements(p: float, per_feature: int, root: int) -> None:
+def test_cdist_by_elements_counts_each_feature(p: float, per_feature: int, root: int) -> None:
     pairs, d = 3 * 4, 5
     flops = pairs * (d * per_feature + (d - 1) + root)
     assert counted(lambda: torch.cdist(rand(3, d), rand(4, d), p=p)) == (0, flops)
 
 
-def test_pdist_has_each_pair_once() -> None:
+def test_pdist_counts_each_pair_once() -> None:
     pairs, d = 4 * 3 // 2, 5
     assert counted(lambda: torch.pdist(rand(4, d))) == (0, pairs * (2 * d + (d - 1) + 1))

@@ -26,7 +26,7 @@ def costs(module: Any, x: torch.Tensor, needs_input: bool = True) -> tuple[int, 
     return profile.total("forward").flops, profile.total("backward").flops
 
 
-def test_batch_norm_training() -> None:
+def test_batch_norm_in_training_matches_closed_form() -> None:
     """Count the batches (integers, 0); normalise 6n + 2c; running 3c + 4c; affine 2n.
 
     Backward: Σg n-c; Σg(x-μ) 3n-c; input 5n + 5c; weight c.
@@ -36,19 +36,19 @@ def test_batch_norm_training() -> None:
     assert backward == (N - C) + (3 * N - C) + (5 * N + 5 * C) + C
 
 
-def test_batch_norm_training_bare() -> None:
+def test_batch_norm_in_training_without_parameters_matches_closed_form() -> None:
     module = nn.BatchNorm1d(5, affine=False, track_running_stats=False)
     forward, backward = costs(module, torch.rand(3, 5, 7))
     assert forward == 6 * N + 2 * C
     assert backward == (N - C) + (3 * N - C) + (5 * N + 5 * C)
 
 
-def test_batch_norm_of_an_input_without_gradient() -> None:
+def test_batch_norm_of_an_input_without_gradient_matches_closed_form() -> None:
     _, backward = costs(nn.BatchNorm1d(5), torch.rand(3, 5, 7), needs_input=False)
     assert backward == (N - C) + (3 * N - C) + C
 
 
-def test_batch_norm_evaluation() -> None:
+def test_batch_norm_in_evaluation_matches_closed_form() -> None:
     """1/√(v + ε) 3c; subtract, scale, affine 4n. Backward: rsqrt(v + ε) 2c; weight 3n-c, c;
     bias n-c; input c + n.
     """
@@ -62,32 +62,32 @@ def test_instance_norm_has_a_channel_per_sample() -> None:
     assert forward == 6 * N + 2 * (3 * 5)
 
 
-def test_layer_norm() -> None:
+def test_layer_norm_matches_closed_form() -> None:
     """Rows m = 15: 6n + 2m, affine 2n. Backward: 2n + n + 8n-m; weight 2n-7; bias n-7."""
     forward, backward = costs(nn.LayerNorm(7), torch.rand(3, 5, 7))
     assert forward == 6 * N + 2 * 15 + 2 * N
     assert backward == 2 * N + N + (8 * N - 15) + (2 * N - 7) + (N - 7)
 
 
-def test_layer_norm_over_two_dimensions_without_weights() -> None:
+def test_layer_norm_over_two_dimensions_without_weights_matches_closed_form() -> None:
     forward, backward = costs(nn.LayerNorm([5, 7], elementwise_affine=False), torch.rand(3, 5, 7))
     assert forward == 6 * N + 2 * 3
     assert backward == 2 * N + (8 * N - 3)
 
 
-def test_layer_norm_without_bias() -> None:
+def test_layer_norm_without_bias_matches_closed_form() -> None:
     forward, backward = costs(nn.LayerNorm(7, bias=False), torch.rand(3, 5, 7))
     assert forward == 6 * N + 2 * 15 + N
     assert backward == 2 * N + N + (8 * N - 15) + (2 * N - 7)
 
 
-def test_rms_norm() -> None:
+def test_rms_norm_matches_closed_form() -> None:
     """Rows m = 15: square, mean, scale 3n, 2m, weight n."""
     forward, _ = costs(nn.RMSNorm(7), torch.rand(3, 5, 7))
     assert forward == 3 * N + 2 * 15 + N
 
 
-def test_group_norm() -> None:
+def test_group_norm_matches_closed_form() -> None:
     """x[2,15,7], 3 groups: n = 210, k = 30, m = 6.
 
     Forward 6n + 2m + 2n. Backward: ds 2n-k, db n-k; input 2(k-m) + 3k + 11m + 4n;
@@ -101,14 +101,14 @@ def test_group_norm() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_one_count_on_every_device(device: str) -> None:
+def test_group_norm_on_every_device_costs_the_same(device: str) -> None:
     module = nn.GroupNorm(3, 15).to(device)
     forward, _ = costs(module, torch.rand(2, 15, 7, device=device))
     assert forward == 6 * 210 + 2 * 6 + 2 * 210
 
 
-def test_parts_of_synchronised_batch_norm() -> None:
-    """They run on CUDA alone; their formulas need shapes only.
+def test_parts_of_synchronised_batch_norm_match_closed_form() -> None:
+    """They run only on CUDA; their formulas need only shapes.
 
     Two devices, statistics[2,5]: 19 to merge each, 4 + 3 + 5 per channel.
     """
@@ -133,7 +133,7 @@ def test_parts_of_synchronised_batch_norm() -> None:
     assert flops("batch_norm_backward_elemt", *spread) == 5 * N + 5 * C
 
 
-def test_weight_norm() -> None:
+def test_weight_norm_matches_closed_form() -> None:
     """v[7,5] in 7 rows: norms 2n, quotients 7, products n. Backward 5n + 3·7."""
     v, g = torch.rand(7, 5, requires_grad=True), torch.rand(7, 1, requires_grad=True)
     op = torch.ops.aten._weight_norm_interface

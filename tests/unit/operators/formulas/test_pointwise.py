@@ -1,4 +1,4 @@
-"""Pointwise operators: closed forms, dtypes, arguments, lists, and that none is left out."""
+"""Pointwise operators: closed forms, dtypes, arguments, lists, and completeness."""
 
 from __future__ import annotations
 
@@ -72,17 +72,17 @@ def flops(fn: Any, *args: Any) -> int:
         (lambda x: x.to(torch.float64), 0),
     ],
 )
-def test_cost_per_element(fn: Any, per_element: int) -> None:
+def test_pointwise_cost_per_element(fn: Any, per_element: int) -> None:
     assert flops(fn, real()) == per_element * 3 * 5 * 7
 
 
-def test_broadcasting_counts_the_result() -> None:
+def test_pointwise_with_broadcasting_counts_the_result() -> None:
     assert flops(torch.mul, real(2, 3, 4), real(4)) == 2 * 3 * 4
     assert flops(torch.mul, real(8), real(2, 8)) == 2 * 8
     assert flops(torch.mul, real(4, 1, 7), real(1, 5, 7)) == 4 * 5 * 7
 
 
-def test_a_number_in_a_tensor_counts_one() -> None:
+def test_pointwise_on_a_tensor_without_dimensions_counts_one() -> None:
     assert flops(torch.exp, torch.tensor(2.0)) == 1
     assert flops(torch.exp, torch.empty(0, 3)) == 0
 
@@ -101,7 +101,9 @@ def test_a_number_in_a_tensor_counts_one() -> None:
         (lambda i: torch.sigmoid(i), 1),
     ],
 )
-def test_integers_cost_nothing_until_they_become_floating_point(fn: Any, per_element: int) -> None:
+def test_pointwise_on_integers_is_free_unless_the_result_is_floating_point(
+    fn: Any, per_element: int
+) -> None:
     assert flops(fn, torch.ones(3, 5, 7, dtype=torch.int64)) == per_element * 3 * 5 * 7
 
 
@@ -131,7 +133,7 @@ def test_integers_cost_nothing_until_they_become_floating_point(fn: Any, per_ele
         (lambda z: z == z, 2),
     ],
 )
-def test_complex_numbers_cost_their_real_operations(fn: Any, per_element: int) -> None:
+def test_pointwise_on_complex_numbers_counts_real_operations(fn: Any, per_element: int) -> None:
     assert flops(fn, torch.complex(real(), real())) == per_element * 3 * 5 * 7
 
 
@@ -139,7 +141,7 @@ def test_conj_physical_of_reals_is_free() -> None:
     assert flops(torch.ops.aten.conj_physical, real()) == 0
 
 
-def test_sparse_tensors_count_what_they_store() -> None:
+def test_pointwise_on_sparse_tensors_counts_stored_elements() -> None:
     """3 of 30 numbers."""
     sparse = torch.eye(10)[:3].to_sparse()
     assert flops(lambda: sparse * 2) == 3
@@ -168,17 +170,17 @@ TOTAL = 3 + 5 * 7
         (lambda x: torch._foreach_copy_(x, x), 0),
     ],
 )
-def test_lists_cost_the_sum_of_their_items(fn: Any, per_element: int) -> None:
+def test_foreach_costs_the_sum_of_its_items(fn: Any, per_element: int) -> None:
     assert flops(fn, [t.clone() for t in LISTS]) == per_element * (3 + 5 * 7)
 
 
-def test_in_place_lists_move_what_they_read_and_write() -> None:
+def test_foreach_in_place_moves_what_it_reads_and_writes() -> None:
     total = profile_of(lambda: torch._foreach_add_(LISTS, LISTS)).total()
     assert (total.bytes_read, total.bytes_written) == (2 * 4 * TOTAL, 4 * TOTAL)
 
 
 def overloads() -> Iterator[Any]:
-    """Every overload of aten."""
+    """Yield every overload of aten."""
     for name in torch._C._dispatch_get_all_op_names():
         library, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
@@ -188,20 +190,20 @@ def overloads() -> Iterator[Any]:
                 yield op
 
 
-def test_every_list_operator_of_torch_has_a_rule() -> None:
+def test_every_foreach_operator_of_torch_has_a_rule() -> None:
     lists = [op for op in overloads() if op.name().startswith("aten::_foreach_")]
     assert len(lists) > 200
     assert [str(op) for op in lists if lookup(op) is None] == []
 
 
-def test_every_pointwise_operator_of_torch_has_a_rule_or_is_taken_apart() -> None:
+def test_every_pointwise_operator_of_torch_has_a_rule_or_is_decomposed() -> None:
     pointwise = [op for op in overloads() if torch.Tag.pointwise in op.tags]
     assert len(pointwise) > 500
     bare = [str(op) for op in pointwise if lookup(op) is None and not op._can_decompose()]
     assert bare == []
 
 
-def test_backward_of_pointwise_models() -> None:
+def test_silu_backward_is_six_per_element() -> None:
     """y = silu(x): 2·n. Its backward: 6·n; the gradient of the sum is a view of ones."""
     x = real().requires_grad_()
     profile = profile_of(lambda: F.silu(x).sum().backward(), strict=True)
@@ -230,7 +232,9 @@ def test_backward_of_pointwise_models() -> None:
         (torch.tanh, 1, 3),
     ],
 )
-def test_activations_forward_and_backward(activation: Any, forward: int, backward: int) -> None:
+def test_activation_forward_and_backward_cost_per_element(
+    activation: Any, forward: int, backward: int
+) -> None:
     x = real().requires_grad_()
     y = None
 
@@ -244,7 +248,7 @@ def test_activations_forward_and_backward(activation: Any, forward: int, backwar
     assert profile.total("backward").flops == backward * N
 
 
-def test_prelu_sums_the_gradient_of_its_weights() -> None:
+def test_prelu_backward_sums_the_gradient_of_its_weights() -> None:
     """x[3,5,7], w[5]: forward 2·n; backward 4·n and a sum of n to 5."""
     x, w = real().requires_grad_(), real(5).requires_grad_()
     profile = profile_of(lambda: F.prelu(x, w).backward(torch.ones(3, 5, 7)), strict=True)
@@ -252,14 +256,14 @@ def test_prelu_sums_the_gradient_of_its_weights() -> None:
     assert profile.total("backward").flops == 4 * N + (N - 5)
 
 
-def test_glu_counts_its_half() -> None:
+def test_glu_counts_half_of_its_input() -> None:
     x = real(3, 5, 14).requires_grad_()
     profile = profile_of(lambda: F.glu(x).backward(torch.ones(3, 5, 7)), strict=True)
     assert profile.total("forward").flops == 2 * N
     assert profile.total("backward").flops == 6 * N
 
 
-def test_tangents_of_glu() -> None:
+def test_glu_tangents_match_the_product_rule() -> None:
     """glu's tangent: s, da·s, s·db, db - that, glu·that, sum: 6·n. Its backward's: 4 + 3 + 10."""
     half, whole = real(), real(3, 5, 14)
     aten = torch.ops.aten

@@ -1,4 +1,4 @@
-"""Pooling: windows counted one element at a time, against the formulas."""
+"""Pooling formulas, against windows counted one element at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def costs(fn: Any, x: torch.Tensor) -> tuple[int, int]:
 
 
 def seen(x: torch.Tensor, y: torch.Tensor, **window: Any) -> int:
-    """Elements inside all windows, found by looking at each tap of each output."""
+    """Count the elements inside all windows by testing each tap of each output."""
     dims = len(window["kernel"])
     total = 0
     for output in itertools.product(*(range(size) for size in y.shape[-dims:])):
@@ -59,7 +59,9 @@ SIZES = (11, 13, 7)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "ceil"), WINDOWS)
-def test_max_pool(kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> None:
+def test_max_pool_matches_counted_windows(
+    kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> None:
     dims = len(kernel)
     pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[dims - 1]
     x = torch.rand(2, 3, *SIZES[:dims])
@@ -74,7 +76,9 @@ def test_max_pool(kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: b
     ("kernel", "stride", "padding", "ceil"),
     [(k, s, p, c) for k, s, p, d, c in WINDOWS if set(d) == {1}],
 )
-def test_avg_pool(kernel: Any, stride: Any, padding: Any, ceil: bool) -> None:
+def test_avg_pool_matches_counted_windows(
+    kernel: Any, stride: Any, padding: Any, ceil: bool
+) -> None:
     dims = len(kernel)
     pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
     x = torch.rand(2, 3, *SIZES[:dims])
@@ -86,7 +90,7 @@ def test_avg_pool(kernel: Any, stride: Any, padding: Any, ceil: bool) -> None:
     )
 
 
-def test_whole_windows_in_closed_form() -> None:
+def test_pooling_with_whole_windows_matches_closed_form() -> None:
     """x[2,3,12,15], kernel 3 x 5, stride the same: 4 x 3 windows of 15."""
     outputs = 2 * 3 * 4 * 3
     x = torch.rand(2, 3, 12, 15)
@@ -95,7 +99,7 @@ def test_whole_windows_in_closed_form() -> None:
 
 
 @pytest.mark.parametrize("output", [(5, 3), (7, 9), (4, 4), (1, 2)])
-def test_adaptive_pool(output: tuple[int, int]) -> None:
+def test_adaptive_pool_matches_counted_windows(output: tuple[int, int]) -> None:
     """Window o of O over I starts at ⌊oI/O⌋ and ends at ⌈(o+1)I/O⌉."""
     x = torch.rand(2, 3, 7, 9)
     count = math.prod(output) * 6
@@ -108,21 +112,21 @@ def test_adaptive_pool(output: tuple[int, int]) -> None:
     assert costs(lambda x: F.adaptive_max_pool2d(x, output), x) == (window - count, count)
 
 
-def test_global_average_is_a_mean() -> None:
+def test_global_average_pool_is_a_mean() -> None:
     """A mean of 63 numbers in 6 channels; its backward divides the gradient, broadcast."""
     assert costs(lambda x: F.adaptive_avg_pool2d(x, 1), torch.rand(2, 3, 7, 9))[0] == 6 * 63
 
 
-def test_pooling_without_a_batch() -> None:
+def test_pooling_without_a_batch_costs_the_same() -> None:
     assert costs(lambda x: F.max_pool2d(x, 2), torch.rand(3, 6, 8))[0] == 3 * 3 * 4 * 3
 
 
-def test_fractional_pool() -> None:
+def test_fractional_pool_counts_whole_windows() -> None:
     x = torch.rand(2, 3, 9, 11)
     forward, backward = costs(lambda x: F.fractional_max_pool2d(x, (2, 3), (4, 5)), x)
     assert (forward, backward) == (6 * 4 * 5 * (2 * 3 - 1), 6 * 4 * 5)
 
 
-def test_unpooling_moves() -> None:
+def test_unpooling_is_free() -> None:
     y, where = F.max_pool2d(torch.rand(2, 3, 8, 6), 2, return_indices=True)
     assert profile_of(lambda: F.max_unpool2d(y, where, 2), strict=True).total().flops == 0

@@ -34,7 +34,7 @@ def small(*shape: int, dtype: torch.dtype = torch.quint8) -> torch.Tensor:
     return torch.quantize_per_tensor(torch.rand(shape), 0.1, 0, dtype)
 
 
-def test_quantise_and_back() -> None:
+def test_quantise_and_dequantise_per_element_cost_five_and_two() -> None:
     x = torch.rand(T, K)
     assert cost(lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)) == (0, 5 * T * K)
     scales, zeros = torch.ones(K), torch.zeros(K)
@@ -46,7 +46,7 @@ def test_quantise_and_back() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_linear(bias: bool) -> None:
+def test_quantised_linear_counts_products_and_rescaling(bias: bool) -> None:
     packed = ops.linear_prepack(small(OUT, K, dtype=torch.qint8), torch.ones(OUT) if bias else None)
     macs = T * OUT * K
     assert cost(ops.linear, small(T, K), packed, 0.1, 0) == (macs, 2 * macs + 5 * T * OUT)
@@ -60,7 +60,7 @@ def test_linear(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_convolution(groups: int) -> None:
+def test_quantised_convolution_counts_products_and_rescaling(groups: int) -> None:
     weight = small(4, 6 // groups, 3, 2, dtype=torch.qint8)
     packed = ops.conv2d_prepack(weight, torch.ones(4), [1, 1], [0, 0], [1, 1], groups)
     out = 2 * 4 * (7 - 2) * (5 - 1)
@@ -70,7 +70,7 @@ def test_convolution(groups: int) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_transposed_convolution_mirrors(groups: int) -> None:
+def test_quantised_transposed_convolution_counts_by_its_input(groups: int) -> None:
     if "qnnpack" not in torch.backends.quantized.supported_engines:
         pytest.skip("no backend transposes quantised convolutions")
     weight = small(6, 4 // groups, 3, 2, dtype=torch.qint8)
@@ -84,7 +84,7 @@ def test_transposed_convolution_mirrors(groups: int) -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("both", [True, False])
-def test_recurrent_layers_multiply_as_much_as_their_originals(kind: Any, both: bool) -> None:
+def test_dynamic_recurrent_layer_has_the_macs_of_its_original(kind: Any, both: bool) -> None:
     original = kind(5, 3, num_layers=2, bidirectional=both).eval()
     x = torch.rand(7, 2, 5)
     dynamic = torch.ao.quantization.quantize_dynamic(original, {kind}, dtype=torch.qint8)
@@ -93,13 +93,13 @@ def test_recurrent_layers_multiply_as_much_as_their_originals(kind: Any, both: b
     assert cost(dynamic, packed)[0] == cost(original, packed)[0]
 
 
-def test_dynamic_linear_in_a_model() -> None:
+def test_dynamic_linear_in_a_model_is_counted() -> None:
     model = nn.Sequential(nn.Linear(K, OUT)).eval()
     dynamic = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     assert cost(dynamic, torch.rand(T, K))[0] == T * K * OUT
 
 
-def test_pointwise_dequantises_and_quantises() -> None:
+def test_quantised_pointwise_includes_dequantising_and_quantising() -> None:
     a, b, n = small(T, K), small(T, K), T * K
     assert cost(ops.add, a, b, 0.1, 0) == (0, (2 + 2 + 1 + 5) * n)
     assert cost(ops.add_relu, a, b, 0.1, 0) == (0, (2 + 2 + 2 + 5) * n)
@@ -108,7 +108,7 @@ def test_pointwise_dequantises_and_quantises() -> None:
     assert cost(ops.relu6, a) == (0, 0)
 
 
-def test_fake_quantise() -> None:
+def test_fake_quantise_is_nine_forward_and_one_backward() -> None:
     x = torch.rand(T, K, requires_grad=True)
     fake = torch.fake_quantize_per_tensor_affine
     assert cost(lambda: fake(x, 0.1, 0, 0, 255)) == (0, 9 * T * K)
@@ -116,14 +116,14 @@ def test_fake_quantise() -> None:
     assert cost(out.backward, torch.ones(T, K)) == (0, T * K)  # gradient times mask
 
 
-def test_quantisation_aware_training_knows_all() -> None:
+def test_quantisation_aware_training_has_no_uncounted_operators() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 9, 2))
     model.qconfig = torch.ao.quantization.get_default_qat_qconfig("x86")
     prepared = torch.ao.quantization.prepare_qat(model.train())
     known(lambda: prepared(torch.rand(1, 2, 5, 5)).sum().backward())
 
 
-def test_embedding_bag() -> None:
+def test_quantised_embedding_bag_counts_dequantising_and_sums() -> None:
     rows, width, picked, bags = 11, 8, 6, 2
     packed = ops.embedding_bag_byte_prepack(torch.rand(rows, width))
     indices, offsets = torch.arange(picked), torch.tensor([0, 4])
@@ -131,7 +131,7 @@ def test_embedding_bag() -> None:
     assert counted == (0, (2 * picked + picked - bags) * width)
 
 
-def test_exported_quantised_programs() -> None:
+def test_exported_quantised_program_is_counted() -> None:
     import torch.ao.quantization.fx._decomposed  # defines the library, late
 
     decomposed = torch.ops.quantized_decomposed
@@ -149,7 +149,7 @@ def test_exported_quantised_programs() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_dynamic_convolution(bias: bool) -> None:
+def test_dynamic_convolution_counts_quantising_and_rescaling(bias: bool) -> None:
     weight = small(4, 6, 3, dtype=torch.qint8)
     packed = ops.conv1d_prepack(weight, torch.ones(4) if bias else None, [1], [0], [1], 1)
     x = torch.rand(2, 6, 7)
@@ -161,8 +161,8 @@ def test_dynamic_convolution(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("form", ["input_legacy", "data_legacy"])
-def test_weights_may_be_given_as_tensors(form: str) -> None:
-    """As old programs do: no type then tells the state from the lengths of what is packed."""
+def test_recurrent_layer_with_weights_as_tensors_is_counted(form: str) -> None:
+    """Old programs do this: no type then distinguishes the state from the packed lengths."""
     x, state, weight = (torch.empty(n, 7, device="meta") for n in (3, 3, 3 * 7))
     lengths = torch.empty(1, device="meta", dtype=torch.int64)
     sequence = (x, lengths) if form == "data_legacy" else (x,)
@@ -174,13 +174,13 @@ def test_weights_may_be_given_as_tensors(form: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTMCell, 4), (nn.GRUCell, 3), (nn.RNNCell, 1)])
-def test_dynamic_cells(kind: Any, gates: int) -> None:
+def test_dynamic_cell_counts_all_gates(kind: Any, gates: int) -> None:
     cell = nn.Sequential(kind(5, 3)).eval()
     dynamic = torch.ao.quantization.quantize_dynamic(cell, {kind}, dtype=torch.qint8)
     assert cost(dynamic, torch.rand(7, 5))[0] == 7 * gates * 3 * (5 + 3)
 
 
-def test_observer_with_fake_quantisation() -> None:
+def test_observer_with_fake_quantisation_counts_both() -> None:
     """Minimum and maximum of all; two moving averages (3 each) and 10; 9 per element."""
     x, one = torch.rand(T, K), torch.ones(1, dtype=torch.long)
     state = [torch.zeros(()), torch.ones(()), torch.ones(1), torch.zeros(1, dtype=torch.int32)]
@@ -188,7 +188,7 @@ def test_observer_with_fake_quantisation() -> None:
     assert counted == (0, 2 * (T * K - 1) + 6 + 10 + 9 * T * K)
 
 
-def test_learnable_fake_quantisation() -> None:
+def test_learnable_fake_quantisation_matches_closed_form() -> None:
     x, scale, zero = torch.rand(T, K), torch.ones(1), torch.zeros(1)
     op = torch._fake_quantize_learnable_per_tensor_affine
     assert cost(op, x, scale, zero, 0, 255) == (0, 7 * T * K)
@@ -197,13 +197,13 @@ def test_learnable_fake_quantisation() -> None:
     assert counted == (0, (7 + 2 + 1 + 4 + 2) * T * K + 2 * (T * K - 1))
 
 
-def test_batch_norm_is_two_per_element() -> None:
+def test_quantised_batch_norm_is_two_per_element() -> None:
     x, c = small(2, 3, 5, 7), torch.ones(3)
     counted = cost(ops.batch_norm2d, x, c, c, c, c, 1e-5, 0.1, 0)
     assert counted == (0, (2 + 2 + 5) * 2 * 3 * 5 * 7 + 5 * 3)
 
 
-def test_layer_norm_as_on_reals() -> None:
+def test_quantised_layer_norm_costs_as_much_as_on_reals() -> None:
     x, w = small(T, K), torch.ones(K)
     real = cost(lambda: torch.nn.functional.layer_norm(torch.rand(T, K), (K,), w, w))[1]
     assert cost(ops.layer_norm, x, [K], w, w, 1e-5, 0.1, 0) == (0, real + (2 + 5) * T * K)
@@ -225,7 +225,7 @@ ERF_GELU, TANH_GELU = 5, 9  # x/sqrt(2), erf, 1 +, x *, / 2; and x^3, its factor
     ],
 )
 @pytest.mark.parametrize(("dtype", "rescale"), [(torch.float32, 1), (torch.uint8, 5)])
-def test_onednns_post_operations(
+def test_onednn_post_operations_are_added(
     post: dict[str, str], per_result: int, dtype: torch.dtype, rescale: int
 ) -> None:
     t, k, o = 3, 5, 7
@@ -237,7 +237,7 @@ def test_onednns_post_operations(
     assert found.flops == 2 * t * k * o + t * o * (rescale + per_result)
 
 
-def test_a_quantised_convolution_with_tanh_gelu() -> None:
+def test_quantised_convolution_with_tanh_gelu_counts_the_activation() -> None:
     image, weight = (
         torch.empty(size, dtype=torch.uint8, device="meta")
         for size in ((2, 3, 11, 11), (5, 3, 3, 3))

@@ -71,7 +71,7 @@ def flops(fn: Any, *args: Any) -> int:
         (lambda x: torch._foreach_max([x, x[0]]), N - 1 + 5 * 7 - 1),
     ],
 )
-def test_closed_form(fn: Any, expected: int) -> None:
+def test_reduction_matches_closed_form(fn: Any, expected: int) -> None:
     assert flops(fn, real()) == expected
 
 
@@ -86,24 +86,24 @@ def test_closed_form(fn: Any, expected: int) -> None:
         (lambda z: torch.linalg.vector_norm(z, dim=1), 4 * N + 2 * N),
     ],
 )
-def test_complex_closed_form(fn: Any, expected: int) -> None:
+def test_reduction_of_complex_numbers_matches_closed_form(fn: Any, expected: int) -> None:
     assert flops(fn, torch.complex(real(), real())) == expected
 
 
-def test_a_sparse_norm_sees_what_is_stored() -> None:
+def test_norm_of_a_sparse_tensor_counts_stored_elements() -> None:
     """3 of 100 numbers: 2·3."""
     sparse = torch.eye(10)[:3].to_sparse()
     assert flops(lambda: torch.norm(sparse)) == 2 * 3
 
 
 @pytest.mark.parametrize("empty", [torch.empty(0), torch.empty(3, 0)])
-def test_empty_reductions_cost_nothing(empty: torch.Tensor) -> None:
+def test_reduction_of_an_empty_tensor_is_free(empty: torch.Tensor) -> None:
     assert flops(lambda x: x.sum(), empty) == 0
     assert flops(lambda x: x.prod(), empty) == 0
     assert flops(lambda x: x.cumsum(0), empty) == 0
 
 
-def test_softmax_backward() -> None:
+def test_softmax_backward_matches_closed_form() -> None:
     """Forward 5n - 2m, loss n + n-1 (product, sum); backward: product n, then 4n - m."""
     x, w = real().requires_grad_(), real()
     profile = profile_of(lambda: (torch.softmax(x, 1) * w).sum().backward(), strict=True)
@@ -127,15 +127,15 @@ def worst_insertions(length: int, keep: int) -> int:
 
 
 @pytest.mark.parametrize("length", range(1, 40))
-def test_comparisons_are_those_of_binary_insertion(length: int) -> None:
+def test_comparisons_match_binary_insertion(length: int) -> None:
     assert comparisons(length) == worst_insertions(length, length)
     for keep in range(1, length + 1):
         assert comparisons(length, keep) == worst_insertions(length, keep)
 
 
 @pytest.mark.parametrize("length", range(1, 7))
-def test_no_order_of_the_data_needs_more(length: int) -> None:
-    """Every permutation is sorted with numbers that count how often they are compared."""
+def test_comparisons_bound_every_order_of_the_data(length: int) -> None:
+    """Every permutation is sorted with numbers that count their comparisons."""
 
     class Counting(int):
         compared = 0
@@ -174,26 +174,26 @@ def test_no_order_of_the_data_needs_more(length: int) -> None:
         (lambda x: torch.searchsorted(torch.arange(6), x.long()), 0),
     ],
 )
-def test_sorting_closed_form(fn: Any, expected: int) -> None:
+def test_sorting_matches_closed_form(fn: Any, expected: int) -> None:
     assert flops(fn, real()) == expected
 
 
-def test_a_median_of_everything_sees_everything() -> None:
+def test_median_without_a_dimension_sorts_all_numbers() -> None:
     """n = 105: the best 53 by insertion, B(53) = 53·6 - 64 + 1, then 52 among 53: 6 each."""
     assert flops(torch.median, real()) == (53 * 6 - 64 + 1) + 52 * 6
 
 
 @pytest.mark.parametrize("count", [5, 11])
-def test_isin_of_many_sorts_them(count: int) -> None:
+def test_isin_among_many_sorts_them(count: int) -> None:
     """2 numbers: each with each below 10·2^0.145 = 11.06 candidates, else sort and search."""
     assert flops(torch.isin, real(2), real(count)) == 2 * count
     assert flops(torch.isin, real(2), real(13)) == (13 * 4 - 16 + 1) + 2 * 4 + 2
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 3, float("inf")])
-def test_the_norm_of_nothing_costs_nothing(order: float) -> None:
+def test_norm_of_an_empty_tensor_is_free(order: float) -> None:
     if order == float("inf"):
-        x, dim = torch.ones(0, 5), 1  # there is no maximum of nothing: no rows instead
+        x, dim = torch.ones(0, 5), 1  # no maximum of nothing, so there are no rows
     else:
         x, dim = torch.ones(0, 5), 0  # five norms of no numbers each
     assert profile_of(lambda: torch.linalg.vector_norm(x, order, dim)).total().flops == 0

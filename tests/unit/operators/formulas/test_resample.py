@@ -1,4 +1,4 @@
-"""Interpolation: torch's own decompositions under the counter, and sizes worked out by hand."""
+"""Interpolation: against torch's own decompositions, and against counts by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DECOMPOSED = [
         )
         for corners in (True, False)
     ),
-    # The decomposition finds the places for each channel anew; with one channel it agrees.
+    # The decomposition computes the positions per channel; with one channel it agrees.
     *(
         (aten.grid_sampler_2d.default, (ONE_CHANNEL, GRID, mode, padding, False))
         for mode in (0, 1, 2)
@@ -49,12 +49,12 @@ DECOMPOSED = [
 @pytest.mark.parametrize(
     ("op", "args"), DECOMPOSED, ids=[f"{op}-{n}" for n, (op, _) in enumerate(DECOMPOSED)]
 )
-def test_costs_what_the_decomposition_costs(op: Any, args: Any) -> None:
+def test_resampling_costs_its_decomposition(op: Any, args: Any) -> None:
     assert flops_of(op, *args) == flops_of(decomposition_table[op], *args)
 
 
-def test_blend_per_output_element() -> None:
-    """Only the coordinates, 7 each, come on top of 3 (2^d - 1) per element."""
+def test_upsampling_blends_per_output_element() -> None:
+    """3 (2^d - 1) per element, and 7 for each coordinate."""
     out = N * C * 11 * 13
     counted = flops_of(
         lambda: torch.nn.functional.interpolate(PLANE, size=(11, 13), mode="bilinear")
@@ -72,7 +72,7 @@ def backward_flops(x: torch.Tensor, **options: Any) -> int:
     return flops_of(out.backward, torch.ones_like(out))
 
 
-def test_backward_spreads_each_gradient() -> None:
+def test_upsampling_backward_spreads_each_gradient() -> None:
     out = N * C * 11 * 13
     assert backward_flops(PLANE, size=(11, 13), mode="nearest") == out - N * C * 5 * 7
     assert backward_flops(PLANE, size=(11, 13), mode="bilinear") == out * 4 * 3 + (11 + 13) * 8
@@ -83,7 +83,9 @@ def test_backward_spreads_each_gradient() -> None:
 
 
 @pytest.mark.parametrize(("mode", "interior", "half"), [("bilinear", 4, 1.0), ("bicubic", 8, 2.0)])
-def test_antialias_halving_a_line(mode: str, interior: int, half: float) -> None:
+def test_antialiased_halving_counts_taps_inside_the_line(
+    mode: str, interior: int, half: float
+) -> None:
     """16 elements to 8: filters of 4 (8) elements, cut off where they leave the line."""
     reach = interior // 2
     spans = [range(max(2 * i + 1 - reach, 0), min(2 * i + 1 + reach, 16)) for i in range(8)]
@@ -98,9 +100,9 @@ def test_antialias_halving_a_line(mode: str, interior: int, half: float) -> None
 
 
 @pytest.mark.parametrize(("size_in", "size_out"), [(16, 8), (7, 3), (5, 5), (5, 11)])
-def test_antialias_reaches_what_the_kernel_reaches(size_in: int, size_out: int) -> None:
-    """No element outside a filter has an influence, and the filters are not wider than needed:
-    an edge element may have weight 0, one on each side of each filter."""
+def test_antialiased_taps_match_the_kernel(size_in: int, size_out: int) -> None:
+    """Elements outside a filter have no influence, and filters are not wider than needed: only an
+    element on each edge of a filter may have weight 0."""
     x = torch.rand(1, 1, 1, size_in, dtype=torch.float64)
 
     def line(x: torch.Tensor) -> torch.Tensor:
@@ -111,13 +113,13 @@ def test_antialias_reaches_what_the_kernel_reaches(size_in: int, size_out: int) 
     assert influences.sum() <= counted <= influences.sum() + 2 * size_out
 
 
-def test_grid_sample_channels_share_the_places() -> None:
+def test_grid_sample_channels_share_the_points() -> None:
     one = flops_of(aten.grid_sampler_2d, ONE_CHANNEL, GRID, 0, 0, False)
     many = flops_of(aten.grid_sampler_2d, ONE_CHANNEL.expand(N, C, 5, 7), GRID, 0, 0, False)
     assert many - one == N * 3 * 4 * (C - 1) * (4 + 3)
 
 
-def test_grid_sample_backward() -> None:
+def test_grid_sample_backward_counts_input_and_points() -> None:
     """Per point and channel: input 4·2, points 4·2·3; per point: weights, and 2 at the end."""
     grad = torch.ones(N, C, 3, 4)
     args = (grad, PLANE, GRID, 0, 0, False)
@@ -129,7 +131,7 @@ def test_grid_sample_backward() -> None:
     assert input_alone == points * (weights + C * 4 * 2)
 
 
-def test_affine_grid_is_a_product() -> None:
+def test_affine_grid_is_a_matrix_product() -> None:
     theta = torch.rand(N, 2, 3)
     grid = torch.nn.functional.affine_grid
     assert (
@@ -138,7 +140,7 @@ def test_affine_grid_is_a_product() -> None:
     )
 
 
-def test_padding_backward_sums_what_was_copied() -> None:
+def test_padding_backward_sums_the_copies() -> None:
     x = LINE.detach().requires_grad_()
     for mode in ("reflect", "replicate"):
         out = torch.nn.functional.pad(x, (2, 3), mode=mode)
@@ -151,7 +153,7 @@ def test_fold_adds_every_window() -> None:
     assert flops_of(lambda: torch.nn.functional.fold(windows, (5, 6), 2)) == windows.numel()
 
 
-def test_meta_tensors() -> None:
+def test_resampling_on_meta_counts_as_on_cpu() -> None:
     x = PLANE.to("meta")
     assert flops_of(aten.upsample_bilinear2d, x, [11, 13], False) == flops_of(
         aten.upsample_bilinear2d, PLANE, [11, 13], False

@@ -1,4 +1,4 @@
-"""Recurrent layers: fused kernels cost what the unfused cells cost, in closed form."""
+"""Recurrent layers: fused kernels and unfused cells, against closed forms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T, B, D, H = 5, 3, 10, 20
 
 PROJECTED = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 
-# gates, and FLOPs per hidden unit beside matrices and biases
+# gates, and FLOPs per hidden unit besides matrices and biases
 KINDS: dict[str, tuple[type[nn.RNNBase], int, int, dict[str, Any]]] = {
     "lstm": (nn.LSTM, 4, 13, {}),
     "gru": (nn.GRU, 3, 10, {}),
@@ -48,7 +48,7 @@ def numbers(cost: OpCost) -> tuple[int, int]:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_forward(
+def test_recurrent_layer_forward_matches_closed_form(
     kind: str, bidirectional: bool, bias: bool, layers: int, dtype: torch.dtype
 ) -> None:
     """float32 takes oneDNN's kernel for the LSTM, float64 the unfused cells."""
@@ -65,20 +65,20 @@ def test_forward(
     )
 
 
-def test_the_exact_case() -> None:
+def test_lstm_matches_an_exact_count() -> None:
     lstm, x = nn.LSTM(10, 20), torch.ones(5, 3, 10)
     assert profile_of(lstm, x).total().macs == 36_000
     assert profile_of(lstm.to("meta"), x.to("meta")).total().macs == 36_000
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients(mode: Any) -> None:
+def test_lstm_without_gradients_costs_the_same(mode: Any) -> None:
     with mode():
         assert profile_of(nn.LSTM(D, H), torch.ones(T, B, D)).total().macs == 36_000
 
 
 @PROJECTED
-def test_projection() -> None:
+def test_lstm_with_projection_matches_closed_form() -> None:
     p = 7
     cost = profile_of(nn.LSTM(D, H, proj_size=p), torch.ones(T, B, D)).total()
     assert cost.macs == T * B * (4 * H * (D + p) + p * H)
@@ -86,7 +86,7 @@ def test_projection() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_sequences_count_their_real_tokens(kind: str) -> None:
+def test_recurrent_layer_on_packed_sequences_counts_real_tokens(kind: str) -> None:
     cls, gates, pointwise, options = KINDS[kind]
     lengths = [5, 3, 1]
     packed = pack_padded_sequence(torch.ones(5, 3, D), lengths)
@@ -107,7 +107,7 @@ def test_lstm_backward_is_two_forwards() -> None:
     assert layer.flops == 2 * backward.macs + T * B * H * 23 + (T * B - 1) * 8 * H
 
 
-# -- kernels of backends: called on shapes alone -------------------------------------------
+# -- kernels of backends, called with shapes only ------------------------------------------
 
 
 def meta(*shape: int) -> torch.Tensor:
@@ -119,7 +119,7 @@ def flat_weights(module: nn.RNNBase) -> list[torch.Tensor]:
 
 
 def cudnn(module: nn.RNNBase, mode: int, x: torch.Tensor, batch_sizes: list[int]) -> OpCost:
-    """What one call of cuDNN's kernel costs, on shapes alone."""
+    """Return the cost of one call of cuDNN's kernel, with shapes only."""
     weights = flat_weights(module)
     directions = 1 + module.bidirectional
     width = directions * (module.proj_size or module.hidden_size)
@@ -138,7 +138,9 @@ def cudnn(module: nn.RNNBase, mode: int, x: torch.Tensor, batch_sizes: list[int]
 )
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_cudnn_agrees_with_the_cpu(kind: str, mode: int, bidirectional: bool, packed: bool) -> None:
+def test_cudnn_layer_costs_as_on_the_cpu(
+    kind: str, mode: int, bidirectional: bool, packed: bool
+) -> None:
     cls, gates, pointwise, options = KINDS[kind]
     module = cls(D, H, 2, bidirectional=bidirectional, **options)
     x, sizes = (meta(9, D), [3, 2, 2, 1, 1]) if packed else (meta(T, B, D), [])
@@ -154,14 +156,14 @@ def test_cudnn_agrees_with_the_cpu(kind: str, mode: int, bidirectional: bool, pa
 
 @PROJECTED
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_cudnn_agrees_with_the_cpu_on_projections_and_dropout(dropout: float) -> None:
+def test_cudnn_layer_with_projection_and_dropout_costs_as_on_the_cpu(dropout: float) -> None:
     module = nn.LSTM(D, H, 3, proj_size=7, bidirectional=True, dropout=dropout)
     expected = profile_of(module, torch.ones(T, B, D)).total()
     assert numbers(cudnn(module, LSTM, meta(T, B, D), [])) == numbers(expected)
 
 
 @pytest.mark.parametrize("to_weights", [False, True])
-def test_cudnn_backward(to_weights: bool) -> None:
+def test_cudnn_backward_counts_each_gradient(to_weights: bool) -> None:
     module = nn.LSTM(D, H, 2)
     state = meta(2, B, H)
     backward = cost_of(
@@ -179,15 +181,15 @@ def test_cudnn_backward(to_weights: bool) -> None:
 
 @pytest.mark.parametrize(("mode", "gates", "op"), [(LSTM, 4, "lstm"), (GRU, 3, "gru")])
 @pytest.mark.parametrize("bias", [False, True])
-def test_fused_cells(mode: int, gates: int, op: str, bias: bool) -> None:
-    """A cell with its two matrix products done: what is left of the closed form."""
+def test_fused_cell_matches_closed_form(mode: int, gates: int, op: str, bias: bool) -> None:
+    """A fused cell runs after its two matrix products: the rest of the closed form."""
     product, vector = meta(B, gates * H), meta(gates * H) if bias else None
     cell = getattr(aten, f"_thnn_fused_{op}_cell")
     cost = cost_of(cell, product, product, meta(B, H), vector, vector, out=None)
     assert numbers(cost) == (0, B * H * (CELL_FLOPS[mode] + bias * 2 * gates))
 
 
-def test_cells_run_unfused_on_the_cpu() -> None:
+def test_cell_on_the_cpu_runs_unfused() -> None:
     for cls, gates, pointwise in ((nn.LSTMCell, 4, 13), (nn.GRUCell, 3, 10), (nn.RNNCell, 1, 2)):
         cost = profile_of(cls(D, H), torch.ones(B, D)).total()
         assert cost.macs == B * gates * H * (D + H)
@@ -195,7 +197,7 @@ def test_cells_run_unfused_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(("op", "bias_rows"), [("lstm", 4), ("gru", 6)])
-def test_fused_cells_backward(op: str, bias_rows: int) -> None:
+def test_fused_cell_backward_matches_closed_form(op: str, bias_rows: int) -> None:
     """Both biases of an LSTM cell share one gradient; a GRU cell's have one each."""
     state = meta(B, H)
     args = (None, None, state, state, meta(B, 4 * H)) if op == "lstm" else (state, meta(B, 5 * H))
@@ -207,7 +209,7 @@ def test_fused_cells_backward(op: str, bias_rows: int) -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_mps_agrees_with_the_cpu(layers: int) -> None:
+def test_mps_layer_costs_as_on_the_cpu(layers: int) -> None:
     module = nn.LSTM(D, H, layers)
     state = meta(layers, B, H)
     cost = cost_of(

@@ -1,4 +1,4 @@
-"""Random numbers are free, and what dropout does with them is not."""
+"""Random numbers are free, and the arithmetic of dropout is not."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_random_numbers_are_free(name: str) -> None:
 
 
 @pytest.mark.parametrize(("p", "train", "each"), [(0.3, True, 2), (0.3, False, 0), (1.0, True, 1)])
-def test_native_dropout(p: float, train: bool, each: int) -> None:
+def test_native_dropout_counts_by_probability_and_mode(p: float, train: bool, each: int) -> None:
     x = X.to("meta")
     assert profile_of(torch.native_dropout, x, p, train).total().flops == each * 3 * 5
 
 
-def test_derivatives_by_the_parameter() -> None:
+def test_gradient_of_a_sample_is_one_per_element() -> None:
     def program(op: Any, *args: Any) -> int:
         return profile_of(op, *args).total().flops
 
@@ -44,7 +44,7 @@ def test_derivatives_by_the_parameter() -> None:
     assert program(torch._dirichlet_grad, X, X, X.sum(-1, keepdim=True)) == 3 * 5
 
 
-def test_dropout_costs_the_same_fused_or_not() -> None:
+def test_dropout_fused_or_not_costs_the_same() -> None:
     """Eager CPU draws, scales and multiplies the mask itself; inference mode fuses."""
     plain = profile_of(lambda: torch.nn.functional.dropout(X, 0.3)).total().flops
     with torch.inference_mode():
@@ -52,8 +52,8 @@ def test_dropout_costs_the_same_fused_or_not() -> None:
     assert plain == fused == 2 * 3 * 5
 
 
-def test_older_fused_dropout_and_its_backward() -> None:
-    """Formulas alone: the operators need a GPU."""
+def test_older_fused_dropout_and_its_backward_are_two_per_element() -> None:
+    """Only the formulas are called: the operators need a GPU."""
     from dispatch_flops.operators.registry import lookup
 
     aten, x = torch.ops.aten, X.to("meta")

@@ -1,4 +1,4 @@
-"""Gathering, scattering, embeddings: what is added, and which bytes move."""
+"""Gathering, scattering, embeddings: their additions and their bytes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_scatter_add_adds_once_per_index() -> None:
     )
 
 
-def test_in_place_touches_what_it_addresses() -> None:
+def test_scatter_in_place_touches_what_it_addresses() -> None:
     assert cost(lambda x: x.scatter_add_(0, INDEX, SOURCE), target()) == OpCost(
         flops=3 * 5, bytes_read=3 * 5 * (LONG + 2 * FLOAT), bytes_written=3 * 5 * FLOAT
     )
@@ -95,11 +95,11 @@ ROWS = torch.arange(3)
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*(deprecated|in beta)")
-def test_flops(fn: Any, flops: int) -> None:
+def test_scatter_or_index_operator_matches_closed_form(fn: Any, flops: int) -> None:
     assert cost(fn, target()).flops == flops
 
 
-def test_index_put_skips_dimensions() -> None:
+def test_index_put_with_skipped_dimensions_counts_whole_slices() -> None:
     """x[3,5,7] at [:, rows[2], cols[2]]: 3 x 2 elements; at [rows[2]]: 2 x 35."""
     x, two = torch.rand(3, 5, 7), torch.arange(2)
 
@@ -111,14 +111,14 @@ def test_index_put_skips_dimensions() -> None:
     assert add([two], 2, 5, 7) == 2 * 5 * 7
 
 
-def test_a_mask_may_address_all_of_it() -> None:
+def test_index_put_with_a_mask_is_bounded_by_its_size() -> None:
     """How many elements a mask picks is data: x[3,5,7] under a mask[3,5] is 15·7 at most."""
     x, mask = torch.rand(3, 5, 7), torch.zeros(3, 5, dtype=torch.bool)
     added = cost(lambda: aten.index_put_(x, [mask], torch.tensor(1.0), True))
     assert added.flops == 15 * 7
 
 
-def test_the_values_say_how_many_places_a_mask_has() -> None:
+def test_index_put_with_a_mask_takes_the_count_from_the_values() -> None:
     """x[3,5,7] at a mask of two rows, at a mask of three places in x[:, rows, cols], ..."""
     x = torch.rand(3, 5, 7)
     two_of_three = torch.tensor([True, False, True])
@@ -135,12 +135,12 @@ def test_the_values_say_how_many_places_a_mask_has() -> None:
     assert add([None, mask], 3, 3) == 3 * 3
     assert add([two_of_three, None, one], 2, 5) == 2 * 5
     assert add([two_of_three, rows], 2, 7) == 2 * 7
-    assert add([two_of_three, rows]) == 2 * 7  # the index tensor beside the mask says it
+    assert add([two_of_three, rows]) == 2 * 7  # the index tensor next to the mask tells
     assert add([two_of_three, one], 1, 7) == 3 * 7  # nothing says it: a bound
     assert add([two_of_three, None, rows], 2, 5) == 2 * 5
 
 
-def test_backward_of_picking_by_a_mask_adds() -> None:
+def test_picking_by_a_mask_backward_adds() -> None:
     """The loss is a sum of 2·7 picked numbers; its gradient is added into them."""
     x = torch.rand(3, 7, requires_grad=True)
     mask, rows = torch.tensor([True, False, True]), torch.tensor([0, 2])
@@ -150,7 +150,7 @@ def test_backward_of_picking_by_a_mask_adds() -> None:
         assert not profile.uncounted_ops()
 
 
-def test_backward_of_picking_adds() -> None:
+def test_picking_backward_adds() -> None:
     """The loss is a sum: 11·7 - 1. Its gradient is added into the rows: 11·7."""
     for pick in (
         lambda table: F.embedding(PICKS, table),
@@ -167,7 +167,9 @@ def test_backward_of_picking_adds() -> None:
     ("mode", "forward", "backward"),
     [("sum", (11 - 2) * 7, 11 * 7), ("mean", 11 * 7, 2 * 11 * 7), ("max", (11 - 2) * 7, 2 * 7)],
 )
-def test_embedding_bag(mode: str, forward: int, backward: int) -> None:
+def test_embedding_bag_forward_and_backward_match_closed_form(
+    mode: str, forward: int, backward: int
+) -> None:
     """11 rows of 7 in 2 bags; a mean divides 2·7 sums, and its gradient again per row."""
     table, offsets = TABLE.clone().requires_grad_(), torch.tensor([0, 4])
 
@@ -179,7 +181,7 @@ def test_embedding_bag(mode: str, forward: int, backward: int) -> None:
     assert profile.total("backward").flops == backward
 
 
-def test_embedding_bag_with_weights() -> None:
+def test_embedding_bag_with_weights_adds_products() -> None:
     """Weights: a product per element. Their gradient: a dot product of 7 per row."""
     table, offsets = TABLE.clone().requires_grad_(), torch.tensor([0, 4])
     weights = torch.rand(11, requires_grad=True)
@@ -194,7 +196,7 @@ def test_embedding_bag_with_weights() -> None:
     assert profile.total("backward").flops == 2 * 11 * 7 + 2 * 11 * 7
 
 
-def test_histograms() -> None:
+def test_histogram_matches_closed_form() -> None:
     """histc: 6 per number, 2 more for the bounds; histogram with 5 edges: 2 + ⌈log2 6⌉ + 1."""
     x = torch.rand(105)
     assert cost(lambda: torch.histc(x, 4, 0.0, 1.0)).flops == 6 * 105
@@ -204,7 +206,7 @@ def test_histograms() -> None:
     assert cost(lambda: torch.bincount(x.long(), x)).flops == 105
 
 
-def test_histogram_in_two_dimensions() -> None:
+def test_histogram_in_two_dimensions_matches_closed_form() -> None:
     """x[11,2] in 4 x 6 bins: 2·2·10 for the ranges, edges 4·5 and 4·7; a point finds 7 and 7,
     and adds 1.
     """
@@ -213,7 +215,7 @@ def test_histogram_in_two_dimensions() -> None:
     assert cost(lambda: torch.histogramdd(x, [4, 6])).flops == expected
 
 
-def test_segments() -> None:
+def test_segment_reduce_matches_closed_form() -> None:
     """x[11,7] in 2 segments: (11-2)·7 sums; a mean divides 2·7."""
     x, lengths = torch.rand(11, 7), torch.tensor([4, 7])
     assert cost(lambda: torch.segment_reduce(x, "sum", lengths=lengths)).flops == 9 * 7

@@ -29,5 +29,5 @@ from tests.helpers.profiling import profile_of
         (lambda: torch.kaiser_window(7, periodic=False), 8 * 7),
     ],
 )
-def test_closed_form(fn: Any, expected: int) -> None:
+def test_sequence_or_window_matches_closed_form(fn: Any, expected: int) -> None:
     assert profile_of(fn, strict=True).total().flops == expected

@@ -1,7 +1,7 @@
-"""Every formula takes what the dispatcher hands over, for every overload that it serves.
+"""Every formula accepts the dispatcher's arguments, for every overload that it serves.
 
-Arguments come by position or by keyword as the schema has them, and those that equal their
-defaults are left out.
+Arguments are passed by position or by keyword as in the schema, and those that equal their
+defaults are omitted.
 """
 
 from __future__ import annotations
@@ -18,27 +18,24 @@ from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
 )
+from dispatch_flops.operators.composites import is_composite
 
 
 def served() -> Iterator[tuple[OpOverload, registry.Rule]]:
-    """Every overload on tensors that torch does not take apart, with its rule."""
+    """Yield every overload on tensors that is not composite, with its rule."""
     for name in torch._C._dispatch_get_all_op_names():
         library, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, library), base, None)
         op = getattr(packet, overload or "default", None)
-        if isinstance(op, OpOverload) and "Tensor" in str(op._schema) and not _is_composite(name):
+        if isinstance(op, OpOverload) and "Tensor" in str(op._schema) and not is_composite(op):
             rule = registry.lookup(op)
             if rule is not None:
                 yield op, rule
 
 
-def _is_composite(name: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
-
-
 def refusals(op: OpOverload, rule: registry.Rule) -> Iterator[str]:
-    """Why the formula cannot be called: with all arguments, and with the required ones alone."""
+    """Yield why the formula cannot be called, with all arguments or only the required ones."""
     inputs = [argument for argument in op._schema.arguments if not argument.is_out]
     required = [argument for argument in inputs if not argument.has_default_value()]
     signature = inspect.signature(rule.formula)
@@ -51,14 +48,14 @@ def refusals(op: OpOverload, rule: registry.Rule) -> Iterator[str]:
             yield f"{op}: {error}"
 
 
-def test_formulas_take_what_their_operators_take() -> None:
+def test_every_formula_accepts_its_operators_arguments() -> None:
     pairs = list(served())
     assert len(pairs) > 2000
     assert [refusal for op, rule in pairs for refusal in refusals(op, rule)] == []
 
 
 def other_defaults(op: OpOverload, rule: registry.Rule) -> Iterator[str]:
-    """Where the formula takes something else than the operator for what is not said."""
+    """Yield the arguments whose default in the formula is not the operator's."""
     own = inspect.signature(rule.formula).parameters
     for argument in op._schema.arguments if rule.by_name else ():
         if argument.has_default_value() and argument.name in own and argument.name != "out":
@@ -67,11 +64,11 @@ def other_defaults(op: OpOverload, rule: registry.Rule) -> Iterator[str]:
                 yield f"{op}: {argument.name} is {default}, not {argument.default_value}"
 
 
-def test_what_is_not_said_is_what_the_operator_takes_for_it() -> None:
+def test_every_formula_has_its_operators_defaults() -> None:
     assert [flaw for op, rule in served() for flaw in other_defaults(op, rule)] == []
 
 
-def test_another_default_is_seen() -> None:
+def test_other_defaults_of_a_formula_with_another_default_finds_it() -> None:
     def formula(*, input: object, beta: float = 2.0, out: object, **_: object) -> int:
         return 0
 
@@ -79,7 +76,7 @@ def test_another_default_is_seen() -> None:
     assert len(list(other_defaults(torch.ops.aten.softplus.default, rule))) == 1
 
 
-def test_a_formula_that_lacks_an_argument_is_seen() -> None:
+def test_refusals_of_a_formula_that_lacks_an_argument_finds_it() -> None:
     def formula(self: object, mat2: object, *, out: object) -> int:
         return 0
 
@@ -89,7 +86,7 @@ def test_a_formula_that_lacks_an_argument_is_seen() -> None:
 
 
 @pytest.mark.parametrize("bins", [{}, {"bins": 100}, {"bins": 7}])
-def test_a_default_that_the_dispatcher_leaves_out(bins: dict[str, int]) -> None:
+def test_histogram_with_an_omitted_default_is_counted(bins: dict[str, int]) -> None:
     from tests.helpers.profiling import profile_of
 
     profile = profile_of(lambda: torch.histogram(torch.rand(50), **bins))

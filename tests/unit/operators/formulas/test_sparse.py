@@ -1,4 +1,4 @@
-"""Sparse tensors: the stored elements count, whatever the logical size."""
+"""Sparse tensors: only the stored elements count."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ S = 7
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_products(layout: torch.layout) -> None:
+def test_sparse_product_counts_stored_elements(layout: torch.layout) -> None:
     a = with_stored(S, layout)
     assert cost(torch.sparse.mm, a, B) == (S * N, 2 * S * N)
     bias = torch.ones(M, N)
@@ -43,8 +43,8 @@ def test_products(layout: torch.layout) -> None:
     assert scaled == (S * N, 2 * S * N + 3 * M * N)
 
 
-def test_same_shape_and_other_storage_in_one_run() -> None:
-    """The shape does not tell the cost: nothing may be kept from one call to the next."""
+def test_sparse_product_of_same_shape_and_other_storage_is_not_cached() -> None:
+    """The shape does not determine the cost, so it must not be cached."""
     one, other = with_stored(S), with_stored(2 * S)
     both = cost(lambda: (torch.sparse.mm(one, B), torch.sparse.mm(other, B)))
     assert both == (3 * S * N, 2 * 3 * S * N)
@@ -52,7 +52,7 @@ def test_same_shape_and_other_storage_in_one_run() -> None:
     assert dense_name == both
 
 
-def test_sampled_product() -> None:
+def test_sampled_product_counts_stored_elements() -> None:
     a, b = torch.ones(M, 11), torch.ones(11, K)
     sampled = cost(torch.sparse.sampled_addmm, with_stored(S, torch.sparse_csr), a, b)
     assert sampled == (S * 11, 2 * S * 11 + S)
@@ -62,12 +62,12 @@ def test_sampled_product() -> None:
     ("reduce", "macs", "flops"),
     [("sum", S * N, 2 * S * N), ("mean", S * N, 2 * S * N + M * N), ("amax", 0, 2 * S * N)],
 )
-def test_reduced_product(reduce: str, macs: int, flops: int) -> None:
+def test_reduced_product_counts_products_and_reduction(reduce: str, macs: int, flops: int) -> None:
     a = with_stored(S, torch.sparse_csr)
     assert cost(lambda: torch.sparse.mm(a, B, reduce)) == (macs, flops)
 
 
-def test_reduced_product_backward() -> None:
+def test_reduced_product_backward_counts_both_gradients() -> None:
     a = with_stored(S, torch.sparse_csr).requires_grad_()
     b = B.clone().requires_grad_()
     out = torch.sparse.mm(a, b, "sum")
@@ -75,30 +75,30 @@ def test_reduced_product_backward() -> None:
     assert total.macs == 2 * S * N
 
 
-def test_coalescing_adds_what_disappears() -> None:
+def test_coalesce_adds_duplicate_elements() -> None:
     indices = torch.tensor([[0, 0, 0, 1, 1, 2]])
     doubled = torch.sparse_coo_tensor(indices, torch.ones(6, 7), (4, 7))
     assert cost(doubled.coalesce) == (0, (6 - 3) * 7)
 
 
-def test_sum_over_one_dimension() -> None:
+def test_sparse_sum_over_one_dimension_adds_stored_elements() -> None:
     a = with_stored(S)  # a full line of K, and 2 of the next
     assert cost(torch.sparse.sum, a, 0) == (0, S - K)
 
 
-def test_softmax_per_stored_element() -> None:
+def test_sparse_softmax_is_five_per_stored_element() -> None:
     assert cost(torch.sparse.softmax, with_stored(S), 1) == (0, 5 * S)
     assert cost(torch.sparse.log_softmax, with_stored(S), 1) == (0, 5 * S)
 
 
-def test_softmax_backward_per_stored_element() -> None:
+def test_sparse_softmax_backward_is_four_per_stored_element() -> None:
     a = with_stored(S)
     grad = a.clone()
     assert cost(aten._sparse_softmax_backward_data, grad, a, 1, a) == (0, 4 * S)
     assert cost(aten._sparse_log_softmax_backward_data, grad, a, 1, a) == (0, 4 * S)
 
 
-def test_sparse_bias() -> None:
+def test_sparse_bias_is_added_once_per_stored_element() -> None:
     """Each of the 5 stored bias elements is added; alpha scales each of S·N products."""
     bias = torch.zeros(M, N)
     bias.view(-1)[:5] = 1
@@ -109,7 +109,7 @@ def test_sparse_bias() -> None:
     assert scaled == (S * N, 2 * S * N + 5 + 5 + S * N)
 
 
-def test_conversions_are_free() -> None:
+def test_sparse_conversions_are_free() -> None:
     dense = torch.eye(5)
     for layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
         assert cost(lambda layout=layout: dense.to_sparse(layout=layout).to_dense()) == (0, 0)
@@ -117,12 +117,12 @@ def test_conversions_are_free() -> None:
 
 
 @pytest.mark.parametrize("name", ["relu", "abs", "sqrt", "neg"])
-def test_pointwise_on_stored_elements(name: str) -> None:
+def test_sparse_pointwise_counts_stored_elements(name: str) -> None:
     assert cost(getattr(torch, name), with_stored(S)) == (0, S)
 
 
 def test_semi_structured_products_count_half() -> None:
-    """Formulas alone: the operators need a GPU."""
+    """Only the formulas are called: the operators need a GPU."""
     from dispatch_flops.operators.registry import lookup
 
     compressed, meta = torch.empty(M, 8, device="meta"), torch.empty(M, 1, device="meta")

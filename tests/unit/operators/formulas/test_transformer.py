@@ -1,4 +1,4 @@
-"""Attention and encoder layers: the fast path costs what the layers' Python code costs."""
+"""Attention and encoder layers: the fast path, against the layers' Python code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def slow_path() -> Any:
 @pytest.mark.parametrize("weights", [True, False])
 @pytest.mark.parametrize("averaged", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
-def test_multi_head_fast_path(slow_path: Any, weights: bool, averaged: bool, masked: bool) -> None:
+def test_multi_head_attention_fast_path_costs_the_slow_path(
+    slow_path: Any, weights: bool, averaged: bool, masked: bool
+) -> None:
     mha, x = nn.MultiheadAttention(16, 4, batch_first=True).eval(), torch.ones(3, 7, 16)
     mask = torch.zeros(7, 7) if masked else None
 
@@ -57,7 +59,7 @@ def test_multi_head_fast_path(slow_path: Any, weights: bool, averaged: bool, mas
 
 @pytest.mark.parametrize("weights", [True, False])
 @pytest.mark.parametrize("train", [True, False])
-def test_multi_head_exact_case(weights: bool, train: bool) -> None:
+def test_multi_head_attention_matches_an_exact_count(weights: bool, train: bool) -> None:
     mha = nn.MultiheadAttention(100, 1, batch_first=True).train(train)
     x = torch.ones(1, 1000, 100)
     with torch.set_grad_enabled(train):
@@ -67,7 +69,9 @@ def test_multi_head_exact_case(weights: bool, train: bool) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_encoder_layer_fast_path(slow_path: Any, activation: str, norm_first: bool) -> None:
+def test_encoder_layer_fast_path_costs_the_slow_path(
+    slow_path: Any, activation: str, norm_first: bool
+) -> None:
     layer = nn.TransformerEncoderLayer(
         16, 4, 24, activation=activation, batch_first=True, norm_first=norm_first
     ).eval()
@@ -85,7 +89,7 @@ def test_encoder_layer_fast_path(slow_path: Any, activation: str, norm_first: bo
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "no_grad"])
-def test_encoder_layer_exact_case(mode: str) -> None:
+def test_encoder_layer_matches_an_exact_count(mode: str) -> None:
     layer = nn.TransformerEncoderLayer(512, 4, 512, batch_first=True).train(mode == "train")
     with torch.set_grad_enabled(mode != "no_grad"):
         cost = profile_of(layer, torch.ones(1, 64, 512)).total("forward")
@@ -93,7 +97,7 @@ def test_encoder_layer_exact_case(mode: str) -> None:
 
 
 @NESTED
-def test_padding_mask_counts_real_tokens() -> None:
+def test_encoder_with_a_padding_mask_counts_real_tokens() -> None:
     layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
     lengths = (5, 3, 7)
@@ -104,7 +108,7 @@ def test_padding_mask_counts_real_tokens() -> None:
     assert profile.total().macs == 2 * (tokens * (4 * 16 * 16 + 2 * 16 * 24) + 2 * pairs * 16)
 
 
-def test_pieces_of_the_fast_path() -> None:
+def test_pieces_of_the_fast_path_match_closed_form() -> None:
     scores = torch.ones(2, 4, 5, 7)
     mask = torch.zeros(2, 4, 5, 7, dtype=torch.bool)
     softmax = profile_of(lambda: torch._masked_softmax(scores, mask, 3, 2)).total()

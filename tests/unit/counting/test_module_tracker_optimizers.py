@@ -1,4 +1,4 @@
-"""What runs after backward: optimizer steps, clipping, scaling, accumulation."""
+"""Attribution of operators after backward: optimizer steps, clipping, scaling, accumulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def phases(profile: Profile, fqn: str) -> set[str]:
 
 
 def outside(profile: Profile) -> set[str]:
-    """Named parts of the outside in which something ran."""
+    """Return the named parts of the outside in which operators ran."""
     return {node.fqn for node in profile.outside.walk() if node.ops} - {"<outside>"}
 
 
@@ -43,7 +43,9 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, *after: Callable[[]
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
-def test_optimizer_step(model: nn.Module, kind: Any, how: dict[str, bool]) -> None:
+def test_optimizer_step_is_a_phase_outside_the_model(
+    model: nn.Module, kind: Any, how: dict[str, bool]
+) -> None:
     optimizer = kind(model.parameters(), lr=0.1, **how)
     profile = profile_of(step, model, optimizer, model=model)
     name = f"<outside>.{kind.__name__}"
@@ -54,14 +56,14 @@ def test_optimizer_step(model: nn.Module, kind: Any, how: dict[str, bool]) -> No
 
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
-def test_plain_sgd_to_the_flop(model: nn.Module, how: dict[str, bool]) -> None:
-    """p -= lr·g: one product and one sum per parameter."""
+def test_sgd_step_costs_two_flops_per_parameter(model: nn.Module, how: dict[str, bool]) -> None:
+    """p -= lr·g is one product and one sum per parameter."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **how)
     profile = profile_of(step, model, optimizer, model=model)
     assert profile.total("optimizer").flops == 2 * N
 
 
-def test_two_optimizers_are_told_apart(model: nn.Module) -> None:
+def test_two_optimizers_are_named_by_class(model: nn.Module) -> None:
     first = torch.optim.SGD(model[0].parameters(), lr=0.1)
     second = torch.optim.AdamW(model[1].parameters(), lr=0.1)
     profile = profile_of(lambda: step(model, first, second.step), model=model)
@@ -69,14 +71,14 @@ def test_two_optimizers_are_told_apart(model: nn.Module) -> None:
     assert profile.node("<outside>.SGD").own().flops == 2 * 3 * 5
 
 
-def test_closure_runs_forward_and_backward(model: nn.Module) -> None:
-    """LBFGS calls the model from inside its step: the model's work stays the model's."""
+def test_closure_within_a_step_is_forward_and_backward_of_the_model(model: nn.Module) -> None:
+    """LBFGS calls the model within its step: those operators still belong to the model."""
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=1)
     x = rows(2, 3)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = model(x).square().sum()  # no module's, and not the optimizer's either
+        loss = model(x).square().sum()  # outside the model, and not in the optimizer
         loss.backward()
         return loss
 
@@ -94,7 +96,7 @@ def test_closure_runs_forward_and_backward(model: nn.Module) -> None:
     assert profile.root.active_params == N
 
 
-def test_optimizer_in_backward(model: nn.Module) -> None:
+def test_step_in_a_gradient_hook_is_optimizer(model: nn.Module) -> None:
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
 
     def update(parameter: Tensor) -> None:
@@ -119,8 +121,8 @@ class Failing(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("then", ["product", "model", "step", "backward"])
-def test_step_that_raises(model: nn.Module, then: str) -> None:
-    """What follows it is not the optimizer's, although torch tells nobody that it is over."""
+def test_operators_after_a_step_that_raised_are_not_optimizer(model: nn.Module, then: str) -> None:
+    """The step is over, although torch does not call its post hook."""
     failing = Failing(model.parameters(), lr=0.1)
     other = torch.optim.SGD(model.parameters(), lr=0.1)
     w = rows(3, 7, grad=True)
@@ -151,7 +153,7 @@ def test_step_that_raises(model: nn.Module, then: str) -> None:
         assert profile.total("backward").macs == 2 * 3 * 5 + 2 * 2 * 5 * 7 + 2 * 3 * 7
 
 
-def test_step_that_raises_in_backward_and_is_tried_again(model: nn.Module) -> None:
+def test_training_after_a_step_that_raised_in_backward_is_attributed(model: nn.Module) -> None:
     failing = Failing([model[1].weight], lr=0.1)
     handle = model[1].weight.register_post_accumulate_grad_hook(lambda p: failing.step())
 
@@ -168,7 +170,7 @@ def test_step_that_raises_in_backward_and_is_tried_again(model: nn.Module) -> No
 
 
 @pytest.mark.parametrize("clip", ["norm", "value"])
-def test_clipping_is_named(model: nn.Module, clip: str) -> None:
+def test_gradient_clipping_is_named(model: nn.Module, clip: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     clip_ = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}[clip]
     profile = profile_of(
@@ -194,7 +196,7 @@ def test_gradient_scaler_is_named(model: nn.Module) -> None:
     assert profile.node("<outside>.SGD").own().flops == 2 * N
 
 
-def test_accumulation_is_named_and_costs_one_addition_per_parameter(model: nn.Module) -> None:
+def test_gradient_accumulation_costs_one_addition_per_parameter(model: nn.Module) -> None:
     def twice() -> None:
         train(model, rows(2, 3))
         train(model, rows(2, 3))
@@ -204,8 +206,8 @@ def test_accumulation_is_named_and_costs_one_addition_per_parameter(model: nn.Mo
     assert profile.node(ACCUMULATION).own().flops == N
 
 
-def test_other_work_after_backward(model: nn.Module) -> None:
-    """A moving average of the weights: after backward, in no module, without gradients."""
+def test_moving_average_after_backward_is_named(model: nn.Module) -> None:
+    """A moving average of the weights runs after backward, in no module, without gradients."""
     average = [p.detach().clone() for p in model.parameters()]
 
     def ema() -> None:
@@ -219,8 +221,8 @@ def test_other_work_after_backward(model: nn.Module) -> None:
     assert phases(profile, AFTER_BACKWARD) == {"optimizer"}
 
 
-def test_optimizers_do_not_make_parameters_active() -> None:
-    """A parameter that is only decayed took no part in the model."""
+def test_parameters_that_only_an_optimizer_uses_are_not_active() -> None:
+    """Weight decay alone does not make a parameter active."""
     model = nn.ModuleDict({"used": plain(3, 5), "idle": plain(5, 7)})
     model["idle"][0].weight.grad = torch.zeros(7, 5)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Which module, which phase: gradients inside forward, of gradients, and of what came before."""
+"""Attribution of gradients within forward, of gradients, and of forwards before the block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.profiling import profile_of
 
 
 class Energy(nn.Module):
-    """Forces as gradients of an energy, taken inside forward, and a product after them."""
+    """Model whose forward takes the gradient of an energy, and then a product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,20 +27,20 @@ class Energy(nn.Module):
         return forces @ self.w
 
 
-def test_gradient_inside_forward() -> None:
+def test_gradient_within_forward_is_backward_of_its_modules() -> None:
     model = Energy()
     assert work(model, rows(2, 3), model=model) == {
         "": {"forward": 2 * 3 * 7},
-        "net.0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},  # the input's gradient alone
+        "net.0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},  # gradient of the input
         "net.1": {"forward": 2 * 5 * 1, "backward": 2 * 5 * 1},
     }
 
 
-def test_backward_through_a_gradient_inside_forward() -> None:
-    """f = w2ᵀ·w1ᵀ·… is linear in x, so the second backward meets products of weights alone.
+def test_backward_through_a_gradient_within_forward_is_attributed() -> None:
+    """f = w2ᵀ·w1ᵀ·… is linear in x: the second backward has products of weights only.
 
-    Forward makes g1 = ones@w1 (2x5) and f = g1@w0 (2x3), then f@w (2x7). Backward: the outer
-    product needs f's and w's gradient; f = g1@w0 needs g1's and w0's; g1 = ones@w1 needs w1's.
+    Forward computes g1 = ones@w1 (2x5) and f = g1@w0 (2x3), then f@w (2x7). Backward: f@w has the
+    gradients of f and w, f = g1@w0 those of g1 and w0, and g1 = ones@w1 that of w1.
     """
     model = Energy()
     assert work(train, model, rows(2, 3), model=model) == {
@@ -50,8 +50,8 @@ def test_backward_through_a_gradient_inside_forward() -> None:
     }
 
 
-def test_double_backward_and_the_loss_between() -> None:
-    """A gradient penalty; what lies between the two passes is outside the model."""
+def test_double_backward_excludes_the_loss_between_the_passes() -> None:
+    """A gradient penalty: operators between the two passes are outside the model."""
     model = plain(3, 5)
     x, w = rows(2, 3, grad=True), rows(3, 7, grad=True)
 
@@ -62,13 +62,13 @@ def test_double_backward_and_the_loss_between() -> None:
     profile = profile_of(penalty, model=model)
     product = 2 * 3 * 7
     assert work_of(profile) == {
-        # forward; first the input's gradient, then (g = ones@w0) the weight's alone
+        # forward; the gradient of the input, then (g = ones@w0) that of the weight
         "0": {"forward": 2 * 3 * 5, "backward": 2 * (2 * 3 * 5)},
         "<outside>": {"forward": product, "backward": 2 * product},
     }
 
 
-def test_several_backward_passes() -> None:
+def test_repeated_backward_passes_are_all_counted() -> None:
     model = plain(3, 5, 7)
 
     def passes() -> None:
@@ -83,7 +83,7 @@ def test_several_backward_passes() -> None:
     }
 
 
-def test_two_losses_of_one_graph() -> None:
+def test_two_losses_of_one_trunk_count_its_backward_twice() -> None:
     model = nn.ModuleDict({"trunk": plain(3, 5), "a": plain(5, 7), "b": plain(5, 11)})
 
     def losses() -> None:
@@ -99,8 +99,8 @@ def test_two_losses_of_one_graph() -> None:
     }
 
 
-def test_backward_of_a_forward_outside_the_block() -> None:
-    """Nobody saw who made those nodes; parameters tell where there are some, else it is said."""
+def test_backward_of_a_forward_outside_the_block_is_attributed_by_parameters() -> None:
+    """Nodes of that forward are attributed by their parameters; without any, they are named so."""
     model = nn.Sequential(nn.Linear(3, 5), Products(5, 7), nn.Linear(7, 11, bias=False))
     loss = model(rows(2, 3)).sum()
     profile = profile_of(loss.backward, model=model)
@@ -112,7 +112,7 @@ def test_backward_of_a_forward_outside_the_block() -> None:
     assert profile.root.calls == 0
 
 
-def test_several_parameters_of_one_node_tell_the_module_that_holds_all() -> None:
+def test_backward_node_of_several_parameters_belongs_to_their_common_module() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -127,7 +127,7 @@ def test_several_parameters_of_one_node_tell_the_module_that_holds_all() -> None
     model = nn.Sequential(Pair(), Pair())
     loss = model[1]().sum()
     assert work(loss.backward, model=model) == {"1": {"backward": 2 * 2 * 3 * 5}}
-    # Of two models none holds both: said, not guessed.
+    # Neither of two models holds both parameters: the node is named as unattributed.
     one, other = nn.Linear(3, 2, bias=False), nn.Linear(5, 3, bias=False)
     loss = (one.weight @ other.weight).sum()
     with FlopCounterMode([one, other], display=False) as counter:
@@ -135,7 +135,7 @@ def test_several_parameters_of_one_node_tell_the_module_that_holds_all() -> None
     assert work_of(counter.profile) == {FROM_BEFORE: {"backward": 2 * 2 * 3 * 5}}
 
 
-def test_forward_partly_outside_the_block() -> None:
+def test_backward_of_a_forward_partly_outside_the_block_is_attributed_in_part() -> None:
     model = nn.Sequential(Products(3, 5), plain(5, 7))
     h = model[0](rows(2, 3))
     assert work(train, model[1], h, model=model) == {
@@ -144,8 +144,8 @@ def test_forward_partly_outside_the_block() -> None:
     }
 
 
-def test_timeline_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many calls later a graph is too old to be attributed; a recent one is not."""
+def test_graph_older_than_the_timeline_is_unattributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After many calls a graph is too old to be attributed, but a recent one is not."""
     monkeypatch.setattr("dispatch_flops.counting.thread_state._TIMELINE", 64)
     model = nn.Sequential(Products(3, 5))
     x = rows(2, 3)

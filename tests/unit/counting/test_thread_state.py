@@ -1,7 +1,7 @@
-"""Threads: workers that join the counter, workers that do not, and autograd's own.
+"""Threads: workers that join the counter, workers that do not, and those of autograd.
 
-On a GPU backward runs in threads of autograd's own, which inherit the dispatch mode. Here a
-plain thread that enters the mode itself stands in for one: ``as_autograd_would``.
+On a GPU, backward runs in threads of autograd, which inherit the dispatch mode. In these tests a
+thread that enters the mode takes the role of such a thread: ``as_autograd_would``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from dispatch_flops import FlopCounterMode
+from dispatch_flops import FlopCounterMode, FlopsProfiler
+from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.thread_state import AMBIGUOUS, UNATTRIBUTED, ThreadState
+from dispatch_flops.errors import WrongThreadError
+from dispatch_flops.timing.calibrated import ModulePass
 from tests.helpers.attributing import Products, plain, rows, train, work_of
 from tests.helpers.profiling import profile_of
 
@@ -31,13 +37,13 @@ TRAINED = {
 
 
 def in_new_thread(fn: Callable[..., Any], *args: Any) -> Any:
-    """``fn(*args)`` in a thread of its own; what it raises is raised here."""
+    """Return ``fn(*args)``, run in a new thread; raise what it raises."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(fn, *args).result()
 
 
 def as_autograd_would(fn: Callable[[], Any]) -> Any:
-    """``fn()`` in a thread that has this thread's dispatch mode, as autograd's threads do."""
+    """Return ``fn()``, run in a new thread with the dispatch mode of this one."""
     mode = _get_current_dispatch_mode()
 
     def run() -> Any:
@@ -52,26 +58,26 @@ def model() -> nn.Sequential:
     return plain(3, 5, 7)
 
 
-def test_worker_that_did_not_join_is_not_seen(model: nn.Module) -> None:
+def test_worker_that_did_not_join_is_not_counted(model: nn.Module) -> None:
     profile = profile_of(in_new_thread, train, model, rows(2, 3), model=model)
     assert work_of(profile) == {}
     assert profile.root.calls == 0
 
 
-def test_worker_that_joined(model: nn.Module) -> None:
+def test_worker_that_joined_is_counted_until_it_leaves(model: nn.Module) -> None:
     with FlopCounterMode(model, display=False) as counter:
 
         def run() -> None:
             with counter.in_thread():
                 train(model, rows(2, 3))
-            train(model, rows(2, 3))  # it has left again
+            train(model, rows(2, 3))  # after leaving: not counted
 
         in_new_thread(run)
     assert work_of(counter.profile) == TRAINED
     assert counter.profile.root.calls == 1
 
 
-def test_worker_that_joins_twice(model: nn.Module) -> None:
+def test_worker_that_joins_twice_is_counted_both_times(model: nn.Module) -> None:
     with FlopCounterMode(model, display=False) as counter:
 
         def run() -> None:
@@ -83,7 +89,7 @@ def test_worker_that_joins_twice(model: nn.Module) -> None:
     assert work_of(counter.profile)["1"] == {"forward": 2 * 70, "backward": 2 * 140}
 
 
-def test_thread_of_the_block_need_not_join(model: nn.Module) -> None:
+def test_thread_of_the_block_may_join_without_effect(model: nn.Module) -> None:
     with FlopCounterMode(model, display=False) as counter:
         with counter.in_thread():
             train(model, rows(2, 3))
@@ -91,7 +97,7 @@ def test_thread_of_the_block_need_not_join(model: nn.Module) -> None:
     assert work_of(counter.profile)["1"] == {"forward": 2 * 70, "backward": 2 * 140}
 
 
-def test_many_workers_at_once(model: nn.Module) -> None:
+def test_concurrent_workers_are_all_counted(model: nn.Module) -> None:
     workers, times = 4, 25
     barrier = threading.Barrier(workers)
     with FlopCounterMode(model, display=False) as counter:
@@ -101,7 +107,7 @@ def test_many_workers_at_once(model: nn.Module) -> None:
                 barrier.wait()
                 for _ in range(times):
                     train(model, rows(2, 3))
-                    _ = counter.profile  # reading does not disturb
+                    _ = counter.profile  # reading a profile does not change the counts
 
         with ThreadPoolExecutor(workers) as pool:
             for future in [pool.submit(run) for _ in range(workers)]:
@@ -113,7 +119,7 @@ def test_many_workers_at_once(model: nn.Module) -> None:
     assert counter.profile.root.calls == n
 
 
-def test_counters_of_two_threads_see_their_own_threads_alone() -> None:
+def test_counters_of_two_threads_count_their_own_threads_only() -> None:
     barrier = threading.Barrier(2)
 
     def run(times: int) -> tuple[int, int]:
@@ -131,7 +137,7 @@ def test_counters_of_two_threads_see_their_own_threads_alone() -> None:
     assert counted == [(3, 3 * once), (11, 11 * once)]
 
 
-def test_backward_in_a_thread_of_autograd(model: nn.Module) -> None:
+def test_backward_in_a_thread_of_autograd_is_attributed_to_modules(model: nn.Module) -> None:
     def run() -> None:
         loss = model(rows(2, 3)).sum()
         as_autograd_would(loss.backward)
@@ -141,8 +147,10 @@ def test_backward_in_a_thread_of_autograd(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["equal numbers", "numbers apart"])
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
-def test_recompute_in_a_thread_of_autograd(reentrant: bool, fresh: bool) -> None:
-    """Sequence numbers start at 0 in every thread; "fresh" lets both count from there."""
+def test_recomputation_in_a_thread_of_autograd_is_attributed_to_modules(
+    reentrant: bool, fresh: bool
+) -> None:
+    """Sequence numbers start at 0 in every thread; with "fresh", both threads start there."""
     core = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh())
     model = nn.Sequential(nn.Linear(3, 5, bias=False), core, nn.Linear(5, 7, bias=False))
 
@@ -160,8 +168,8 @@ def test_recompute_in_a_thread_of_autograd(reentrant: bool, fresh: bool) -> None
 
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["equal numbers", "numbers apart"])
-def test_double_backward_in_a_thread_of_autograd(fresh: bool) -> None:
-    """Nodes of two threads may have the same number: then the work is named, never guessed."""
+def test_double_backward_in_a_thread_of_autograd_is_never_guessed(fresh: bool) -> None:
+    """Nodes of two threads may have the same number: they are named as ambiguous."""
     model = plain(3, 5)
 
     def step() -> None:
@@ -190,11 +198,11 @@ def test_double_backward_in_a_thread_of_autograd(fresh: bool) -> None:
     assert (AMBIGUOUS in backward) == fresh
 
 
-def test_forward_in_a_worker_and_backward_here() -> None:
-    """A node's number says which of the two threads made it, where only one gave that number."""
+def test_backward_of_a_forward_in_a_worker_is_attributed_to_modules() -> None:
+    """The number of a node tells which thread made it if only one thread has that number."""
     model = nn.Sequential(Products(3, 5))
     for _ in range(50):
-        rows(2, 3, grad=True).sum()  # so that this thread's numbers are not the worker's
+        rows(2, 3, grad=True).sum()  # makes the numbers of this thread differ from the worker's
     with FlopCounterMode(model, display=False) as counter:
 
         def forward() -> Any:
@@ -205,7 +213,7 @@ def test_forward_in_a_worker_and_backward_here() -> None:
     assert work_of(counter.profile) == {"0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5}}
 
 
-def test_timeline_keeps_one_entry_per_number() -> None:
+def test_mark_with_an_equal_or_lower_number_replaces_the_last_entry() -> None:
     thread = ThreadState(2, is_entered=True)
     thread.mark(5, "a")
     thread.mark(5, "b")
@@ -213,12 +221,12 @@ def test_timeline_keeps_one_entry_per_number() -> None:
         UNATTRIBUTED, "<outside>", "<outside>", "b", "b",
     ]  # fmt: skip
     assert len(thread.seqs) == 3
-    thread.mark(4, "c")  # number 5 was never given to a node
+    thread.mark(4, "c")  # no node has the number 5
     assert thread.owner_of(5) == "c"
 
 
-def test_data_loader_workers(model: nn.Module) -> None:
-    """Workers are processes: what they do is not seen, and does no harm."""
+def test_workers_of_a_data_loader_are_not_counted(model: nn.Module) -> None:
+    """Workers are processes, which the counter does not see."""
     data = DataLoader(TensorDataset(torch.randn(4, 3)), batch_size=2, num_workers=1)
 
     def epoch() -> None:
@@ -229,7 +237,7 @@ def test_data_loader_workers(model: nn.Module) -> None:
     assert found["1"] == {"forward": 2 * 70, "backward": 2 * 140}
 
 
-def test_a_worker_that_joins_while_the_counter_pauses_is_not_counted(model: nn.Module) -> None:
+def test_worker_that_joins_in_a_pause_is_not_counted(model: nn.Module) -> None:
     with FlopCounterMode(model, display=False) as counter:
         counter.pause()
         with counter.in_thread():
@@ -242,3 +250,65 @@ def test_a_worker_that_joins_while_the_counter_pauses_is_not_counted(model: nn.M
         in_new_thread(run)
         counter.resume()
     assert counter.profile.total().macs == 0
+
+
+# -- modules of other threads --------------------------------------------------------------------
+
+B, IN, OUT = 5, 4, 3
+
+
+class Meeting(nn.Module):
+    """Module whose forward runs a function in another thread."""
+
+    def __init__(self, other: Callable[[], None]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(IN, OUT)
+        self.other = other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=self.other)
+        thread.start()
+        thread.join()
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_modules_of_a_thread_that_did_not_join_are_not_named(given: bool) -> None:
+    stranger = nn.Sequential(nn.Linear(10, 10), nn.ReLU())
+    model = Meeting(lambda: stranger(torch.ones(1, 10)))
+    mods = model if given else None
+    with FlopCounterMode(mods, display=False, latency=True) as counter:
+        model(torch.ones(B, IN))
+    profile = counter.profile
+    assert [node.fqn for node in profile.root.walk()] == ["", "layer"]
+    assert profile.total_params == IN * OUT + OUT
+    assert all(node.latency_s is not None for node in profile.root.walk())
+
+
+def test_module_pass_times_the_modules_of_its_own_thread() -> None:
+    stranger = nn.Sequential(nn.Linear(10, 10), nn.ReLU())
+    model = Meeting(lambda: stranger(torch.ones(1, 10)))
+    with ModulePass(ModuleNames([model])) as latency:
+        model(torch.ones(B, IN))
+    assert set(latency.seconds()) == {"", "layer"}
+
+
+def test_stop_profile_in_another_thread_is_refused() -> None:
+    profiler = FlopsProfiler(nn.Linear(IN, OUT))
+    profiler.start_profile()
+    refused: list[str] = []
+
+    def stop() -> None:
+        try:
+            profiler.stop_profile()
+        except WrongThreadError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    thread.join()
+    assert "another thread" in refused[0]
+    profiler.model(torch.ones(B, IN))
+    profiler.stop_profile()
+    assert profiler.get_total_macs() == B * IN * OUT
+    assert _get_current_dispatch_mode_stack() == []

@@ -26,15 +26,15 @@ def summed(model: nn.Module) -> Any:
     return lambda x: model(x).sum()
 
 
-def test_grad(model: nn.Module) -> None:
-    """The gradient of the input alone; parameters are constants here."""
+def test_grad_counts_a_forward_and_the_gradient_of_the_input(model: nn.Module) -> None:
+    """Only the input has a gradient: parameters are constants here."""
     assert work(grad(summed(model)), rows(2, 3), model=model) == {
         "0": {"forward": 2 * FIRST, "backward": 2 * FIRST},
         "1": {"forward": 2 * SECOND, "backward": 2 * SECOND},
     }
 
 
-def test_grad_of_parameters_with_functional_call(model: nn.Module) -> None:
+def test_grad_of_functional_call_counts_gradients_of_parameters(model: nn.Module) -> None:
     parameters = dict(model.named_parameters())
 
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -48,15 +48,15 @@ def test_grad_of_parameters_with_functional_call(model: nn.Module) -> None:
     assert profile.root.active_params == FIRST + SECOND
 
 
-def test_functional_call_with_other_tensors(model: nn.Module) -> None:
-    """Tensors that stand in for the parameters take part; the parameters do not."""
+def test_functional_call_with_other_tensors_uses_no_parameters(model: nn.Module) -> None:
+    """The given tensors replace the parameters, which therefore do not take part."""
     stand_ins = {name: torch.randn_like(p) for name, p in model.named_parameters()}
     profile = profile_of(functional_call, model, stand_ins, (rows(2, 3),), model=model)
     assert work_of(profile) == {"0": {"forward": 2 * FIRST}, "1": {"forward": 2 * SECOND}}
     assert profile.root.active_params == 0
 
 
-def test_vmap(model: nn.Module) -> None:
+def test_vmap_counts_the_whole_batch(model: nn.Module) -> None:
     batched = vmap(lambda x: model(x))
     assert work(batched, torch.randn(4, 2, 3), model=model) == {
         "0": {"forward": 4 * 2 * FIRST},
@@ -64,8 +64,8 @@ def test_vmap(model: nn.Module) -> None:
     }
 
 
-def test_gradients_per_sample(model: nn.Module) -> None:
-    """vmap over grad: each of 4 samples has weight gradients of its own."""
+def test_vmap_of_grad_counts_gradients_of_each_sample(model: nn.Module) -> None:
+    """Each of 4 samples has its own weight gradients."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def test_gradients_per_sample(model: nn.Module) -> None:
 
 
 def test_jvp_runs_tangents_in_the_forward_of_each_module(model: nn.Module) -> None:
-    """Three products: the value, the input's tangent, and the weight's, which torch makes 0."""
+    """Three products: the value, the tangent of the input, and the weight's, which torch fills."""
     x = rows(2, 3)
     assert work(lambda: jvp(model, (x,), (torch.ones_like(x),)), model=model) == {
         "0": {"forward": 3 * 2 * FIRST},
@@ -87,7 +87,7 @@ def test_jvp_runs_tangents_in_the_forward_of_each_module(model: nn.Module) -> No
     }
 
 
-def test_dual_numbers(model: nn.Module) -> None:
+def test_dual_numbers_run_tangents_in_the_forward_of_each_module(model: nn.Module) -> None:
     x = rows(2, 3)
 
     def call() -> None:
@@ -100,7 +100,7 @@ def test_dual_numbers(model: nn.Module) -> None:
     }
 
 
-def test_vjp(model: nn.Module) -> None:
+def test_vjp_counts_one_backward_pass(model: nn.Module) -> None:
     def call() -> None:
         y, pull = vjp(model, rows(2, 3))
         pull(torch.ones_like(y))
@@ -111,8 +111,8 @@ def test_vjp(model: nn.Module) -> None:
     }
 
 
-def test_jacrev(model: nn.Module) -> None:
-    """One backward row per output element (2·7 of them), through both layers."""
+def test_jacrev_counts_one_backward_row_per_output(model: nn.Module) -> None:
+    """One backward row for each of the 2·7 output elements, through both layers."""
     found = work(jacrev(model), rows(2, 3), model=model)
     assert found == {
         "0": {"forward": 2 * FIRST, "backward": 2 * 7 * 2 * FIRST},
@@ -120,22 +120,22 @@ def test_jacrev(model: nn.Module) -> None:
     }
 
 
-def test_jacfwd(model: nn.Module) -> None:
-    """One tangent per input element (2·3 of them), beside the value and the weight's tangent."""
+def test_jacfwd_counts_one_tangent_per_input(model: nn.Module) -> None:
+    """One tangent for each of the 2·3 input elements, the value and the tangent of the weight."""
     assert work(jacfwd(model), rows(2, 3), model=model) == {
         "0": {"forward": (2 + 2 * 3) * 2 * FIRST},
         "1": {"forward": (2 + 2 * 3) * 2 * SECOND},
     }
 
 
-def test_hessian_is_all_in_the_layers(model: nn.Module) -> None:
+def test_hessian_is_attributed_to_the_layers(model: nn.Module) -> None:
     model = nn.Sequential(model[0], nn.Tanh(), model[1])
     found = work(hessian(summed(model)), torch.randn(3), model=model)
     assert set(found) == {"0", "2"}
 
 
-def test_autograd_functional(model: nn.Module) -> None:
-    """``torch.autograd.functional.jacobian`` asks for one row at a time: 2·7 backward passes."""
+def test_autograd_functional_counts_one_backward_pass_per_output(model: nn.Module) -> None:
+    """``torch.autograd.functional.jacobian`` computes one row at a time: 2·7 backward passes."""
     found = work(torch.autograd.functional.jacobian, model, rows(2, 3), model=model)
     assert found == {
         "0": {"forward": 2 * FIRST, "backward": 2 * 7 * 2 * FIRST},

@@ -1,4 +1,4 @@
-"""Forward-mode differentiation: tangents that are zero throughout compute nothing."""
+"""Forward-mode differentiation: tangents that are all zero cost nothing."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SQUARE = torch.arange(1.0, N * N + 1).view(N, N)
         lambda x: torch.index_add(x, 0, torch.arange(N), W, alpha=2),
     ],
 )
-def test_a_constant_that_is_scaled_does_not_end_the_process(
+def test_jvp_of_a_scaled_constant_gives_the_bare_result(
     function: Callable[[Tensor], Tensor],
 ) -> None:
-    """torch hands ``zeros * 2`` on to itself without end, below a mode."""
+    """torch recurses infinitely on ``zeros * 2`` below a dispatch mode."""
     bare = jvp(function, (X,), (X,))
     counted: list[tuple[Tensor, Tensor]] = []
     profile_of(lambda: counted.append(jvp(function, (X,), (X,))))
@@ -39,19 +39,19 @@ def test_a_constant_that_is_scaled_does_not_end_the_process(
         assert torch.equal(a, b)
 
 
-def test_the_shapes_of_sums_with_zero_tangents_are_no_work() -> None:
+def test_jvp_of_a_linear_layer_does_not_count_zero_tangents() -> None:
     model = nn.Linear(N, 3)
     profile = profile_of(lambda: jvp(model, (X[None],), (X[None],)))
     assert not profile.uncounted_ops()
-    # The product and, as the product rule has it, those of either tangent (torch writes the
-    # weight's zeros out); the bias, and the sum of the tangents. The bias's tangent adds nothing.
+    # The product and, by the product rule, one for each tangent (torch fills the weight's with
+    # zeros); the bias, and the sum of the tangents. The tangent of the bias costs nothing.
     assert profile.total().macs == 3 * N * 3
     assert profile.total().flops == 2 * 3 * N * 3 + 3 + 3
     profile = profile_of(lambda: hessian(lambda x: model(x).tanh().sum())(X))
     assert not profile.uncounted_ops()
 
 
-def test_an_inner_product_with_a_constant_has_one_tangent() -> None:
+def test_jvp_of_dot_with_a_constant_counts_one_tangent() -> None:
     profile = profile_of(lambda: jvp(lambda x: torch.dot(x, W), (X,), (X,)))
     assert profile.total().macs == 2 * N
     profile = profile_of(lambda: jvp(lambda x: torch.dot(x, x), (X,), (X,)))

@@ -1,4 +1,4 @@
-"""Grad modes, autocast, function transforms, other modes around: the same work, the same counts."""
+"""Counts under grad modes, autocast, function transforms and other modes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS = 2
 
 
 class Layer(nn.Module):
-    """Every kind of operator that is whole in inference mode, and in pieces elsewhere."""
+    """Layers whose operators are composite: only inference mode dispatches them whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,9 @@ def macs(profile: Profile, phase: Any = "forward") -> dict[str, int]:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, nullcontext])
 @pytest.mark.parametrize("outside", [True, False])
-def test_grad_modes(mode: Callable[[], AbstractContextManager[Any]], outside: bool) -> None:
+def test_grad_mode_does_not_change_macs(
+    mode: Callable[[], AbstractContextManager[Any]], outside: bool
+) -> None:
     model = Layer()
 
     def run() -> None:
@@ -73,16 +75,16 @@ def test_grad_modes(mode: Callable[[], AbstractContextManager[Any]], outside: bo
     assert profile.uncounted_ops() == {}
 
 
-def test_inference_mode_changes_no_result() -> None:
+def test_inference_mode_keeps_the_result() -> None:
     model = Layer()
-    # torch rounds a GRU's gates otherwise under any mode: an empty one is the reference
+    # Under any mode torch rounds the gates of a GRU differently; the reference has one, too.
     with torch.inference_mode(), Watching():
         expected, found = model(TOKENS), []
         profile_of(lambda: found.append(model(TOKENS)))
     assert torch.equal(expected, found[0])
 
 
-def test_total_flops_do_not_hang_on_the_grad_mode() -> None:
+def test_grad_mode_does_not_change_flops() -> None:
     model = Layer()
     with torch.inference_mode():
         inference = profile_of(model, TOKENS, model=model)
@@ -91,7 +93,7 @@ def test_total_flops_do_not_hang_on_the_grad_mode() -> None:
     assert inference.total().flops == no_grad.total().flops
 
 
-def test_autocast() -> None:
+def test_autocast_products_have_the_reduced_dtype() -> None:
     model, x = nn.Linear(D, F), torch.ones(B, D)
 
     def run() -> None:
@@ -116,36 +118,36 @@ class TestFunctionTransforms:
     x = torch.ones(B, S, D)
     forward = B * S * D * F
 
-    def test_grad(self) -> None:
+    def test_grad_counts_forward_and_backward(self) -> None:
         profile = profile_of(torch.func.grad(loss), self.weight, self.x)
         assert profile.total("forward").macs == self.forward
         assert profile.total("backward").macs == self.forward
 
-    def test_vmap(self) -> None:
+    def test_vmap_counts_the_whole_batch(self) -> None:
         one = lambda x: x @ self.weight  # noqa: E731
         assert profile_of(torch.func.vmap(one), self.x).total().macs == self.forward
 
-    def test_per_sample_gradients(self) -> None:
+    def test_vmap_of_grad_counts_forward_and_backward(self) -> None:
         per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
         assert profile_of(per_sample, self.weight, self.x).total().macs == 2 * self.forward
 
-    def test_jvp(self) -> None:
-        # d(xw) = dx w + x dw: torch makes zeros of dw and multiplies
+    def test_jvp_counts_three_products(self) -> None:
+        # d(xw) = dx w + x dw: torch fills dw with zeros and multiplies
         run = lambda: torch.func.jvp(lambda x: x @ self.weight, (self.x,), (self.x,))  # noqa: E731
         assert profile_of(run).total().macs == 3 * self.forward
 
-    def test_jacrev(self) -> None:
+    def test_jacrev_counts_one_backward_row_per_output(self) -> None:
         square, x = torch.ones(D, D), torch.ones(D)
         run = torch.func.jacrev(lambda x: square @ x)
         assert profile_of(run, x).total().macs == D * D + D * D * D
 
-    def test_functional_call(self) -> None:
+    def test_functional_call_is_counted_as_a_call(self) -> None:
         model = nn.Linear(D, F)
         weights = {name: value.detach() + 1 for name, value in model.named_parameters()}
         run = lambda: torch.func.functional_call(model, weights, (self.x,))  # noqa: E731
         assert macs(profile_of(run, model=model)) == {"": self.forward}
 
-    def test_functionalize(self) -> None:
+    def test_functionalize_counts_the_product_once(self) -> None:
         def in_place(x: torch.Tensor) -> torch.Tensor:
             out = torch.zeros(B, S, F)
             out.add_(x @ self.weight)
@@ -154,7 +156,7 @@ class TestFunctionTransforms:
         assert profile_of(torch.func.functionalize(in_place), self.x).total().macs == self.forward
 
 
-def test_default_device() -> None:
+def test_default_device_does_not_change_macs() -> None:
     with torch.device("meta"):
         model = Layer()
         profile = profile_of(lambda: model(torch.ones(B, S, dtype=torch.long)), model=model)
@@ -180,7 +182,7 @@ class Watching(TorchDispatchMode):
 
 
 class Doubling(TorchDispatchMode):
-    """Does every product twice."""
+    """Mode that runs every product twice."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.mm.default:
@@ -191,7 +193,7 @@ class Doubling(TorchDispatchMode):
 class TestOtherModes:
     a, b = torch.ones(B, D), torch.ones(D, F)
 
-    def test_a_mode_outside_sees_what_it_saw_before(self) -> None:
+    def test_outer_mode_sees_the_same_operators(self) -> None:
         with Watching() as bare:
             self.a @ self.b
         with Watching() as watching:
@@ -199,18 +201,18 @@ class TestOtherModes:
         assert watching.seen == bare.seen
         assert profile.total().macs == B * D * F
 
-    def test_a_mode_inside_that_adds_work_is_counted(self) -> None:
+    def test_operators_that_an_inner_mode_adds_are_counted(self) -> None:
         def run() -> None:
             with Doubling():
                 self.a @ self.b
 
         assert profile_of(run).total().macs == 2 * B * D * F
 
-    def test_a_mode_outside_that_adds_work_is_below_the_counter(self) -> None:
+    def test_operators_that_an_outer_mode_adds_are_not_counted(self) -> None:
         with Doubling():
             assert profile_of(lambda: self.a @ self.b).total().macs == B * D * F
 
-    def test_torchs_own_counter_around_and_inside(self) -> None:
+    def test_counter_of_torch_nests_both_ways(self) -> None:
         from torch.utils.flop_counter import FlopCounterMode as TorchCounter
 
         with TorchCounter(display=False) as theirs:
@@ -221,7 +223,7 @@ class TestOtherModes:
             self.a @ self.b
         assert theirs.get_total_flops() == counter.get_total_flops()
 
-    def test_a_function_mode(self) -> None:
+    def test_function_mode_does_not_change_macs(self) -> None:
         class Swap(TorchFunctionMode):
             def __torch_function__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -233,8 +235,8 @@ class TestOtherModes:
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area"])
-def test_torchs_own_kernel_runs_in_inference_mode(mode: str) -> None:
-    """And not the decomposition that torch holds ready for compilers: other bits, 6 to 12 ops."""
+def test_interpolate_in_inference_mode_runs_the_kernel_of_torch(mode: str) -> None:
+    """It is not the decomposition for compilers, which has other results and 6 to 12 operators."""
     x = torch.randn(1, 3, 16, 17)
     with torch.inference_mode():
         bare = nn.functional.interpolate(x, scale_factor=2, mode=mode)

@@ -1,0 +1,43 @@
+"""Undo steps completely, also when a KeyboardInterrupt arrives in their midst."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class UndoStack:
+    """Steps to undo, each registered before it is done.
+
+    What undoes a step must do nothing where the step was not done, and may run twice: an interrupt
+    can arrive at any moment, also between a step and a note that it was done.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], object]] = []
+
+    def add(self, undo: Callable[[], object]) -> None:
+        """Register what undoes the step that comes next."""
+        self._steps.append(undo)
+
+    def run(self) -> None:
+        """Undo all steps, the last first; raise the first error, but an interrupt before others."""
+        errors: list[BaseException] = []
+        try:
+            self._run(errors)
+        except KeyboardInterrupt as interrupt:  # between two steps
+            errors.insert(0, interrupt)
+            self._run(errors)
+        interrupts = [error for error in errors if isinstance(error, KeyboardInterrupt)]
+        for error in (*interrupts, *errors):
+            raise error
+
+    def _run(self, errors: list[BaseException]) -> None:
+        while self._steps:
+            try:
+                self._steps[-1]()
+                self._steps.pop()
+            except KeyboardInterrupt as interrupt:  # the step may be half undone
+                errors.append(interrupt)
+            except BaseException as error:
+                errors.append(error)
+                self._steps.pop()

@@ -1,0 +1,182 @@
+"""Phases are taken from the profile: one that this release does not record passes everywhere."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dispatch_flops import Profile, analysis, diff, renderers
+from dispatch_flops.analysis import Machine
+from dispatch_flops.cli.check import violations
+from dispatch_flops.profile import ModuleNode, StepTiming
+from dispatch_flops.renderers import (
+    View,
+    chrome_trace,
+    collapsed,
+    dataframe,
+    deepspeed,
+    html,
+    notebook,
+    plots,
+    scalars,
+    table,
+)
+from dispatch_flops.renderers import csv as csv_renderer
+from tests.helpers.trees import op, timed, training_step
+
+SETUP: Any = "setup"
+MACS = 3 * 5 * 7
+MACHINE = Machine(name="test", flops_per_s={"float32": 1e12, "bfloat16": 1e12}, bytes_per_s=1e9)
+
+
+def with_setup() -> Profile:
+    """A training step whose first module also works in a phase of its own for 2 s."""
+    profile = training_step()
+    ops = (op("lib.prepare.default", SETUP, macs=MACS, n_bytes=(11, 13), latency_s=2.0),)
+
+    def add(node: ModuleNode) -> ModuleNode:
+        if node.fqn != "0":
+            return node
+        seconds = timed(**node.seconds, setup=2.0)
+        return dataclasses.replace(node, ops=(*ops, *node.ops), seconds=seconds)
+
+    timing = dataclasses.replace(profile.timing, seconds=timed(**profile.timing.seconds, setup=2.0))
+    return dataclasses.replace(profile.map_nodes(add), timing=timing)
+
+
+PROFILE = with_setup()
+
+
+def test_totals_of_a_fifth_phase_are_its_own() -> None:
+    assert PROFILE.check().total(SETUP).macs == MACS
+    assert PROFILE.total().macs == training_step().total().macs + MACS
+    assert PROFILE.model_total() == training_step().model_total()
+    assert PROFILE.by_module(SETUP)[""].macs == MACS
+    assert list(PROFILE.by_operator(SETUP)) == ["lib.prepare.default"]
+    assert PROFILE.node("0").latency(SETUP) == 2.0
+
+
+def test_saved_profile_with_a_fifth_phase_is_read_back() -> None:
+    again = Profile.from_json(PROFILE.to_json())
+    assert again == PROFILE
+    assert again.total(SETUP).macs == MACS
+
+
+def test_diff_and_check_of_a_fifth_phase_find_its_cost() -> None:
+    difference = diff(training_step(), PROFILE, SETUP)
+    assert difference.total.after is not None
+    assert difference.total.after.cost.macs == MACS
+    assert not list(violations(PROFILE, {"macs": MACS, "latency": 2.0}, SETUP, False))
+    (line,) = violations(PROFILE, {"macs": MACS - 1}, SETUP, False)
+    assert line.startswith("MACs: ")
+    assert list(violations(training_step(), {"latency": 2.0}, SETUP, False))
+
+
+ANALYSES: dict[str, Callable[[], object]] = {
+    "by_depth": lambda: analysis.by_depth(PROFILE.root, SETUP),
+    "by_type": lambda: analysis.by_type(PROFILE, SETUP),
+    "compute_s": lambda: analysis.compute_s(PROFILE.op_totals(), MACHINE),
+    "cost_by_dtype": lambda: analysis.cost_by_dtype(PROFILE, SETUP),
+    "diff": lambda: analysis.diff(PROFILE, PROFILE, SETUP),
+    "exclusive": lambda: analysis.exclusive(PROFILE.root, SETUP),
+    "fold": lambda: analysis.fold(PROFILE.root),
+    "headline": lambda: analysis.headline(PROFILE, MACHINE),
+    "hfu": lambda: analysis.hfu(PROFILE, MACHINE, 1.0),
+    "inclusive": lambda: analysis.inclusive(PROFILE.root, SETUP),
+    "inexact_latencies": lambda: analysis.inexact_latencies(
+        PROFILE.root, StepTiming(resolution_s=1.0)
+    ),
+    "latency_of": lambda: analysis.latency_of(PROFILE.root, SETUP),
+    "machine_of": lambda: analysis.machine_of(PROFILE, MACHINE),
+    "measured_seconds": lambda: analysis.measured_seconds(PROFILE),
+    "mfu": lambda: analysis.mfu(PROFILE, MACHINE, 1.0),
+    "node_roofline": lambda: analysis.node_roofline(PROFILE.root, MACHINE, SETUP),
+    "operator_rows": lambda: analysis.operator_rows(PROFILE, SETUP),
+    "phase_seconds": lambda: analysis.phase_seconds(PROFILE),
+    "phases_of": lambda: analysis.phases_of(PROFILE),
+    "roofline": lambda: analysis.roofline(PROFILE.op_totals(), MACHINE),
+    "roofline_data": lambda: analysis.roofline_data(PROFILE, MACHINE),
+    "top_modules": lambda: analysis.top_modules(PROFILE, "macs", 3, SETUP),
+    "total_figures": lambda: analysis.total_figures(PROFILE, SETUP),
+    "utilisation": lambda: analysis.utilisation(PROFILE.op_totals(), [SETUP], MACHINE, 1.0),
+}
+OF_NO_PROFILE = {"exponent", "exponents", "sum_known", "top", "walk_with_depth"}
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_analysis_of_a_fifth_phase_has_a_result(name: str) -> None:
+    assert ANALYSES[name]()
+
+
+def test_analyses_are_all_listed_here() -> None:
+    functions = {name for name in analysis.__all__ if name[0].islower()}
+    assert functions == ANALYSES.keys() | OF_NO_PROFILE
+
+
+def test_fifth_phase_comes_last_in_printed_order() -> None:
+    phases = ("forward", "backward", "recompute", "optimizer", "setup")
+    assert analysis.phases_of(PROFILE) == phases
+    assert tuple(analysis.phase_seconds(PROFILE)) == phases
+    seconds, words = analysis.measured_seconds(PROFILE)
+    assert words == "forward + backward + optimizer + setup"
+    assert seconds == pytest.approx(2.0 + (97.51 + 240.09 + 314.47) * 1e-6)
+
+
+RENDERED: dict[str, tuple[Callable[[Profile, View], str], View]] = {
+    "chrome_trace": (chrome_trace.render, View()),
+    "chrome_trace by flops": (chrome_trace.render, View(by="flops")),
+    "collapsed": (collapsed.render, View(phase=SETUP)),
+    "csv": (csv_renderer.render, View()),
+    "csv of operators": (csv_renderer.render, View(table="operators")),
+    "deepspeed": (deepspeed.render, View()),
+    "html": (html.render, View()),
+    "notebook": (notebook.render, View()),
+    "table": (table.render, View()),
+    "table of operators": (table.render, View(table="operators")),
+}
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_render_of_a_fifth_phase_shows_it(name: str) -> None:
+    render, view = RENDERED[name]
+    text = render(PROFILE, view)
+    assert "lib.prepare.default" in text if name == "collapsed" else "setup" in text
+
+
+def test_renderers_are_all_listed_here() -> None:
+    listed = {name.split(" ")[0] for name in RENDERED}
+    assert listed | {"View", "dataframe", "plots", "scalars"} == set(renderers.__all__)
+
+
+def test_scalars_of_a_fifth_phase_name_it() -> None:
+    found = scalars.scalars(PROFILE)
+    assert (found["macs/setup"], found["latency_s/setup"]) == (MACS, 2.0)
+
+
+def test_plots_of_a_fifth_phase_are_drawn() -> None:
+    pytest.importorskip("matplotlib")
+    assert plots.top_modules(PROFILE, phase=SETUP)
+    assert plots.roofline(PROFILE, MACHINE)
+
+
+def test_data_frame_of_a_fifth_phase_has_its_columns() -> None:
+    pytest.importorskip("pandas")
+    assert dataframe.modules(PROFILE)["setup_macs"].tolist()[1] == MACS
+    assert "setup" in dataframe.operators(PROFILE)["phase"].tolist()
+
+
+def test_csv_of_a_fifth_phase_has_its_columns_in_every_row() -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_renderer.render(PROFILE))))
+    assert [row["setup_macs"] for row in rows] == [str(MACS), str(MACS), "0", "0", "0"]
+
+
+def test_chrome_trace_of_a_fifth_phase_has_its_track() -> None:
+    events = json.loads(chrome_trace.render(PROFILE))["traceEvents"]
+    (span,) = [event for event in events if event.get("cat") == "setup" and event["dur"] == 2e6][1:]
+    assert span["args"]["fqn"] == "0"

@@ -1,0 +1,39 @@
+"""Comparison of hand-built profiles."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dispatch_flops import analysis
+from dispatch_flops.profile import Profile
+from tests.helpers.trees import encoder, lenet5, timed
+
+
+def test_diff_of_equal_profiles_has_no_change() -> None:
+    difference = analysis.diff(encoder(), encoder())
+    assert difference.changed_modules() == difference.changed_operators() == []
+    assert not difference.total.changed
+
+
+def test_diff_of_other_latencies_has_no_change() -> None:
+    slower = dataclasses.replace(lenet5().root, seconds=timed(forward=1.0))
+    difference = analysis.diff(lenet5(), Profile(root=slower))
+    assert difference.changed_modules() == []
+    assert difference.total.after is not None
+    assert difference.total.after.latency_s == 1.0
+
+
+def test_diff_of_other_counts_lists_modules_and_operators() -> None:
+    difference = analysis.diff(encoder(3), encoder(2))
+    changed = {change.name: change for change in difference.changed_modules()}
+    gone = {"layer.2" + rest for rest in ("", ".query", ".key", ".mlp", ".mlp.0", ".mlp.1")}
+    assert set(changed) == {"", "layer"} | gone
+    assert changed["layer.2"].after is None
+    before, after = changed[""].before, changed[""].after
+    assert before is not None and after is not None
+    assert before.cost.macs - after.cost.macs == 4 * 3 * 5 * 7
+    assert [c.name for c in difference.changed_operators()] == ["aten.addmm.default"]
+    assert difference.operators[0].calls_before - difference.operators[0].calls_after == 4
+    assert {
+        c.name for c in analysis.diff(encoder(2), encoder(3)).modules if c.before is None
+    } == gone

@@ -1,0 +1,118 @@
+"""Latency of modules and phases, and which latencies are exact."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dispatch_flops import analysis
+from dispatch_flops.analysis.latency import inexact_latencies
+from dispatch_flops.profile import ModuleNode, OpTotal, StepTiming
+from dispatch_flops.profile.cost import OpCost
+from tests.helpers.trees import empty, lenet5, timed, training_step
+
+
+def test_latency_of_a_phase_is_the_measured_one() -> None:
+    node = ModuleNode(fqn="", class_name="A", seconds=timed(forward=1.0, backward=2.0))
+    assert analysis.latency_of(node) == 1.0
+    assert analysis.latency_of(node, "backward") == 2.0
+    assert analysis.latency_of(node, "optimizer") is None
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "spread_s", "is_exact"),
+    [(14.0, None, True), (13.0, None, False), (14.0, 1.4, True), (14.0, 1.5, False)],
+)
+def test_inexact_latencies_are_below_what_calls_and_timed_operators_take(
+    latency_s: float, spread_s: float | None, is_exact: bool
+) -> None:
+    """2 calls at 5 each, of itself and of its child, and 4 timed operators at 1 each."""
+    cost = OpCost(flops=1)
+    ops = (
+        OpTotal(op="lib.a", phase="forward", calls=4, cost=cost, latency_s=2.0),
+        OpTotal(op="lib.view", phase="forward", calls=9, cost=cost),  # not timed
+        OpTotal(op="lib.b", phase="backward", calls=9, cost=cost, latency_s=2.0),
+    )
+    child = ModuleNode(fqn="a.b", name="b", class_name="B", calls=1, seconds=timed(forward=9.0))
+    node = ModuleNode(
+        fqn="a", name="a", class_name="A", calls=1, ops=ops, children=(child,),
+        seconds=timed(forward=latency_s), latency_spread_s=spread_s,
+    )  # fmt: skip
+    root = ModuleNode(fqn="", class_name="Net", children=(node,))
+    timing = StepTiming(resolution_s=5.0, operator_resolution_s=1.0)
+    assert inexact_latencies(root, timing) == (frozenset() if is_exact else {"a"})
+
+
+def test_inexact_latencies_include_modules_with_many_short_calls_and_operators() -> None:
+    """4 calls of 5 s and 3 operators of 2 s are 26 s: 25 are too short, 26 are not."""
+    operators = OpTotal(op="aten.mm.default", phase="forward", calls=3, cost=None, latency_s=1.0)
+    backward = OpTotal(op="aten.mm.default", phase="backward", calls=100, cost=None)
+    inner = ModuleNode(
+        fqn="a.b",
+        name="b",
+        class_name="In",
+        calls=3,
+        seconds=timed(forward=1.0),
+        ops=(operators, backward),
+    )
+    timing = StepTiming(resolution_s=5, operator_resolution_s=2)
+
+    def is_marked(seconds: float, timing: StepTiming = timing) -> bool:
+        outer = ModuleNode(
+            fqn="a",
+            name="a",
+            class_name="Out",
+            calls=1,
+            seconds=timed(forward=seconds),
+            children=(inner,),
+        )
+        root = ModuleNode(fqn="", class_name="Net", seconds=timed(forward=1.0), children=(outer,))
+        return "a" in inexact_latencies(root, timing)
+
+    assert is_marked(25)
+    assert not is_marked(26)
+    assert not is_marked(20, StepTiming(resolution_s=5))
+
+
+def test_inexact_latencies_include_modules_that_vary_from_run_to_run() -> None:
+    timing = StepTiming(repeats=3, seconds=timed(forward=1.0))
+    for spread, marked in ((0.1, frozenset()), (0.125, {""})):
+        root = ModuleNode(
+            fqn="", class_name="Net", calls=1, seconds=timed(forward=1.0), latency_spread_s=spread
+        )
+        assert inexact_latencies(root, timing) == marked
+
+
+def test_inexact_latencies_omit_a_model_that_was_timed_by_itself() -> None:
+    root = ModuleNode(fqn="", class_name="Net", calls=1, seconds=timed(forward=1e-6))
+    assert inexact_latencies(root, StepTiming(resolution_s=5e-6)) == {""}
+    assert (
+        inexact_latencies(root, StepTiming(resolution_s=5e-6, seconds=timed(forward=1e-6)))
+        == frozenset()
+    )
+
+
+def test_measured_seconds_sum_the_phases_that_ran() -> None:
+    profile = training_step()
+    seconds, words = analysis.measured_seconds(profile)
+    assert seconds == pytest.approx((97.51 + 240.09 + 314.47) * 1e-6)
+    assert words == "forward + backward + optimizer"
+
+
+def test_measured_seconds_of_a_phase_without_its_time_are_unknown() -> None:
+    profile = training_step()
+    part = dataclasses.replace(profile, timing=StepTiming(seconds=timed(forward=1.0, backward=2.0)))
+    assert analysis.measured_seconds(part) == (None, "not measured")
+    whole = dataclasses.replace(profile, timing=StepTiming(iteration_s=2.0))
+    assert analysis.measured_seconds(whole) == (2.0, "whole iteration")
+    assert analysis.measured_seconds(empty()) == (None, "not measured")
+
+
+def test_phase_seconds_of_an_untimed_forward_are_those_of_the_model() -> None:
+    assert analysis.phase_seconds(lenet5()) == {
+        "forward": 216.68e-3,
+        "backward": None,
+        "recompute": None,
+        "optimizer": None,
+    }

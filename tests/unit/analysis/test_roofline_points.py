@@ -1,0 +1,59 @@
+"""Points of a roofline plot of hand-built profiles."""
+
+from __future__ import annotations
+
+from dispatch_flops.analysis import Machine, roofline_data
+from dispatch_flops.analysis.roofline_points import MOST_POINTS
+from dispatch_flops.profile import Profile
+from tests.helpers.trees import module, op, place
+
+MACHINE = Machine(name="test", flops_per_s={"float32": 100.0}, bytes_per_s=10.0)
+
+
+def model(layers: int) -> Profile:
+    """Linears with 6 MACs that read 3 bytes and write 1, in 2 s each."""
+    ops = (op("aten.mm.default", macs=6, n_bytes=(3, 1)), op("aten.mm.default", "backward", macs=7))
+    return Profile(
+        root=place(
+            module(
+                "Net",
+                *(module("Linear", name=str(i), ops=ops, latency_s=2.0) for i in range(layers)),
+            )
+        )
+    )
+
+
+def test_roofline_data_of_modules_are_of_their_own_forward() -> None:
+    data = roofline_data(model(1), MACHINE)
+    assert data is not None
+    (point,) = data["modules"]
+    assert (point["name"], point["about"]) == ("0", "Linear")
+    assert (point["flops"], point["bytes"], point["intensity"]) == (12, 4, 3.0)
+    assert point["achieved"] == 12 / 2.0
+
+
+def test_roofline_data_of_operators_are_of_all_calls() -> None:
+    data = roofline_data(model(2), MACHINE)
+    assert data is not None
+    (point,) = data["operators"]
+    assert (point["name"], point["about"]) == ("aten.mm.default", "float32")
+    assert (point["flops"], point["bytes"]) == (2 * (12 + 14), 2 * 4)
+    assert point["achieved"] is None
+
+
+def test_roofline_data_without_a_bandwidth_are_none() -> None:
+    assert roofline_data(model(1), None) is None
+    assert roofline_data(model(1), Machine(name="test", flops_per_s={})) is None
+
+
+def test_roofline_data_of_many_modules_are_the_heaviest() -> None:
+    data = roofline_data(model(MOST_POINTS + 5), MACHINE)
+    assert data is not None
+    assert (len(data["modules"]), data["modules_left_out"]) == (MOST_POINTS, 5)
+
+
+def test_roofline_data_of_a_dtype_without_a_peak_name_it() -> None:
+    root = module("Net", ops=(op("aten.mm.default", macs=1, n_bytes=(1, 1), dtype="float64"),))
+    data = roofline_data(Profile(root=root), MACHINE)
+    assert data is not None
+    assert (data["peaks"], data["no_peak"]) == ({}, ["float64"])

@@ -1,0 +1,60 @@
+"""Which operators are decomposed, and which are counted whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._ops import OpOverload
+
+from dispatch_flops.cli.ops import coverage
+from dispatch_flops.operators.composites import is_composite
+from tests.helpers.profiling import profile_of
+
+aten = torch.ops.aten
+X = torch.ones(2, 6, 5, 7)
+
+# Operators that can be decomposed, and have a kernel of their own for CPU, CUDA or both.
+WITH_KERNEL = {
+    "aten.mish_backward.default": lambda: aten.mish_backward(X, X),
+    "aten.silu_backward.default": lambda: aten.silu_backward(X, X),
+    "aten.native_channel_shuffle.default": lambda: aten.native_channel_shuffle(X, 3),
+}
+
+
+def overload(name: str) -> OpOverload:
+    _, packet, overload_name = name.split(".")
+    found: OpOverload = getattr(getattr(aten, packet), overload_name)
+    return found
+
+
+@pytest.mark.parametrize("name", WITH_KERNEL)
+def test_is_composite_of_a_decomposable_operator_with_a_kernel_is_false(name: str) -> None:
+    assert overload(name)._can_decompose()
+    assert not is_composite(overload(name))
+
+
+@pytest.mark.parametrize("name", WITH_KERNEL)
+def test_coverage_and_counter_agree_on_a_decomposable_operator_with_a_kernel(name: str) -> None:
+    kinds, _ = coverage()
+    assert any(name in overloads for overloads in kinds.values())
+    assert list(profile_of(WITH_KERNEL[name]).by_operator()) == [name]
+
+
+def test_is_composite_of_an_operator_without_a_kernel_is_true() -> None:
+    assert is_composite(aten.matmul.default)
+
+
+@pytest.mark.parametrize("op", [aten.mm.default, aten.sym_size.default], ids=str)
+def test_is_composite_of_an_operator_that_cannot_be_decomposed_is_false(op: OpOverload) -> None:
+    assert not is_composite(op)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_composite_of_a_users_library_is_decomposed(inference: bool) -> None:
+    with torch.library._scoped_library("dispatch_flops_composites", "FRAGMENT") as library:
+        library.define("cube(Tensor x) -> Tensor")
+        library.impl("cube", lambda x: x @ x @ x, "CompositeImplicitAutograd")
+        with torch.inference_mode(inference):
+            profile = profile_of(torch.ops.dispatch_flops_composites.cube, torch.ones(5, 5))
+    assert profile.total().macs == 2 * 5 * 5 * 5
+    assert profile.uncounted_ops() == {}

@@ -1,0 +1,210 @@
+"""Saved profiles: round trips, earlier versions, and damage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from dispatch_flops.analysis import measured_seconds, phase_seconds
+from dispatch_flops.errors import ProfileFormatError
+from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cost import OpCost
+from tests.helpers.paths import GOLDEN
+from tests.helpers.trees import SMALL, deep, lenet5, profiles, training_step, wide
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_from_json_of_to_json_is_an_equal_profile(name: str) -> None:
+    profile = SMALL[name]().check()
+    text = profile.to_json()
+    again = Profile.from_json(text)
+    assert again == profile
+    assert again.to_json() == text
+    assert json.loads(text.encode().decode("ascii"))["version"] == 2
+
+
+@given(profiles)
+def test_from_json_of_any_profile_is_an_equal_profile(profile: Profile) -> None:
+    assert Profile.from_json(profile.check().to_json(indent=1)) == profile
+
+
+@pytest.mark.parametrize("profile", [deep(5_000), wide(10_000)])
+def test_from_json_of_a_deep_or_wide_tree_is_an_equal_profile(profile: Profile) -> None:
+    assert Profile.from_json(profile.to_json()) == profile
+
+
+def test_to_dict_has_one_table_of_seconds_per_phase() -> None:
+    data = training_step().to_dict()
+    assert data["timing"]["seconds"] == {
+        "forward": 97.51e-6,
+        "backward": 240.09e-6,
+        "optimizer": 314.47e-6,
+    }
+    assert [row["seconds"] for row in data["root"]] == [
+        {},
+        {"forward": 38.15e-6},
+        {"forward": 15.74e-6},
+        {"forward": 15.02e-6},
+    ]
+
+
+@pytest.mark.parametrize("name", ["training_step", "hostile", "lower_bound"])
+def test_to_json_of_small_profiles_matches_golden_files(
+    name: str, golden: Callable[[str, str], None]
+) -> None:
+    golden(f"{name}.json", SMALL[name]().check().to_json(indent=2) + "\n")
+
+
+# -- earlier versions ---------------------------------------------------------------------------
+
+
+def version_1(profile: Profile) -> dict[str, Any]:
+    """The profile as the first version of the schema had it."""
+    data: dict[str, Any] = json.loads(profile.to_json()) | {"version": 1}
+    data["scope"] = data.pop("run")
+    seconds = data["timing"].pop("seconds")
+    data["timing"] |= {
+        "forward_s": seconds.get("forward"),
+        "backward_s": seconds.get("backward"),
+        "step_s": seconds.get("optimizer"),
+    }
+    for row in (*data["root"], *data["outside"]):
+        seconds = row.pop("seconds")
+        row["latency_s"] = seconds.get("forward")
+        row["backward_latency_s"] = seconds.get("backward")
+    return data
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_from_dict_of_version_1_is_an_equal_profile(name: str) -> None:
+    profile = SMALL[name]().check()
+    assert Profile.from_dict(version_1(profile)) == profile
+
+
+def test_from_json_of_a_version_1_file_reads_the_same_figures() -> None:
+    """A file that the first version wrote: a step of Linear(3, 5), ReLU, checkpointed, and
+    Linear(5, 2), on 4 rows, with SGD and latencies."""
+    text = (GOLDEN / "version_1.json").read_text(encoding="utf-8")
+    profile = Profile.from_json(text)
+    assert profile.total("forward").macs == 4 * (3 * 5 + 5 * 2)
+    assert profile.total("recompute").macs == 4 * 3 * 5
+    assert profile.total("backward").macs == 2 * 4 * (3 * 5 + 5 * 2)
+    assert profile.root.total() == OpCost(macs=360, flops=849, bytes_read=1268, bytes_written=688)
+    assert profile.run.torch_version == "2.13.0+cpu"
+    assert phase_seconds(profile) == {
+        "forward": 0.005558616708185582,
+        "backward": 0.002134359932819912,
+        "recompute": None,
+        "optimizer": 0.00033076473118853755,
+    }
+    assert measured_seconds(profile) == (0.01262919125110784, "whole iteration")
+    assert profile.timing.latency("forward") is None
+    assert {node.fqn: (node.latency_s, node.latency("backward")) for node in profile.nodes()} == {
+        "": (0.005558616708185582, 0.00029240399908303516),
+        "body": (0.005005604188227153, 0.0001632329995118198),
+        "body.0": (0.004695290108429617, 0.00010876099895540392),
+        "body.1": (0.00025991934398916783, 5.447200055641588e-05),
+        "head": (7.493991688534152e-05, 0.00012917099957121536),
+        "unused": (None, None),
+        "<outside>": (None, 4.392499977257103e-05),
+        "<outside>.gradient accumulation": (None, 1.6253999092441518e-05),
+        "<outside>.SGD": (None, None),
+    }
+    assert Profile.from_json(profile.to_json()) == profile
+    assert version_1(profile) == json.loads(text)
+
+
+# -- damage -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a dispatch_flops profile"),
+        ('{"schema": "other"}', "not a dispatch_flops profile"),
+        ('{"schema": "dispatch_flops.profile", "version": 99}', "version 99"),
+        ('{"schema": "dispatch_flops.profile", "version": 1}', "damaged"),
+        ('{"schema": "dispatch_flops.profile", "version": 2}', "damaged"),
+    ],
+)
+def test_from_json_of_other_text_raises_format_error(text: str, message: str) -> None:
+    with pytest.raises(ProfileFormatError, match=message):
+        Profile.from_json(text)
+
+
+BOTH_VERSIONS = [
+    (("root",), []),
+    (("root",), "abc"),
+    (("root", 0), None),
+    (("root", 0, "children"), [0]),
+    (("root", 0, "children"), [99]),
+    (("root", 0, "children"), [1, 1]),
+    (("root", 0, "children"), []),
+    (("root", 0, "surprise"), 1),
+    (("root", 0, "calls"), "three"),
+    (("root", 0, "calls"), True),
+    (("root", 0, "total_params"), None),
+    (("root", 2, "ops", 0, "cost"), 5),
+    (("root", 2, "ops", 0, "cost", "flops"), "12"),
+    (("root", 2, "ops", 0, "cost", "flops"), -12),
+    (("root", 2, "ops", 0, "cost", "macs"), 1.5),
+    (("root", 2, "ops", 0, "phase"), 5),
+    (("root", 2, "ops", 0, "phase"), ""),
+    (("root", 2, "ops", 0, "phase"), None),
+    (("timing",), None),
+    (("timing",), []),
+    (("timing", "surprise"), 1),
+    (("notes",), None),
+]
+
+
+def damaged(data: dict[str, Any], path: tuple[str | int, ...], value: object) -> dict[str, Any]:
+    place = data
+    for step in path[:-1]:
+        place = place[step]  # type: ignore[index]
+    place[path[-1]] = value  # type: ignore[index]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *BOTH_VERSIONS,
+        (("root", 0, "seconds"), None),
+        (("root", 0, "seconds", "forward"), "fast"),
+        (("root", 0, "seconds", "forward"), None),
+        (("root", 0, "seconds", "forward"), float("nan")),
+        (("root", 0, "seconds", "forward"), -1.0),
+        (("timing", "seconds", "forward"), "fast"),
+        (("run", "device"), 5),
+        (("run",), None),
+    ],
+)
+def test_from_dict_of_damaged_data_raises_format_error(
+    path: tuple[str | int, ...], value: object
+) -> None:
+    data = json.loads(lenet5().to_json())
+    with pytest.raises(ProfileFormatError, match="damaged"):
+        Profile.from_dict(damaged(data, path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *BOTH_VERSIONS,
+        (("root", 0, "latency_s"), "fast"),
+        (("root", 0, "latency_s"), float("nan")),
+        (("timing", "forward_s"), "fast"),
+        (("scope",), None),
+    ],
+)
+def test_from_dict_of_damaged_version_1_raises_format_error(
+    path: tuple[str | int, ...], value: object
+) -> None:
+    with pytest.raises(ProfileFormatError, match="damaged"):
+        Profile.from_dict(damaged(version_1(lenet5()), path, value))

@@ -1,0 +1,52 @@
+"""Measured peaks of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dispatch_flops.errors import TargetError
+from dispatch_flops.timing.peaks import measure_machine
+
+
+def test_measure_machine_on_an_accelerator_shares_one_wait_over_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wait for the device takes as long as a kernel: 1 s."""
+    launched: list[torch.device] = []
+
+    def time_call(run: Callable[[], object], **_: object) -> tuple[float, None]:
+        launched.clear()
+        run()
+        return 1.0 + len(launched), None
+
+    def copy_(target: torch.Tensor, source: torch.Tensor) -> None:
+        launched.append(target.device)
+
+    monkeypatch.setattr("dispatch_flops.timing.peaks.time_call", time_call)
+    monkeypatch.setattr("dispatch_flops.timing.peaks.device_name", lambda device: f"a {device}")
+    monkeypatch.setattr(torch, "mm", lambda a, b: launched.append(a.device))
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+    with FakeTensorMode():
+        machine = measure_machine("cuda:0", [torch.float16])
+    assert machine.name == "a cuda:0"
+    assert machine.flops_per_s == {"float16": pytest.approx(2 * 8192**3, rel=0.1)}
+    assert machine.bytes_per_s == pytest.approx(2 * 2**30, rel=0.1)
+    assert set(launched) == {torch.device("cuda:0")}
+
+
+def test_measure_machine_leaves_the_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors: list[torch.Tensor] = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: factors.extend((a, b)))
+    before = torch.get_rng_state()
+    measure_machine("cpu", [torch.float64], size=7)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(factor.unique().numel() == 7 * 7 for factor in factors)
+
+
+def test_measure_machine_of_meta_raises() -> None:
+    with pytest.raises(TargetError, match="meta"):
+        measure_machine("meta")
