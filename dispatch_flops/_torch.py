@@ -234,7 +234,7 @@ disabled_torch_dispatch: Any = torch._C._disabled_torch_dispatch_impl  # type: i
 # Zeros without memory, as forward-mode differentiation has them. Public: none.
 efficient_zeros: Callable[..., torch.Tensor] = torch._efficientzerotensor
 
-# Whether ``torch.jit.trace`` is at work, and an end to it for a while. Public: none.
+# Whether ``torch.jit.trace`` is running, and how to suspend it. Public: none.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
 

@@ -62,7 +62,7 @@ class OpaqueModules:
             if type(module) not in self._rules:
                 return
             self._open[thread] = call
-        # Nobody aggregates this ModulePhase: what is recorded there is discarded.
+        # This ModulePhase is never aggregated: what is recorded there is discarded.
         discarded = ModulePhase(call.module_phase.fqn, call.module_phase.phase)
         thread.current = call.module_phase = discarded
 

@@ -20,7 +20,7 @@ WHOLE = (SCORES, SCORES)
 ENCODER = ((4, 2, 7, 12, 12), (2, 2, 7, 7, 12), (2, 2, 7, 12, 20))
 PARTS = (
     "hooks switch the layer's fast path off, self_attn still runs fused: 0.3922 is left; "
-    "without hooks all is lost; biases and norms are no MACs"
+    "without hooks all is lost; biases and norms are not MACs"
 )
 
 
@@ -104,7 +104,7 @@ PROBES = (
         lambda: _SelfAttention(),
         of((2, 7, 12)),
         *ENCODER[:2],
-        note="calflops misses the two products by bmm, 2·S²·E an item; biases are no MACs",
+        note="calflops misses the two products by bmm, 2·S²·E an item; biases are not MACs",
     ),
     layer(
         "nn.MultiheadAttention, fast path",

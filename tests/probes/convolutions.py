@@ -21,7 +21,7 @@ PROBES = (
         lambda: nn.Conv2d(6, 10, (3, 2)),
         of(X),
         PLAIN,
-        note="the bias is no MAC: one addition for each output",
+        note="the bias is not a MAC: one addition for each output",
     ),
     op(
         "F.conv2d, unbatched",

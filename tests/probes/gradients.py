@@ -13,7 +13,7 @@ from tests.probes.attention import SCORES, K, Q
 from tests.probes.convolutions import PLAIN, W, X
 from tests.probes.probe import layer, of, op
 
-OWN_PHASE = "recomputation is no part of the model's work: we keep it as a phase of its own"
+OWN_PHASE = "recomputation does not belong to the model's work: it is a separate phase"
 
 
 def _frozen() -> nn.Module:

@@ -67,7 +67,7 @@ PROBES = (
         lambda c, a, b: torch.addmm(c, a, b),
         of((7,), (3, 5), (5, 7)),
         (3, 5, 7),
-        note="the bias is no MAC: 3·7 additions, counted as FLOPs",
+        note="the bias is not a MAC: 3·7 additions, counted as FLOPs",
     ),
     op(
         "Tensor.addmm_",
@@ -149,7 +149,7 @@ PROBES = (
         lambda: torch.nn.Linear(5, 7),
         of((3, 5)),
         (3, 5, 7),
-        note="the bias is no MAC: 3·7 additions, counted as FLOPs",
+        note="the bias is not a MAC: 3·7 additions, counted as FLOPs",
     ),
     op("F.linear", lambda x, w: F.linear(x, w), of((11, 3, 5), (7, 5)), (11, 3, 5, 7)),
     op("from F import linear", linear_bound_early, of((3, 5), (7, 5)), (3, 5, 7)),

@@ -55,7 +55,7 @@ PROBES = (
         of(X),
         (3, 2, 4 * 7, 5 + 4),
         (3, 2, 7, 4),
-        note="7·4 a step bring the state to 4 features, which are fed back; biases are no MACs",
+        note="7·4 a step bring the state to 4 features, which are fed back; biases are not MACs",
     ),
     layer(
         "nn.LSTM, packed: 3 and 1 steps",

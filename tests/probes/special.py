@@ -173,7 +173,7 @@ PROBES: tuple[Probe, ...] = (
         lambda: tuple(torch.ones(s, device="meta") for s in ((3, 5), (7, 5), (7,))),
         (3, 5, 7),
         device="meta",
-        note="the bias is no MAC; DeepSpeed counts F.linear, and torch.mm in what meta decomposes "
+        note="the bias is not a MAC; DeepSpeed counts F.linear, and torch.mm in what meta decomposes "
         "it to",
     ),
     op(
@@ -188,6 +188,6 @@ PROBES: tuple[Probe, ...] = (
         lambda: without_gradients(nn.Sequential(nn.Linear(5, 7, bias=False), nn.LayerNorm(7))),
         of((3, 5)),
         (3, 5, 7),
-        note="normalisation is no MAC: it has FLOPs of its own",
+        note="normalisation is not a MAC: it has FLOPs of its own",
     ),
 )

@@ -1,4 +1,4 @@
-"""Autograd: sequence numbers, the node at work, graph tasks, and the engine's Python frame.
+"""Autograd: sequence numbers, the running node, graph tasks, and the engine's Python frame.
 
 dispatch_flops says for every operator of a backward pass which module made it, without any
 gradient hook. All of it rests on the undocumented attributes that are tested here.
@@ -115,7 +115,7 @@ def test_sequence_nr_of_accumulate_grad_has_its_highest_bit_set() -> None:
     assert node._sequence_nr() >> 63 == 1, "AccumulateGrad must be told by its number's top bit"
 
 
-# -- the node at work -------------------------------------------------------------------------
+# -- the running node -------------------------------------------------------------------------
 
 
 def test_current_node_in_backward_is_the_one_made_by_the_forward_operator() -> None:
@@ -157,7 +157,7 @@ def test_current_node_outside_backward_is_none() -> None:
     """dispatch_flops relies on this for what hooks run between nodes (counting/module_tracker.py:
     ``locate``).
     """
-    assert current_node() is None, "outside of a backward pass no node may be at work"
+    assert current_node() is None, "outside of a backward pass no node may be running"
 
 
 def test_node_next_functions_lead_to_the_parameters() -> None:

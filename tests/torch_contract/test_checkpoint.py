@@ -107,7 +107,7 @@ def test_backward_when_reentrant_is_a_frame_of_checkpoint_and_its_own_node() -> 
     assert first == (False, None)
     assert again == (True, "CheckpointFunctionBackward"), (
         "a reentrant checkpoint must run its function again in CheckpointFunction.backward, with "
-        "CheckpointFunctionBackward as the node at work"
+        "CheckpointFunctionBackward as the running node"
     )
 
 

@@ -32,7 +32,7 @@ def mesh() -> Iterator[Any]:
 
 class Desugaring(TorchDispatchMode):
     """Hands operators on DTensors to them, and keeps the shapes of those that they run, by
-    whether ``PROPAGATES`` is at work.
+    whether ``PROPAGATES`` is running.
     """
 
     def __init__(self, wrapper: type) -> None:
