@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import zlib
 from typing import Any
 
@@ -36,15 +35,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker("no_cover")
-
-
-def pytest_collection_finish() -> None:
-    """Exclude the objects of imported modules from every later garbage collection.
-
-    A collection costs half a second with them, and some tests need many.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_terminal_summary(

@@ -173,8 +173,8 @@ PROBES: tuple[Probe, ...] = (
         lambda: tuple(torch.ones(s, device="meta") for s in ((3, 5), (7, 5), (7,))),
         (3, 5, 7),
         device="meta",
-        note="the bias is not a MAC; DeepSpeed counts F.linear, and torch.mm in what meta decomposes "
-        "it to",
+        note="the bias is not a MAC; DeepSpeed counts F.linear, and torch.mm in what meta "
+        "decomposes it to",
     ),
     op(
         "adaptive_avg_pool2d(output_size=), F.linear",
