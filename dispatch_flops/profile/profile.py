@@ -175,17 +175,17 @@ class Profile:
         return {op.op: op.error for op in self.op_totals() if op.error is not None}
 
     def uncalled_modules(self) -> list[str]:
-        """Return the modules whose forward never ran and that hold parameters or have no children.
+        """Return the modules that took no part in the run and hold parameters or have no children.
 
-        A module that ran under another of its names is not among them. Their parameters may
-        still have taken part in an operator, where another module uses them; see
-        ``active_params``.
+        Their forward never ran, under no name of theirs, and none of their parameters took part
+        in an operator, as those of an attention's ``out_proj`` do that is never called.
         """
         elsewhere = set(self.ran_elsewhere)
         return [
             node.fqn
             for node in self.root.walk()
             if not node.calls
+            and not node.active_params
             and (node.own_params or not node.children)
             and node.fqn not in elsewhere
         ]

@@ -57,7 +57,7 @@ def test_module_names_of_containers_are_those_of_named_modules() -> None:
     check_sums(profile)
     assert fqns(profile) == [name for name, _ in model.named_modules()]
     assert work_of(profile)[""] == {"forward": 2 * 11 * 13, "backward": 2 * 2 * 11 * 13}
-    assert profile.uncalled_modules() == ["named.b", "weights", "scales"]
+    assert profile.uncalled_modules() == ["named.b"]
     root = profile.root
     used = 3 * 5 + 5 * 7 + 7 * 11 + 11 * 13 + 13
     assert (root.active_params, root.total_params) == (used, used + (2 * 2 + 2) + 2 * 2)
