@@ -46,6 +46,7 @@ def test_total_of_a_tree_deeper_than_the_stack_is_computed() -> None:
     assert root == deep(DEEP).root
 
 
+@pytest.mark.slow
 def test_total_of_ten_thousand_modules_is_computed() -> None:
     assert wide(10_000).root.total().macs == 10_000 * 10_001 // 2
 
