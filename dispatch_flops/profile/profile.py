@@ -35,6 +35,8 @@ class StepTiming:
     seconds: per phase. "forward" is of the model, "backward" of all backward passes with the
         recomputation in them, "optimizer" of the optimizer's steps.
     iteration_s: of everything that ran, other code included.
+    iteration_step: the step that ``iteration_s`` is of, where it is not the profiled one. It ran
+        without the profiler, so its time is not combined with that of a phase.
     spread_s: median distance of the runs from their median; repeats: number of runs.
     method: how the latencies of this profile were taken, in words for the reader.
     resolution_s, operator_resolution_s: a module's latency is exact to 10 % if it is at least
@@ -44,6 +46,7 @@ class StepTiming:
 
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
     iteration_s: float | None = None
+    iteration_step: int | None = None
     spread_s: float | None = None
     repeats: int = 1
     method: str | None = None
