@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from dispatch_flops.profile import ModuleNode
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.profile.tree import map_tree
