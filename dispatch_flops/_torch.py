@@ -149,6 +149,10 @@ modes_disabled: Callable[[], AbstractContextManager[Any]] = (
     torch.utils._python_dispatch._disable_current_modes
 )
 
+# Reads a tensor's properties without ``__torch_function__`` of its class or of modes. Public:
+# ``torch._C`` alone has it.
+torch_functions_disabled: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
+
 # -- autocast ---------------------------------------------------------------------------------
 
 
