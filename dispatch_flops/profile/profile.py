@@ -35,6 +35,8 @@ class StepTiming:
     seconds: per phase. "forward" is of the model, "backward" of all backward passes with the
         recomputation in them, "optimizer" of the optimizer's steps.
     iteration_s: of everything that ran, other code included.
+    iteration_step: the step that ``iteration_s`` is of, where it is not the profiled one. It ran
+        without the profiler, so its time is not combined with that of a phase.
     spread_s: median distance of the runs from their median; repeats: number of runs.
     method: how the latencies of this profile were taken, in words for the reader.
     resolution_s, operator_resolution_s: a module's latency is exact to 10 % if it is at least
@@ -44,6 +46,7 @@ class StepTiming:
 
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
     iteration_s: float | None = None
+    iteration_step: int | None = None
     spread_s: float | None = None
     repeats: int = 1
     method: str | None = None
@@ -175,17 +178,17 @@ class Profile:
         return {op.op: op.error for op in self.op_totals() if op.error is not None}
 
     def uncalled_modules(self) -> list[str]:
-        """Return the modules whose forward never ran and that hold parameters or have no children.
+        """Return the modules that took no part in the run and hold parameters or have no children.
 
-        A module that ran under another of its names is not among them. Their parameters may
-        still have taken part in an operator, where another module uses them; see
-        ``active_params``.
+        Their forward never ran, under no name of theirs, and none of their parameters took part
+        in an operator, as those of an attention's ``out_proj`` do that is never called.
         """
         elsewhere = set(self.ran_elsewhere)
         return [
             node.fqn
             for node in self.root.walk()
             if not node.calls
+            and not node.active_params
             and (node.own_params or not node.children)
             and node.fqn not in elsewhere
         ]

@@ -207,18 +207,18 @@ def attach_latencies(
 ) -> Profile:
     """Return the profile with forward latencies and with the timing of the whole call.
 
+    Latencies of modules in the counting pass are dropped: those of two passes do not add up.
+    Operators keep theirs.
+
     seconds: ``{fqn: seconds}``.
     spread: ``{fqn: fraction}`` of the latency by which repeated calls vary.
     """
     shares = spread or {}
 
     def change(node: ModuleNode) -> ModuleNode:
-        latency_s = seconds.get(node.fqn)
-        if latency_s is None:
-            return node
-        share = shares.get(node.fqn)
-        spread_s = None if share is None else share * latency_s
-        timed = PhaseSeconds({**node.seconds, "forward": latency_s})
+        latency_s, share = seconds.get(node.fqn), shares.get(node.fqn)
+        spread_s = None if latency_s is None or share is None else share * latency_s
+        timed = PhaseSeconds({"forward": latency_s})
         return dataclasses.replace(node, seconds=timed, latency_spread_s=spread_s)
 
     return dataclasses.replace(profile.map_nodes(change), timing=timing)

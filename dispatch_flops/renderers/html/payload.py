@@ -19,12 +19,12 @@ from dispatch_flops.analysis.figures import (
 )
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.headline import ABOVE_PEAK, headline
-from dispatch_flops.analysis.latency import phase_seconds
+from dispatch_flops.analysis.latency import phase_seconds, whole_latencies
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.analysis.roofline_points import roofline_data
-from dispatch_flops.profile import ModuleNode, Profile, sum_known
-from dispatch_flops.profile.cost import Phase, in_order
+from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.explanations import attention_counting
 from dispatch_flops.renderers.table import uncounted_rows
 
@@ -109,10 +109,9 @@ def _costs(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
     """Return ``{figure: {view: column}}``; if only one phase ran, ``"all"`` is the only view."""
     figures: dict[str, list[Figures]] = {ALL: _figures(roots, None)}
     timed: dict[str, list[float | None]] = {
-        phase: _latencies(_figures(roots, phase))
-        for phase in in_order(("forward", "backward", *phases))
+        phase: _latencies(_figures(roots, phase)) for phase in phases
     }
-    latency = {ALL: [sum_known(parts) for parts in zip(*timed.values(), strict=True)]}
+    latency = {ALL: [seconds for root in roots for seconds in whole_latencies(root).values()]}
     if len(phases) > 1:
         figures |= {phase: _figures(roots, phase) for phase in phases}
         latency |= {phase: timed[phase] for phase in phases}

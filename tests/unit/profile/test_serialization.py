@@ -32,6 +32,7 @@ def test_from_json_of_any_profile_is_an_equal_profile(profile: Profile) -> None:
     assert Profile.from_json(profile.check().to_json(indent=1)) == profile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", [deep(5_000), wide(10_000)])
 def test_from_json_of_a_deep_or_wide_tree_is_an_equal_profile(profile: Profile) -> None:
     assert Profile.from_json(profile.to_json()) == profile
