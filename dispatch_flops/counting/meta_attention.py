@@ -28,7 +28,7 @@ _TYPES = frozenset((Tensor, torch.nn.Parameter, FakeTensor))
 # Alignment that flash pads heads to, and efficient pads masks to.
 _FLASH_HEADS, _EFFICIENT_MASK = 8, 16
 
-_original = partial(_torch.run_taken_apart, ATTENTION)
+_original: Callable[..., Tensor] = partial(_torch.run_taken_apart, ATTENTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,5 +257,4 @@ def _run(*args: Any, **kwargs: Any) -> Tensor:
     for mode in reversed(_torch.modes_in_force()):
         if mode in _targets:
             return attend(_targets[mode], *args, **kwargs)
-    out: Tensor = _original(*args, **kwargs)
-    return out
+    return _original(*args, **kwargs)
