@@ -434,7 +434,8 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 #                             called CheckpointFunctionBackward
 # counting/python_frames      names of nodes (TBackward0, ...), variable of AccumulateGrad;
 #                             torch.nn.utils.clip_grad and torch.amp.grad_scaler as callers; the
-#                             frame that calls a step's hook; self in frames of MODULE_CALL_CODE
+#                             frame that calls a step's hook; self, args and kwargs in frames of
+#                             MODULE_CALL_CODE
 # counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
 #                             backward; the closure (frame) of _checkpoint_hook's pack_hook
 # counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached

@@ -29,9 +29,11 @@ from torch.optim.optimizer import (
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.checkpoints import checkpoint_variables, recomputing_frame
-from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.first_call import call_facts
+from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.observers import ModuleObserver
 from dispatch_flops.counting.python_frames import (
+    call_arguments,
     calling_frame,
     first_ended,
     has_returned,
@@ -68,6 +70,7 @@ class Tracker:
     observers: are told of each module call and optimizer step.
     is_mode_on: says whether a dispatch mode sees the operators of the calling thread. Without a
         mode only threads that joined are followed.
+    first_call: the facts of the first call of a root, as ``call_facts`` returns them.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Tracker:
         is_mode_on: Callable[[], bool] = lambda: False,
     ) -> None:
         self.names = names
+        self.first_call: dict[str, Any] | None = None
         self.subgraph_depth = 0  # functions of higher-order operators that are running
         self.local = threading.local()
         self._observers = tuple(observers)
@@ -325,8 +329,11 @@ class Tracker:
             ):
                 return
             named = self.names.find(module, [call.named for call in stack if call.named])
-        if named.parent is None and len(stack) > 1:
-            self._drop_ended_calls(thread, module)
+        if named.parent is None:
+            if self.first_call is None:
+                self._note_first_call(module, named)
+            if len(stack) > 1:
+                self._drop_ended_calls(thread, module)
         task = _graph_task()
         if task == NO_TASK:
             module_phase = thread.module_phase(named.fqn, "forward")
@@ -413,6 +420,11 @@ class Tracker:
         self._resume(thread, _sequence_nr())
         for observer, stamp in zip(self._observers, stamps, strict=True):
             observer.leave(thread, call, stamp)
+
+    def _note_first_call(self, module: nn.Module, named: ModuleName) -> None:
+        if not named.is_wrapper and not named.fqn.startswith(OUTSIDE):
+            arguments = call_arguments(module)
+            self.first_call = call_facts(module, module.forward, arguments)
 
     def _phase_in_backward(self, fqn: str) -> Phase:
         """Return the phase of a module whose forward runs in a backward pass.

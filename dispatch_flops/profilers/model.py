@@ -192,7 +192,7 @@ def _count(calls: BoundCalls, counter: FlopCounterMode, devices: Devices) -> Pro
         calls.profiled()
     profile = counter.profile
     name = device_name(next(iter(devices.accelerators), devices.type))
-    run = dataclasses.replace(profile.run, device=devices.type, device_name=name)
+    run = dataclasses.replace(profile.run, device=devices.type, device_name=name, **calls.facts)
     notes = profile.notes
     if (method := profile.timing.method) is not None:
         notes += (f"operator latencies: {method}",)
