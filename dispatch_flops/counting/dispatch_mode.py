@@ -16,7 +16,7 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload, TorchDispatchMode
-from dispatch_flops.counting import meta_tensors
+from dispatch_flops.counting import meta_attention, meta_tensors
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
@@ -180,6 +180,7 @@ class CountingMode(TorchDispatchMode):
     def start(self, undo: UndoStack) -> None:
         """Enter the mode in this thread until ``undo`` runs."""
         flags = _torch.mode_flags()
+        meta_attention.start(self, self._conventions.target, undo)
         undo.add(lambda: self._leave(flags))
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -230,7 +231,10 @@ class CountingMode(TorchDispatchMode):
             plan.strategy = _call_through
         elif (rule is None or rule.builtin) and is_composite(func):
             plan.strategy = _decompose
-            plan.parts = _torch.with_autocast(partial(_torch.run_taken_apart, func), func)
+            parts = partial(_torch.run_taken_apart, func)
+            if func is meta_attention.ATTENTION:
+                parts = partial(meta_attention.attend, self._conventions.target)
+            plan.parts = _torch.with_autocast(parts, func)
         elif func is _TIMES_NUMBER:
             plan.strategy = _multiply
         elif plan.name in _SHAPES_OF_ZEROS:
