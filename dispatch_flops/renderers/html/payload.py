@@ -26,6 +26,7 @@ from dispatch_flops.analysis.roofline_points import roofline_data
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.explanations import attention_counting
+from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.table import uncounted_rows
 
 ALL = "all"
@@ -173,12 +174,13 @@ def _facts(profile: Profile, machine: Machine | None) -> Iterator[tuple[str, str
     """Yield labels and values of where and how the run took place."""
     run, timing = profile.run, profile.timing
     yield "Device", f"{run.device_name} ({run.device})" if run.device_name else run.device
-    if run.torch_version:
+    if run.torch_version and not run.python_version:  # else it is among the versions
         yield "torch", run.torch_version
     if run.world_size:
         yield "Rank", f"{run.rank} of {run.world_size}: all numbers are of this rank"
     if run.batch_size is not None:
         yield "Batch size", str(run.batch_size)
+    yield from run_facts(run)
     yield "Attention", attention_counting(run.causal)
     if timing.method:
         yield "Latency", timing.method
