@@ -20,6 +20,9 @@ from dispatch_flops.units import ratio
 
 Bound = Literal["compute", "memory"]
 
+# No vendor states a peak for them. int8 is another matter: it has matrix units of its own.
+_PLAIN_INTEGERS = frozenset({"bool", "int16", "int32", "int64", "uint16", "uint32", "uint64"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
@@ -28,8 +31,9 @@ class Roofline:
     attainable_s: least seconds. Each operator takes the longer of computing and moving bytes.
     attainable_flops_per_s: FLOPs divided by that time.
     bound: what takes the larger part of that time, "compute" or "memory".
-    exceeds_peak: the measured time is shorter than the peak allows, so a count, the time or the
-        peak is wrong.
+    exceeds_peak: the measured time is shorter than the peaks of computing allow, so a count, the
+        time or a peak is wrong; or shorter than the bandwidth allows, unless caches or fused
+        kernels saved traffic.
     """
 
     cost: OpCost
@@ -61,6 +65,16 @@ def hfu(profile: Profile, machine: Machine | None, seconds: float | None) -> flo
     return utilisation(profile.op_totals(), phases_of(profile), machine, seconds)
 
 
+def mfu_is_lower_bound(profile: Profile, machine: Machine | None) -> bool:
+    """Return whether ``mfu`` leaves out some of the work of forward and backward."""
+    return utilisation_is_lower_bound(profile.op_totals(), MODEL_PHASES, machine)
+
+
+def hfu_is_lower_bound(profile: Profile, machine: Machine | None) -> bool:
+    """Return whether ``hfu`` leaves out some of the work."""
+    return utilisation_is_lower_bound(profile.op_totals(), phases_of(profile), machine)
+
+
 def utilisation(
     ops: Iterable[OpTotal],
     phases: Iterable[Phase],
@@ -79,17 +93,51 @@ def utilisation(
     return None if least is None or not seconds else least / seconds
 
 
+def utilisation_is_lower_bound(
+    ops: Iterable[OpTotal], phases: Iterable[Phase], machine: Machine | None
+) -> bool:
+    """Return whether ``utilisation`` of the same arguments leaves out some of the work.
+
+    That is work of operators without a known cost, and work in integers without a peak.
+    """
+    wanted = frozenset(phases)
+    return any(
+        op.uncounted or (_has_flops(op) and op.dtype in _PLAIN_INTEGERS and not _peak(machine, op))
+        for op in ops
+        if op.phase in wanted
+    )
+
+
+def _peak(machine: Machine | None, op: OpTotal) -> float | None:
+    return None if machine is None else machine.peak(op.dtype)
+
+
+def _has_flops(op: OpTotal) -> bool:
+    return op.cost is not None and op.cost.flops > 0
+
+
 def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
-    """Return the seconds that ``ops`` take at the dense peaks; None if a peak is not known."""
+    """Return the seconds that ``ops`` take at the dense peaks; None if a peak is not known.
+
+    Machines state no peak for wide integers, such as int64. Their work is left out, so the
+    result is a lower bound where there is any.
+    """
     total = 0.0
     for op in ops:
         if op.cost is None or not op.cost.flops:
             continue
         peak = machine.peak(op.dtype)
+        if peak is None and op.dtype in _PLAIN_INTEGERS:
+            continue
         if peak is None:
             return None
         total += op.cost.flops / peak
     return total
+
+
+def moving_s(cost: OpCost, machine: Machine) -> float | None:
+    """Return the seconds that the bytes take at the bandwidth; None if that is not known."""
+    return ratio(cost.bytes_total, machine.bytes_per_s)
 
 
 def roofline(
@@ -103,7 +151,8 @@ def roofline(
     cost = add_costs(op.cost for op in known)
     computing = compute_s(known, machine) if machine is not None else None
     if machine is None or machine.bytes_per_s is None or computing is None:
-        return Roofline(cost=cost, exceeds_peak=_exceeds(computing, seconds))
+        least = [computing, None if machine is None else moving_s(cost, machine)]
+        return Roofline(cost=cost, exceeds_peak=any(_exceeds(s, seconds) for s in least))
     in_compute = in_memory = 0.0
     for op in known:
         compute = compute_s([op], machine) or 0.0
@@ -118,7 +167,7 @@ def roofline(
         attainable_s=attainable,
         attainable_flops_per_s=ratio(cost.flops, attainable),
         bound=None if not attainable else "compute" if in_compute >= in_memory else "memory",
-        exceeds_peak=_exceeds(computing, seconds),
+        exceeds_peak=_exceeds(max(computing, cost.bytes_total / machine.bytes_per_s), seconds),
     )
 
 

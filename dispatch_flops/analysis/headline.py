@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dispatch_flops.analysis.efficiency import hfu, mfu
+from dispatch_flops.analysis.efficiency import (
+    hfu,
+    hfu_is_lower_bound,
+    mfu,
+    mfu_is_lower_bound,
+    moving_s,
+)
 from dispatch_flops.analysis.latency import measured_seconds
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile import Profile
 
 ABOVE_PEAK = "above the peak: a count, the time or the peak is wrong"
+ABOVE_BANDWIDTH = (
+    "more bytes than the bandwidth allows in that time: caches or fused kernels saved traffic, or "
+    "a count, the time or the bandwidth is wrong"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +31,9 @@ class Headline:
     seconds_of: what those seconds are of, in words.
     mfu, hfu: shares of the machine's peak; None where the peak or the time is not known.
     lower_bound: True if an operator that ran has no known cost.
+    mfu_is_lower_bound, hfu_is_lower_bound: True if the utilisation leaves out work, as that of
+        operators without a known cost and of integers without a peak.
+    least_moving_s: seconds that the bytes take at the machine's bandwidth; None if not known.
     """
 
     params: int
@@ -35,11 +48,22 @@ class Headline:
     mfu: float | None
     hfu: float | None
     lower_bound: bool
+    mfu_is_lower_bound: bool = False
+    hfu_is_lower_bound: bool = False
+    least_moving_s: float | None = None
 
     @property
     def exceeds_peak(self) -> bool:
-        """True if a utilisation is above 1: a count, the time or the peak is wrong."""
-        return max(self.mfu or 0.0, self.hfu or 0.0) > 1
+        """True if the time is shorter than the peaks or the bandwidth allow; see ``warning``."""
+        return bool(self.warning)
+
+    @property
+    def warning(self) -> str:
+        """What is wrong, in words, if the machine cannot be that fast; else ``""``."""
+        if max(self.mfu or 0.0, self.hfu or 0.0) > 1:
+            return ABOVE_PEAK
+        least, seconds = self.least_moving_s, self.seconds
+        return ABOVE_BANDWIDTH if least is not None and seconds and seconds < least else ""
 
 
 def headline(profile: Profile, machine: Machine | None = None) -> Headline:
@@ -66,4 +90,7 @@ def headline(profile: Profile, machine: Machine | None = None) -> Headline:
         mfu=mfu(profile, machine, seconds),
         hfu=hfu(profile, machine, seconds),
         lower_bound=profile.is_lower_bound,
+        mfu_is_lower_bound=mfu_is_lower_bound(profile, machine),
+        hfu_is_lower_bound=hfu_is_lower_bound(profile, machine),
+        least_moving_s=None if machine is None else moving_s(total, machine),
     )

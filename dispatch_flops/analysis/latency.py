@@ -36,6 +36,29 @@ def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
     return frozenset(inexact)
 
 
+def inexact_phases(profile: Profile) -> frozenset[Phase]:
+    """Return the phases whose seconds may be off by more than 10 %.
+
+    Counting and timing shared their pass, and the seconds are below the resolution of what ran;
+    or repeated runs vary by more than 10 %.
+    """
+    timing, seconds = profile.timing, phase_seconds(profile)
+    calls: dict[Phase, int] = {}
+    for op in profile.op_totals():
+        if op.phase is not None:
+            phase = timed_phase(op.phase)
+            calls[phase] = calls.get(phase, 0) + op.calls
+    least = {phase: n * (timing.operator_resolution_s or 0.0) for phase, n in calls.items()}
+    inexact = {
+        phase
+        for phase, s in seconds.items()
+        if s and (s < least.get(phase, 0.0) or (timing.spread_s or 0.0) > EXACT * s)
+    } - {"forward"}
+    if profile.root.fqn in inexact_latencies(profile.root, timing):
+        inexact.add("forward")
+    return frozenset(inexact)
+
+
 def latency_of(node: ModuleNode, phase: Phase = "forward") -> float | None:
     """Return the seconds of a module; where not measured, those of its children together."""
     return inclusive(node, phase)[node.fqn].latency_s

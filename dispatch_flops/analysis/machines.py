@@ -83,15 +83,29 @@ MACHINES: dict[str, Machine] = {
     for machine in (
         _gpu(
             "NVIDIA B200",
-            "NVIDIA Blackwell architecture technical brief, HGX B200 per GPU, dense",
-            bandwidth=8.0 * T, float16=2250 * T, bfloat16=2250 * T,
-            float8=4500 * T, int8=4500 * T, tf32=1125 * T, float32=75 * T, float64=37 * T,
+            "NVIDIA Blackwell datasheet, individual GPU of HGX B200; half of the figures with "
+            "sparsity",
+            bandwidth=7.7 * T, float16=2250 * T, bfloat16=2250 * T,
+            float8=4500 * T, int8=4500 * T, tf32=1100 * T, float32=75 * T, float64=37 * T,
         ),
         _gpu(
             "NVIDIA H200",
             "NVIDIA H200 Tensor Core GPU datasheet (SXM); half of the figures with sparsity",
             bandwidth=4.8 * T, float16=989.4 * T, bfloat16=989.4 * T,
             float8=1978.9 * T, int8=1978.9 * T, tf32=494.7 * T, float32=66.9 * T, float64=66.9 * T,
+        ),
+        _gpu(
+            "NVIDIA H200 NVL",
+            "NVIDIA H200 Tensor Core GPU datasheet (NVL); half of the figures with sparsity",
+            bandwidth=4.8 * T, float16=835.5 * T, bfloat16=835.5 * T,
+            float8=1670.5 * T, int8=1670.5 * T, tf32=417.5 * T, float32=60 * T, float64=60 * T,
+        ),
+        _gpu(
+            "NVIDIA H100 NVL",
+            "NVIDIA H100 Tensor Core GPU datasheet (NVL), one GPU; half of the figures with "
+            "sparsity",
+            bandwidth=3.9 * T, float16=835.5 * T, bfloat16=835.5 * T,
+            float8=1670.5 * T, int8=1670.5 * T, tf32=417.5 * T, float32=60 * T, float64=60 * T,
         ),
         _gpu(
             "NVIDIA H100 80GB HBM3",
@@ -126,7 +140,8 @@ MACHINES: dict[str, Machine] = {
         ),
         _gpu(
             "NVIDIA A10",
-            "NVIDIA A10 Tensor Core GPU datasheet, dense",
+            "72 SMs at 1.695 GHz, each with the rates per clock of the NVIDIA Ampere GA102 GPU "
+            "architecture whitepaper, appendix A, at full rate with fp32 accumulate, dense",
             bandwidth=600 * G, float16=125 * T, bfloat16=125 * T,
             int8=250 * T, tf32=62.5 * T, float32=31.2 * T,
         ),
@@ -156,13 +171,16 @@ MACHINES: dict[str, Machine] = {
         ),
         _gpu(
             "NVIDIA GeForce RTX 3090",
-            "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A, fp32 accumulate, dense",
+            "82 SMs at 1.695 GHz, each with the rates per clock of the NVIDIA Ampere GA102 GPU "
+            "architecture whitepaper, appendix A, fp32 accumulate (half rate), dense",
             bandwidth=936 * G, float16=71 * T, bfloat16=71 * T,
             int8=284 * T, tf32=35.6 * T, float32=35.6 * T,
         ),
         _gpu(
             "Tesla V100-SXM2",
-            "NVIDIA Tesla V100 GPU architecture whitepaper, table 1",
+            "NVIDIA Tesla V100 GPU architecture whitepaper, table 1; float32 and float64: 80 SMs "
+            "with 64 and 32 cores at 1.53 GHz, "
+            "https://cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100/tesla",
             aliases=("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
             bandwidth=900 * G, float16=125 * T, float32=15.7 * T, float64=7.8 * T,
         ),

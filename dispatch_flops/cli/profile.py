@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from dispatch_flops.analysis.efficiency import roofline
-from dispatch_flops.analysis.headline import ABOVE_PEAK, headline
+from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.cli.arguments import (
     FORMAT_HELP,
@@ -31,6 +31,7 @@ from dispatch_flops.cli.sweep import SWEEP_FORMATS, run_sweep
 from dispatch_flops.cli.sweep_plot import add_plot_option
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
+from dispatch_flops.renderers.text import at_least
 from dispatch_flops.units import fraction_text, seconds_text
 
 DEMO = "dispatch_flops.cli.demo:bert_base"
@@ -114,10 +115,11 @@ def _run_sweep(options: Namespace) -> int:
 def _utilisation_text(profile: Profile, machine: Machine) -> str:
     top, roof = headline(profile, machine), roofline(profile.op_totals(), machine)
     return (
-        f"{machine.name}: MFU {fraction_text(top.mfu)}, HFU {fraction_text(top.hfu)}; "
+        f"{machine.name}: MFU {at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)}, "
+        f"HFU {at_least(fraction_text(top.hfu), top.hfu_is_lower_bound)}; "
         f"at best {seconds_text(roof.attainable_s)}, bound by {roof.bound or 'n/a'}; "
         f"measured {seconds_text(top.seconds)} ({top.seconds_of})"
-        f"{f'; {ABOVE_PEAK}' if top.exceeds_peak else ''}"
+        f"{f'; {top.warning}' if top.warning else ''}"
     )
 
 

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from dispatch_flops.analysis.efficiency import hfu, machine_of, mfu
-from dispatch_flops.analysis.headline import ABOVE_PEAK
+from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
 from dispatch_flops.profilers.training import ProfiledStep
+from dispatch_flops.renderers.text import at_least
 from dispatch_flops.timing.devices import CPU, Devices, Now
 from dispatch_flops.timing.passes import ITERATION_METHOD
 from dispatch_flops.units import fraction_text
@@ -64,7 +65,10 @@ class StepCallback(ProfiledStep):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation of the step; None if the peak or the duration is unknown."""
+        """Model FLOPs utilisation of the step; None if the peak or the duration is unknown.
+
+        ``analysis.headline`` tells whether it is a lower bound, as the printout does by ">=".
+        """
         return mfu(self.profile, self._machine_known(), self._iteration_s)
 
     @property
@@ -154,9 +158,11 @@ class StepCallback(ProfiledStep):
         machine = self._machine_known()
         if machine is None or self.mfu is None or self.hfu is None:
             return text
-        text += f"\nMFU {fraction_text(self.mfu)}, HFU {fraction_text(self.hfu)}"
-        if max(self.mfu, self.hfu) > 1:
-            text += f" ({ABOVE_PEAK})"
+        top = headline(self.profile, machine)
+        text += f"\nMFU {at_least(fraction_text(self.mfu), top.mfu_is_lower_bound)}"
+        text += f", HFU {at_least(fraction_text(self.hfu), top.hfu_is_lower_bound)}"
+        if top.warning:
+            text += f" ({top.warning})"
         return f"{text} of {machine.name}'s dense peak ({machine.source})"
 
 

@@ -38,7 +38,8 @@ def render(profile: Profile, view: View | None = None) -> str:
         raise ConfigError(f'by={by!r}: choose "latency" or "flops"')
     if by is None:
         by = "flops" if latency_of(profile.root) is None else "latency"
-    events: list[Event] = [_metadata("process_name", 0, f"{profile.root.class_name}, by {by}")]
+    name = f"{profile.root.class_name}, by {by} (synthetic layout: start times are not measured)"
+    events: list[Event] = [_metadata("process_name", 0, name)]
     for track, phase in enumerate(phases_of(profile)):
         width = _latency_us(profile.root, phase) if by == "latency" else _flops_us(phase)
         spans = list(_spans(profile.root, width, phase, track))

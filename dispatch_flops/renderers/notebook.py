@@ -73,7 +73,7 @@ def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
     if top.seconds is not None:
         numbers.append(f"{seconds_text(top.seconds)} ({top.seconds_of})")
     if top.mfu is not None:
-        numbers.append(f"MFU {at_least(fraction_text(top.mfu), bound)}")
+        numbers.append(f"MFU {at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)}")
     name = _escaped(profile.root.class_name)
     phases = ", ".join(
         f"{phase} {count_text(profile.total(phase).flops)}" for phase in phases_of(profile)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dispatch_flops.analysis.figures import Figures, inclusive, total_figures
-from dispatch_flops.analysis.latency import inexact_latencies
+from dispatch_flops.analysis.latency import inexact_phases
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile, RunInfo
 from dispatch_flops.profile.cost import Phase
@@ -66,9 +66,8 @@ def _lines(profile: Profile) -> Iterator[Line]:
         forward_s = forward.latency_s
     yield from _parallelism(profile.run)
     yield from _sizes(forward, profile.run)
-    inexact = profile.root.fqn in inexact_latencies(profile.root, timing)
     profiled = _profiled_step(profile)
-    yield f"fwd latency{profiled}", ("~" if inexact else "") + duration_to_string(forward_s)
+    yield f"fwd latency{profiled}", _duration(profile, forward_s, "forward")
     yield (
         "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
         _rate(forward.cost.flops, forward_s, forward.lower_bound),
@@ -138,7 +137,7 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
     bwd_flops, bwd_bound = backward.cost.flops, backward.lower_bound
 
     profiled = _profiled_step(profile)
-    yield f"bwd latency{profiled}", duration_to_string(backward_s)
+    yield f"bwd latency{profiled}", _duration(profile, backward_s, "backward")
     yield (
         "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency",
         _rate(2 * fwd_flops, backward_s, fwd_bound),
@@ -157,7 +156,7 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
             "fwd+bwd FLOPS per GPU = counted flops per GPU / (fwd+bwd latency)",
             _rate(fwd_flops + bwd_flops, both_s, fwd_bound or bwd_bound),
         )
-    yield f"step latency{profiled}", duration_to_string(step_s)
+    yield f"step latency{profiled}", _duration(profile, step_s, "optimizer")
     other = "" if timing.iteration_step is None else f" of step {timing.iteration_step}, unprofiled"
     yield f"iter latency{other}", duration_to_string(iteration_s)
     yield (
@@ -170,6 +169,12 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
             _rate(profile.total().flops, iteration_s, profile.is_lower_bound),
         )
     yield from _throughput(profile.run, iteration_s)
+
+
+def _duration(profile: Profile, seconds: float | None, phase: Phase) -> str:
+    """Return the seconds, marked with ``~`` if they may be off by more than 10 %."""
+    text = duration_to_string(seconds)
+    return f"~{text}" if phase in inexact_phases(profile) and seconds is not None else text
 
 
 def _profiled_step(profile: Profile) -> str:

@@ -37,7 +37,7 @@ function fillHeadline() {
     ["FLOPs", atLeast(countText(top.hardware_flops), bound), [exactText(top.hardware_flops), data.split.length > 1 ? phases : ""]],
     ["Bytes moved", atLeast(bytesText(top.bytes_total), bound), top.bytes_total ? [`${numberText(ratio(top.hardware_flops, top.bytes_total))} FLOPs/B`] : []],
     ["Latency", secondsText(top.seconds), [top.seconds_of, top.seconds ? atLeast(rateText(ratio(top.hardware_flops, top.seconds)), bound) : ""]],
-    ["MFU", atLeast(fractionText(top.mfu), bound), [top.mfu === null ? "peak or time unknown" : `hardware: ${atLeast(fractionText(top.hfu), bound)}`, top.warning]],
+    ["MFU", atLeast(fractionText(top.mfu), top.mfu_is_lower_bound), [top.mfu === null ? "peak or time unknown" : `hardware: ${atLeast(fractionText(top.hfu), top.hfu_is_lower_bound)}`, top.warning]],
   ];
   byId("headline").replaceChildren(...cards.map(([label, value, details]) => element("div", {},
     element("dt", { text: label }),

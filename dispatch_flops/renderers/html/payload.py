@@ -18,7 +18,7 @@ from dispatch_flops.analysis.figures import (
     walk_with_depth,
 )
 from dispatch_flops.analysis.folding import fold
-from dispatch_flops.analysis.headline import ABOVE_PEAK, headline
+from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.latency import phase_seconds, whole_latencies
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
@@ -44,7 +44,7 @@ def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
     top = headline(profile, machine)
     return {
         "title": title,
-        "headline": dataclasses.asdict(top) | {"warning": ABOVE_PEAK if top.exceeds_peak else ""},
+        "headline": dataclasses.asdict(top) | {"warning": top.warning},
         "views": [ALL, *phases] if len(phases) > 1 else [ALL],
         "phases": list(phases),
         "split": [_phase(profile, phase) for phase in phases],

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dispatch_flops.analysis.efficiency import hfu, mfu, node_roofline, roofline
+from dispatch_flops.analysis.efficiency import (
+    hfu,
+    hfu_is_lower_bound,
+    mfu,
+    mfu_is_lower_bound,
+    node_roofline,
+    roofline,
+)
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile
 from dispatch_flops.profile.cost import OpCost
-from tests.helpers.trees import timed
+from tests.helpers.trees import timed, unknown
 
 MACHINE = Machine(name="test", flops_per_s={"float32": 100.0, "bfloat16": 400.0}, bytes_per_s=10.0)
 
@@ -60,6 +67,23 @@ def test_utilisation_of_work_without_flops_needs_no_peak() -> None:
     assert mfu(profile(op(flops=50), op(dtype="int64")), MACHINE, 1.0) == 0.5
 
 
+def test_utilisation_with_integer_products_is_a_lower_bound() -> None:
+    p = profile(op(flops=50), op(dtype="int64", flops=30))
+    assert mfu(p, MACHINE, 1.0) == 50 / 100
+    assert mfu_is_lower_bound(p, MACHINE)
+    assert not mfu_is_lower_bound(profile(op(flops=50), op(dtype="int64")), MACHINE)
+    known = Machine(name="t", flops_per_s={"float32": 100.0, "int64": 10.0})
+    assert mfu(p, known, 10.0) == (50 / 100 + 30 / 10) / 10
+    assert not mfu_is_lower_bound(p, known)
+    assert mfu(profile(op(flops=50), op(dtype="int8", flops=30)), MACHINE, 1.0) is None
+
+
+def test_utilisation_is_a_lower_bound_by_operators_of_its_own_phases() -> None:
+    p = profile(op(flops=50), unknown("lib.step.default", "optimizer"))
+    assert not mfu_is_lower_bound(p, MACHINE)
+    assert hfu_is_lower_bound(p, MACHINE)
+
+
 def test_utilisation_above_the_peak_is_returned_unchanged() -> None:
     p = profile(op(flops=300), latency_s=1.0)
     assert mfu(p, MACHINE, 1.0) == 3.0
@@ -93,7 +117,9 @@ def test_roofline_of_less_seconds_than_the_flops_take_exceeds_peak() -> None:
     """0.5 s at the peak, of an operator that waits for memory for 10 s, and 1 s."""
     ops = [op(flops=50, moved=100), op(flops=100)]
     assert roofline(ops, MACHINE, seconds=1.4).exceeds_peak
-    assert not roofline(ops, MACHINE, seconds=1.6).exceeds_peak
+    assert roofline(ops, MACHINE, seconds=1.6).exceeds_peak  # by the bytes, which take 10 s
+    assert not roofline(ops, MACHINE, seconds=10.5).exceeds_peak
+    assert not roofline(ops, Machine(name="t", flops_per_s=MACHINE.flops_per_s), 1.6).exceeds_peak
     assert roofline(ops, MACHINE).attainable_s == 10.0 + 1.0
     no_bandwidth = Machine(name="test", flops_per_s={"float32": 100.0}, bytes_per_s=None)
     assert roofline(ops, no_bandwidth, seconds=1.4).exceeds_peak

@@ -25,5 +25,11 @@ def test_headline_with_a_machine_has_utilisations() -> None:
     top = headline(lenet5(), MACHINE)
     assert top.mfu == top.hfu == pytest.approx(lenet5().total().flops / (216.68e-3 * 1e12))
     assert not top.exceeds_peak
+    assert (top.warning, top.mfu_is_lower_bound, top.hfu_is_lower_bound) == ("", False, False)
+    bounds = headline(lower_bound(), MACHINE)
+    assert bounds.mfu_is_lower_bound and bounds.hfu_is_lower_bound
+    narrow = Machine(name="narrow", flops_per_s={"float32": 1e15}, bytes_per_s=1.0)
+    assert headline(lower_bound(), narrow).exceeds_peak
+    assert "bandwidth" in headline(lower_bound(), narrow).warning
     slow = Machine(name="slow", flops_per_s={"float32": 1.0}, bytes_per_s=1.0)
     assert headline(lenet5(), slow).exceeds_peak

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from dispatch_flops import analysis
-from dispatch_flops.analysis.latency import inexact_latencies
+from dispatch_flops.analysis.latency import inexact_latencies, inexact_phases
 from dispatch_flops.profile import ModuleNode, OpTotal, StepTiming
 from dispatch_flops.profile.cost import OpCost
 from tests.helpers.trees import empty, lenet5, timed, training_step
@@ -91,6 +91,22 @@ def test_inexact_latencies_omit_a_model_that_was_timed_by_itself() -> None:
         inexact_latencies(root, StepTiming(resolution_s=5e-6, seconds=timed(forward=1e-6)))
         == frozenset()
     )
+
+
+def test_inexact_phases_are_below_what_their_operators_take() -> None:
+    """Recomputation runs within the backward pass; the optimizer runs one operator."""
+    profile = training_step()
+    calls = sum(op.calls for op in profile.op_totals() if op.phase in ("backward", "recompute"))
+    for resolution, marked in (
+        (240.09e-6 / calls * 0.99, set()),
+        (240.09e-6 / calls * 1.01, {"backward"}),
+        (314.47e-6 * 1.01, {"backward", "optimizer"}),
+    ):
+        timing = dataclasses.replace(
+            profile.timing, spread_s=None, operator_resolution_s=resolution
+        )
+        found = inexact_phases(dataclasses.replace(profile, timing=timing))
+        assert found == marked
 
 
 def test_measured_seconds_sum_the_phases_that_ran() -> None:

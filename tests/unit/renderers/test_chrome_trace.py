@@ -91,3 +91,12 @@ def test_spans_of_any_profile_have_a_width(profile: Profile) -> None:
 def test_spans_of_deep_and_wide_trees_are_complete() -> None:
     assert len(_spans(chrome_trace.render(deep(5_000)))) == 5_000
     assert len(_spans(chrome_trace.render(wide(10_000)))) == 10_001
+
+
+def test_trace_says_that_its_layout_is_synthetic() -> None:
+    (process,) = [
+        event
+        for event in json.loads(chrome_trace.render(lenet5()))["traceEvents"]
+        if event["name"] == "process_name"
+    ]
+    assert "synthetic layout: start times are not measured" in process["args"]["name"]

@@ -106,6 +106,18 @@ def test_summary_with_a_measured_iteration_does_not_add_up_phases() -> None:
     assert "world size" not in text
 
 
+def test_summary_marks_backward_and_step_latencies_below_the_resolution() -> None:
+    timing = StepTiming(
+        seconds=timed(forward=1.0, backward=1.0, optimizer=1.0), operator_resolution_s=2.0
+    )
+    text = summary.render(dataclasses.replace(training_step(), timing=timing))
+    assert _value(text, "bwd latency") == "~1 s"
+    assert _value(text, "step latency") == "~1 s"
+    fine = dataclasses.replace(timing, operator_resolution_s=0.01)
+    text = summary.render(dataclasses.replace(training_step(), timing=fine))
+    assert _value(text, "bwd latency") == _value(text, "step latency") == "1 s"
+
+
 def test_summary_of_a_forward_pass_has_no_training_lines() -> None:
     text = summary.render(lenet5())
     assert "bwd latency:" not in text
