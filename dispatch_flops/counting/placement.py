@@ -68,6 +68,7 @@ def run_info(modules: Iterable[nn.Module], conventions: Conventions) -> RunInfo:
         device_name=device_name(next(iter(placement.accelerators), placement.type)),
         torch_version=str(torch.__version__),
         causal=conventions.causal,
+        flops=conventions.flops,
     )
 
 

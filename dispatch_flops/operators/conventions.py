@@ -10,6 +10,7 @@ from typing import Literal
 
 Causal = Literal["full", "half"]
 Subclass = Literal["executed", "logical"]
+Flops = Literal["all", "contractions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +24,13 @@ class Conventions:
         "logical" the operator on the outer one.
     meta_value: what ``.item()`` and similar calls return on tensors without data; None: they
         raise.
+    flops: "all" counts every floating-point operation, "contractions" only 2 for each MAC.
     """
 
     causal: Causal = "full"
     subclass: Subclass = "executed"
     meta_value: float | None = None
+    flops: Flops = "all"
 
 
 _CONVENTIONS: ContextVar[Conventions] = ContextVar("dispatch_flops_conventions")

@@ -63,6 +63,7 @@ class RunInfo:
     expert_params: of ``total_params``, those of experts. model_expert_params: those of experts
         on all ranks. Both are known from an engine alone.
     step: number of the profiled step. causal: how causal attention was counted, "full" or "half".
+    flops: which FLOPs were counted, "all" or those of "contractions" alone.
     """
 
     device: str = "cpu"
@@ -78,6 +79,7 @@ class RunInfo:
     batch_size: int | None = None
     step: int = 1
     causal: str = "full"
+    flops: str = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
