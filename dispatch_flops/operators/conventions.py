@@ -11,6 +11,7 @@ from typing import Literal
 Causal = Literal["full", "half"]
 Subclass = Literal["executed", "logical"]
 Flops = Literal["all", "contractions"]
+Target = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +26,14 @@ class Conventions:
     meta_value: what ``.item()`` and similar calls return on tensors without data; None: they
         raise.
     flops: "all" counts every floating-point operation, "contractions" only 2 for each MAC.
+    target: the device whose rules choose the kernel of attention on tensors without data.
     """
 
     causal: Causal = "full"
     subclass: Subclass = "executed"
     meta_value: float | None = None
     flops: Flops = "all"
+    target: Target = "cpu"
 
 
 _CONVENTIONS: ContextVar[Conventions] = ContextVar("dispatch_flops_conventions")

@@ -25,7 +25,13 @@ from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
 )
-from dispatch_flops.operators.conventions import Causal, Conventions, Flops, Subclass
+from dispatch_flops.operators.conventions import (
+    Causal,
+    Conventions,
+    Flops,
+    Subclass,
+    Target,
+)
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profilers.session import Session
@@ -56,6 +62,9 @@ class FlopCounterMode:
     subclass: for tensors that consist of others, such as DTensor and quantised weights:
         ``"executed"`` (the default) counts the operators on the inner tensors, which for DTensor
         are this rank's; ``"logical"`` counts the operator on the whole tensor.
+    target: the device whose rules choose the kernel of scaled dot product attention on tensors
+        without data (meta, or fake on the CPU): ``"cpu"`` (the default), or ``"cuda"`` for compute
+        capability 8.0 and later.
     meta_value: result of ``.item()`` and similar calls on tensors without data (meta, fake); None
         (the default) lets them raise, as torch does.
     latency: time modules and operators in the same pass, in seconds, without the profiler's own
@@ -84,6 +93,7 @@ class FlopCounterMode:
         flops: Flops = "all",
         subclass: Subclass = "executed",
         meta_value: float | None = None,
+        target: Target = "cpu",
         latency: bool = False,
     ) -> None:
         if causal not in ("full", "half"):
@@ -92,13 +102,15 @@ class FlopCounterMode:
             raise ConfigError(f'flops={flops!r}: choose "all" or "contractions"')
         if subclass not in ("executed", "logical"):
             raise ConfigError(f'subclass={subclass!r}: choose "executed" or "logical"')
+        if target not in ("cpu", "cuda"):
+            raise ConfigError(f'target={target!r}: choose "cpu" or "cuda"')
         self._roots = _as_modules(mods)
         self.depth = depth
         self.display = display
         self._strict = strict
         self._own_rules = registry.rules_from(custom_mapping or {})
         self._conventions = Conventions(
-            causal=causal, subclass=subclass, meta_value=meta_value, flops=flops
+            causal=causal, subclass=subclass, meta_value=meta_value, flops=flops, target=target
         )
         self._latency = latency
         self._profile: Profile | None = None

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops.analysis.latency import latency_of
+from dispatch_flops.analysis.figures import inclusive
+from dispatch_flops.analysis.latency import inexact_latencies, latency_of
 from dispatch_flops.counting.parameters import elements_of
 from dispatch_flops.errors import NotProfiledError, OutputError, OutputIsFolderError, TargetError
 from dispatch_flops.profile import Profile
@@ -23,6 +24,7 @@ from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.model import exclude_modules, module_classes, profile_model
 from dispatch_flops.renderers import deepspeed
 from dispatch_flops.renderers.deepspeed import aggregated, units
+from dispatch_flops.renderers.text import at_least
 
 _EXPERT_GROUP = "ep_size_"
 
@@ -58,7 +60,8 @@ def get_model_profile(
     detailed: print the module tree, too.
     module_depth: deepest level printed; -1 (the default) prints all.
     top_modules: classes printed per level in the aggregated part.
-    as_string: return strings with a unit ("426.52 MMACs") instead of numbers.
+    as_string: return strings with a unit ("426.52 MMACs") instead of numbers; a lower bound is
+        marked, as in ">= 426.52 MMACs".
     output_file: write the profile to this file instead of stdout.
     func_name: DeepSpeed's older name of ``mode``; wins over it.
     fold: print equal sibling modules as one.
@@ -92,8 +95,8 @@ def get_model_profile(
     if not as_string:
         return total.flops, total.macs, params
     return (
-        units.number_to_string(total.flops),
-        units.macs_to_string(total.macs),
+        _forward_string(profile, units.number_to_string(total.flops)),
+        _forward_string(profile, units.macs_to_string(total.macs)),
         units.params_to_string(params),
     )
 
@@ -221,19 +224,28 @@ class FlopsProfiler:
         self._profile = dataclasses.replace(profile, run=dataclasses.replace(profile.run, **facts))
 
     def get_total_flops(self, as_string: bool = False) -> Any:
-        """Return the FLOPs of the model's forward pass, as a string with a unit if asked."""
-        total = self.profile.root.total("forward").flops
-        return units.number_to_string(total) if as_string else total
+        """Return the FLOPs of the model's forward pass, as a string with a unit if asked.
+
+        The string of a lower bound begins with ">= ".
+        """
+        profile = self.profile
+        total = profile.root.total("forward").flops
+        return _forward_string(profile, units.number_to_string(total)) if as_string else total
 
     def get_total_macs(self, as_string: bool = False) -> Any:
-        """Return the multiply-accumulates of the model's forward pass."""
-        total = self.profile.root.total("forward").macs
-        return units.macs_to_string(total) if as_string else total
+        """Return the multiply-accumulates of the model's forward pass, as ``get_total_flops``."""
+        profile = self.profile
+        total = profile.root.total("forward").macs
+        return _forward_string(profile, units.macs_to_string(total)) if as_string else total
 
     def get_total_duration(self, as_string: bool = False) -> Any:
         """Return the seconds of the model's forward pass; None ("n/a") if it did not run."""
-        total = latency_of(self.profile.root)
-        return units.duration_to_string(total) if as_string else total
+        profile = self.profile
+        total = latency_of(profile.root)
+        if not as_string:
+            return total
+        inexact = profile.root.fqn in inexact_latencies(profile.root, profile.timing)
+        return f"{'~' if inexact else ''}{units.duration_to_string(total)}"
 
     def get_total_params(self, as_string: bool = False) -> Any:
         """Return the number of elements of the model's distinct parameters."""
@@ -320,6 +332,11 @@ def _expert_parallel_size(parameter: Any) -> int:
     group = str(getattr(parameter, "group_name", ""))
     size = group.removeprefix(_EXPERT_GROUP)
     return int(size) if group.startswith(_EXPERT_GROUP) and size.isdigit() else 0
+
+
+def _forward_string(profile: Profile, text: str) -> str:
+    """Return a total of the forward pass, marked as the printout marks it."""
+    return at_least(text, inclusive(profile.root, "forward")[profile.root.fqn].lower_bound)
 
 
 def write_or_warn(text: str, output_file: str | Path | None) -> None:
