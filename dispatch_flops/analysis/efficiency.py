@@ -76,19 +76,22 @@ def utilisation(
         return None
     wanted = frozenset(phases)
     least = compute_s((op for op in ops if op.phase in wanted), machine)
-    return None if least is None or not seconds else least / seconds
+    return ratio(least, seconds)
 
 
 def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
-    """Return the seconds that ``ops`` take at the dense peaks; None if a peak is not known."""
+    """Return the seconds that ``ops`` take at the dense peaks; None if a peak is not known.
+
+    It is None, too, where FLOPs exceed the range of a float.
+    """
     total = 0.0
     for op in ops:
         if op.cost is None or not op.cost.flops:
             continue
-        peak = machine.peak(op.dtype)
-        if peak is None:
+        seconds = ratio(op.cost.flops, machine.peak(op.dtype))
+        if seconds is None:
             return None
-        total += op.cost.flops / peak
+        total += seconds
     return total
 
 
@@ -107,7 +110,9 @@ def roofline(
     in_compute = in_memory = 0.0
     for op in known:
         compute = compute_s([op], machine) or 0.0
-        move = (op.cost.bytes_total if op.cost else 0) / machine.bytes_per_s
+        move = ratio(op.cost.bytes_total if op.cost else 0, machine.bytes_per_s)
+        if move is None:
+            return Roofline(cost=cost, exceeds_peak=_exceeds(computing, seconds))
         if compute >= move:
             in_compute += compute
         else:
