@@ -29,8 +29,8 @@ def render(profile: Profile, view: View | None = None) -> str:
     """Return the trace as JSON, with one track per phase.
 
     view: ``by`` is "latency", or "flops" where 1 us stands for 1 MFLOP. The default is latency if
-        the model's forward pass was measured, else FLOPs. A module whose FLOPs exceed a float has no
-        span.
+        the model's forward pass was measured, else FLOPs.
+        A module whose FLOPs exceed a float has no span.
 
     Raises ConfigError for another ``by``.
     """
