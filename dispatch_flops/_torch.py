@@ -101,6 +101,46 @@ def run_taken_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return op.decompose(*args, **kwargs)
 
 
+class Kernels:
+    """Kernels in Python for operators of torch, until they are removed.
+
+    Public: ``torch.library.Library``, which has no public way to remove them.
+    """
+
+    def __init__(self) -> None:
+        self._library = torch.library.Library("aten", "IMPL")
+        self.keys: list[str] = []
+
+    def register(self, op: OpOverload, kernel: Callable[..., Any], keys: Sequence[str]) -> None:
+        """Have ``kernel`` run ``op`` where one of these dispatch keys comes first."""
+        for key in keys:
+            self._library.impl(op, kernel, key)
+            self.keys.append(key)
+
+    def remove(self) -> None:
+        """Remove the kernels; does nothing the second time."""
+        self._library._destroy()
+
+
+def is_flash_chosen_on_cpu(*args: Any, **kwargs: Any) -> bool:
+    """Return True if attention on the CPU would take the fused kernel. Public: none.
+
+    The rules read sizes, strides and dtypes alone, so that any device's tensors will do. They raise
+    RuntimeError where ``sdpa_kernel`` permits no kernel that the CPU has.
+    """
+    try:
+        choice = torch.ops.aten._fused_sdp_choice.default._op_dk(DispatchKey.CPU, *args, **kwargs)
+    except RuntimeError:
+        return False
+    return bool(choice == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
+
+
+# Attention of separate operators, and its probabilities. Public: ``sdpa_kernel``, process-wide.
+math_attention: Callable[..., tuple[torch.Tensor, torch.Tensor]] = (
+    torch.ops.aten._scaled_dot_product_attention_math
+)
+
+
 def formula_of_torchs_own_counter(op: OpOverload) -> Callable[..., Any] | None:
     """What the user registered by torch.utils.flop_counter's ``register_flop_formula``, which is
     public; the table that it goes into is not.
@@ -394,7 +434,8 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 #                             called CheckpointFunctionBackward
 # counting/python_frames      names of nodes (TBackward0, ...), variable of AccumulateGrad;
 #                             torch.nn.utils.clip_grad and torch.amp.grad_scaler as callers; the
-#                             frame that calls a step's hook; self in frames of MODULE_CALL_CODE
+#                             frame that calls a step's hook; self, args and kwargs in frames of
+#                             MODULE_CALL_CODE
 # counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
 #                             backward; the closure (frame) of _checkpoint_hook's pack_hook
 # counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached

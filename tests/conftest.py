@@ -6,9 +6,14 @@ import zlib
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 SWEEP = "tests/end_to_end/sweep/"
 SHARDS = 32
+
+# A busy machine may take longer than hypothesis allows for an example.
+settings.register_profile("without deadline", settings.default, deadline=None)
+settings.load_profile("without deadline")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

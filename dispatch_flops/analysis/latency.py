@@ -50,13 +50,34 @@ def latency_of(node: ModuleNode, phase: Phase = "forward") -> float | None:
     return inclusive(node, phase)[node.fqn].latency_s
 
 
+def whole_latencies(root: ModuleNode) -> dict[str, float | None]:
+    """Return ``{fqn: seconds in all phases}``, parents first.
+
+    The seconds are None where a phase in which an operator of the module ran was not measured.
+    """
+    ran: dict[str, set[Phase]] = {}
+    for node in reversed(list(root.walk())):
+        own = (timed_phase(op.phase) for op in node.ops if op.phase is not None)
+        ran[node.fqn] = set(own).union(*(ran[child.fqn] for child in node.children))
+    phases = in_order(("forward", *ran[root.fqn]))
+    seconds = {phase: inclusive(root, phase) for phase in phases}
+    return {
+        node.fqn: None
+        if any(seconds[phase][node.fqn].latency_s is None for phase in ran[node.fqn])
+        else sum_known(seconds[phase][node.fqn].latency_s for phase in phases)
+        for node in root.walk()
+    }
+
+
 def measured_seconds(profile: Profile) -> tuple[float | None, str]:
     """Return the seconds of everything that ran, and what they are of, in words.
 
     The seconds are None if a phase that ran was not measured.
     """
     if profile.timing.iteration_s is not None:
-        return profile.timing.iteration_s, "whole iteration"
+        step = profile.timing.iteration_step
+        of_step = "" if step is None else f" of step {step}, without the profiler"
+        return profile.timing.iteration_s, f"whole iteration{of_step}"
     seconds = phase_seconds(profile)
     phases = list(dict.fromkeys(map(timed_phase, phases_of(profile))))
     if not phases and profile.root.calls:  # a model in which no operator ran

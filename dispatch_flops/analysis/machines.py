@@ -61,7 +61,13 @@ class Machine:
 
 
 # A complex contraction is counted in real MACs, so its peak is that of the real dtype.
-_COMPUTES_AS = {"complex64": "float32", "complex128": "float64", "uint8": "int8", "qint8": "int8"}
+_COMPUTES_AS = {
+    "complex64": "float32",
+    "complex128": "float64",
+    "uint8": "int8",
+    "qint8": "int8",
+    "quint8": "int8",
+}
 
 
 def _gpu(

@@ -6,6 +6,7 @@ to stdout, progress and errors to stderr.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 import warnings
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ERROR
         try:
             options = parser.parse_args(arguments)
+            options.command_line = shlex.join(["dispatch-flops", *arguments])
         except SystemExit as end:  # --help and --version have printed their text
             flush_stdout()
             return int(end.code or 0)

@@ -149,6 +149,12 @@ def add_run_options(parser: ArgumentParser) -> None:
         default="full",
         help="count causal attention in full, or only the half that the mask keeps (default: full)",
     )
+    group.add_argument(
+        "--target-device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="on the meta device, count attention as the kernel of this one (default: cpu)",
+    )
 
 
 def add_view_options(parser: ArgumentParser, *, fold: bool = False) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dispatch_flops.analysis.latency import latency_of, phase_seconds
+from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.cli.arguments import (
     Commands,
     add_command,
@@ -20,6 +21,7 @@ from dispatch_flops.cli.show import load_profile
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.seconds import timed_phase
 from dispatch_flops.renderers.text import at_least
 from dispatch_flops.units import (
     Number,
@@ -33,6 +35,7 @@ from dispatch_flops.units import (
 
 _EPILOG = """\
 Limits apply to the whole run: the model and the operators outside it, in every profiled phase.
+A limit on what was not profiled, such as on the backward pass of a forward, fails.
 If an operator has no known cost, its MACs, FLOPs and bytes are lower bounds. The check then fails
 unless --allow-uncounted is given.
 
@@ -159,10 +162,14 @@ def violations(
     uncounted = sorted(
         {op.op for op in profile.op_totals() if op.uncounted and phase in (None, op.phase)}
     )
+    unprofiled = None if _is_profiled(profile, phase) else phase or "nothing ran: the model"
     for name, limit in limits.items():
         entry = _LIMITS[name]
-        value = entry.value(profile, phase)
         limit_text = f"the limit of {entry.text(limit)}{_exact(limit)}"
+        if unprofiled is not None:
+            yield f"{entry.label}: {unprofiled} was not profiled; cannot check {limit_text}"
+            continue
+        value = entry.value(profile, phase)
         is_lower_bound = entry.is_summed and bool(uncounted)
         if value is None:
             yield f"{entry.label}: not measured in this profile; cannot check {limit_text}"
@@ -174,6 +181,17 @@ def violations(
                 f"{entry.label}: >= {entry.text(value)} may exceed {limit_text}: no cost is known "
                 f"for {', '.join(uncounted)}"
             )
+
+
+def _is_profiled(profile: Profile, phase: Phase | None) -> bool:
+    """Return whether the profile knows the phase; for None, whether anything ran.
+
+    Recomputation runs within the backward pass, so a profile of that knows it, too.
+    """
+    known = {*phases_of(profile), *profile.timing.seconds}
+    if profile.root.calls:  # even if no operator ran
+        known.add("forward")
+    return bool(known) if phase is None else not known.isdisjoint({phase, timed_phase(phase)})
 
 
 def _exact(value: Number) -> str:

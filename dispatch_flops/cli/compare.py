@@ -22,6 +22,7 @@ from dispatch_flops.cli.exit_codes import CHECK_FAILED, OK
 from dispatch_flops.cli.output import emit
 from dispatch_flops.cli.show import load_profile
 from dispatch_flops.profile import OUTSIDE, Profile
+from dispatch_flops.renderers.run_facts import inputs_text, mode_text
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
 from dispatch_flops.units import (
     Number,
@@ -89,6 +90,11 @@ def _run_differences(before: Profile, after: Profile) -> Iterator[str]:
         first, second = value_of(before), value_of(after)
         if first != second:
             yield f"The runs differ in {setting}: {first}, then {second}."
+    one, other = before.run, after.run
+    if None not in (one.inputs, other.inputs) and one.inputs != other.inputs:
+        yield f"The runs differ in inputs: {inputs_text(one)}, then {inputs_text(other)}."
+    if None not in (one.grad_mode, other.grad_mode) and mode_text(one) != mode_text(other):
+        yield f"The runs differ in mode: {mode_text(one)}, then {mode_text(other)}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -23,7 +24,9 @@ def measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
     What the user's code prints goes to stderr. Raises TargetError for any error in it.
     """
     with redirect_stdout(sys.stderr):
-        return _profile(options, _prepare(options, variables))
+        profile = _profile(options, _prepare(options, variables))
+    run = dataclasses.replace(profile.run, command=getattr(options, "command_line", None))
+    return dataclasses.replace(profile, run=run)
 
 
 def _prepare(options: Namespace, variables: Mapping[str, Any]) -> PreparedModel:
@@ -56,6 +59,7 @@ def _profile(options: Namespace, prepared: PreparedModel) -> Profile:
             repeats=options.repeats,
             mode=options.mode,
             causal=options.causal,
+            target=options.target_device,
             backward=options.backward,
             operator_latency=options.operator_latency,
             device="meta" if options.device == "meta" else None,

@@ -16,11 +16,16 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload, TorchDispatchMode
-from dispatch_flops.counting import meta_tensors
+from dispatch_flops.counting import meta_attention, meta_tensors
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
-from dispatch_flops.counting.signatures import all_strided, call_signature, signature_of
+from dispatch_flops.counting.signatures import (
+    TWICE,
+    all_strided,
+    call_signature,
+    signature_of,
+)
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.counting.thread_state import ThreadState
 from dispatch_flops.counting.undo import UndoStack
@@ -148,8 +153,12 @@ class CountingMode(TorchDispatchMode):
                     and not kwargs
                     and (a := args[0]).__class__ is _Tensor
                     and (b := args[1]).__class__ is _Tensor
+                    and a.is_contiguous()  # then no stride is 0
+                    and b.is_contiguous()
                 ):
-                    key: Any = (a.shape, a.dtype, a.layout, b.shape, b.dtype, b.layout)
+                    key: Any = (a.shape, a.dtype, b.shape, b.dtype)
+                    if a is b:
+                        key += (TWICE,)
                 else:
                     key = call_signature(args, kwargs, thread.param_sink)
                 cost = plan.cache[key]
@@ -171,6 +180,7 @@ class CountingMode(TorchDispatchMode):
     def start(self, undo: UndoStack) -> None:
         """Enter the mode in this thread until ``undo`` runs."""
         flags = _torch.mode_flags()
+        meta_attention.start(self, self._conventions.target, undo)
         undo.add(lambda: self._leave(flags))
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -221,7 +231,10 @@ class CountingMode(TorchDispatchMode):
             plan.strategy = _call_through
         elif (rule is None or rule.builtin) and is_composite(func):
             plan.strategy = _decompose
-            plan.parts = _torch.with_autocast(partial(_torch.run_taken_apart, func), func)
+            parts = partial(_torch.run_taken_apart, func)
+            if func is meta_attention.ATTENTION:
+                parts = partial(meta_attention.attend, self._conventions.target)
+            plan.parts = _torch.with_autocast(parts, func)
         elif func is _TIMES_NUMBER:
             plan.strategy = _multiply
         elif plan.name in _SHAPES_OF_ZEROS:
@@ -340,11 +353,14 @@ class CountingMode(TorchDispatchMode):
             if plan.reads_data:
                 # The size of its result depends on values. A key with the signature of the result
                 # is never asked for in ``__torch_dispatch__``: every call comes here.
-                key = (key, signature_of(out, set()))
+                key = (key, signature_of(out, set(), []))
             if key in plan.cache:
                 return plan.cache[key]
-        except (TypeError, RuntimeError):  # not hashable, or (nested tensors) without a shape
+        except (TypeError, RuntimeError):  # not hashable, or without a shape or strides
             key = None
+            thread.param_sink.update(
+                id(t) for t in tensors_in((args, kwargs)) if isinstance(t, _Parameter)
+            )
         cost = cost_of_call(plan.name, plan.func, plan.rule, args, kwargs, out, self._conventions)
         if self._signatures >= _LIMIT and not self.higher_order.deferring:
             self._forget_signatures()

@@ -8,7 +8,7 @@ inside it share a name: ``_orig_mod`` is not a part of it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -17,6 +17,9 @@ from dispatch_flops.counting.compiled_modules import WRAPPED, wrapped_module
 from dispatch_flops.counting.parameters import ParameterFacts, parameter_facts
 from dispatch_flops.operators.tensors import untraced
 from dispatch_flops.profile import OUTSIDE
+
+_UNNAMED = "<unnamed>"
+_MODULE = "<module>"
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +153,7 @@ class ModuleNames:
             below = self._make_name(child, above.fqn, above.parent)
             above.same_as = self._by_id[id(child)] = self.by_fqn[above.fqn] = below
         else:
-            below = self._add(child, join(above.fqn, name), above)
+            below = self._add(child, self._child_fqn(above, name), above)
         below.holders.append((above, name))
         below.is_shared = above.is_shared
         return below
@@ -165,6 +168,7 @@ class ModuleNames:
             self.by_fqn[above.fqn].held_elsewhere.append(held)
         if is_model:
             return  # the user's model keeps its name even if another module wraps it
+        held.holders[:] = [holder for holder in held.holders if holder[0].module() is not None]
         held.holders.append((above, name))
         self._mark_shared(held)
 
@@ -187,7 +191,7 @@ class ModuleNames:
         holder = self.by_fqn[parent.fqn] if parent is not None else None
         return ModuleName(
             fqn,
-            weakref.ref(module),
+            weakref.ref(module, self._forget(id(module))),
             holder,
             is_shared=is_shared,
             is_wrapper=is_wrapper,
@@ -197,6 +201,17 @@ class ModuleNames:
             saved_parameters=() if self._has_given_roots else _save_parameters(module),
             same_as=same_as,
         )
+
+    def _forget(self, key: int) -> Callable[[weakref.ref[nn.Module]], None]:
+        """Return what drops a module that is gone, for its id may be another module's later."""
+        by_id = self._by_id
+
+        def forget(gone: weakref.ref[nn.Module]) -> None:
+            named = by_id.get(key)
+            if named is not None and named.module is gone:
+                del by_id[key]
+
+        return forget
 
     def _mark_shared(self, named: ModuleName) -> None:
         stack = [named]
@@ -311,6 +326,14 @@ class ModuleNames:
                 at = self._add_tree(module, fqn, at)
         return at
 
+    def _child_fqn(self, above: ModuleName, name: str) -> str:
+        """Return the fqn of a child, with a number if a module of another parent has it."""
+        fqn = join(above.fqn, name)
+        known = self.by_fqn.get(fqn)
+        if known is None or (known.parent is not None and known.parent.fqn == above.fqn):
+            return fqn
+        return self._unique_fqn(fqn)
+
     def _unique_fqn(self, fqn: str) -> str:
         """Return ``fqn``, with a number if another living module has it."""
         number, candidate = 1, fqn
@@ -370,5 +393,13 @@ def _is_expert(module: nn.Module, parent: ModuleName | None) -> bool:
 
 
 def join(parent: str, name: str) -> str:
-    """Join fqns: ``"a"`` and ``"b"`` to ``"a.b"``; below the root, ``""``, to ``"b"``."""
-    return f"{parent}.{name}" if parent else name
+    """Join fqns: ``"a"`` and ``"b"`` to ``"a.b"``; below the root, ``""``, to ``"b"``.
+
+    A child that is called ``""`` is named ``<unnamed>``, for ``""`` is the root. A child of the
+    root that is called as what runs outside the model is gets another name.
+    """
+    if parent:
+        return f"{parent}.{name or _UNNAMED}"
+    if name == OUTSIDE or name.startswith(f"{OUTSIDE}."):
+        return f"{_MODULE} {name}"
+    return name or _UNNAMED

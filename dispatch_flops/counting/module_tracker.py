@@ -29,14 +29,17 @@ from torch.optim.optimizer import (
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.checkpoints import checkpoint_variables, recomputing_frame
-from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.first_call import call_facts
+from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.observers import ModuleObserver
 from dispatch_flops.counting.python_frames import (
+    call_arguments,
     calling_frame,
     first_ended,
     has_returned,
     named_part_of_torch,
     owner_by_parameters,
+    running_modules,
 )
 from dispatch_flops.counting.thread_state import (
     ACCUMULATION,
@@ -67,6 +70,7 @@ class Tracker:
     observers: are told of each module call and optimizer step.
     is_mode_on: says whether a dispatch mode sees the operators of the calling thread. Without a
         mode only threads that joined are followed.
+    first_call: the facts of the first call of a root, as ``call_facts`` returns them.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Tracker:
         is_mode_on: Callable[[], bool] = lambda: False,
     ) -> None:
         self.names = names
+        self.first_call: dict[str, Any] | None = None
         self.subgraph_depth = 0  # functions of higher-order operators that are running
         self.local = threading.local()
         self._observers = tuple(observers)
@@ -151,6 +156,7 @@ class Tracker:
         ``task`` is -1 outside backward. Within a module's forward, ``enter_module`` has already
         determined the result.
         """
+        self._drop_calls_after_hooks(thread)
         if task == NO_TASK:
             return self._locate_outside_backward(thread)
         call = thread.stack[-1]
@@ -237,6 +243,18 @@ class Tracker:
             del thread.stack[thread.stack.index(calls[ended]) :]
             self._resume(thread, _sequence_nr())
 
+    def _drop_calls_after_hooks(self, thread: ThreadState) -> None:
+        """Drop calls whose modules' own forward hooks have run.
+
+        Global forward hooks run before a module's own, so that a call outlasts ``leave_module``.
+        """
+        while (call := thread.stack[-1]).is_in_hooks:
+            open_calls = sum(other.owner is call.owner for other in thread.stack)
+            if running_modules()[id(call.owner)] >= open_calls:
+                return
+            thread.stack.pop()
+            self._resume(thread, _sequence_nr())
+
     def _drop_raised_steps(self, thread: ThreadState, entering: int = 0) -> None:
         """Drop optimizer steps that raised: their post hooks did not run.
 
@@ -256,7 +274,8 @@ class Tracker:
             thread.current = None if after_backward else thread.module_phase(OUTSIDE, "forward")
         else:
             thread.mark(seq, call.module_phase.fqn)
-            thread.current = None if call.step else call.module_phase
+            is_unsure = call.step or call.is_in_hooks
+            thread.current = None if is_unsure else call.module_phase
         is_discarded = call.step or (is_outside and thread.is_after_backward)
         thread.param_sink = thread.discarded_params if is_discarded else thread.used_params
 
@@ -299,6 +318,8 @@ class Tracker:
             return
         stamps = [observer.entering() for observer in self._observers] if self._observers else ()
         stack = thread.stack
+        if stack[-1].is_in_hooks:
+            self._drop_calls_after_hooks(thread)
         if stack[-1].step:
             thread.param_sink = thread.used_params
         named = self.names.find_unshared(module)
@@ -308,8 +329,11 @@ class Tracker:
             ):
                 return
             named = self.names.find(module, [call.named for call in stack if call.named])
-        if named.parent is None and len(stack) > 1:
-            self._drop_ended_calls(thread, module)
+        if named.parent is None:
+            if self.first_call is None:
+                self._note_first_call(module, named)
+            if len(stack) > 1:
+                self._drop_ended_calls(thread, module)
         task = _graph_task()
         if task == NO_TASK:
             module_phase = thread.module_phase(named.fqn, "forward")
@@ -339,17 +363,23 @@ class Tracker:
             return
         stamps = [observer.leaving() for observer in self._observers] if self._observers else ()
         stack = thread.stack
+        if stack[-1].is_in_hooks:
+            self._drop_calls_after_hooks(thread)
         call = stack[-1]
-        if call.owner is module:
-            stack.pop()
+        if call.owner is module and not call.is_in_hooks:
             if call.named is not None and call.named.is_expert:
                 _count_tokens(thread, call, args, output)
-            above = stack[-1]
-            if above.named is not None and above.module_phase is not None:  # the common case
-                thread.current = above.module_phase
-                thread.mark(_sequence_nr(), above.module_phase.fqn)
+            if getattr(module, "_forward_hooks", None):  # they run next, and belong to the module
+                call.is_in_hooks = True
+                thread.current = None
             else:
-                self._resume(thread, _sequence_nr())
+                stack.pop()
+                above = stack[-1]
+                if above.named is None or above.module_phase is None or above.is_in_hooks:
+                    self._resume(thread, _sequence_nr())
+                else:  # the common case of ``_resume``, written out
+                    thread.current = above.module_phase
+                    thread.mark(_sequence_nr(), above.module_phase.fqn)
         elif any(call.owner is module for call in stack):
             call = _pop_until(stack, module)
             self._resume(thread, _sequence_nr())
@@ -365,6 +395,7 @@ class Tracker:
         if thread is None:
             return
         stamps = [observer.entering() for observer in self._observers]
+        self._drop_calls_after_hooks(thread)
         fqn = f"{OUTSIDE}.{type(optimizer).__name__}"
         # A step that raises runs no post-hook. Whether the frame that runs it has returned tells
         # that it is over; its id stands for it, for a reference would keep its variables alive.
@@ -389,6 +420,11 @@ class Tracker:
         self._resume(thread, _sequence_nr())
         for observer, stamp in zip(self._observers, stamps, strict=True):
             observer.leave(thread, call, stamp)
+
+    def _note_first_call(self, module: nn.Module, named: ModuleName) -> None:
+        if not named.is_wrapper and not named.fqn.startswith(OUTSIDE):
+            arguments = call_arguments(module)
+            self.first_call = call_facts(module, module.forward, arguments)
 
     def _phase_in_backward(self, fqn: str) -> Phase:
         """Return the phase of a module whose forward runs in a backward pass.

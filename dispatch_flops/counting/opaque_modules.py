@@ -70,7 +70,9 @@ class OpaqueModules:
         # torch calls this without kwargs where forward raised.
         thread = self._tracker.thread()
         call = self._open.get(thread) if thread is not None else None
-        if thread is None or call is None or call.owner is not module or call in thread.stack:
+        if thread is None or call is None or call.owner is not module:
+            return
+        if call in thread.stack and not call.is_in_hooks:
             return
         del self._open[thread]
         if output is not _FAILED and call.module_phase is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -60,15 +62,38 @@ class Placement:
         return cls(device.type, accelerators, computes=device != _META)
 
 
-def run_info(modules: Iterable[nn.Module], conventions: Conventions) -> RunInfo:
-    """Return the facts of a run of these modules."""
+def run_info(
+    modules: Iterable[nn.Module], conventions: Conventions, call: Mapping[str, Any] | None = None
+) -> RunInfo:
+    """Return the facts of a run of these modules.
+
+    call: the fields that ``call_facts`` returns, where a call was seen.
+    """
     placement = Placement.of(modules)
     return RunInfo(
         device=placement.type,
         device_name=device_name(next(iter(placement.accelerators), placement.type)),
         torch_version=str(torch.__version__),
         causal=conventions.causal,
+        python_version=platform.python_version(),
+        dispatch_flops_version=_own_version(),
+        platform=_platform(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        **(call or {}),
     )
+
+
+@functools.cache
+def _platform() -> str:
+    return platform.platform()
+
+
+@functools.cache
+def _own_version() -> str | None:
+    try:
+        return version("dispatch_flops")
+    except PackageNotFoundError:  # run from a source tree
+        return None
 
 
 def brought_to(modules: Iterable[nn.Module]) -> tuple[torch.device, ...]:

@@ -35,6 +35,22 @@ def running_modules() -> Counter[int]:
     return found
 
 
+def call_arguments(module: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the arguments of the innermost running call of ``module``, as its hooks left them.
+
+    Global pre-hooks are not given keyword arguments; the call's frame has them. None without such
+    a frame.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _torch.MODULE_CALL_CODE:
+            variables = frame.f_locals
+            if variables["self"] is module:
+                return variables["args"], variables["kwargs"]
+        frame = frame.f_back
+    return None
+
+
 def first_ended(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | None) -> int | None:
     """Return the position of the first of these calls that has ended; None if none has.
 

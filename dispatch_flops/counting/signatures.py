@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from dispatch_flops.operators.tensors import tensors_in
 
 _SCALARS = frozenset((int, bool, float, type(None)))
+TWICE = (0, 0)  # what a signature ends with if its only two tensors are the same one
 
 
 def call_signature(args: Any, kwargs: Any, used_params: set[int]) -> Any:
@@ -20,37 +21,55 @@ def call_signature(args: Any, kwargs: Any, used_params: set[int]) -> Any:
     argument without a signature, and RuntimeError for a tensor without a shape.
     """
     key: list[Any] = []
+    seen: list[int] = []
     for a in args:
         cls = a.__class__
-        if cls is Tensor:
-            key += (a.shape, a.dtype, a.layout)
-        elif cls is Parameter:
-            used_params.add(id(a))
-            key += (a.shape, a.dtype, a.layout)
+        if cls is Tensor or cls is Parameter:
+            seen.append(id(a))
+            if cls is Parameter:
+                used_params.add(id(a))
+            key += (a.shape, a.dtype)
+            if not a.is_contiguous():
+                key.append(_memory_of(a))
         elif cls in _SCALARS:
             key += (cls, a)
         elif cls is list and a and a[0].__class__ is int:  # all are, as the schema says
             key.append(tuple(a))
         else:
-            key += (cls, signature_of(a, used_params))
+            key += (cls, signature_of(a, used_params, seen))
     if kwargs:
-        key.append(signature_of(kwargs, used_params))
+        key.append(signature_of(kwargs, used_params, seen))
+    if len(seen) > 1 and len({*seen}) < len(seen):  # the memory of a repeated tensor counts once
+        key.append(tuple([seen.index(identity) for identity in seen]))
     return tuple(key)
 
 
-def signature_of(value: Any, used_params: set[int]) -> Any:
-    """Return a hashable stand-in for an argument; raises TypeError if there is none."""
+def signature_of(value: Any, used_params: set[int], seen: list[int]) -> Any:
+    """Return a hashable stand-in for an argument; raises TypeError if there is none.
+
+    Appends the ids of the tensors in it to ``seen``.
+    """
     if isinstance(value, Tensor):
+        seen.append(id(value))
         if isinstance(value, Parameter):
             used_params.add(id(value))
-        return (value.shape, value.dtype, value.layout)
+        return (value.shape, value.dtype, _memory_of(value))
     if isinstance(value, (list, tuple)):
-        return tuple([(v.__class__, signature_of(v, used_params)) for v in value])
+        return tuple([(v.__class__, signature_of(v, used_params, seen)) for v in value])
     if isinstance(value, dict):
-        return tuple([(k, v.__class__, signature_of(v, used_params)) for k, v in value.items()])
+        items = value.items()
+        return tuple([(k, v.__class__, signature_of(v, used_params, seen)) for k, v in items])
     if isinstance(value, torch.ScriptObject):  # packed weights: a key would keep them alive
         raise TypeError
     return value
+
+
+def _memory_of(tensor: Tensor) -> Any:
+    """Return what a tensor's bytes depend on besides its shape: its strides if one of them is 0."""
+    if tensor.layout is not torch.strided:
+        return tensor.layout
+    strides = tensor.stride()
+    return strides if 0 in strides else None
 
 
 def all_strided(args: Any, kwargs: Any) -> bool:

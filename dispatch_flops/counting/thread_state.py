@@ -40,6 +40,7 @@ class OpenCall:
     task: the graph task (backward pass) in which it started; -1 for none.
     step: of an optimizer step, the id of the Python frame that runs it; else 0.
     has_closure: the step was given a function that computes the loss.
+    is_in_hooks: the module's forward has returned, but forward hooks of its own may be running.
     """
 
     named: ModuleName | None
@@ -48,6 +49,7 @@ class OpenCall:
     task: int
     step: int = 0
     has_closure: bool = False
+    is_in_hooks: bool = False
 
 
 class ThreadState:

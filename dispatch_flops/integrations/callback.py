@@ -17,6 +17,7 @@ from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
 from dispatch_flops.profilers.training import ProfiledStep
 from dispatch_flops.timing.devices import CPU, Devices, Now
+from dispatch_flops.timing.passes import ITERATION_METHOD
 from dispatch_flops.units import fraction_text
 
 
@@ -136,7 +137,12 @@ class StepCallback(ProfiledStep):
         self._iteration_s = seconds
         self._profile = dataclasses.replace(
             profile,
-            timing=dataclasses.replace(profile.timing, iteration_s=seconds),
+            timing=dataclasses.replace(
+                profile.timing,
+                iteration_s=seconds,
+                iteration_step=self.steps_done,
+                method=(profile.timing.method or "").replace(f"; {ITERATION_METHOD}", "") or None,
+            ),
             notes=(*profile.notes, note),
         )
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 Causal = Literal["full", "half"]
 Subclass = Literal["executed", "logical"]
+Target = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +24,13 @@ class Conventions:
         "logical" the operator on the outer one.
     meta_value: what ``.item()`` and similar calls return on tensors without data; None: they
         raise.
+    target: the device whose rules choose the kernel of attention on tensors without data.
     """
 
     causal: Causal = "full"
     subclass: Subclass = "executed"
     meta_value: float | None = None
+    target: Target = "cpu"
 
 
 _CONVENTIONS: ContextVar[Conventions] = ContextVar("dispatch_flops_conventions")

@@ -13,6 +13,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import FormulaError
+from dispatch_flops.operators.access import access_of, named_arguments
 from dispatch_flops.operators.conventions import Conventions, using
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import is_inexact_dtype, nbytes, tensors_in
@@ -69,18 +70,36 @@ def cost_of_call(
     Never raises: if the formula does, the cost is unknown and ``error`` holds the exception.
     """
     kwargs = _without_outs(func, kwargs)
-    dtype = compute_dtype(args, kwargs, out, promoting=rule.kind == "pointwise")
+    promoting = rule.kind == "pointwise"
+    dtype = rule.computes_in or compute_dtype(args, kwargs, out, promoting=promoting)
     try:
         with using(conventions):
             answer = rule.answer(func, args, kwargs, out)
         own, shares = _as_cost(answer)
         if rule.moves and not (own.bytes_read or own.bytes_written):
-            inputs = (args, kwargs) if read is None else read
-            ins, outs = (0, 0) if _is_view(func) else (nbytes(inputs), nbytes(out))
+            ins, outs = _bytes_moved(func, args, kwargs, out, read)
             own = dataclasses.replace(own, bytes_read=ins, bytes_written=outs)
     except Exception as error:
         return CallCost(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
     return CallCost(name, rule.kind, dtype, own, shares)
+
+
+def _bytes_moved(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, read: Any
+) -> tuple[int, int]:
+    """Return the bytes that a call reads and writes.
+
+    They are those of each distinct element of memory that an unfused operator must touch, once.
+    """
+    if _is_view(func):
+        return 0, 0
+    access = access_of(func, args, kwargs, out)
+    if access is None:
+        return nbytes((args, kwargs) if read is None else read), nbytes(out)
+    named = named_arguments(func, args, kwargs)
+    inputs = [value for name, value in named.items() if name not in access.unread]
+    unneeded = nbytes(access.unneeded)
+    return nbytes(inputs) + access.picked, nbytes(out, access.written) - unneeded
 
 
 def _as_cost(answer: Any) -> tuple[OpCost, tuple[Any, ...]]:

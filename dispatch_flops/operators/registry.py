@@ -38,6 +38,7 @@ class Rule:
     moves: False if no element is read or written, as for an allocation.
     is_recorded: False for queries of a tensor's metadata, which appear in no profile.
     builtin: True for the package's own rules, False for the user's.
+    computes_in: the dtype of the products, where operands and results are of another.
     """
 
     kind: Kind
@@ -48,6 +49,7 @@ class Rule:
     moves: bool = True
     is_recorded: bool = True
     builtin: bool = True
+    computes_in: str | None = None
 
     def answer(
         self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
@@ -87,6 +89,7 @@ def register_flops(
     by_name: bool = False,
     cacheable: bool = True,
     note: str = "",
+    computes_in: str | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as the formula of an operator, or of several.
 
@@ -105,6 +108,8 @@ def register_flops(
         operator's argument called ``out`` is replaced by the result.
     cacheable: pass False if the cost depends on more than shapes, dtypes and plain arguments.
     note: the cost in words for ``dispatch-flops ops``; by default taken from the docstring.
+    computes_in: the dtype that the operator computes in, such as ``"int8"``, where it is not that
+        of its tensors: a dynamically quantised layer takes and returns reals.
 
     Raises, before anything is registered:
         DuplicateFormulaError: a target already has a formula and ``override`` is False.
@@ -134,6 +139,7 @@ def register_flops(
             cacheable=cacheable,
             builtin=builtin,
             note=note,
+            computes_in=computes_in,
         )
         for key in keys:
             add_rule(key, rule, override=True)
@@ -310,7 +316,7 @@ def _candidate_keys(op: Any) -> list[Any]:
         return [op]
     packet = op.overloadpacket
     name = _torch.packet_name(packet)
-    functional = _functional_form(packet)
+    functional = functional_form(packet)
     keys = [op, packet, functional, _full_name(op), name, name[:-1] if _is_in_place(name) else None]
     return [key for key in keys if key is not None]
 
@@ -378,7 +384,7 @@ def _find_loaded(name: str) -> OpOverload | OpOverloadPacket | None:
     return getattr(found, overload, None) if overload else found
 
 
-def _functional_form(packet: OpOverloadPacket) -> OpOverloadPacket | None:
+def functional_form(packet: OpOverloadPacket) -> OpOverloadPacket | None:
     """Return ``aten.add`` for ``aten.add_``: an in-place operator costs as much as that."""
     name = packet.__name__
     if not _is_in_place(name):

@@ -13,6 +13,7 @@ from dispatch_flops.profile.profile import (
     Profile,
     RunInfo,
     StepTiming,
+    TensorInput,
 )
 from dispatch_flops.profile.seconds import PhaseSeconds, sum_known
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, flops_of
@@ -27,6 +28,7 @@ __all__ = [
     "Profile",
     "RunInfo",
     "StepTiming",
+    "TensorInput",
     "add_costs",
     "flops_of",
     "merge_ops",

@@ -39,6 +39,8 @@ class StepTiming:
     seconds: per phase. "forward" is of the model, "backward" of all backward passes with the
         recomputation in them, "optimizer" of the optimizer's steps.
     iteration_s: of everything that ran, other code included.
+    iteration_step: the step that ``iteration_s`` is of, where it is not the profiled one. It ran
+        without the profiler, so its time is not combined with that of a phase.
     spread_s: median distance of the runs from their median; repeats: number of runs.
     method: how the latencies of this profile were taken, in words for the reader.
     resolution_s, operator_resolution_s: a module's latency is exact to 10 % if it is at least
@@ -48,6 +50,7 @@ class StepTiming:
 
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
     iteration_s: float | None = None
+    iteration_step: int | None = None
     spread_s: float | None = None
     repeats: int = 1
     method: str | None = None
@@ -60,6 +63,21 @@ class StepTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInput:
+    """A tensor that the model was called with.
+
+    name: the parameter's name, or the position, and the path in nested containers:
+        "past_key_values.0.1".
+    shape: the sizes; None for a nested tensor, and -1 for a size that is a symbol.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """Where and how the run took place. Every count is of this rank.
 
@@ -67,6 +85,11 @@ class RunInfo:
     expert_params: of ``total_params``, those of experts. model_expert_params: those of experts
         on all ranks. Both are known from an engine alone.
     step: number of the profiled step. causal: how causal attention was counted, "full" or "half".
+    inputs: the tensors of the model's first call. training, grad_mode ("grad", "no_grad" or
+        "inference") and autocast (the dtype, or None where it is off) are of that call, too.
+        inputs, training and grad_mode are None where no call was seen.
+    command: the command line, where there is one. date: when the profile was taken, UTC in
+        ISO 8601. Two profiles may be equal with different commands and dates.
     """
 
     device: str = "cpu"
@@ -82,6 +105,15 @@ class RunInfo:
     batch_size: int | None = None
     step: int = 1
     causal: str = "full"
+    inputs: tuple[TensorInput, ...] | None = None
+    training: bool | None = None
+    grad_mode: str | None = None
+    autocast: str | None = None
+    python_version: str | None = None
+    dispatch_flops_version: str | None = None
+    platform: str | None = None
+    command: str | None = field(default=None, compare=False)
+    date: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,17 +211,17 @@ class Profile:
         return {op.op: op.error for op in self.op_totals() if op.error is not None}
 
     def uncalled_modules(self) -> list[str]:
-        """Return the modules whose forward never ran and that hold parameters or have no children.
+        """Return the modules that took no part in the run and hold parameters or have no children.
 
-        A module that ran under another of its names is not among them. Their parameters may
-        still have taken part in an operator, where another module uses them; see
-        ``active_params``.
+        Their forward never ran, under no name of theirs, and none of their parameters took part
+        in an operator, as those of an attention's ``out_proj`` do that is never called.
         """
         elsewhere = set(self.ran_elsewhere)
         return [
             node.fqn
             for node in self.root.walk()
             if not node.calls
+            and not node.active_params
             and (node.own_params or not node.children)
             and node.fqn not in elsewhere
         ]
@@ -232,7 +264,7 @@ class Profile:
         return {
             "schema": SCHEMA,
             "version": SCHEMA_VERSION,
-            "run": dataclasses.asdict(self.run),
+            "run": _run_to_row(self.run),
             "timing": to_row(self.timing),
             "notes": list(self.notes),
             **({"ran_elsewhere": list(self.ran_elsewhere)} if self.ran_elsewhere else {}),
@@ -264,7 +296,7 @@ class Profile:
                 root=node_from_rows(data["root"]),
                 outside=node_from_rows(data["outside"]),
                 timing=build_timed(StepTiming, data["timing"]),
-                run=build(RunInfo, data["run"]),
+                run=_run_from_row(data["run"]),
                 notes=texts(data["notes"]),
                 ran_elsewhere=texts(data.get("ran_elsewhere", [])),
             ).check()
@@ -285,3 +317,43 @@ class Profile:
         except ValueError as error:
             raise ProfileFormatError(f"this is not JSON: {error}") from error
         return cls.from_dict(data)
+
+
+# Fields of ``RunInfo`` that a saved profile has only if they were recorded.
+_RECORDED = (
+    "inputs", "training", "grad_mode", "autocast", "python_version", "dispatch_flops_version",
+    "platform", "command", "date",
+)  # fmt: skip
+
+
+def _run_to_row(run: RunInfo) -> dict[str, Any]:
+    row = dataclasses.asdict(run)
+    for name in _RECORDED:
+        if row[name] is None:
+            del row[name]
+    if run.inputs is not None:
+        row["inputs"] = [
+            {**to_row(tensor), "shape": None if tensor.shape is None else list(tensor.shape)}
+            for tensor in run.inputs
+        ]
+    return row
+
+
+def _run_from_row(row: Any) -> RunInfo:
+    if not isinstance(row, dict) or row.get("inputs") is None:
+        return build(RunInfo, row)
+    values = dict(row)
+    inputs = tuple(_input_from_row(tensor) for tensor in values.pop("inputs"))
+    return build(RunInfo, values, inputs=inputs)
+
+
+def _input_from_row(row: Any) -> TensorInput:
+    if not isinstance(row, dict) or "shape" not in row:
+        raise ValueError(f"TensorInput: {row!r:.60} has no shape")
+    values = dict(row)
+    shape = values.pop("shape")
+    if shape is not None and not (
+        isinstance(shape, list) and all(type(size) is int and size >= -1 for size in shape)
+    ):
+        raise ValueError(f"TensorInput.shape is {shape!r:.60}; expected a list of ints or null")
+    return build(TensorInput, values, shape=None if shape is None else tuple(shape))

@@ -24,7 +24,7 @@ from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
 )
-from dispatch_flops.operators.conventions import Causal, Conventions, Subclass
+from dispatch_flops.operators.conventions import Causal, Conventions, Subclass, Target
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profilers.session import Session
@@ -52,6 +52,9 @@ class FlopCounterMode:
     subclass: for tensors that consist of others, such as DTensor and quantised weights:
         ``"executed"`` (the default) counts the operators on the inner tensors, which for DTensor
         are this rank's; ``"logical"`` counts the operator on the whole tensor.
+    target: the device whose rules choose the kernel of scaled dot product attention on tensors
+        without data (meta, or fake on the CPU): ``"cpu"`` (the default), or ``"cuda"`` for compute
+        capability 8.0 and later.
     meta_value: result of ``.item()`` and similar calls on tensors without data (meta, fake); None
         (the default) lets them raise, as torch does.
     latency: time modules and operators in the same pass, in seconds, without the profiler's own
@@ -79,18 +82,23 @@ class FlopCounterMode:
         causal: Causal = "full",
         subclass: Subclass = "executed",
         meta_value: float | None = None,
+        target: Target = "cpu",
         latency: bool = False,
     ) -> None:
         if causal not in ("full", "half"):
             raise ConfigError(f'causal={causal!r}: choose "full" or "half"')
         if subclass not in ("executed", "logical"):
             raise ConfigError(f'subclass={subclass!r}: choose "executed" or "logical"')
+        if target not in ("cpu", "cuda"):
+            raise ConfigError(f'target={target!r}: choose "cpu" or "cuda"')
         self._roots = _as_modules(mods)
         self.depth = depth
         self.display = display
         self._strict = strict
         self._own_rules = registry.rules_from(custom_mapping or {})
-        self._conventions = Conventions(causal=causal, subclass=subclass, meta_value=meta_value)
+        self._conventions = Conventions(
+            causal=causal, subclass=subclass, meta_value=meta_value, target=target
+        )
         self._latency = latency
         self._active: dict[str, Session] = {}  # the session that runs now
         # An interrupt can arrive before the first line of ``__exit__``, or the block be left

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops.analysis.latency import latency_of
+from dispatch_flops.analysis.figures import inclusive
+from dispatch_flops.analysis.latency import inexact_latencies, latency_of
 from dispatch_flops.errors import NotProfiledError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
@@ -22,6 +23,7 @@ from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.model import exclude_modules, module_classes, profile_model
 from dispatch_flops.renderers import deepspeed
 from dispatch_flops.renderers.deepspeed import aggregated, units
+from dispatch_flops.renderers.text import at_least
 
 
 def get_model_profile(
@@ -55,7 +57,8 @@ def get_model_profile(
     detailed: print the module tree, too.
     module_depth: deepest level printed; -1 (the default) prints all.
     top_modules: classes printed per level in the aggregated part.
-    as_string: return strings with a unit ("426.52 MMACs") instead of numbers.
+    as_string: return strings with a unit ("426.52 MMACs") instead of numbers; a lower bound is
+        marked, as in ">= 426.52 MMACs".
     output_file: write the profile to this file instead of stdout.
     func_name: DeepSpeed's older name of ``mode``; wins over it.
     fold: print equal sibling modules as one.
@@ -89,8 +92,8 @@ def get_model_profile(
     if not as_string:
         return total.flops, total.macs, params
     return (
-        units.number_to_string(total.flops),
-        units.macs_to_string(total.macs),
+        _forward_string(profile, units.number_to_string(total.flops)),
+        _forward_string(profile, units.macs_to_string(total.macs)),
         units.params_to_string(params),
     )
 
@@ -214,19 +217,28 @@ class FlopsProfiler:
         self._profile = dataclasses.replace(profile, run=dataclasses.replace(profile.run, **facts))
 
     def get_total_flops(self, as_string: bool = False) -> Any:
-        """Return the FLOPs of the model's forward pass, as a string with a unit if asked."""
-        total = self.profile.root.total("forward").flops
-        return units.number_to_string(total) if as_string else total
+        """Return the FLOPs of the model's forward pass, as a string with a unit if asked.
+
+        The string of a lower bound begins with ">= ".
+        """
+        profile = self.profile
+        total = profile.root.total("forward").flops
+        return _forward_string(profile, units.number_to_string(total)) if as_string else total
 
     def get_total_macs(self, as_string: bool = False) -> Any:
-        """Return the multiply-accumulates of the model's forward pass."""
-        total = self.profile.root.total("forward").macs
-        return units.macs_to_string(total) if as_string else total
+        """Return the multiply-accumulates of the model's forward pass, as ``get_total_flops``."""
+        profile = self.profile
+        total = profile.root.total("forward").macs
+        return _forward_string(profile, units.macs_to_string(total)) if as_string else total
 
     def get_total_duration(self, as_string: bool = False) -> Any:
         """Return the seconds of the model's forward pass; None ("n/a") if it did not run."""
-        total = latency_of(self.profile.root)
-        return units.duration_to_string(total) if as_string else total
+        profile = self.profile
+        total = latency_of(profile.root)
+        if not as_string:
+            return total
+        inexact = profile.root.fqn in inexact_latencies(profile.root, profile.timing)
+        return f"{'~' if inexact else ''}{units.duration_to_string(total)}"
 
     def get_total_params(self, as_string: bool = False) -> Any:
         """Return the number of elements of the model's distinct parameters."""
@@ -263,6 +275,11 @@ class FlopsProfiler:
         """Print only the part that aggregates modules by class at each level."""
         view = deepspeed.make_view(module_depth=module_depth, top_modules=top_modules)
         print(aggregated.render(self.profile, view))
+
+
+def _forward_string(profile: Profile, text: str) -> str:
+    """Return a total of the forward pass, marked as the printout marks it."""
+    return at_least(text, inclusive(profile.root, "forward")[profile.root.fqn].lower_bound)
 
 
 def write_or_warn(text: str, output_file: str | Path | None) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.compiled_modules import unwrap
+from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.placement import brought_to
 from dispatch_flops.errors import TargetError
 from dispatch_flops.operators.tensors import tensors_in
@@ -23,11 +25,13 @@ class BoundCalls:
     forward: call the method to profile.
     profiled: the same, followed by backward if that is to be profiled, too.
     leaves: tensors whose gradients ``profiled`` may change; empty without backward.
+    facts: the fields of ``RunInfo`` that ``call_facts`` returns.
     """
 
     forward: Callable[[], Any]
     profiled: Callable[[], Any]
     leaves: tuple[torch.Tensor, ...] = ()
+    facts: Mapping[str, Any]
 
     @property
     def has_backward(self) -> bool:
@@ -49,12 +53,17 @@ def bind_inputs(
     if not isinstance(kwargs or {}, Mapping):
         raise TargetError(f"kwargs is a {type(kwargs).__name__}; pass a dict of named inputs")
     named_inputs = move_to(dict(kwargs or {}), device)
-    forward = _bind(_find_method(model, mode), inputs, named_inputs)
+    method = _find_method(model, mode)
+    forward = _bind(method, inputs, named_inputs)
+    inner = unwrap(model)
+    named_method = inner.forward if mode == "forward" else method
+    facts = call_facts(inner, named_method, (inputs, named_inputs))
     if not backward:
-        return BoundCalls(forward=forward, profiled=forward)
+        return BoundCalls(forward=forward, profiled=forward, facts=facts)
     given = (tensor for tensor in tensors_in([inputs, named_inputs]) if tensor.is_leaf)
     leaves = (*model.parameters(), *given)
-    return BoundCalls(forward=forward, profiled=_add_backward(forward, leaves), leaves=leaves)
+    profiled = _add_backward(forward, leaves)
+    return BoundCalls(forward=forward, profiled=profiled, leaves=leaves, facts=facts)
 
 
 def make_inputs(

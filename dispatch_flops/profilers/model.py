@@ -13,7 +13,7 @@ from dispatch_flops.counting.eager_stance import eager_stance
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import device_name
 from dispatch_flops.errors import ConfigError, TargetError
-from dispatch_flops.operators.conventions import Causal, Subclass
+from dispatch_flops.operators.conventions import Causal, Subclass, Target
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, ModuleNode, PhaseSeconds, Profile, StepTiming
 from dispatch_flops.profilers.counter import FlopCounterMode
@@ -59,6 +59,7 @@ def profile_model(
     subclass: Subclass = "executed",
     custom_mapping: Mapping[Any, Formula] | None = None,
     meta_value: float | None = None,
+    target: Target = "cpu",
     strict: bool = False,
 ) -> Profile:
     """Return the profile of one call of a model.
@@ -83,7 +84,7 @@ def profile_model(
     operator_latency: also time every operator, while counting.
     ignore_modules: classes of modules to exclude, with everything below them. Their parameters
         are still counted.
-    causal, subclass, custom_mapping, meta_value, strict: see ``FlopCounterMode``.
+    causal, subclass, custom_mapping, meta_value, target, strict: see ``FlopCounterMode``.
 
     Latencies in the profile are in seconds, None where nothing was measured.
     Raises TargetError for a model or inputs that cannot be used, ConfigError for the value of an
@@ -101,6 +102,7 @@ def profile_model(
         causal=causal,
         subclass=subclass,
         meta_value=meta_value,
+        target=target,
         latency=operator_latency and device != "meta",
     )
     with isolated(model, on_meta=device == "meta"):
@@ -190,7 +192,7 @@ def _count(calls: BoundCalls, counter: FlopCounterMode, devices: Devices) -> Pro
         calls.profiled()
     profile = counter.profile
     name = device_name(next(iter(devices.accelerators), devices.type))
-    run = dataclasses.replace(profile.run, device=devices.type, device_name=name)
+    run = dataclasses.replace(profile.run, device=devices.type, device_name=name, **calls.facts)
     notes = profile.notes
     if (method := profile.timing.method) is not None:
         notes += (f"operator latencies: {method}",)
@@ -205,18 +207,18 @@ def attach_latencies(
 ) -> Profile:
     """Return the profile with forward latencies and with the timing of the whole call.
 
+    Latencies of modules in the counting pass are dropped: those of two passes do not add up.
+    Operators keep theirs.
+
     seconds: ``{fqn: seconds}``.
     spread: ``{fqn: fraction}`` of the latency by which repeated calls vary.
     """
     shares = spread or {}
 
     def change(node: ModuleNode) -> ModuleNode:
-        latency_s = seconds.get(node.fqn)
-        if latency_s is None:
-            return node
-        share = shares.get(node.fqn)
-        spread_s = None if share is None else share * latency_s
-        timed = PhaseSeconds({**node.seconds, "forward": latency_s})
+        latency_s, share = seconds.get(node.fqn), shares.get(node.fqn)
+        spread_s = None if latency_s is None or share is None else share * latency_s
+        timed = PhaseSeconds({"forward": latency_s})
         return dataclasses.replace(node, seconds=timed, latency_spread_s=spread_s)
 
     return dataclasses.replace(profile.map_nodes(change), timing=timing)

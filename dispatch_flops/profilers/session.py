@@ -121,7 +121,7 @@ class Session:
                 self._calls.including(self._tracker.module_phases()),
                 self._names,
                 observed,
-                run_info(self._names.modules(), self._conventions),
+                run_info(self._names.modules(), self._conventions, self._tracker.first_call),
                 notes=tuple(self._mode.higher_order.notes),
             )
         return dataclasses.replace(profile, timing=self._pass.timing(profile))

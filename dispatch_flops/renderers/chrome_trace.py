@@ -16,6 +16,7 @@ from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import ratio
 
@@ -45,7 +46,9 @@ def render(profile: Profile, view: View | None = None) -> str:
         spans = list(_spans(profile.root, width, phase, track))
         if spans:
             events += [_metadata("thread_name", track, phase), *spans]
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+    facts = dict(run_facts(profile.run))
+    trace = {"traceEvents": events, "displayTimeUnit": "ms"}
+    return json.dumps(trace | ({"otherData": facts} if facts else {}))
 
 
 def _latency_us(root: ModuleNode, phase: Phase) -> Callable[[ModuleNode], float]:

@@ -13,6 +13,7 @@ from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import at_least, one_line
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
@@ -79,6 +80,9 @@ def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
     )
     yield f"<p><b>{name}</b>: {_escaped(' · '.join(numbers))}"
     yield f"<br/>FLOPs: {_escaped(phases)}</p>" if phases else "</p>"
+    facts = "<br/>".join(f"{label}: {html.escape(text)}" for label, text in run_facts(profile.run))
+    if facts:
+        yield f"<p>{facts}</p>"
     if bound:
         calls = profile.uncounted_ops()
         listed = ", ".join(f"{op} ({n} calls)" for op, n in islice(calls.items(), 10))

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dispatch_flops.analysis.figures import Figures, inclusive, total_figures, walk_with_depth
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import ModuleNode, Profile, sum_known
+from dispatch_flops.profile import ModuleNode, Profile, RunInfo, sum_known
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
@@ -27,7 +28,8 @@ def render(profile: Profile, view: View | None = None) -> str:
     """Return a table of what the run cost.
 
     "modules": parameters, MACs and FLOPs of each module, in total and per phase. What ran outside
-    the model has rows of its own, and a first row ``Global`` has the total.
+    the model has rows of its own, and a first row ``Global`` has the total. Below the table are
+    the inputs and what else is recorded of the run.
     "operators": every operator that ran; free ones cost 0, and those of unknown cost show n/a.
     "uncounted": the operators of unknown cost, with the number of such calls and the reason.
 
@@ -40,7 +42,8 @@ def render(profile: Profile, view: View | None = None) -> str:
     view = view or View()
     match view.table:
         case "modules":
-            return _module_table(profile, view.depth, view.style)
+            tables = _module_table(profile, view.depth, view.style)
+            return "\n".join([tables, *_run_lines(profile.run, view.style)])
         case "operators":
             return _operator_table(profile, view.style)
         case "uncounted":
@@ -53,6 +56,14 @@ def uncounted_rows(profile: Profile) -> Iterator[tuple[str, int, str]]:
     errors = profile.formula_errors()
     for op, calls in profile.uncounted_ops().items():
         yield op, calls, errors.get(op, "no formula")
+
+
+def _run_lines(run: RunInfo, style: Style) -> Iterator[str]:
+    """Yield a blank line and what is recorded of the run, one fact a line."""
+    for number, (label, text) in enumerate(run_facts(run)):
+        if not number:
+            yield ""
+        yield f"- {label}: {code(text, style)}" if style == "markdown" else f"{label}: {text}"
 
 
 def _module_table(profile: Profile, depth: int | None, style: Style) -> str:

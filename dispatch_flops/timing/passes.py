@@ -26,6 +26,7 @@ from dispatch_flops.timing.overhead import Overhead
 from dispatch_flops.timing.step_timer import HookMeter, StepTimer
 
 EVENT_RESOLUTION_S = 5e-7  # of CUDA
+ITERATION_METHOD = "iter latency is of all that ran meanwhile"
 
 
 class UntimedPass:
@@ -61,7 +62,7 @@ class HostPass(UntimedPass):
 
     method = (
         "counted and timed in one pass, the profiler's own time measured and taken off; "
-        "iter latency is of all that ran meanwhile"
+        + ITERATION_METHOD
     )
 
     def __init__(self, overhead: Overhead) -> None:

@@ -159,6 +159,7 @@ def test_scalars_of_a_fifth_phase_name_it() -> None:
     assert (found["macs/setup"], found["latency_s/setup"]) == (MACS, 2.0)
 
 
+@pytest.mark.slow
 def test_plots_of_a_fifth_phase_are_drawn() -> None:
     pytest.importorskip("matplotlib")
     assert plots.top_modules(PROFILE, phase=SETUP)

@@ -18,6 +18,8 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.helpers.profiling import TORCH
+
 ops = torch.ops.higher_order
 
 # Those that counting/higher_order.py has a handler for.
@@ -81,6 +83,8 @@ def test_operator_with_a_handler_is_known_by_that_name(name: str) -> None:
     ``HANDLERS``).
     """
     op = getattr(ops, name, None)
+    if op is None and name == "run_dtensor_rng_op" and TORCH < (2, 12):
+        pytest.skip("later than this torch")
     assert op is not None, f"torch.ops.higher_order.{name} is gone or renamed"
     assert op.name() == name
 

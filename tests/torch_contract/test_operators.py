@@ -277,3 +277,28 @@ print(*[name for name in heavy if name in sys.modules])
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == [], f"now imported at once: {done.stdout}"
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def test_cpu_chooses_attention_by_shapes_of_tensors_without_data() -> None:
+    """dispatch_flops relies on this for attention on meta (``is_flash_chosen_on_cpu``)."""
+    q = torch.empty(2, 3, 5, 8, device="meta")
+    choose = aten._fused_sdp_choice.default._op_dk
+    cpu = torch._C.DispatchKey.CPU
+    assert choose(cpu, q, q, q) == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
+    assert choose(cpu, q, q, q, None, 0.5) == torch.nn.attention.SDPBackend.MATH.value
+
+
+def test_kernels_for_autograd_keys_run_first_until_they_are_removed() -> None:
+    """dispatch_flops relies on this for attention on meta (``Kernels``)."""
+    name, q = "aten::scaled_dot_product_attention", torch.empty(2, 3, 5, 8, device="meta")
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(name, lambda q, k, v: q.new_empty(7), "AutogradMeta")
+    assert has_kernel(name, "AutogradMeta")
+    assert torch.nn.functional.scaled_dot_product_attention(q, q, q).shape == (7,)
+    library._destroy()
+    library._destroy()
+    assert not has_kernel(name, "AutogradMeta")
+    assert torch.nn.functional.scaled_dot_product_attention(q, q, q).shape == q.shape

@@ -12,7 +12,7 @@ Where a new formula goes, by what the operator does:
 - per element: ``pointwise`` (a table), ``activation``, ``loss``, ``fused_optimizers``
 - over elements: ``reduction``, ``softmax``, ``norm``, ``batch_norm``, ``pooling``, ``resample``,
   ``padding``, ``sorting``, ``histogram``
-- moving and picking: ``scatter`` (embeddings too), ``sequence``
+- moving and picking: ``scatter`` (embeddings too), ``sequence``; ``partial_access`` (bytes alone)
 - reals to integers and back: ``fake_quantize``
 - random numbers and dropout: ``sampling``
 - no arithmetic: ``free``, each group with its reason; ``collectives``; ``runtime`` (operators of

@@ -144,9 +144,10 @@ def packed(
 ) -> Scores:
     """Sequences laid end to end: q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
 
-    Sequence boundaries are data, which is not read. Σ Sq·Sk is at most Tq·longest_k and at most
-    longest_q·Tk. The smaller is an upper bound, exact if the shorter side's sequences are equally
-    long. Paged keys [pages,size,Hkv,d] hold more than is used: Tq·longest_k.
+    For sequence boundaries that are data on a device, which is not read. Σ Sq·Sk is at most
+    Tq·longest_k and at most longest_q·Tk. The smaller is an upper bound, exact if the shorter
+    side's sequences are equally long. Paged keys [pages,size,Hkv,d] hold more than is used:
+    Tq·longest_k.
     A band is applied to rectangles of the longest lengths, scaled to Tq rows, rounded up.
     """
     heads, d = q.shape[-2:]

@@ -1,17 +1,19 @@
 """Attention kernels below ``scaled_dot_product_attention``, which also take packed sequences.
 
 Letters as in ``_attention``; Tq and Tk are all queries and keys of a batch laid end to end. If
-offsets are given, sequences are packed and ``_attention.packed`` bounds their scores. Otherwise
-operands have a batch dimension.
+offsets are given, sequences are packed. Lengths that lie in the CPU's memory are used; of others
+``_attention.packed`` bounds the scores. Without offsets operands have a batch dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from dispatch_flops import _torch
 from dispatch_flops.operators.formulas._attention import (
     FULL,
     Band,
@@ -22,6 +24,8 @@ from dispatch_flops.operators.formulas._attention import (
     heads_first,
     heads_third,
     packed,
+    rectangle,
+    total,
 )
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.registry import register_flops
@@ -36,19 +40,31 @@ def _scores(
     k: Tensor,
     v: Tensor,
     offsets: Tensor | None,
+    offsets_k: Tensor | None,
     max_q: int | None,
     max_k: int | None,
     band: Band,
     *,
     batched: Callable[[Tensor, Tensor, Tensor, Band], Scores] = heads_third,
+    used_k: Tensor | None = None,
     paged: bool = False,
 ) -> Scores:
     """Return ``packed`` scores if there are offsets, else ``batched`` ones.
 
+    offsets, offsets_k: where queries and keys of each sequence begin, and where the last one ends.
     max_q, max_k: the longest lengths; None: the whole packed length.
+    used_k: how many keys of each sequence are used.
     """
     if not is_given(offsets):
         return batched(q, k, v, band)
+    lengths_q = _lengths(offsets)
+    lengths_k = _values(used_k) if is_given(used_k) else None if paged else _lengths(offsets_k)
+    if lengths_q is not None and lengths_k is not None and len(lengths_q) == len(lengths_k):
+        heads, d = q.shape[-2:]
+        return total(
+            rectangle(1, heads, k.shape[-2], sq, sk, d, v.shape[-1], band)
+            for sq, sk in zip(lengths_q, lengths_k, strict=True)
+        )
     return packed(
         q,
         k,
@@ -59,6 +75,23 @@ def _scores(
         band=band,
         paged=paged,
     )
+
+
+def _lengths(offsets: Tensor | None) -> list[int] | None:
+    """Return the lengths of the sequences between offsets; None if those are not at hand."""
+    values = _values(offsets)
+    if values is None or values != sorted(values):
+        return None
+    return [end - start for start, end in pairwise(values)]
+
+
+def _values(tensor: Tensor | None) -> list[int] | None:
+    """Return the numbers of a tensor in the CPU's memory; no other device is waited for."""
+    if type(tensor) is not Tensor or tensor.device.type != "cpu":
+        return None
+    with _torch.modes_disabled():  # other counters do not see this
+        values: list[int] = tensor.tolist()
+    return values
 
 
 # -- flash ---------------------------------------------------------------------------------
@@ -76,6 +109,7 @@ def _flash_band(is_causal: bool, left: int | None, right: int | None) -> Band:
 @register_flops(
     packets("_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace"),
     by_name=True,
+    cacheable=False,
 )
 def flash_forward(
     *,
@@ -83,6 +117,7 @@ def flash_forward(
     key: Tensor,
     value: Tensor,
     cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None = None,
     max_q: int,
     max_k: int,
     dropout_p: float,
@@ -90,28 +125,32 @@ def flash_forward(
     window_size_left: int | None = None,
     window_size_right: int | None = None,
     alibi_slopes: Tensor | None = None,
+    seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
     out: Any,
     **_: Any,
 ) -> OpCost:
     """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv], or packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
 
-    MACs: pairs·(d+dv); packed: an upper bound. FLOPs: ``_attention.forward``'s. The scales of
-    8-bit operands are merged into the softmax's scale.
+    MACs: pairs·(d+dv); packed, with lengths on a device: an upper bound. FLOPs:
+    ``_attention.forward``'s. The scales of 8-bit operands are merged into the softmax's scale.
     """
     band = _flash_band(is_causal, window_size_left, window_size_right)
     paged = block_table is not None
-    scores = _scores(query, key, value, cum_seq_q, max_q, max_k, band, paged=paged)
+    scores = _scores(
+        query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, band, used_k=seqused_k, paged=paged
+    )
     return forward(scores, masked=band != FULL or is_given(alibi_slopes), dropout=dropout_p > 0)
 
 
-@register_flops(packets("_flash_attention_backward"), by_name=True)
+@register_flops(packets("_flash_attention_backward"), by_name=True, cacheable=False)
 def flash_backward(
     *,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None = None,
     max_q: int,
     max_k: int,
     dropout_p: float,
@@ -124,7 +163,7 @@ def flash_backward(
     """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
     band = _flash_band(is_causal, window_size_left, window_size_right)
     offsets = cum_seq_q if query.dim() == 3 else None
-    scores = _scores(query, key, value, offsets, max_q, max_k, band)
+    scores = _scores(query, key, value, offsets, cum_seq_k, max_q, max_k, band)
     return backward(scores, masked=band != FULL, dropout=dropout_p > 0)
 
 
@@ -145,7 +184,7 @@ def _efficient_band(mask_type: int, window_size: int | None) -> Band:
     return Band(left=left, right=0, from_end=mask_type == _CAUSAL_FROM_BOTTOM_RIGHT)
 
 
-@register_flops(packets("_efficient_attention_forward"), by_name=True)
+@register_flops(packets("_efficient_attention_forward"), by_name=True, cacheable=False)
 def efficient_forward(
     *,
     query: Tensor,
@@ -153,24 +192,37 @@ def efficient_forward(
     value: Tensor,
     bias: Tensor | None,
     cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
     dropout_p: float,
     custom_mask_type: int,
+    seqlen_k: Tensor | None = None,
     window_size: int | None = None,
     out: Any,
     **_: Any,
 ) -> OpCost:
     """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv]; packed: B is 1 and offsets are given.
 
-    MACs: pairs·(d+dv); packed: an upper bound. FLOPs: ``_attention.forward``'s.
+    MACs: pairs·(d+dv); packed, with lengths on a device: an upper bound. FLOPs:
+    ``_attention.forward``'s.
     """
     band = _efficient_band(custom_mask_type, window_size)
-    scores = _scores(query, key, value, cu_seqlens_q, max_seqlen_q, max_seqlen_k, band)
+    scores = _scores(
+        query,
+        key,
+        value,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        band,
+        used_k=seqlen_k,
+    )
     return forward(scores, masked=band != FULL or is_given(bias), dropout=dropout_p > 0)
 
 
-@register_flops(packets("_efficient_attention_backward"), by_name=True)
+@register_flops(packets("_efficient_attention_backward"), by_name=True, cacheable=False)
 def efficient_backward(
     *,
     query: Tensor,
@@ -178,6 +230,7 @@ def efficient_backward(
     value: Tensor,
     bias: Tensor | None,
     cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float,
@@ -190,7 +243,7 @@ def efficient_backward(
     """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
     band = _efficient_band(custom_mask_type, window_size)
     return backward(
-        _scores(query, key, value, cu_seqlens_q, max_seqlen_q, max_seqlen_k, band),
+        _scores(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, band),
         masked=band != FULL or is_given(bias),
         dropout=dropout_p > 0,
         bias_grad=bias.numel() if bias_requires_grad and bias is not None else None,
@@ -200,7 +253,7 @@ def efficient_backward(
 # -- cuDNN: packed like flash; with a batch dimension, unlike flash, heads come first ---------
 
 
-@register_flops(packets("_cudnn_attention_forward"), by_name=True)
+@register_flops(packets("_cudnn_attention_forward"), by_name=True, cacheable=False)
 def cudnn_forward(
     *,
     query: Tensor,
@@ -208,6 +261,7 @@ def cudnn_forward(
     value: Tensor,
     attn_bias: Tensor | None,
     cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None = None,
     max_q: int,
     max_k: int,
     dropout_p: float = 0.0,
@@ -217,14 +271,17 @@ def cudnn_forward(
 ) -> OpCost:
     """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv], or packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
 
-    MACs: pairs·(d+dv); packed: an upper bound. FLOPs: ``_attention.forward``'s.
+    MACs: pairs·(d+dv); packed, with lengths on a device: an upper bound. FLOPs:
+    ``_attention.forward``'s.
     """
     band = causal_band(is_causal)
-    scores = _scores(query, key, value, cum_seq_q, max_q, max_k, band, batched=heads_first)
+    scores = _scores(
+        query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, band, batched=heads_first
+    )
     return forward(scores, masked=is_causal or is_given(attn_bias), dropout=dropout_p > 0)
 
 
-@register_flops(packets("_cudnn_attention_backward"), by_name=True)
+@register_flops(packets("_cudnn_attention_backward"), by_name=True, cacheable=False)
 def cudnn_backward(
     *,
     query: Tensor,
@@ -232,6 +289,7 @@ def cudnn_backward(
     value: Tensor,
     attn_bias: Tensor | None,
     cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None = None,
     max_q: int,
     max_k: int,
     dropout_p: float,
@@ -242,7 +300,7 @@ def cudnn_backward(
     """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
     offsets = cum_seq_q if query.dim() == 3 else None
     band = causal_band(is_causal)
-    scores = _scores(query, key, value, offsets, max_q, max_k, band, batched=heads_first)
+    scores = _scores(query, key, value, offsets, cum_seq_k, max_q, max_k, band, batched=heads_first)
     return backward(scores, masked=is_causal or is_given(attn_bias), dropout=dropout_p > 0)
 
 
@@ -252,10 +310,13 @@ def cudnn_backward(
 _NO_WINDOW = (-1, -1)
 
 
-@register_flops(["torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out"], by_name=True)
+@register_flops(
+    ["torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out"], by_name=True, cacheable=False
+)
 def varlen_forward(
     *,
     cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None = None,
     is_causal: bool = False,
     window_size: Sequence[int] | None = None,
     out: Any,
@@ -265,6 +326,7 @@ def varlen_forward(
     left, right = window_size or _NO_WINDOW
     return flash_forward(
         cum_seq_q=cu_seq_q,
+        cum_seq_k=cu_seq_k,
         dropout_p=0.0,
         is_causal=is_causal,
         window_size_left=left,
@@ -274,14 +336,20 @@ def varlen_forward(
     )
 
 
-@register_flops("torch_attn::_varlen_attn_backward", by_name=True)
+@register_flops("torch_attn::_varlen_attn_backward", by_name=True, cacheable=False)
 def varlen_backward(
-    *, cu_seq_q: Tensor, window_size: Sequence[int] | None = None, out: Any, **others: Any
+    *,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None = None,
+    window_size: Sequence[int] | None = None,
+    out: Any,
+    **others: Any,
 ) -> Split:
     """As ``flash_backward``, packed, without dropout."""
     left, right = window_size or _NO_WINDOW
     return flash_backward(
         cum_seq_q=cu_seq_q,
+        cum_seq_k=cu_seq_k,
         dropout_p=0.0,
         window_size_left=left,
         window_size_right=right,

@@ -78,26 +78,46 @@ def matmul_cost(x: Tensor, out: Tensor) -> OpCost:
     )
     + packets("qlinear", "qlinear_relu", library="sparse")
 )
-def linear(x: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+def linear(x: Tensor, *args: Any, out: Tensor, **_: Any) -> OpCost:
     """Integers to integers. MACs: T·O·K. FLOPs: 2·MACs + 5·T·O.
 
     relu is part of the clamping. leaky_relu and tanh, which backends look up, count as such too.
     A block-sparse weight (library sparse) counts as dense: how much it stores is not visible.
     """
-    return matmul_cost(x, out) + flops(QUANTIZE * out.numel())
+    cost = matmul_cost(x, out) + flops(QUANTIZE * out.numel())
+    return cost + packed_linear_bytes(x, args[0], out) if is_packed(args[0]) else cost
+
+
+def is_packed(weight: Any) -> bool:
+    """Return True for a packed weight, which is an opaque object."""
+    return isinstance(weight, torch.ScriptObject)
+
+
+def packed_linear_bytes(x: Tensor, packed: Any, out: Tensor, *, item: int = 1) -> OpCost:
+    """Bytes of x, O·K packed weights of ``item`` bytes, a float32 bias, and the result."""
+    features = out.shape[-1]
+    weight = features * x.shape[-1] * item + 4 * features * has_bias(packed)
+    return OpCost(bytes_read=nbytes(x) + weight, bytes_written=nbytes(out))
+
+
+def packed_conv_bytes(operands: Any, packed: Any, out: Tensor) -> OpCost:
+    """Bytes of the operands, the packed weight and bias, and the result."""
+    return OpCost(bytes_read=nbytes(operands, packed.unpack()), bytes_written=nbytes(out))
 
 
 @register_flops(
     quantized("linear_dynamic", "linear_relu_dynamic")
     + packets("qlinear_dynamic", "qlinear_relu_dynamic", library="sparse"),
     cacheable=False,
+    computes_in="int8",
 )
 def linear_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Reals to reals. MACs: T·O·K. FLOPs: 2·MACs + quantising x by its range + per result one
     product with the scales and, with a bias, one sum.
     """
     rescale = out.numel() * (1 + has_bias(packed))
-    return matmul_cost(x, out) + flops(dynamic(x.numel()) + rescale)
+    cost = matmul_cost(x, out) + flops(dynamic(x.numel()) + rescale)
+    return cost + packed_linear_bytes(x, packed, out)
 
 
 @register_flops(
@@ -106,7 +126,8 @@ def linear_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -
 )
 def linear_fp16(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Reals times half-precision weights. MACs: T·O·K. FLOPs: 2·MACs + T·O with a bias."""
-    return matmul_cost(x, out) + flops(out.numel() * has_bias(packed))
+    cost = matmul_cost(x, out) + flops(out.numel() * has_bias(packed))
+    return cost + packed_linear_bytes(x, packed, out, item=2)
 
 
 @register_flops(
@@ -132,7 +153,9 @@ def linear_fake(
 ) -> OpCost:
     """Reals to reals with given scales: x is quantised, results are rescaled."""
     surround = quantize(x, out=x).flops + out.numel() * (1 + has_bias(packed))
-    return matmul_cost(x, out) + flops(surround)
+    cost = matmul_cost(x, out) + flops(surround)
+    parameters = OpCost(bytes_read=nbytes(scale, zero_point))
+    return cost + packed_linear_bytes(x, packed, out) + parameters
 
 
 @register_flops(packets("qlinear_pointwise", library="onednn"), by_name=True)
@@ -186,32 +209,43 @@ def rescaled(
 def conv(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Integers to integers. MACs: results · K, K one filter's elements. FLOPs: 2·MACs + 5 per
     result."""
-    return conv_macs(packed, out) + flops(QUANTIZE * out.numel())
+    cost = conv_macs(packed, out) + flops(QUANTIZE * out.numel())
+    return cost + packed_conv_bytes(x, packed, out)
 
 
 @register_flops(quantized("conv2d_add", "conv2d_add_relu"), cacheable=False)
 def conv_add(x: Tensor, other: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """As ``conv``, and a dequantised tensor is added: 2 + 1 per result."""
     added = dequantize(other, out=other).flops + out.numel()
-    return conv(x, packed, out=out) + flops(added)
+    cost = conv_macs(packed, out) + flops(QUANTIZE * out.numel() + added)
+    return cost + packed_conv_bytes((x, other), packed, out)
 
 
-@register_flops(quantized(*(f"conv{d}d_dynamic" for d in (1, 2, 3))), cacheable=False)
+@register_flops(
+    quantized(*(f"conv{d}d_dynamic" for d in (1, 2, 3))), cacheable=False, computes_in="int8"
+)
 def conv_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Reals to reals, as ``linear_dynamic``."""
-    return conv_macs(packed, out) + surround_dynamic(x, packed, out)
+    cost = conv_macs(packed, out) + surround_dynamic(x, packed, out)
+    return cost + packed_conv_bytes(x, packed, out)
 
 
 @register_flops(quantized(*(f"conv_transpose{d}d" for d in (1, 2, 3))), cacheable=False)
 def conv_transpose(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Integers to integers. MACs: inputs · K, as for a convolution from results to inputs."""
-    return conv_transpose_macs(x, packed) + flops(QUANTIZE * out.numel())
+    cost = conv_transpose_macs(x, packed) + flops(QUANTIZE * out.numel())
+    return cost + packed_conv_bytes(x, packed, out)
 
 
-@register_flops(quantized(*(f"conv_transpose{d}d_dynamic" for d in (1, 2, 3))), cacheable=False)
+@register_flops(
+    quantized(*(f"conv_transpose{d}d_dynamic" for d in (1, 2, 3))),
+    cacheable=False,
+    computes_in="int8",
+)
 def conv_transpose_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Reals to reals, as ``linear_dynamic``."""
-    return conv_transpose_macs(x, packed) + surround_dynamic(x, packed, out)
+    cost = conv_transpose_macs(x, packed) + surround_dynamic(x, packed, out)
+    return cost + packed_conv_bytes(x, packed, out)
 
 
 @register_flops(

@@ -2,7 +2,7 @@
 
 Picking elements moves data without arithmetic and reads only what it picks. Accumulating is one
 operation per added element. In-place forms touch only the addressed elements; functional forms
-copy the rest.
+copy the rest. Which positions repeat is data: they count as distinct, up to the size of the tensor.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas.partial_access import picked_bytes
 from dispatch_flops.operators.formulas.pointwise import per_element
 from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import is_inexact, nbytes
@@ -26,9 +27,13 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _pick(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:
-    """Bytes: reads the indices, and as much of the source as it writes."""
-    indices = nbytes(args[1:], kwargs)
-    return OpCost(bytes_read=indices + nbytes(out), bytes_written=nbytes(out))
+    """Bytes: reads the indices, and as much of the source as it writes, at most all of it."""
+    sources = [*args, *kwargs.values()]
+    tensors = [i for i, value in enumerate(sources) if isinstance(value, torch.Tensor)]
+    source = sources.pop(tensors[0])
+    return OpCost(
+        bytes_read=nbytes(sources) + picked_bytes(source, out.numel()), bytes_written=nbytes(out)
+    )
 
 
 declare_free(
@@ -52,17 +57,27 @@ declare_free(
 # Putting ---------------------------------------------------------------------------------
 
 
-def update(self: Tensor, others: Any, out: Any, *, touched: int, steps: int = 0) -> OpCost:
+def update(
+    self: Tensor,
+    others: Any,
+    out: Any,
+    *,
+    touched: int,
+    steps: int = 0,
+    sources: int | None = None,
+) -> OpCost:
     """Cost of writing ``touched`` elements of ``self``, with ``steps`` real FLOPs each.
 
     In place, the touched elements are written, and read if ``steps`` is not 0. Otherwise all of
     ``self`` is read and all of the result written.
+
+    sources: the bytes read of ``others``, where that is not all of them.
     """
     flops = touched * steps if is_inexact(self) else 0
-    sources = nbytes(others)
+    sources = nbytes(others) if sources is None else sources
     if out is not self:
         return OpCost(flops=flops, bytes_read=nbytes(self) + sources, bytes_written=nbytes(out))
-    moved = touched * self.element_size()
+    moved = picked_bytes(self, touched)
     return OpCost(flops=flops, bytes_read=sources + (moved if steps else 0), bytes_written=moved)
 
 
@@ -75,7 +90,14 @@ def scatter_add(
     self: Tensor, dim: int, index: Tensor, src: Tensor, *, out: Any, **_: Any
 ) -> OpCost:
     """self[index] += src: one sum per index."""
-    return update(self, (index, src), out, touched=index.numel(), steps=_sum_steps(self))
+    return _scatter(self, index, src, out, steps=_sum_steps(self))
+
+
+def _scatter(self: Tensor, index: Tensor, src: Tensor | None, out: Any, *, steps: int) -> OpCost:
+    """One element of ``src`` for each index: a source larger than the index is not read whole."""
+    count = index.numel()
+    read = nbytes(index) + picked_bytes(src, count)
+    return update(self, (), out, touched=count, steps=steps, sources=read)
 
 
 @register_flops(packets("scatter"), by_name=True)
@@ -91,7 +113,7 @@ def scatter(
     """self[index] = src; with ``reduce`` "add" or "multiply" one operation per index."""
     name = {"add": "add", "multiply": "mul"}.get(str(reduce))
     steps = 0 if name is None else per_element(name, complex_numbers=self.is_complex())
-    return update(self, (index, src), out, touched=index.numel(), steps=steps)
+    return _scatter(self, index, src, out, steps=steps)
 
 
 @register_flops(packets("scatter_reduce"))
@@ -99,7 +121,7 @@ def scatter_reduce(
     self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, out: Any, **_: Any
 ) -> OpCost:
     """One sum, product, maximum or minimum per index; a mean then divides every element."""
-    cost = update(self, (index, src), out, touched=index.numel(), steps=1)
+    cost = _scatter(self, index, src, out, steps=1)
     return cost + OpCost(flops=_mean_divisions(self, reduce))
 
 
@@ -241,7 +263,7 @@ def embedding_renorm(
     Source: embedding_renorm_cpu_, aten/src/ATen/native/Embedding.cpp.
     """
     width, times = self.shape[1], indices.numel()
-    moved = times * width * self.element_size()
+    moved = picked_bytes(self, times * width)
     return OpCost(
         flops=times * (3 * width + 3), bytes_read=nbytes(indices) + moved, bytes_written=moved
     )
@@ -269,7 +291,7 @@ def embedding_bag(
     flops = max(rows - result.numel(), 0)
     flops += rows if per_sample_weights is not None else 0
     flops += result.numel() if mode == _BAG_MEAN else 0
-    read = rows * weight.element_size() + nbytes(indices, offsets, per_sample_weights)
+    read = picked_bytes(weight, rows) + nbytes(indices, offsets, per_sample_weights)
     return OpCost(flops=flops, bytes_read=read, bytes_written=nbytes(out))
 
 

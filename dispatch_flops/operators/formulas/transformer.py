@@ -71,11 +71,12 @@ def native_multi_head_attention(
     average_attn_weights: bool = True,
     out: Any,
     **_: Any,
-) -> Split:
+) -> OpCost:
     """nn.MultiheadAttention without gradients: query, key, value[B,S,E], dense or nested.
 
     MACs: E² per token of query, key and value; Σ 2·Sq·Sk·E; E² per token of query for the output
-    projection, which is ``out_proj``'s share. FLOPs: 2·MACs + biases + the attention's: with
+    projection. nn.MultiheadAttention never calls ``out_proj``: on every path the projection is the
+    attention's own. FLOPs: 2·MACs + biases + the attention's: with
     weights as ``_attention_with_weights``, else ``_attention.forward``'s.
     Source: torch.nn.functional.multi_head_attention_forward.
     """
@@ -90,12 +91,11 @@ def native_multi_head_attention(
         attended = _attention_with_weights(scores, masked=masked, averaged=average_attn_weights)
     else:
         attended = forward(scores, masked=masked, dropout=False)
-    output = _linear(tokens[0], proj_weight)
-    return Split(own=projected + attended, shares=(Share(cost=output, child="out_proj"),))
+    return projected + attended + _linear(tokens[0], proj_weight)
 
 
 @register_flops(packets("_triton_multi_head_attention"), by_name=True)
-def triton_multi_head_attention(**arguments: Any) -> Split:
+def triton_multi_head_attention(**arguments: Any) -> OpCost:
     """As ``_native_multi_head_attention`` without weights."""
     return native_multi_head_attention(**arguments, need_weights=False)
 
@@ -140,7 +140,7 @@ def transformer_encoder_layer_fwd(
         mask=mask,
         need_weights=False,
         out=out,
-    ).total
+    )
     activation = aten.gelu if use_gelu else aten.relu
     own = tokens * _per_token(activation, ffn_bias_1) + 2 * tokens * embed_dim
     parts = {

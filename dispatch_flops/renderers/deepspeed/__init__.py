@@ -10,6 +10,7 @@ from dispatch_flops.profile import Profile
 from dispatch_flops.renderers import table
 from dispatch_flops.renderers.deepspeed import aggregated, detailed, summary
 from dispatch_flops.renderers.explanations import COUNTING, attention_counting
+from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import RULE, heading, one_line
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import flops_text, macs_text, seconds_text
@@ -53,6 +54,7 @@ def _uncounted(profile: Profile) -> Iterator[str]:
 def _conventions(profile: Profile) -> Iterator[str]:
     """Yield what the numbers cover and how they were taken, for the whole printout."""
     yield f"Scope: {', '.join(_scope(profile))}."
+    yield from (f"{label}: {text}" for label, text in run_facts(profile.run))
     yield f"Counting: {COUNTING}"
     yield f"Attention: {attention_counting(profile.run.causal)}."
     yield f"Latency: {', '.join(_latency(profile))}."
@@ -93,6 +95,6 @@ def _scope(profile: Profile) -> Iterator[str]:
     yield f"this rank ({run.rank} of {run.world_size})" if run.world_size else "this rank"
     name = f" ({one_line(run.device_name)})" if run.device_name else ""
     yield f"device {one_line(run.device)}{name}"
-    if run.torch_version:
+    if run.torch_version and not run.python_version:  # else it is among the versions
         yield f"torch {one_line(run.torch_version)}"
     yield f"phases {' + '.join(phases_of(profile)) or 'none'}"

@@ -67,7 +67,8 @@ def _lines(profile: Profile) -> Iterator[Line]:
     yield from _parallelism(profile.run)
     yield from _sizes(forward, profile.run)
     inexact = profile.root.fqn in inexact_latencies(profile.root, timing)
-    yield "fwd latency", ("~" if inexact else "") + duration_to_string(forward_s)
+    profiled = _profiled_step(profile)
+    yield f"fwd latency{profiled}", ("~" if inexact else "") + duration_to_string(forward_s)
     yield (
         "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
         _rate(forward.cost.flops, forward_s, forward.lower_bound),
@@ -129,13 +130,15 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
     iteration_s = timing.iteration_s
     if iteration_s is None:
         iteration_s = _sum(both_s, step_s)
-    elif both_s is not None:  # a backward pass inside a forward pass is in both times
+    elif both_s is not None and timing.iteration_step is None:
+        # A backward pass inside a forward pass is in both times.
         both_s = min(both_s, iteration_s)
     backward_ran = "backward" in phases_of(profile)
     backward = total_figures(profile, "backward")
     bwd_flops, bwd_bound = backward.cost.flops, backward.lower_bound
 
-    yield "bwd latency", duration_to_string(backward_s)
+    profiled = _profiled_step(profile)
+    yield f"bwd latency{profiled}", duration_to_string(backward_s)
     yield (
         "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency",
         _rate(2 * fwd_flops, backward_s, fwd_bound),
@@ -154,8 +157,9 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
             "fwd+bwd FLOPS per GPU = counted flops per GPU / (fwd+bwd latency)",
             _rate(fwd_flops + bwd_flops, both_s, fwd_bound or bwd_bound),
         )
-    yield "step latency", duration_to_string(step_s)
-    yield "iter latency", duration_to_string(iteration_s)
+    yield f"step latency{profiled}", duration_to_string(step_s)
+    other = "" if timing.iteration_step is None else f" of step {timing.iteration_step}, unprofiled"
+    yield f"iter latency{other}", duration_to_string(iteration_s)
     yield (
         "FLOPS per GPU = 3 * fwd flops per GPU / iter latency",
         _rate(3 * fwd_flops, iteration_s, fwd_bound),
@@ -166,6 +170,11 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
             _rate(profile.total().flops, iteration_s, profile.is_lower_bound),
         )
     yield from _throughput(profile.run, iteration_s)
+
+
+def _profiled_step(profile: Profile) -> str:
+    """Return which step a phase's latency is of, if the iteration's is of another step."""
+    return "" if profile.timing.iteration_step is None else f" of step {profile.run.step}, profiled"
 
 
 def _throughput(run: RunInfo, iteration_s: float | None) -> Iterator[Line]:

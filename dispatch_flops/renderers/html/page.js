@@ -121,7 +121,7 @@ function focusOn(index) {
   drawChart();
 }
 
-// Disables choices without data; a current choice without data falls back to all phases.
+// Disables choices without data; a current choice without data falls back to the first with data.
 function allowChoices() {
   for (const input of document.querySelectorAll("input[name=metric]")) {
     input.disabled = input.value === "latency" && !data.views.some((view) => trees.full.hasAny("latency", view));
@@ -133,8 +133,9 @@ function allowChoices() {
   }
   const chosen = document.querySelector(`input[name=view][value=${state.view}]`);
   if (chosen.disabled && state.metric !== "params") {
-    state.view = "all";
-    document.querySelector("input[name=view][value=all]").checked = true;
+    const fallback = document.querySelector("input[name=view]:not(:disabled)") ?? chosen;
+    state.view = fallback.value;
+    fallback.checked = true;
   }
 }
 

@@ -19,13 +19,14 @@ from dispatch_flops.analysis.figures import (
 )
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.headline import ABOVE_PEAK, headline
-from dispatch_flops.analysis.latency import phase_seconds
+from dispatch_flops.analysis.latency import phase_seconds, whole_latencies
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.analysis.roofline_points import roofline_data
-from dispatch_flops.profile import ModuleNode, Profile, sum_known
-from dispatch_flops.profile.cost import Phase, in_order
+from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.explanations import attention_counting
+from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.table import uncounted_rows
 
 ALL = "all"
@@ -109,10 +110,9 @@ def _costs(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
     """Return ``{figure: {view: column}}``; if only one phase ran, ``"all"`` is the only view."""
     figures: dict[str, list[Figures]] = {ALL: _figures(roots, None)}
     timed: dict[str, list[float | None]] = {
-        phase: _latencies(_figures(roots, phase))
-        for phase in in_order(("forward", "backward", *phases))
+        phase: _latencies(_figures(roots, phase)) for phase in phases
     }
-    latency = {ALL: [sum_known(parts) for parts in zip(*timed.values(), strict=True)]}
+    latency = {ALL: [seconds for root in roots for seconds in whole_latencies(root).values()]}
     if len(phases) > 1:
         figures |= {phase: _figures(roots, phase) for phase in phases}
         latency |= {phase: timed[phase] for phase in phases}
@@ -174,12 +174,13 @@ def _facts(profile: Profile, machine: Machine | None) -> Iterator[tuple[str, str
     """Yield labels and values of where and how the run took place."""
     run, timing = profile.run, profile.timing
     yield "Device", f"{run.device_name} ({run.device})" if run.device_name else run.device
-    if run.torch_version:
+    if run.torch_version and not run.python_version:  # else it is among the versions
         yield "torch", run.torch_version
     if run.world_size:
         yield "Rank", f"{run.rank} of {run.world_size}: all numbers are of this rank"
     if run.batch_size is not None:
         yield "Batch size", str(run.batch_size)
+    yield from run_facts(run)
     yield "Attention", attention_counting(run.causal)
     if timing.method:
         yield "Latency", timing.method

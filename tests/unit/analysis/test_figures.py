@@ -154,6 +154,7 @@ def test_by_depth_of_any_profile_has_every_module_once(profile: Profile) -> None
     assert sum(modules) == len(list(profile.root.walk()))
 
 
+@pytest.mark.slow
 def test_figures_of_deep_and_wide_trees_are_computed() -> None:
     chain = deep(5_000)
     assert len(analysis.by_depth(chain.root)) == 5_000

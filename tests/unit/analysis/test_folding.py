@@ -107,6 +107,7 @@ def test_fold_of_any_profile_keeps_the_sums(profile: Profile) -> None:
     assert fold(folded) == folded
 
 
+@pytest.mark.slow
 def test_fold_of_deep_and_wide_trees_is_computed() -> None:
     chain = deep(5_000).root
     assert fold(chain) == chain

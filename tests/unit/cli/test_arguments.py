@@ -59,6 +59,7 @@ def test_natural_refuses_other_numbers(text: str) -> None:
     [
         ("--repeats", "0", "argument --repeats: '0' is not a whole number of at least 1"),
         ("--causal", "no", "argument --causal: invalid choice: 'no'"),
+        ("--target-device", "no", "argument --target-device: invalid choice: 'no'"),
         ("--format", "xml", "argument --format: invalid choice: 'xml'"),
     ],
 )

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dispatch_flops.cli.check import parse_seconds
-from dispatch_flops.profile import StepTiming
+from dispatch_flops.profile import Profile, StepTiming
 from tests.helpers.command_line import Run, Save, error_line, tree
-from tests.helpers.trees import timed
+from tests.helpers.trees import empty, module, timed
 
 
 class TestLimits:
@@ -44,8 +44,44 @@ class TestLimits:
         ]
 
     def test_phase_restricts_the_counts(self, run: Run) -> None:
+        profile = dataclasses.replace(
+            tree({"a": 3000}), timing=StepTiming(seconds=timed(backward=0.003))
+        )
+        Path("p.json").write_text(profile.to_json())
         assert run("check", "p.json", "--max-macs", "0", "--phase", "backward").code == 0
+        assert run("check", "p.json", "--max-macs", "0", "--phase", "recompute").code == 0
         assert run("check", "p.json", "--max-macs", "0", "--phase", "forward").code == 1
+
+    @pytest.mark.parametrize("phase", ["backward", "recompute", "optimizer"])
+    @pytest.mark.parametrize(
+        "limit,label",
+        [
+            ("--max-macs", "MACs"),
+            ("--max-flops", "FLOPs"),
+            ("--max-bytes", "bytes"),
+            ("--max-params", "params"),
+            ("--max-latency", "latency"),
+        ],
+    )
+    def test_phase_that_was_not_profiled_fails_the_check(
+        self, run: Run, limit: str, label: str, phase: str
+    ) -> None:
+        result = run("check", "p.json", limit, "900", "--phase", phase)
+        assert result.code == 1
+        assert result.out.startswith(f"{label}: {phase} was not profiled; cannot check the limit")
+
+    def test_profile_of_a_model_that_never_ran_fails_the_check(self, run: Run) -> None:
+        Path("p.json").write_text(empty().to_json())
+        result = run("check", "p.json", "--max-macs", "1")
+        assert (result.code, result.out) == (
+            1,
+            "MACs: nothing ran: the model was not profiled; cannot check the limit of 1 MACs\n",
+        )
+
+    def test_model_without_operators_is_profiled(self, run: Run) -> None:
+        Path("p.json").write_text(Profile(root=module("Identity", calls=1)).to_json())
+        assert run("check", "p.json", "--max-macs", "0", "--phase", "forward").code == 0
+        assert run("check", "p.json", "--max-macs", "0").code == 0
 
     def test_latency_of_a_phase_is_the_measured_one(self, run: Run) -> None:
         profile = tree({"a": 1}, latency=0.005)
@@ -75,7 +111,7 @@ def test_lower_bound_fails_the_check_unless_allowed(run: Run, saved: Save) -> No
         "cli_test.odd.default\n",
     )
     assert run(*limit, "--allow-uncounted").code == 0
-    assert run(*limit, "--phase", "backward").code == 0
+    assert run(*limit, "--phase", "backward").code == 1
     assert run("check", "p.json", "--max-params", "1").code == 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dispatch_flops import OpCost, Profile
-from dispatch_flops.profile import OpTotal, RunInfo
+from dispatch_flops.profile import OpTotal, RunInfo, TensorInput
 from tests.helpers.command_line import Result, Run, tree
 
 Compare = Callable[..., Result]
@@ -86,3 +86,19 @@ def test_diff_of_different_runs_says_what_differs(compare: Compare) -> None:
 def test_phase_restricts_the_diff(compare: Compare) -> None:
     out = compare(tree({"a": 1}), tree({"a": 2}), "--phase", "backward").out
     assert "1 -> 2" not in out
+
+
+def test_diff_says_when_inputs_or_modes_differ(compare: Compare) -> None:
+    x = TensorInput(name="x", shape=(3, 7), dtype="float32", device="cpu")
+    y = dataclasses.replace(x, shape=(5, 7))
+    before = dataclasses.replace(
+        tree({"a": 1}), run=RunInfo(inputs=(x,), training=False, grad_mode="grad", date="a")
+    )
+    run = dataclasses.replace(before.run, inputs=(y,), training=True, date="b", command="c")
+    after = dataclasses.replace(before, run=run)
+    assert compare(before, after).out.startswith(
+        "The runs differ in inputs: x float32 [3, 7] on cpu, then x float32 [5, 7] on cpu.\n\n"
+        "The runs differ in mode: evaluation, gradients on, autocast off, "
+        "then training, gradients on, autocast off.\n\n"
+    )
+    assert "differ in" not in compare(before, tree({"a": 1})).out  # an old file has no inputs

@@ -125,3 +125,11 @@ class TestErrors:
             f"{action} raised SystemExit: 0; code that ends the process belongs under "
             f"if __name__ == '__main__' {DEBUG}"
         )
+
+
+def test_saved_profile_has_the_command_the_inputs_and_the_mode(saved: Save) -> None:
+    run = saved("one.json", "net.py:Net", "--input-shape", f"{B},{W}").run
+    command = f"dispatch-flops profile net.py:Net --input-shape {B},{W} --output one.json"
+    assert run.command == command
+    assert [(tensor.name, tensor.shape) for tensor in run.inputs or ()] == [("x", (B, W))]
+    assert (run.training, run.autocast) == (False, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -56,7 +57,7 @@ def test_module_names_of_containers_are_those_of_named_modules() -> None:
     check_sums(profile)
     assert fqns(profile) == [name for name, _ in model.named_modules()]
     assert work_of(profile)[""] == {"forward": 2 * 11 * 13, "backward": 2 * 2 * 11 * 13}
-    assert profile.uncalled_modules() == ["named.b", "weights", "scales"]
+    assert profile.uncalled_modules() == ["named.b"]
     root = profile.root
     used = 3 * 5 + 5 * 7 + 7 * 11 + 11 * 13 + 13
     assert (root.active_params, root.total_params) == (used, used + (2 * 2 + 2) + 2 * 2)
@@ -336,3 +337,43 @@ def test_profile_within_the_block_holds_all_calls_so_far() -> None:
             seen.append((counter.profile.total().macs, counter.profile.root.calls))
     assert seen == [(2 * 3 * 5 * n, n) for n in (1, 2, 3)]
     assert counter.profile.total().macs == 3 * 2 * 3 * 5
+
+
+class OddNames(nn.Module):
+    """Children whose names are the outside's, nothing, and a path to another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("<outside>", nn.Linear(3, 5, bias=False))
+        self.sub = nn.Sequential(nn.Linear(3, 7, bias=False))
+        self._modules[""] = nn.Linear(3, 11, bias=False)
+        self.sub._modules[""] = nn.Linear(3, 13, bias=False)
+        self._modules["sub.0"] = nn.Linear(3, 17, bias=False)
+
+    def forward(self, x: Tensor) -> None:
+        for module in [*self._modules.values(), *self.sub._modules.values()]:
+            if module is not self.sub and module is not None:
+                module(x)
+
+
+def test_module_with_a_reserved_or_empty_name_is_counted_under_another() -> None:
+    model = OddNames()
+    profile = profile_of(model, rows(2, 3), model=model)
+    assert {fqn: w["forward"] for fqn, w in work_of(profile).items()} == {
+        "<module> <outside>": 2 * 3 * 5,
+        "sub.0": 2 * 3 * 7,
+        "<unnamed>": 2 * 3 * 11,
+        "sub.<unnamed>": 2 * 3 * 13,
+        "sub.0_2": 2 * 3 * 17,
+    }
+    assert profile.total_params == 3 * (5 + 7 + 11 + 13 + 17)
+
+
+def test_counter_without_a_model_forgets_modules_that_are_gone() -> None:
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(50):
+            plain(3, 5)(rows(2, 3))
+        gc.collect()
+        known = counter._active["session"]._names._by_id
+        assert len(known) == 0
+    assert counter.get_total_macs() == 50 * 2 * 3 * 5

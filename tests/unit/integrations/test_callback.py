@@ -10,9 +10,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dispatch_flops.analysis.latency import latency_of, measured_seconds
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.errors import ConfigError, NotProfiledError, UncountedWarning
 from dispatch_flops.integrations.callback import StepCallback, rows_of
+from dispatch_flops.profile import Profile
+from dispatch_flops.renderers.deepspeed.units import flops_to_string
 
 B, IN, OUT = 3, 5, 7
 MACS = B * IN * OUT  # of the forward, and of the weight's gradient; the input needs none
@@ -71,6 +74,30 @@ def test_callback_profiles_the_given_step_and_times_the_next(
     assert "iter latency is that of step 4, which ran without the profiler" in out
     rate = next(line for line in out.splitlines() if line.startswith("samples/second"))
     assert rate.split()[-1] == str(B / SECONDS)
+
+
+def test_times_of_two_steps_are_never_combined(capsys: pytest.CaptureFixture[str]) -> None:
+    """The timed step takes 2 ns: less than the profiled one's passes."""
+    readings = iter(range(1, 1_000))
+    callback = StepCallback(1, now=lambda: 2e-9 * next(readings))
+    profile = run(callback, [B], [B]).profile
+    timing = profile.timing
+    forward_s, backward_s = latency_of(profile.root), timing.latency("backward")
+    assert forward_s is not None and backward_s is not None and timing.iteration_s is not None
+    assert timing.iteration_s < forward_s
+    assert timing.iteration_step == 2
+    printed = dict(
+        line.split(":", 1) for line in capsys.readouterr().out.splitlines() if ": " in line
+    )
+    rate = printed["fwd+bwd FLOPS per GPU = counted flops per GPU / (fwd+bwd latency)"]
+    flops = profile.root.total("forward").flops + profile.total("backward").flops
+    assert rate.strip() == flops_to_string(flops / (forward_s + backward_s))
+    assert "iter latency is of all that ran meanwhile" not in printed["Latency"]
+    for phase in ("fwd", "bwd", "step"):
+        assert f"{phase} latency of step 1, profiled" in printed
+    assert "iter latency of step 2, unprofiled" in printed
+    assert measured_seconds(profile)[1] == "whole iteration of step 2, without the profiler"
+    assert Profile.from_json(profile.to_json()) == profile
 
 
 def test_utilisation_is_based_on_the_duration_of_the_next_step(

@@ -14,20 +14,20 @@ from dispatch_flops.analysis.operators import operator_rows
 from tests.helpers.profiling import profile_of
 
 aten = torch.ops.aten
-A, B_, BIAS = torch.ones(3, 5), torch.ones(5, 7), torch.ones(7)
+A, B, B_, BIAS = torch.ones(3, 5), torch.ones(3, 5), torch.ones(5, 7), torch.ones(7)
 HALF = torch.ones(3, 5, dtype=torch.bfloat16)
 X, W = torch.ones(2, 3, 8, 9), torch.ones(5, 3, 2, 4)
-Q, K = torch.ones(2, 3, 5, 4), torch.ones(2, 3, 7, 4)
+Q, K, V = torch.ones(2, 3, 5, 4), torch.ones(2, 3, 7, 4), torch.ones(2, 3, 7, 4)
 
 CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     # call, operator, bytes read, bytes written
-    "add": (lambda: A + A, "aten.add.Tensor", 4 * 2 * 3 * 5, 4 * 3 * 5),
+    "add": (lambda: A + B, "aten.add.Tensor", 4 * 2 * 3 * 5, 4 * 3 * 5),
     "add in place": (lambda: A.clone().add_(A), "aten.add_.Tensor", 4 * 2 * 3 * 5, 4 * 3 * 5),
     "add of a number": (lambda: A + 1.0, "aten.add.Tensor", 4 * 3 * 5, 4 * 3 * 5),
     "add broadcast": (lambda: A + A[0], "aten.add.Tensor", 4 * (3 * 5 + 5), 4 * 3 * 5),
-    "add bfloat16": (lambda: HALF + HALF, "aten.add.Tensor", 2 * 2 * 3 * 5, 2 * 3 * 5),
+    "add bfloat16": (lambda: HALF + HALF.clone(), "aten.add.Tensor", 2 * 2 * 3 * 5, 2 * 3 * 5),
     "add into out": (
-        lambda: torch.add(A, A, out=torch.empty(3, 5)),
+        lambda: torch.add(A, B, out=torch.empty(3, 5)),
         "aten.add.out",
         4 * 2 * 3 * 5,
         4 * 3 * 5,
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     "transpose": (lambda: A.t(), "aten.t.default", 0, 0),
     "bare allocation": (lambda: torch.empty(3, 5), "aten.empty.memory_format", 0, 0),
     "zeros": (lambda: torch.zeros(3, 5), "aten.zeros.default", 0, 4 * 3 * 5),
-    "comparison": (lambda: A > A, "aten.gt.Tensor", 4 * 2 * 3 * 5, 3 * 5),
+    "comparison": (lambda: A > B, "aten.gt.Tensor", 4 * 2 * 3 * 5, 3 * 5),
     # reads only the picked rows, and the indices of 8 bytes each
     "embedding": (
         lambda: F.embedding(torch.tensor([1, 2, 1, 0]), torch.ones(11, 5)),
@@ -73,7 +73,7 @@ def test_bytes_of_operator_match_its_tensors(case: str) -> None:
 
 def test_bytes_of_fused_attention_are_its_operands_and_results() -> None:
     op = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-    cost = profile_of(lambda: F.scaled_dot_product_attention(Q, K, K)).by_operator()[op].cost
+    cost = profile_of(lambda: F.scaled_dot_product_attention(Q, K, V)).by_operator()[op].cost
     assert cost is not None
     assert cost.bytes_read == 4 * (2 * 3 * 5 * 4 + 2 * (2 * 3 * 7 * 4))
     assert cost.bytes_written == 4 * (2 * 3 * 5 * 4 + 2 * 3 * 5)  # and the logarithms of the sums

@@ -58,8 +58,14 @@ def test_uncounted_ops_are_listed_with_their_calls() -> None:
     assert not lenet5().is_lower_bound
 
 
-def test_uncalled_modules_are_those_whose_forward_never_ran() -> None:
-    profile = SMALL["unmeasured"]()
+def test_uncalled_modules_are_those_that_took_no_part() -> None:
+    def active(count: int) -> Profile:
+        return SMALL["unmeasured"]().map_nodes(
+            lambda node: dataclasses.replace(node, active_params=0 if node.calls else count)
+        )
+
+    assert active(1).uncalled_modules() == []  # another module uses its parameter
+    profile = active(0)
     assert profile.uncalled_modules() == ["layers.1.fc"]
     elsewhere = dataclasses.replace(profile, ran_elsewhere=("layers.1.fc",))
     assert elsewhere.uncalled_modules() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from copy import deepcopy
@@ -13,7 +14,7 @@ from hypothesis import given
 
 from dispatch_flops.analysis import measured_seconds, phase_seconds
 from dispatch_flops.errors import ProfileFormatError
-from dispatch_flops.profile import Profile
+from dispatch_flops.profile import Profile, RunInfo, TensorInput
 from dispatch_flops.profile.cost import OpCost
 from tests.helpers.paths import GOLDEN
 from tests.helpers.trees import SMALL, deep, lenet5, profiles, training_step, wide
@@ -34,6 +35,7 @@ def test_from_json_of_any_profile_is_an_equal_profile(profile: Profile) -> None:
     assert Profile.from_json(profile.check().to_json(indent=1)) == profile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", [deep(5_000), wide(10_000)])
 def test_from_json_of_a_deep_or_wide_tree_is_an_equal_profile(profile: Profile) -> None:
     assert Profile.from_json(profile.to_json()) == profile
@@ -210,6 +212,59 @@ def test_from_dict_of_damaged_version_1_raises_format_error(
 ) -> None:
     with pytest.raises(ProfileFormatError, match="damaged"):
         Profile.from_dict(damaged(version_1(lenet5()), path, value))
+
+
+# -- facts of the run ---------------------------------------------------------------------------
+
+
+INPUTS = (
+    TensorInput(name="x", shape=(3, 7), dtype="float32", device="cpu"),
+    TensorInput(name="y.0", shape=None, dtype="int64", device="meta"),
+)
+
+
+def test_inputs_are_saved_as_lists_and_read_back_equal() -> None:
+    profile = dataclasses.replace(lenet5(), run=RunInfo(inputs=INPUTS, date="d", command="c"))
+    data = json.loads(profile.to_json())
+    assert [row["shape"] for row in data["run"]["inputs"]] == [[3, 7], None]
+    again = Profile.from_dict(data)
+    assert again == profile == Profile.from_dict(profile.to_dict())
+    assert (again.run.date, again.run.command) == ("d", "c")
+
+
+def test_version_1_files_have_no_inputs() -> None:
+    text = (GOLDEN / "version_1.json").read_text(encoding="utf-8")
+    run = Profile.from_json(text).run
+    assert (run.inputs, run.training, run.grad_mode, run.date) == (None, None, None, None)
+
+
+def test_profiles_with_other_dates_and_commands_are_equal() -> None:
+    one, other = (
+        dataclasses.replace(lenet5(), run=RunInfo(date=text, command=text)) for text in "ab"
+    )
+    assert one == other
+    assert one != dataclasses.replace(lenet5(), run=RunInfo(inputs=INPUTS))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        3,
+        "ab",
+        [3],
+        [{}],
+        [{"name": "x", "shape": [3, 7], "dtype": "float32"}],
+        [{"name": "x", "shape": [3, 7.0], "dtype": "float32", "device": "cpu"}],
+        [{"name": "x", "shape": 3, "dtype": "float32", "device": "cpu"}],
+        [{"name": "x", "shape": [-2], "dtype": "float32", "device": "cpu"}],
+        [{"name": 3, "shape": [3], "dtype": "float32", "device": "cpu"}],
+    ],
+)
+def test_damaged_inputs_are_refused(damaged: Any) -> None:
+    data = lenet5().to_dict()
+    data["run"]["inputs"] = damaged
+    with pytest.raises(ProfileFormatError, match="damaged"):
+        Profile.from_dict(data)
 
 
 # -- damage at random ---------------------------------------------------------------------------

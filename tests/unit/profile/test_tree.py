@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from dispatch_flops.profile import ModuleNode
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.profile.tree import map_tree
@@ -46,6 +48,7 @@ def test_total_of_a_tree_deeper_than_the_stack_is_computed() -> None:
     assert root == deep(DEEP).root
 
 
+@pytest.mark.slow
 def test_total_of_ten_thousand_modules_is_computed() -> None:
     assert wide(10_000).root.total().macs == 10_000 * 10_001 // 2
 

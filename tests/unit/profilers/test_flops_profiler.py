@@ -133,6 +133,19 @@ class Unpriced(Net):
         return super().forward(x, scale)
 
 
+@pytest.mark.filterwarnings("ignore::dispatch_flops.errors.UncountedWarning")
+def test_strings_of_a_lower_bound_are_marked() -> None:
+    model, x = Unpriced().eval(), torch.ones(B, 5)
+    strings = get_model_profile(model, args=[x], print_profile=False)
+    assert strings == (f">= {FLOPS} ", f">= {MACS} MACs", f"{PARAMS}")
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(x)
+    profiler.stop_profile()
+    assert profiler.get_total_flops(as_string=True) == strings[0]
+    assert profiler.get_total_macs(as_string=True) == strings[1]
+
+
 @pytest.mark.parametrize("stop", [FlopsProfiler.stop_profile, FlopsProfiler.end_profile])
 def test_profiler_with_warnings_as_errors_raises_once_and_keeps_the_profile(stop: Any) -> None:
     profiler = FlopsProfiler(Unpriced())

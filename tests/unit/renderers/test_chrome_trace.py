@@ -87,6 +87,7 @@ def test_spans_of_any_profile_have_a_width(profile: Profile) -> None:
         assert all(span["dur"] > 0 for span in spans)
 
 
+@pytest.mark.slow
 def test_spans_of_deep_and_wide_trees_are_complete() -> None:
     assert len(_spans(chrome_trace.render(deep(5_000)))) == 5_000
     assert len(_spans(chrome_trace.render(wide(10_000)))) == 10_001

@@ -58,6 +58,7 @@ def test_frames_of_hostile_names_have_no_separators() -> None:
     "\n".join(lines).encode()
 
 
+@pytest.mark.slow
 def test_stacks_of_deep_and_wide_trees_are_complete() -> None:
     assert len(collapsed.render(wide(10_000)).splitlines()) == 10_000
     assert len(collapsed.render(deep(1_500)).splitlines()) == 1_500

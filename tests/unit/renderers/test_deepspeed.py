@@ -271,6 +271,7 @@ def test_the_models_own_latency_is_marked() -> None:
     assert latency(StepTiming(resolution_s=2e-6)) == "3 us"
 
 
+@pytest.mark.slow
 def test_printout_of_deep_and_wide_trees_is_complete() -> None:
     levels = 1_500  # deeper than Python's stack; the text is quadratic in depth
     text = detailed.render(deep(levels))

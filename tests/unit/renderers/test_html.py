@@ -177,6 +177,22 @@ def test_split_has_the_figures_of_each_phase() -> None:
     }
 
 
+def test_latency_of_all_phases_is_given_only_where_all_were_measured() -> None:
+    """Backward was not measured per module: the forward alone is not the latency of all phases."""
+    profile = training_step()
+    columns = payload(profile, None, "T")["modules"]
+    assert set(columns["latency"]["all"]) == {None}
+    assert columns["latency"]["forward"][1] == 38.15e-6
+    both = profile.map_nodes(
+        lambda node: dataclasses.replace(
+            node, seconds=timed(forward=0.25, backward=0.5) if node.calls else node.seconds
+        )
+    )
+    columns = payload(both, None, "T")["modules"]
+    calls = [node.calls for node in (*profile.root.walk(), profile.outside)]
+    assert columns["latency"]["all"] == [0.75 if n else None for n in calls]
+
+
 def test_uncounted_operators_are_listed_with_reasons() -> None:
     data = payload(lower_bound(), None, "T")
     assert data["headline"]["lower_bound"] is True

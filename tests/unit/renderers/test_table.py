@@ -135,6 +135,7 @@ def test_table_of_any_profile_lists_each_module_and_operator_once(profile: Profi
     assert modules <= len(_modules(table.render(profile))) <= modules + 2
 
 
+@pytest.mark.slow
 def test_modules_of_large_trees_stop_at_the_depth() -> None:
     assert len(_modules(table.render(deep(5_000), View(depth=2)))) == 3
     assert len(_modules(table.render(encoder(1_000), View(depth=2)))) == 3 + 1_000

@@ -411,3 +411,71 @@ def test_flex_attention_backward_recomputes_the_scores() -> None:
     with_lse = formula(flex, q, k, k, q, LSE, q, LSE, None, None, blocks, 1.0, {})
     assert isinstance(with_lse, Split)
     assert with_lse.own.flops - split.own.flops == PAIRS
+
+
+def offsets_of(*lengths: int) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def test_packed_attention_uses_lengths_that_are_on_the_cpu() -> None:
+    from torch.nn.attention import varlen  # noqa: F401
+
+    q = meta(128 + 64, 8, 64)
+    offsets = offsets_of(128, 64)
+    macs = 2 * 8 * 64 * (128**2 + 64**2)
+    assert macs == 20_971_520
+    ops = torch.ops.torch_attn
+    forward = formula(ops._varlen_attn, q, q, q, offsets, offsets, 128, 128)
+    assert isinstance(forward, OpCost)
+    assert forward.macs == macs
+    backward = formula(
+        ops._varlen_attn_backward,
+        *(q, q, q, q, q, q, offsets, offsets, 128, 128, False, meta(), None, [-1, -1]),
+    )
+    assert isinstance(backward, Split)
+    assert (backward.own.macs, backward.shares[0].cost.macs) == (2 * macs, macs // 2)
+    on_device = formula(ops._varlen_attn, q, q, q, offsets.to("meta"), offsets, 128, 128)
+    assert isinstance(on_device, OpCost)
+    assert on_device.macs == 2 * 8 * 64 * 192 * 128
+
+
+def test_packed_kernels_use_lengths_of_queries_and_keys() -> None:
+    q, k = meta(3 + 5, H, D), meta(11 + 7, KV, D)
+    offsets = offsets_of(3, 5), offsets_of(11, 7)
+    macs = H * (3 * 11 + 5 * 7) * 2 * D
+    flash = formula(aten._flash_attention_forward, q, k, k, *offsets, 5, 11, 0.0, False, False)
+    efficient = formula(
+        aten._efficient_attention_forward,
+        *(q[None], k[None], k[None], None, *offsets, 5, 11, 0.0, 0),
+    )
+    cudnn = formula(aten._cudnn_attention_forward, q, k, k, None, *offsets, 5, 11, True)
+    assert flash == efficient == cudnn
+    assert isinstance(flash, OpCost)
+    assert flash.macs == macs
+    used = torch.tensor([2, 7], dtype=torch.int32)
+    flash = formula(
+        aten._flash_attention_forward, q, k, k, *offsets, 5, 11, 0.0, False, False, seqused_k=used
+    )
+    assert isinstance(flash, OpCost)
+    assert flash.macs == H * (3 * 2 + 5 * 7) * 2 * D
+    with using(Conventions(causal="half")):
+        causal = formula(
+            aten._flash_attention_forward, q, q, q, offsets[0], offsets[0], 5, 5, 0.0, True, False
+        )
+    assert isinstance(causal, OpCost)
+    assert causal.macs == H * (1 + 2 + 3 + 1 + 2 + 3 + 4 + 5) * 2 * D
+
+
+def test_packed_lengths_are_read_at_every_call() -> None:
+    q = meta(12, H, D)
+
+    def run(*lengths: int) -> None:
+        offsets = offsets_of(*lengths)
+        aten._flash_attention_forward(q, q, q, offsets, offsets, 12, 12, 0.0, False, False)
+
+    def both() -> None:
+        run(5, 7)
+        run(1, 11)
+
+    pairs = 5 * 5 + 7 * 7 + 1 * 1 + 11 * 11
+    assert profile_of(both).total().macs == H * pairs * 2 * D

@@ -175,7 +175,8 @@ def test_foreach_costs_the_sum_of_its_items(fn: Any, per_element: int) -> None:
 
 
 def test_foreach_in_place_moves_what_it_reads_and_writes() -> None:
-    total = profile_of(lambda: torch._foreach_add_(LISTS, LISTS)).total()
+    others = [t.clone() for t in LISTS]
+    total = profile_of(lambda: torch._foreach_add_(LISTS, others)).total()
     assert (total.bytes_read, total.bytes_written) == (2 * 4 * TOTAL, 4 * TOTAL)
 
 

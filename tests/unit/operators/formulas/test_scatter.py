@@ -37,8 +37,8 @@ def test_picking_reads_what_it_picks(fn: Any) -> None:
 
 
 def test_gather_and_take_read_what_they_pick() -> None:
-    index = PICKS.view(11, 1).expand(11, 3)
-    read = 11 * 3 * LONG + 11 * 3 * FLOAT
+    index = PICKS.view(11, 1).expand(11, 3)  # 11 elements in memory
+    read = 11 * LONG + 11 * 3 * FLOAT
     expected = OpCost(bytes_read=read, bytes_written=11 * 3 * FLOAT)
     assert cost(lambda: TABLE.gather(0, index)) == expected
     assert cost(lambda: TABLE.take(index)) == expected

@@ -1,0 +1,124 @@
+"""Facts of a model's call: its input tensors and the modes that torch is in."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dispatch_flops import _torch
+from dispatch_flops.operators.tensors import is_strided_nested, untraced
+from dispatch_flops.profile import TensorInput
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]  # positional and keyword arguments
+
+
+def call_facts(
+    model: nn.Module, method: Callable[..., Any], arguments: Arguments | None
+) -> dict[str, Any]:
+    """Return the fields of ``RunInfo`` that describe a call of the model that starts now.
+
+    method: what is called, a method of the model. arguments: None where they are not known.
+    """
+    inputs = None if arguments is None else _tensor_inputs(method, *arguments)
+    with _torch.modes_disabled():
+        first = next(model.parameters(), None)
+    devices = {torch.device(tensor.device).type for tensor in inputs or ()}
+    if first is not None:
+        devices.add(first.device.type)
+    return {
+        "inputs": inputs,
+        "training": bool(model.training),
+        "grad_mode": _grad_mode(),
+        "autocast": _autocast_dtype(devices),
+    }
+
+
+def _grad_mode() -> str:
+    if torch.is_inference_mode_enabled():
+        return "inference"
+    return "grad" if torch.is_grad_enabled() else "no_grad"
+
+
+def _autocast_dtype(device_types: set[str]) -> str | None:
+    for kind in sorted(device_types):
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            return _dtype_name(torch.get_autocast_dtype(kind))
+    return None
+
+
+def _tensor_inputs(
+    method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[TensorInput, ...] | None:
+    """Return the tensors among the arguments; None if one cannot be read."""
+    try:
+        with untraced(), _torch.modes_disabled(), torch._C.DisableTorchFunction():
+            return tuple(
+                _describe(name, tensor)
+                for argument, value in _named_arguments(method, args, kwargs)
+                for name, tensor in _named_tensors(argument, value, set())
+            )
+    except Exception:  # a container of the program's own may raise
+        return None
+
+
+def _named_arguments(
+    method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    try:
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):  # a function without a signature
+        parameters = []
+    positional = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    for position, value in enumerate(args):
+        yield positional[position] if position < len(positional) else str(position), value
+    yield from kwargs.items()
+
+
+def _named_tensors(
+    path: str, value: Any, containers: set[int]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor in nested containers with its path, as ``tensors_in`` finds them.
+
+    containers: the ids of those that hold ``value``; one that holds itself is not followed.
+    """
+    if isinstance(value, torch.Tensor):
+        yield path, value
+        return
+    if id(value) in containers:
+        return
+    items: Iterator[tuple[Any, Any]]
+    if isinstance(value, (list, tuple)):
+        items = iter(enumerate(value))
+    elif isinstance(value, Mapping):
+        items = iter(value.items())
+    elif dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        items = ((field.name, getattr(value, field.name, None)) for field in fields)
+    else:
+        return
+    for name, item in items:
+        yield from _named_tensors(f"{path}.{name}", item, containers | {id(value)})
+
+
+def _describe(name: str, tensor: torch.Tensor) -> TensorInput:
+    sizes = None if is_strided_nested(tensor) else tuple(tensor.shape)
+    shape = None if sizes is None else tuple(n if type(n) is int else -1 for n in sizes)
+    return TensorInput(
+        name=name,
+        shape=None if tensor.is_nested else shape,
+        dtype=_dtype_name(tensor.dtype),
+        device=str(tensor.device),
+    )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,69 @@
+"""Operators that touch less, or other memory, than all of their arguments and results.
+
+By default an operator reads its arguments and writes its results. A declaration says which memory
+a call touches instead; it changes no MAC and no FLOP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
+from dispatch_flops.operators.registry import functional_form
+
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How a call differs from reading all of its arguments and writing its results.
+
+    unread: names of arguments that are not read.
+    picked: bytes read of arguments that are read only in part; each one is also in ``unread``.
+    written: tensors that are written in place besides the results.
+    unneeded: results that the call does not ask for, whatever the kernel returns in their place.
+    """
+
+    unread: Iterable[str] = ()
+    picked: int = 0
+    written: tuple[Any, ...] = ()
+    unneeded: tuple[Any, ...] = ()
+
+
+Declaration = Callable[[Arguments, Any], Access]
+_DECLARED: dict[Any, Declaration] = {}
+
+
+def declare_access(targets: Iterable[Any]) -> Callable[[Declaration], Declaration]:
+    """Declare what the packets in ``targets`` touch by the decorated function.
+
+    It is called with the arguments by their names in the schema (None where a call omits one
+    without a default) and the result, and returns an ``Access``. In-place variants share the
+    declaration of the functional operator.
+    """
+
+    def decorate(declaration: Declaration) -> Declaration:
+        _DECLARED.update(dict.fromkeys(targets, declaration))
+        return declaration
+
+    return decorate
+
+
+def access_of(op: Any, args: tuple[Any, ...], kwargs: Arguments, out: Any) -> Access | None:
+    """Return what a call of ``op`` touches, or None if nothing is declared for it."""
+    if not isinstance(op, OpOverload):
+        return None
+    packet = op.overloadpacket
+    declaration = _DECLARED.get(packet) or _DECLARED.get(functional_form(packet))
+    return declaration(named_arguments(op, args, kwargs), out) if declaration else None
+
+
+def named_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:
+    """Return the arguments of a call by their names in the schema, with the defaults."""
+    arguments = _torch.schema_of(op).arguments
+    named = {argument.name: argument.default_value for argument in arguments}
+    named.update(zip(named, args, strict=False))
+    return {**named, **kwargs}

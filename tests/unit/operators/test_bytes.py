@@ -1,0 +1,524 @@
+"""Bytes of operator calls, derived by hand: each distinct element that is touched, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.helpers.profiling import profile_of
+
+aten = torch.ops.aten
+F32, I64 = 4, 8
+
+
+def ones(*shape: int) -> Tensor:
+    return torch.ones(*shape)
+
+
+def longs(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.long)
+
+
+A, B = ones(3, 5), ones(3, 5)
+LINE = ones(5)
+WIDE = LINE.expand(3, 5)
+MASK = torch.tensor([True, True, False, False, True])  # 3 of 5
+X4, G4 = ones(2, 3, 5, 7), ones(2, 3, 5, 7)
+X, W, GRAD = ones(2, 3, 8, 9), ones(5, 3, 2, 4), ones(2, 5, 7, 6)
+X_SIZE, W_SIZE, GRAD_SIZE = 2 * 3 * 8 * 9, 5 * 3 * 2 * 4, 2 * 5 * 7 * 6
+C1, C2, C3, C4 = ones(3), ones(3), ones(3), ones(3)
+LOGITS, PICKS = ones(11, 7), longs(11)
+TABLE = ones(100, 3)
+M, L, R = ones(3, 7), ones(3, 5), ones(5, 7)
+
+
+def conv_backward(*mask: bool) -> Any:
+    zeros, one = [0, 0], [1, 1]
+    return aten.convolution_backward(GRAD, X, W, [5], one, zeros, one, False, zeros, 1, list(mask))
+
+
+def layer_norm_backward(*mask: bool) -> Any:
+    x, stats = ones(3, 5), ones(3, 1)
+    return aten.native_layer_norm_backward(
+        ones(3, 5), x, [5], stats, ones(3, 1), ones(5), ones(5), list(mask)
+    )
+
+
+def group_norm_backward(*mask: bool) -> Any:
+    return aten.native_group_norm_backward(
+        ones(2, 3, 35), ones(2, 3, 35), ones(2, 1), ones(2, 1), C1, 2, 3, 35, 1, list(mask)
+    )
+
+
+def batch_norm_backward(train: bool, *mask: bool) -> Any:
+    saved = (ones(3), ones(3)) if train else (ones(0), ones(0))
+    return aten.native_batch_norm_backward(G4, X4, C1, C2, C3, *saved, train, 1e-5, list(mask))
+
+
+def batch_norm(train: bool) -> Any:
+    return aten.native_batch_norm(X4, C1, C2, C3, C4, train, 0.1, 1e-5)
+
+
+def nll_backward(reduction: int) -> Any:
+    grad = ones(11) if reduction == 0 else torch.tensor(1.0)
+    total = torch.tensor(11.0)
+    return aten.nll_loss_backward(grad, LOGITS, PICKS, None, reduction, -100, total)
+
+
+_, POOLED = aten.max_pool2d_with_indices(X, [2, 3])
+_, ADAPTED = aten.adaptive_max_pool2d(X, [3, 2])
+N4 = 2 * 3 * 5 * 7
+
+Case = tuple[Callable[[], Any], str, int, int]
+CASES: dict[str, Case] = {
+    # call, operator, bytes read, bytes written
+    # -- a dimension of stride 0 counts once
+    "expanded": (lambda: A + WIDE, "add.Tensor", F32 * (15 + 5), F32 * 15),
+    "expanded first": (lambda: WIDE + A, "add.Tensor", F32 * (5 + 15), F32 * 15),
+    "expanded alone": (lambda: WIDE.exp(), "exp.default", F32 * 5, F32 * 15),
+    "expanded scalar": (lambda: ones(1).expand(3, 5) / 2, "div.Tensor", F32, F32 * 15),
+    "expanded then copied": (lambda: WIDE.contiguous(), "clone.default", F32 * 5, F32 * 15),
+    "expanded on both sides": (
+        lambda: ones(5, 1).expand(5, 7) @ ones(1, 3).expand(7, 3),
+        "mm.default",
+        F32 * (5 + 3),
+        F32 * 5 * 3,
+    ),
+    "expanded in a list": (lambda: torch.cat([A, WIDE]), "cat.default", F32 * 20, F32 * 30),
+    "expanded mask": (
+        lambda: A.masked_fill(torch.zeros(5, dtype=torch.bool).expand(3, 5), 1.0),
+        "masked_fill.Scalar",
+        F32 * 15 + 5,
+        F32 * 15,
+    ),
+    "gradient of a mean": (
+        lambda: ones(3, 5).requires_grad_().mean().backward(),
+        "div.Scalar",
+        F32,
+        F32 * 15,
+    ),
+    "attention with an expanded mask": (
+        lambda: F.scaled_dot_product_attention(
+            ones(2, 3, 5, 8), ones(2, 3, 7, 8), ones(2, 3, 7, 8), ones(5, 7).expand(2, 3, 5, 7)
+        ),
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        F32 * (2 * 3 * (5 + 7 + 7) * 8 + 5 * 7),
+        F32 * 2 * 3 * (5 * 8 + 5),
+    ),
+    # -- the same tensor counts once
+    "square": (lambda: A * A, "mul.Tensor", F32 * 15, F32 * 15),
+    "product with itself": (
+        lambda: (lambda s: s @ s)(ones(7, 7)),
+        "mm.default",
+        F32 * 49,
+        F32 * 49,
+    ),
+    "in place with itself": (
+        lambda: (lambda t: t.add_(t))(ones(3, 5)),
+        "add_.Tensor",
+        F32 * 15,
+        F32 * 15,
+    ),
+    "three times": (lambda: torch.addcmul(A, A, A), "addcmul.default", F32 * 15, F32 * 15),
+    "first and last": (lambda: torch.addcmul(A, B, A), "addcmul.default", F32 * 30, F32 * 15),
+    "concatenated with itself": (
+        lambda: torch.cat([A, A]),
+        "cat.default",
+        F32 * 15,
+        F32 * 30,
+    ),
+    "attention to itself": (
+        lambda: (lambda q: F.scaled_dot_product_attention(q, q, q))(ones(2, 3, 5, 8)),
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        F32 * 2 * 3 * 5 * 8,
+        F32 * 2 * 3 * (5 * 8 + 5),
+    ),
+    "two tensors": (lambda: A * B, "mul.Tensor", F32 * 30, F32 * 15),
+    # -- arguments that are only shapes
+    "average pooling backward": (
+        lambda: aten.avg_pool2d_backward(
+            ones(2, 3, 4, 3), X, [2, 3], [2, 3], [0, 0], False, True, None
+        ),
+        "avg_pool2d_backward.default",
+        F32 * 2 * 3 * 4 * 3,
+        F32 * X_SIZE,
+    ),
+    "adaptive average pooling backward": (
+        lambda: aten._adaptive_avg_pool2d_backward(ones(2, 3, 3, 2), X),
+        "_adaptive_avg_pool2d_backward.default",
+        F32 * 2 * 3 * 3 * 2,
+        F32 * X_SIZE,
+    ),
+    "maximum pooling backward": (
+        lambda: aten.max_pool2d_with_indices_backward(
+            ones(2, 3, 4, 3), X, [2, 3], [2, 3], [0, 0], [1, 1], False, POOLED
+        ),
+        "max_pool2d_with_indices_backward.default",
+        (F32 + I64) * 2 * 3 * 4 * 3,
+        F32 * X_SIZE,
+    ),
+    "adaptive maximum pooling backward": (
+        lambda: aten.adaptive_max_pool2d_backward(ones(2, 3, 3, 2), X, ADAPTED),
+        "adaptive_max_pool2d_backward.default",
+        (F32 + I64) * 2 * 3 * 3 * 2,
+        F32 * X_SIZE,
+    ),
+    "reflection backward": (
+        lambda: aten.reflection_pad1d_backward(ones(2, 3, 9), ones(2, 3, 5), [2, 2]),
+        "reflection_pad1d_backward.default",
+        F32 * 2 * 3 * 9,
+        F32 * 2 * 3 * 5,
+    ),
+    "replication backward": (
+        lambda: aten.replication_pad2d_backward(ones(2, 3, 6, 9), G4, [1, 1, 0, 1]),
+        "replication_pad2d_backward.default",
+        F32 * 2 * 3 * 6 * 9,
+        F32 * N4,
+    ),
+    "nll_loss backward, mean": (
+        lambda: nll_backward(1),
+        "nll_loss_backward.default",
+        F32 * 2 + I64 * 11,
+        F32 * 11 * 7,
+    ),
+    "nll_loss backward, sum": (
+        lambda: nll_backward(2),
+        "nll_loss_backward.default",
+        F32 + I64 * 11,
+        F32 * 11 * 7,
+    ),
+    "nll_loss backward, none": (
+        lambda: nll_backward(0),
+        "nll_loss_backward.default",
+        F32 * 11 + I64 * 11,
+        F32 * 11 * 7,
+    ),
+    # -- arguments that are read in part
+    "nll_loss": (
+        lambda: F.nll_loss(LOGITS, PICKS),
+        "nll_loss_forward.default",
+        F32 * 11 + I64 * 11,
+        F32 * 2,
+    ),
+    "nll_loss with class weights": (
+        lambda: F.nll_loss(LOGITS, PICKS, ones(7)),
+        "nll_loss_forward.default",
+        F32 * (11 + 7) + I64 * 11,
+        F32 * 2,
+    ),
+    "nll_loss of images": (
+        lambda: aten.nll_loss2d_forward(X4, longs(2, 5, 7), None, 0, -100),
+        "nll_loss2d_forward.default",
+        (F32 + I64) * 2 * 5 * 7,
+        F32 * (2 * 5 * 7 + 1),
+    ),
+    "index_select": (
+        lambda: TABLE.index_select(0, PICKS),
+        "index_select.default",
+        I64 * 11 + F32 * 11 * 3,
+        F32 * 11 * 3,
+    ),
+    "index_select of more than there is": (
+        lambda: ones(2, 3).index_select(0, PICKS),
+        "index_select.default",
+        I64 * 11 + F32 * 2 * 3,
+        F32 * 11 * 3,
+    ),
+    "embedding of more than there is": (
+        lambda: F.embedding(PICKS, ones(2, 3)),
+        "embedding.default",
+        I64 * 11 + F32 * 2 * 3,
+        F32 * 11 * 3,
+    ),
+    "gather of more than there is": (
+        lambda: ones(2, 3).gather(0, longs(11, 3)),
+        "gather.default",
+        I64 * 11 * 3 + F32 * 2 * 3,
+        F32 * 11 * 3,
+    ),
+    "gather with an expanded index": (
+        lambda: TABLE.gather(0, longs(11, 1).expand(11, 3)),
+        "gather.default",
+        I64 * 11 + F32 * 11 * 3,
+        F32 * 11 * 3,
+    ),
+    "index of more than there is": (
+        lambda: ones(2, 3)[PICKS],
+        "index.Tensor",
+        I64 * 11 + F32 * 2 * 3,
+        F32 * 11 * 3,
+    ),
+    "take of more than there is": (
+        lambda: ones(2, 3).take(PICKS),
+        "take.default",
+        I64 * 11 + F32 * 2 * 3,
+        F32 * 11,
+    ),
+    "embedding_bag of more than there is": (
+        lambda: aten._embedding_bag_forward_only(ones(2, 3), PICKS, longs(1)),
+        "_embedding_bag_forward_only.default",
+        I64 * (11 + 1) + F32 * 2 * 3,
+        F32 * 3 + I64 * 2,  # the sum; the size and a maximum's place of the one bag
+    ),
+    "masked_select": (
+        lambda: LINE.masked_select(MASK),
+        "masked_select.default",
+        5 + F32 * 3,
+        F32 * 3,
+    ),
+    # -- positions touched
+    "scatter_add in place": (
+        lambda: ones(100, 5).scatter_add_(0, longs(3, 5), A),
+        "scatter_add_.default",
+        I64 * 15 + F32 * 2 * 15,
+        F32 * 15,
+    ),
+    "scatter_add at more positions than there are": (
+        lambda: ones(2, 3).scatter_add_(0, longs(11, 3), ones(11, 3)),
+        "scatter_add_.default",
+        I64 * 33 + F32 * (33 + 6),
+        F32 * 6,
+    ),
+    "scatter_add with an expanded index": (
+        lambda: ones(2, 3).scatter_add_(0, longs(11, 1).expand(11, 3), ones(11, 3)),
+        "scatter_add_.default",
+        I64 * 11 + F32 * (33 + 6),
+        F32 * 6,
+    ),
+    "scatter_add of a part of the source": (
+        lambda: ones(100, 5).scatter_add_(0, longs(3, 5), ones(7, 5)),
+        "scatter_add_.default",
+        I64 * 15 + F32 * 2 * 15,
+        F32 * 15,
+    ),
+    "scatter_add to a new tensor": (
+        lambda: ones(2, 3).scatter_add(0, longs(11, 1).expand(11, 3), ones(11, 3)),
+        "scatter_add.default",
+        I64 * 11 + F32 * (33 + 6),
+        F32 * 6,
+    ),
+    "scatter in place": (
+        lambda: ones(2, 3).scatter_(0, longs(11, 3), ones(11, 3)),
+        "scatter_.src",
+        I64 * 33 + F32 * 33,
+        F32 * 6,
+    ),
+    "scatter_reduce": (
+        lambda: ones(2, 3).scatter_reduce_(0, longs(11, 1).expand(11, 3), ones(11, 3), "amax"),
+        "scatter_reduce_.two",
+        I64 * 11 + F32 * (33 + 6),
+        F32 * 6,
+    ),
+    "index_add": (
+        lambda: ones(2, 3).index_add_(0, PICKS, ones(11, 3)),
+        "index_add_.default",
+        I64 * 11 + F32 * (33 + 6),
+        F32 * 6,
+    ),
+    "index_put": (
+        lambda: aten.index_put_(ones(2, 3), [PICKS], ones(11, 3), True),
+        "index_put_.default",
+        I64 * 11 + F32 * (33 + 6),
+        F32 * 6,
+    ),
+    # -- gradients that are asked for
+    "convolution backward": (
+        lambda: conv_backward(True, True, True),
+        "convolution_backward.default",
+        F32 * (GRAD_SIZE + X_SIZE + W_SIZE),
+        F32 * (X_SIZE + W_SIZE + 5),
+    ),
+    "convolution backward to the input": (
+        lambda: conv_backward(True, False, False),
+        "convolution_backward.default",
+        F32 * (GRAD_SIZE + W_SIZE),
+        F32 * X_SIZE,
+    ),
+    "convolution backward to the weight": (
+        lambda: conv_backward(False, True, False),
+        "convolution_backward.default",
+        F32 * (GRAD_SIZE + X_SIZE),
+        F32 * W_SIZE,
+    ),
+    "convolution backward to the bias": (
+        lambda: conv_backward(False, False, True),
+        "convolution_backward.default",
+        F32 * GRAD_SIZE,
+        F32 * 5,
+    ),
+    "layer_norm backward": (
+        lambda: layer_norm_backward(True, True, True),
+        "native_layer_norm_backward.default",
+        F32 * (15 + 15 + 3 + 3 + 5),
+        F32 * (15 + 5 + 5),
+    ),
+    "layer_norm backward to the weight": (
+        lambda: layer_norm_backward(False, True, False),
+        "native_layer_norm_backward.default",
+        F32 * (15 + 15 + 3 + 3),
+        F32 * 5,
+    ),
+    "layer_norm backward to the bias": (
+        lambda: layer_norm_backward(False, False, True),
+        "native_layer_norm_backward.default",
+        F32 * 15,
+        F32 * 5,
+    ),
+    "group_norm backward": (
+        lambda: group_norm_backward(True, True, True),
+        "native_group_norm_backward.default",
+        F32 * (210 + 210 + 2 + 2 + 3),
+        F32 * (210 + 3 + 3),
+    ),
+    "group_norm backward to the weight": (
+        lambda: group_norm_backward(False, True, False),
+        "native_group_norm_backward.default",
+        F32 * (210 + 210 + 2 + 2),
+        F32 * 3,
+    ),
+    "batch_norm backward in training": (
+        lambda: batch_norm_backward(True, True, True, True),
+        "native_batch_norm_backward.default",
+        F32 * (2 * N4 + 3 + 3 + 3),
+        F32 * (N4 + 3 + 3),
+    ),
+    "batch_norm backward in evaluation": (
+        lambda: batch_norm_backward(False, True, True, True),
+        "native_batch_norm_backward.default",
+        F32 * (2 * N4 + 3 + 3 + 3),
+        F32 * (N4 + 3 + 3),
+    ),
+    "batch_norm backward in evaluation to the input": (
+        lambda: batch_norm_backward(False, True, False, False),
+        "native_batch_norm_backward.default",
+        F32 * (N4 + 3 + 3),
+        F32 * N4,
+    ),
+    # -- factors of 0
+    "addmm": (lambda: torch.addmm(M, L, R), "addmm.default", F32 * (21 + 15 + 35), F32 * 21),
+    "addmm with beta 0": (
+        lambda: torch.addmm(M, L, R, beta=0),
+        "addmm.default",
+        F32 * (15 + 35),
+        F32 * 21,
+    ),
+    "addmm in place with beta 0": (
+        lambda: ones(3, 7).addmm_(L, R, beta=0),
+        "addmm_.default",
+        F32 * (15 + 35),
+        F32 * 21,
+    ),
+    "baddbmm with beta 0": (
+        lambda: torch.baddbmm(ones(2, 3, 7), ones(2, 3, 5), ones(2, 5, 7), beta=0),
+        "baddbmm.default",
+        F32 * 2 * (15 + 35),
+        F32 * 2 * 21,
+    ),
+    "addmv with beta 0": (
+        lambda: torch.addmv(ones(3), L, ones(5), beta=0),
+        "addmv.default",
+        F32 * (15 + 5),
+        F32 * 3,
+    ),
+    # -- copies of a part
+    "select_copy": (
+        lambda: torch.select_copy(A, 0, 1),
+        "select_copy.int",
+        F32 * 5,
+        F32 * 5,
+    ),
+    "slice_copy": (
+        lambda: torch.slice_copy(A, 0, 1, 3),
+        "slice_copy.Tensor",
+        F32 * 2 * 5,
+        F32 * 2 * 5,
+    ),
+    "narrow_copy": (
+        lambda: torch.narrow_copy(A, 1, 1, 2),
+        "narrow_copy.default",
+        F32 * 3 * 2,
+        F32 * 3 * 2,
+    ),
+    "diagonal_copy": (lambda: torch.diagonal_copy(A), "diagonal_copy.default", F32 * 3, F32 * 3),
+    "expand_copy": (
+        lambda: torch.expand_copy(LINE, [3, 5]),
+        "expand_copy.default",
+        F32 * 5,
+        F32 * 15,
+    ),
+    "select_scatter": (
+        lambda: torch.select_scatter(A, LINE, 0, 1),
+        "select_scatter.default",
+        F32 * (2 * 5 + 5),
+        F32 * 15,
+    ),
+    "cropping": (
+        lambda: F.pad(A, (-2, 0)),
+        "constant_pad_nd.default",
+        F32 * 3 * 3,
+        F32 * 3 * 3,
+    ),
+    "cropping and padding": (
+        lambda: F.pad(A, (-2, 4, 0, -1)),
+        "constant_pad_nd.default",
+        F32 * 2 * 3,
+        F32 * 2 * 7,
+    ),
+    "padding": (lambda: F.pad(A, (1, 1)), "constant_pad_nd.default", F32 * 15, F32 * 3 * 7),
+    # -- written in place
+    "batch_norm in training": (
+        lambda: batch_norm(True),
+        "native_batch_norm.default",
+        F32 * (N4 + 4 * 3),
+        F32 * (N4 + 2 * 3 + 2 * 3),
+    ),
+    "batch_norm in evaluation": (
+        lambda: batch_norm(False),
+        "native_batch_norm.default",
+        F32 * (N4 + 4 * 3),
+        F32 * N4,
+    ),
+    "rrelu in training": (
+        lambda: aten.rrelu_with_noise(A, ones(3, 5), 0.1, 0.3, True),
+        "rrelu_with_noise.default",
+        F32 * 15,
+        F32 * 2 * 15,
+    ),
+    "rrelu in evaluation": (
+        lambda: aten.rrelu_with_noise(A, ones(3, 5), 0.1, 0.3, False),
+        "rrelu_with_noise.default",
+        F32 * 15,
+        F32 * 15,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_of_a_call_are_those_of_each_element_touched_once(case: str) -> None:
+    call, op, read, written = CASES[case]
+    cost = profile_of(call).by_operator()[f"aten.{op}"].cost
+    assert cost is not None
+    assert (cost.bytes_read, cost.bytes_written) == (read, written)
+
+
+def test_bytes_of_calls_that_differ_only_in_memory_are_those_of_each_call() -> None:
+    """The same shapes: separate, repeated, expanded on one side, and in the other order."""
+    calls: list[tuple[Callable[[], Any], int]] = [
+        (lambda: A + B, 30),
+        (lambda: A + A, 15),
+        (lambda: A + WIDE, 20),
+        (lambda: WIDE + A, 20),
+        (lambda: WIDE + WIDE, 5),
+        (lambda: A + ones(3, 1).expand(3, 5), 18),
+        (lambda: A + ones(5, 3).t(), 30),
+    ]
+    for order in (calls, calls[::-1]):
+        profile = profile_of(lambda: [call() for call, _ in order for _ in range(2)])  # noqa: B023
+        cost = profile.by_operator()["aten.add.Tensor"].cost
+        assert cost is not None
+        assert cost.bytes_read == 2 * F32 * sum(read for _, read in calls)
