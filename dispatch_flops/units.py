@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from decimal import Decimal
 from typing import Final
 
@@ -100,6 +101,11 @@ def ratio(part: Number | None, whole: Number | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def exceeds_float(value: Number) -> bool:
+    """Return whether an int is too large to be a float."""
+    return isinstance(value, int) and abs(value) > sys.float_info.max
+
+
 def _rounded(value: Number) -> str:
     text = f"{value:.{DEFAULT_PRECISION}f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
@@ -107,6 +113,8 @@ def _rounded(value: Number) -> str:
 
 def _scaled(value: Number) -> str:
     """Format with the prefix that leaves 1 to 999 before the point: ``"1.2 G"``."""
+    if exceeds_float(value):
+        return f"{Decimal(value) / 10**18:.2e} {_LARGE[-1]}"
     size, step = abs(float(value)), 0
     while round(size, DEFAULT_PRECISION) >= 1000 and step < len(_LARGE) - 1:
         size, step = size / 1000, step + 1

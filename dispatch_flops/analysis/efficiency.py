@@ -90,7 +90,7 @@ def utilisation(
         return None
     wanted = frozenset(phases)
     least = compute_s((op for op in ops if op.phase in wanted), machine)
-    return None if least is None or not seconds else least / seconds
+    return ratio(least, seconds)
 
 
 def utilisation_is_lower_bound(
@@ -121,6 +121,7 @@ def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
 
     Machines state no peak for wide integers, such as int64. Their work is left out, so the
     result is a lower bound where there is any.
+    It is None, too, where FLOPs exceed the range of a float.
     """
     total = 0.0
     for op in ops:
@@ -129,9 +130,10 @@ def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
         peak = machine.peak(op.dtype)
         if peak is None and op.dtype in _PLAIN_INTEGERS:
             continue
-        if peak is None:
+        seconds = ratio(op.cost.flops, peak)
+        if seconds is None:
             return None
-        total += op.cost.flops / peak
+        total += seconds
     return total
 
 
@@ -156,7 +158,9 @@ def roofline(
     in_compute = in_memory = 0.0
     for op in known:
         compute = compute_s([op], machine) or 0.0
-        move = (op.cost.bytes_total if op.cost else 0) / machine.bytes_per_s
+        move = ratio(op.cost.bytes_total if op.cost else 0, machine.bytes_per_s)
+        if move is None:
+            return Roofline(cost=cost, exceeds_peak=_exceeds(computing, seconds))
         if compute >= move:
             in_compute += compute
         else:

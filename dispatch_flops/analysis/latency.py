@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from dispatch_flops.analysis.figures import inclusive
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, Profile, StepTiming, sum_known
 from dispatch_flops.profile.cost import PHASES, Phase, in_order
 from dispatch_flops.profile.seconds import timed_phase
+from dispatch_flops.units import exceeds_float
 
 EXACT = 0.1  # the largest relative error of a latency that is called exact
 
@@ -23,8 +26,8 @@ def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
         timed = (op for op in node.ops if op.phase == "forward" and op.latency_s is not None)
         operators = sum(op.calls for op in timed)
         least[node.fqn] = (
-            node.calls * (timing.resolution_s or 0.0)
-            + operators * (timing.operator_resolution_s or 0.0)
+            _least_s(node.calls, timing.resolution_s)
+            + _least_s(operators, timing.operator_resolution_s)
             + sum(least[child.fqn] for child in node.children)
         )
         if not node.latency_s:
@@ -57,6 +60,12 @@ def inexact_phases(profile: Profile) -> frozenset[Phase]:
     if profile.root.fqn in inexact_latencies(profile.root, timing):
         inexact.add("forward")
     return frozenset(inexact)
+
+
+def _least_s(calls: int, resolution_s: float | None) -> float:
+    if not resolution_s:
+        return 0.0
+    return math.inf if exceeds_float(calls) else calls * resolution_s
 
 
 def latency_of(node: ModuleNode, phase: Phase = "forward") -> float | None:

@@ -34,11 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not arguments:
             parser.print_help(sys.stderr)
             return ERROR
-        options = parser.parse_args(arguments)
-        options.command_line = shlex.join(["dispatch-flops", *arguments])
-    except SystemExit as end:  # --help and --version have printed their text
-        flush_stdout()
-        return int(end.code or 0)
+        try:
+            options = parser.parse_args(arguments)
+            options.command_line = shlex.join(["dispatch-flops", *arguments])
+        except SystemExit as end:  # --help and --version have printed their text
+            flush_stdout()
+            return int(end.code or 0)
     except DispatchFlopsError as error:
         print_error(str(error))
         return ERROR
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: Namespace, debug: bool) -> int:
     try:
         code: int = options.run(options)
+        flush_stdout()
     except KeyboardInterrupt:
         print_error("interrupted")
         return INTERRUPTED
@@ -62,7 +64,6 @@ def _run(options: Namespace, debug: bool) -> int:
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error} (--debug shows the traceback)"
         return _fail(text, debug)
-    flush_stdout()
     return code
 
 

@@ -223,7 +223,10 @@ def add_machine_option(parser: ArgumentParser, help_text: str) -> None:
 def machine_named(name: str | None, device: str) -> Machine | None:
     """Return the machine that --machine names; None for None.
 
-    device: what "measure" measures; the CPU for "meta". Raises TargetError for an unknown name.
+    name: a machine's name, or a part of it that no other machine's name has; case is ignored.
+    device: what "measure" measures; the CPU for "meta".
+
+    Raises TargetError for an unknown name, and for a part of several names, which it lists.
     """
     if name is None:
         return None
@@ -233,10 +236,18 @@ def machine_named(name: str | None, device: str) -> Machine | None:
         print_progress("measuring the peak rates of a matmul and a copy on this machine")
         return measure_machine("cpu" if device == "meta" else device)
     machine = find(name)
-    if machine is None:
-        known = ", ".join(sorted(MACHINES))
-        raise TargetError(f"--machine {name!r} is unknown; use measure or one of {known}")
-    return machine
+    if machine is not None:
+        return machine
+    part = name.strip().casefold()
+    names = sorted(known for known in MACHINES if part and part in known.casefold())
+    whole = [known for known in names if known.casefold() in (part, f"nvidia {part}")]
+    if len(whole or names) == 1:
+        return MACHINES[(whole or names)[0]]
+    if names:
+        raise TargetError(f"--machine {name!r} is ambiguous; use one of {', '.join(names)}")
+    raise TargetError(
+        f"--machine {name!r} is unknown; use measure or one of {', '.join(sorted(MACHINES))}"
+    )
 
 
 def add_set_option(parser: ArgumentParser, help_text: str, *names: str) -> None:

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dispatch_flops.errors import TargetError
 def emit(text: str, output: str | None = None) -> None:
     """Print a result, or write it to the file ``output``. A closed pipe is not an error.
 
-    Raises TargetError if the file cannot be written.
+    Raises TargetError if the file or stdout cannot be written, as on a full disk.
     """
     if output is not None:
         if not output.strip():
@@ -28,19 +28,32 @@ def emit(text: str, output: str | None = None) -> None:
         return
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     printable = text.encode(encoding, "replace").decode(encoding)
-    try:
-        print(printable.removesuffix("\n"))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_stdout()
+    with _stdout_errors():
+        print(printable.removesuffix("\n"), flush=True)
 
 
 def flush_stdout() -> None:
-    """Flush stdout here, where a closed pipe can be handled, and not at interpreter exit."""
+    """Flush stdout here, where errors can be handled, and not at interpreter exit.
+
+    Raises TargetError if stdout cannot be written. A closed pipe is not an error.
+    """
+    with _stdout_errors():
+        print(end="", flush=True)
+
+
+@contextmanager
+def _stdout_errors() -> Iterator[None]:
+    """Ignore a closed pipe, and raise any other error of stdout as TargetError.
+
+    Where the caller closed stdout, ``sys.stdout`` is None and nothing is written.
+    """
     try:
-        sys.stdout.flush()
+        yield
     except BrokenPipeError:
         _discard_stdout()
+    except OSError as error:
+        _discard_stdout()  # else the interpreter writes the rest again when it exits
+        raise TargetError(f"cannot write to stdout: {error.strerror or error}") from None
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -61,11 +74,13 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def print_error(text: str) -> None:
     """Print the text to stderr as a single line."""
-    print(f"dispatch-flops: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    print_progress(f"dispatch-flops: {' '.join(text.split())}")
 
 
 def print_progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """Print a line to stderr; one that cannot be written is lost, and the command goes on."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -114,4 +129,6 @@ def _tqdm(total: int) -> Any:
 
 
 def _discard_stdout() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

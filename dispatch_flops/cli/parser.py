@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import sys
+from typing import Any, NoReturn
 
 from dispatch_flops.cli import check, compare, ops, profile, show, sweep
+from dispatch_flops.cli.output import emit
 from dispatch_flops.errors import TargetError
 
 _DESCRIPTION = """\
@@ -42,6 +44,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise TargetError(f"{message} (see {self.prog} --help)")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print the help or the version; argparse ignores that stdout cannot be written."""
+        if file is sys.stdout:
+            emit(message)
+        else:
+            super()._print_message(message, file)
 
 
 def build_parser() -> Parser:

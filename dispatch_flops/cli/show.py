@@ -86,6 +86,8 @@ def load_profile(path: str) -> Profile:
         raise TargetError(f"cannot read {path!r}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise TargetError(f"cannot read {path!r}: it is not a text file") from None
+    except ValueError as error:  # a null character in the path
+        raise TargetError(f"cannot read {path!r}: {error}") from None
     try:
         return Profile.from_json(text)
     except ProfileFormatError as error:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from dispatch_flops.units import ratio
+
 Phase = Literal["forward", "backward", "recompute", "optimizer"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
@@ -53,8 +55,8 @@ class OpCost:
 
     @property
     def arithmetic_intensity(self) -> float | None:
-        """FLOPs per byte; None where no byte is moved."""
-        return self.flops / self.bytes_total if self.bytes_total else None
+        """FLOPs per byte; None where no byte is moved, or where it exceeds a float."""
+        return ratio(self.flops, self.bytes_total)
 
 
 ZERO = OpCost()

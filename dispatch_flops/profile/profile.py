@@ -17,6 +17,7 @@ from dispatch_flops.profile.serialization import (
     build_timed,
     node_from_rows,
     node_to_rows,
+    texts,
     to_row,
     upgraded_from_1,
 )
@@ -26,6 +27,9 @@ from dispatch_flops.profile.validation import flaws, params_outside
 SCHEMA = "dispatch_flops.profile"
 SCHEMA_VERSION = 2
 OUTSIDE = "<outside>"
+
+# What Python raises where a value of a saved profile is not what the code expects.
+_OF_DAMAGED_DATA = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,9 +286,9 @@ class Profile:
                 f'this is not a dispatch_flops profile: the key "schema" is not "{SCHEMA}"'
             )
         version = data.get("version")
-        if version not in range(1, SCHEMA_VERSION + 1):
+        if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
             raise ProfileFormatError(
-                f"saved with schema version {version!r}; this release reads versions 1 to "
+                f"saved with schema version {version!r:.60}; this release reads versions 1 to "
                 f"{SCHEMA_VERSION}: read it with the release that wrote it, or profile again"
             )
         try:
@@ -295,10 +299,14 @@ class Profile:
                 outside=node_from_rows(data["outside"]),
                 timing=build_timed(StepTiming, data["timing"]),
                 run=_run_from_row(data["run"]),
-                notes=tuple(str(note) for note in data["notes"]),
-                ran_elsewhere=tuple(str(name) for name in data.get("ran_elsewhere", ())),
+                notes=texts(data["notes"]),
+                ran_elsewhere=texts(data.get("ran_elsewhere", [])),
             ).check()
-        except (KeyError, TypeError, ValueError, InconsistentProfileError) as error:
+        except RecursionError:
+            raise ProfileFormatError(
+                "the saved profile is damaged: it is nested too deep"
+            ) from None
+        except (*_OF_DAMAGED_DATA, InconsistentProfileError) as error:
             raise ProfileFormatError(f"the saved profile is damaged: {error}") from error
 
     @classmethod
@@ -306,6 +314,8 @@ class Profile:
         """Return the profile that ``to_json`` wrote; raises ProfileFormatError on other text."""
         try:
             data = json.loads(text)
+        except RecursionError:
+            raise ProfileFormatError("this is not a profile: it is nested too deep") from None
         except ValueError as error:
             raise ProfileFormatError(f"this is not JSON: {error}") from error
         return cls.from_dict(data)

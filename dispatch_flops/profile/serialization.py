@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import fields
@@ -46,6 +46,13 @@ def check_fields(cls: Any, data: Any) -> None:
             raise ValueError(f"{name} is {value!r:.60}; expected {_describe(hints[name])}")
 
 
+def texts(data: Any) -> tuple[str, ...]:
+    """Return the texts of a list; raises ValueError for other data."""
+    if type(data) is not list or not all(type(text) is str for text in data):
+        raise ValueError(f"{data!r:.60} is not a list of texts")
+    return tuple(data)
+
+
 def build_timed(cls: type[T], data: Mapping[str, Any], **given: Any) -> T:
     """Return ``build(cls, data, **given)`` for a class whose field ``seconds`` is per phase."""
     values = dict(data)
@@ -71,7 +78,7 @@ def _fits(hint: Any, value: Any) -> bool:
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # False for NaN
     return type(value) is hint
 
 
@@ -118,6 +125,8 @@ def node_from_rows(rows: list[dict[str, Any]]) -> ModuleNode:
         row = dict(rows[index])
         ops = tuple(_op_from_row(op) for op in row.pop("ops"))
         below = row.pop("children")
+        if type(below) is not list or not all(type(child) is int for child in below):
+            raise ValueError(f"children of node {index} is {below!r:.60}; expected positions")
         if not built.keys() >= set(below) or len(set(below)) < len(below):
             raise ValueError(f"the children {below} of node {index} are not later nodes of its own")
         children = tuple(built.pop(child) for child in below)

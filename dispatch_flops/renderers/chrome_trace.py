@@ -18,6 +18,7 @@ from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.view import View
+from dispatch_flops.units import ratio
 
 _MICROSECONDS = 1_000_000
 _FLOPS_PER_MICROSECOND = 1_000_000
@@ -30,6 +31,7 @@ def render(profile: Profile, view: View | None = None) -> str:
 
     view: ``by`` is "latency", or "flops" where 1 us stands for 1 MFLOP. The default is latency if
         the model's forward pass was measured, else FLOPs.
+        A module whose FLOPs exceed a float has no span.
 
     Raises ConfigError for another ``by``.
     """
@@ -56,7 +58,7 @@ def _latency_us(root: ModuleNode, phase: Phase) -> Callable[[ModuleNode], float]
 
 
 def _flops_us(phase: Phase) -> Callable[[ModuleNode], float]:
-    return lambda node: node.total(phase).flops / _FLOPS_PER_MICROSECOND
+    return lambda node: ratio(node.total(phase).flops, _FLOPS_PER_MICROSECOND) or 0.0
 
 
 def _spans(

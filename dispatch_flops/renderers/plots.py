@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Literal
 
 from dispatch_flops.analysis.efficiency import machine_of
@@ -27,6 +28,7 @@ from dispatch_flops.renderers.text import one_line
 from dispatch_flops.units import (
     bytes_text,
     count_text,
+    exceeds_float,
     flops_per_s_text,
     params_text,
     percent_text,
@@ -78,7 +80,9 @@ def top_modules(
         "params": profile.total_params,
     }.get(by)
     figure, axes = _figure(height=0.9 + 0.26 * max(len(ranked), 1))
-    bars = axes.barh(range(len(ranked)), [float(value) for value in values], color=_BLUE)
+    unit = _unit(values)
+    lengths = [float(value) if unit == 1 else float(value // unit) for value in values]
+    bars = axes.barh(range(len(ranked)), lengths, color=_BLUE)
     names = [_short(paths[node.fqn] or node.class_name) for node, _ in ranked]
     axes.set_yticks(range(len(ranked)), names, fontsize=8, parse_math=False)
     axes.bar_label(bars, [_bar_text(v, by, total) for v in values], padding=3, fontsize=7.5)
@@ -86,7 +90,9 @@ def top_modules(
     axes.margins(x=0.3)
     mark = "≥ " if any(figures.lower_bound for _, figures in ranked) else ""
     axes.set_xlabel(f"{mark}{_AXES[by]}{f', {phase}' if phase else ''}", fontsize=9)
-    axes.xaxis.set_major_formatter(lambda value, _: count_text(value))
+    axes.xaxis.set_major_formatter(
+        lambda value, _: count_text(int(value) * unit if unit > 1 else value)
+    )
     return _saved(figure, format)
 
 
@@ -179,6 +185,12 @@ def _scatter(
     if untimed:
         xs, ys = [p["intensity"] for p in untimed], [p["attainable"] for p in untimed]
         axes.scatter(xs, ys, facecolors="none", label=f"{label}, not measured", **style)
+
+
+def _unit(values: Iterable[int | float]) -> int:
+    """Return 1, or the power of ten that brings counts into the range of a float."""
+    largest = max(values, default=0)
+    return 10 ** (Decimal(largest).adjusted() - 9) if exceeds_float(largest) else 1
 
 
 def _bar_text(value: float, by: Key, total: int | None) -> str:

@@ -81,9 +81,16 @@ def parse_shape(text: str) -> ShapeSpec:
     return ShapeSpec(match["name"] or "", sizes, dtype)
 
 
+_SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
 def parse_dtype(name: str) -> torch.dtype:
-    """Parse ``"bfloat16"`` or ``"torch.bfloat16"``; raises TargetError for an unknown dtype."""
-    dtype = getattr(torch, name.removeprefix("torch."), None)
+    """Parse ``"bfloat16"``, ``"torch.bfloat16"`` or ``"bf16"``, in any case.
+
+    Raises TargetError for an unknown dtype.
+    """
+    plain = name.casefold().removeprefix("torch.")
+    dtype = getattr(torch, _SHORT_DTYPES.get(plain, plain), None)
     if not isinstance(dtype, torch.dtype):
         raise TargetError(
             f"dtype {name!r} is unknown; use a dtype of torch, such as float32, bfloat16 or int64"

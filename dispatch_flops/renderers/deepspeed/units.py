@@ -6,9 +6,10 @@ Names, arguments and rounding are those of ``deepspeed.profiling.flops_profiler.
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Final
 
-from dispatch_flops.units import DEFAULT_PRECISION, NOT_AVAILABLE, Number
+from dispatch_flops.units import DEFAULT_PRECISION, NOT_AVAILABLE, Number, exceeds_float
 
 _MAGNITUDES: Final = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1, "m": 1e-3, "u": 1e-6}
 
@@ -25,6 +26,9 @@ def number_to_string(
         return NOT_AVAILABLE
     if units is None:
         units = _prefix(num)
+    if exceeds_float(num):
+        size = Decimal(num) / Decimal(_MAGNITUDES.get(units, 1))
+        return f"{size.normalize():.6g} {units}"
     return f"{round(num / _MAGNITUDES.get(units, 1), precision):g} {units}"
 
 

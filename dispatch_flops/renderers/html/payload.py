@@ -31,7 +31,7 @@ from dispatch_flops.renderers.table import uncounted_rows
 
 ALL = "all"
 _MOST_COLOURS = 8
-_SHARE_WORTH_A_COLOUR = 0.005  # of all FLOPs or all parameters
+_PARTS_WORTH_A_COLOUR = 200  # one part in 200 of all FLOPs or all parameters
 
 Data = dict[str, Any]
 
@@ -73,8 +73,8 @@ def _classes(profile: Profile) -> list[str]:
     own = [
         name
         for name, figures in types.items()
-        if figures.cost.flops > _SHARE_WORTH_A_COLOUR * flops
-        or figures.params > _SHARE_WORTH_A_COLOUR * params
+        if _PARTS_WORTH_A_COLOUR * figures.cost.flops > flops
+        or _PARTS_WORTH_A_COLOUR * figures.params > params
     ]
     return own[:_MOST_COLOURS]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import pytest
+import torch
 
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.cli.arguments import (
@@ -14,6 +15,7 @@ from dispatch_flops.cli.arguments import (
     parse_value,
     table_style,
 )
+from dispatch_flops.cli.targets.inputs import parse_dtype
 from dispatch_flops.errors import TargetError
 from tests.helpers.command_line import Run, error_line
 
@@ -93,3 +95,44 @@ class TestMachineNamed:
         assert str(caught.value) == (
             f"--machine 'abacus' is unknown; use measure or one of {', '.join(sorted(MACHINES))}"
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("h200", "NVIDIA H200"),
+        ("B200", "NVIDIA B200"),
+        ("nvidia h200", "NVIDIA H200"),
+        ("h100 pcie", "NVIDIA H100 PCIe"),
+        ("mi300x", "AMD Instinct MI300X"),
+        ("l40", "NVIDIA L40"),
+    ],
+)
+def test_machine_is_found_by_an_unambiguous_part_in_any_case(name: str, expected: str) -> None:
+    machine = machine_named(name, "cpu")
+    assert machine is not None and machine.name == expected
+
+
+@pytest.mark.parametrize("name", ["h100", "H100"])
+def test_machine_of_an_ambiguous_part_lists_the_candidates(name: str) -> None:
+    with pytest.raises(TargetError, match="ambiguous.*NVIDIA H100 80GB HBM3.*NVIDIA H100 PCIe"):
+        machine_named(name, "cpu")
+
+
+def test_machine_of_an_empty_name_is_unknown() -> None:
+    with pytest.raises(TargetError, match="unknown"):
+        machine_named(" ", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("bf16", torch.bfloat16),
+        ("BF16", torch.bfloat16),
+        ("fp16", torch.float16),
+        ("torch.Float32", torch.float32),
+        ("half", torch.float16),
+    ],
+)
+def test_dtype_has_short_names_in_any_case(name: str, dtype: torch.dtype) -> None:
+    assert parse_dtype(name) is dtype

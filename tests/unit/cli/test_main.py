@@ -135,6 +135,23 @@ echo never
         assert (done.returncode, lines[:2]) == (1, ["within the limit: macs", "kept"]), done.stderr
         assert [line.split(":")[0] for line in lines[2:]] == ["MACs"]
 
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+    @pytest.mark.parametrize("command", ["--help", "--version", "ops"])
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    def test_full_disk_is_an_error_of_stdout(self, command: str, unbuffered: str) -> None:
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "dispatch_flops", command],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+                timeout=120,
+                env=self._environment() | {"PYTHONUNBUFFERED": unbuffered},
+            )
+        message = "dispatch-flops: cannot write to stdout: No space left on device\n"
+        assert (done.returncode, done.stderr) == (2, message)
+
     def test_closed_pipe_is_not_an_error(self) -> None:
         process = self._start("ops", "--format", "csv")
         assert process.stdout is not None and process.stderr is not None

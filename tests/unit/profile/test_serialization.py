@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from copy import deepcopy
+from random import Random
 from typing import Any
 
 import pytest
@@ -263,3 +265,118 @@ def test_damaged_inputs_are_refused(damaged: Any) -> None:
     data["run"]["inputs"] = damaged
     with pytest.raises(ProfileFormatError, match="damaged"):
         Profile.from_dict(data)
+
+
+# -- damage at random ---------------------------------------------------------------------------
+
+DEEP = 20_000  # levels, beyond the limits of Python's parser and of its stack
+
+
+@pytest.mark.parametrize("level", ["[]", '{"a":}'])
+def test_from_json_of_deep_nesting_raises_format_error(level: str) -> None:
+    opening, closing = level[:-1], level[-1]
+    nested = f"{opening * DEEP}0{closing * DEEP}"
+    for text in (nested, lenet5().to_json().replace('"notes": []', f'"notes": {nested}')):
+        with pytest.raises(ProfileFormatError):
+            Profile.from_json(text)
+
+
+def test_from_dict_of_deep_nesting_raises_format_error() -> None:
+    nested: list[Any] = []
+    for _ in range(DEEP):
+        nested = [nested]
+    for path in BOTH_VERSIONS:
+        with pytest.raises(ProfileFormatError):
+            Profile.from_dict(damaged(json.loads(lenet5().to_json()), path[0], nested))
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", f"1{400 * '0'}", f"1{5000 * '0'}"])
+@pytest.mark.parametrize("name", ["forward", "iteration_s", "resolution_s"])
+def test_from_json_of_seconds_beyond_floats_raises_format_error(number: str, name: str) -> None:
+    text = training_step().to_json()
+    old = {"forward": "9.751e-05"}.get(name, "null")
+    changed = text.replace(f'"{name}": {old}', f'"{name}": {number}')
+    assert changed != text
+    with pytest.raises(ProfileFormatError):
+        Profile.from_json(changed)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("notes",), "abc"),
+        (("notes",), [1]),
+        (("ran_elsewhere",), {"a": 1}),
+        (("root", 0, "children"), [1.0, 10.0]),
+        (("version",), True),
+        (("version",), 2.0),
+    ],
+)
+def test_from_dict_of_a_value_of_another_type_raises_format_error(
+    path: tuple[str | int, ...], value: object
+) -> None:
+    with pytest.raises(ProfileFormatError):
+        Profile.from_dict(damaged(json.loads(lenet5().to_json()), path, value))
+
+
+ODD_VALUES: list[Any] = [
+    None, True, -1, 0, 1.5, 10**400, -(10**400), float("nan"), float("inf"), "", "x", "\ud800",
+    [], [0], [[]], {}, {"a": 1}, {"forward": 10**400},
+]  # fmt: skip
+
+
+def _places(data: Any) -> list[tuple[Any, Any]]:
+    """Return every container with each of its keys."""
+    found, pending = [], [data]
+    while pending:
+        place = pending.pop()
+        keys = list(place) if isinstance(place, dict) else range(len(place))
+        found += [(place, key) for key in keys]
+        pending += [place[key] for key in keys if isinstance(place[key], (dict, list))]
+    return found
+
+
+def _mutate(data: Any, random: Random) -> None:
+    for _ in range(random.randint(1, 3)):
+        place, key = random.choice(_places(data))
+        match random.randrange(4):
+            case 0:
+                del place[key]
+            case 1 if isinstance(place, dict):
+                place[random.choice(["x", "", "seconds", "ops"])] = place.pop(key)
+            case 2:
+                place[key] = deepcopy(random.choice(_places(data))[0])
+            case _:
+                place[key] = random.choice(ODD_VALUES)
+
+
+def _mutated_text(text: str, random: Random) -> str:
+    start = random.randrange(len(text))
+    if random.random() < 0.3:
+        return text[:start]
+    end = start + random.randrange(8)
+    return (
+        text[:start]
+        + random.choice(["", "9", "9" * 5000, "e999", "[", "}", "NaN", '"'])
+        + (text[end:])
+    )
+
+
+@pytest.mark.parametrize("name", ["training_step", "lower_bound", "unmeasured", "hostile"])
+def test_mutated_profile_is_read_or_raises_format_error(name: str) -> None:
+    random = Random(name)
+    text = SMALL[name]().to_json()
+    first = version_1(SMALL[name]())
+    refused = 0
+    for number in range(100):
+        data = json.loads(text) if number % 2 else deepcopy(first)
+        _mutate(data, random)
+        for read, value in (
+            (Profile.from_dict, data),
+            (Profile.from_json, _mutated_text(text, random)),
+        ):
+            try:
+                read(value).to_json()  # type: ignore[operator]
+            except ProfileFormatError:
+                refused += 1
+    assert refused > 100
