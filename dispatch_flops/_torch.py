@@ -141,13 +141,13 @@ math_attention: Callable[..., tuple[torch.Tensor, torch.Tensor]] = (
 )
 
 
-def formula_of_torchs_own_counter(op: OpOverload) -> Callable[..., Any] | None:
+def formula_of_torchs_own_counter(op: Any) -> Callable[..., Any] | None:
     """What the user registered by torch.utils.flop_counter's ``register_flop_formula``, which is
     public; the table that it goes into is not.
     """
     from torch.utils.flop_counter import flop_registry
 
-    return flop_registry.get(op.overloadpacket)
+    return flop_registry.get(op.overloadpacket if isinstance(op, OpOverload) else op)
 
 
 # -- dispatch modes ---------------------------------------------------------------------------
@@ -188,6 +188,10 @@ def set_mode_flags(flags: tuple[bool, ...]) -> None:
 modes_disabled: Callable[[], AbstractContextManager[Any]] = (
     torch.utils._python_dispatch._disable_current_modes
 )
+
+# Reads a tensor's properties without ``__torch_function__`` of its class or of modes. Public:
+# ``torch._C`` alone has it.
+torch_functions_disabled: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
 
 # -- autocast ---------------------------------------------------------------------------------
 

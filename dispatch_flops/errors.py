@@ -56,5 +56,16 @@ class TargetError(DispatchFlopsError):
     """A model, an input or a file that the user passed cannot be used."""
 
 
+class OutputError(TargetError, OSError):
+    """A file cannot be written. Arguments and attributes are those of the OSError."""
+
+    def __str__(self) -> str:
+        return f"output_file={self.filename!r}: {self.strerror}"
+
+
+class OutputIsFolderError(OutputError, IsADirectoryError):
+    """The output file is a folder."""
+
+
 class ConfigError(DispatchFlopsError):
     """A configuration has an unknown key, or an option has a value that is not allowed."""

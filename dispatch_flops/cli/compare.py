@@ -86,6 +86,7 @@ def _run_differences(before: Profile, after: Profile) -> Iterator[str]:
         ("phases", lambda profile: " + ".join(phases_of(profile)) or "none"),
         ("device", lambda profile: profile.run.device),
         ("causal attention", lambda profile: profile.run.causal),
+        ("FLOPs", lambda profile: profile.run.flops),
     ):
         first, second = value_of(before), value_of(after)
         if first != second:

@@ -56,7 +56,7 @@ def _tensor_inputs(
 ) -> tuple[TensorInput, ...] | None:
     """Return the tensors among the arguments; None if one cannot be read."""
     try:
-        with untraced(), _torch.modes_disabled(), torch._C.DisableTorchFunction():
+        with untraced(), _torch.modes_disabled(), _torch.torch_functions_disabled():
             return tuple(
                 _describe(name, tensor)
                 for argument, value in _named_arguments(method, args, kwargs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +27,11 @@ _TYPES = frozenset((Tensor, torch.nn.Parameter, FakeTensor))
 # Alignment that flash pads heads to, and efficient pads masks to.
 _FLASH_HEADS, _EFFICIENT_MASK = 8, 16
 
-_original = partial(_torch.run_taken_apart, ATTENTION)
+
+def _by_torch(*args: Any, **kwargs: Any) -> Tensor:
+    """Run attention as torch takes it apart by itself."""
+    out: Tensor = _torch.run_taken_apart(ATTENTION, *args, **kwargs)
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def attend(target: Target, *args: Any, **kwargs: Any) -> Tensor:
     """Run ``scaled_dot_product_attention`` by the kernel that ``target`` would choose."""
     call = _Call(*args, **kwargs)
     if not call.is_plain():
-        return _original(*args, **kwargs)
+        return _by_torch(*args, **kwargs)
     kernel = _cuda_kernel(call) if target == "cuda" else _cpu_kernel(call)
     return (kernel or _math)(call)
 
@@ -257,5 +260,4 @@ def _run(*args: Any, **kwargs: Any) -> Tensor:
     for mode in reversed(_torch.modes_in_force()):
         if mode in _targets:
             return attend(_targets[mode], *args, **kwargs)
-    out: Tensor = _original(*args, **kwargs)
-    return out
+    return _by_torch(*args, **kwargs)

@@ -75,6 +75,7 @@ def run_info(
         device_name=device_name(next(iter(placement.accelerators), placement.type)),
         torch_version=str(torch.__version__),
         causal=conventions.causal,
+        flops=conventions.flops,
         python_version=platform.python_version(),
         dispatch_flops_version=_own_version(),
         platform=_platform(),

@@ -21,6 +21,7 @@ from dispatch_flops.profile import (
 )
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.seconds import timed_phase
+from dispatch_flops.profile.tree import SEVERAL_MODELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,7 @@ class ProfileBuilder:
         params = self._params[""]
         return ModuleNode(
             fqn="",
-            class_name="models" if roots else "nothing",
+            class_name=SEVERAL_MODELS if roots else "nothing",
             children=tuple(self.build_tree(root.fqn) for root in roots),
             total_params=params.total,
             active_params=params.active,

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dispatch_flops.counting.parameters import elements_of
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profilers.flops_profiler import FlopsProfiler
-
-_EXPERT_GROUP = "ep_size_"
+from dispatch_flops.profilers.flops_profiler import FlopsProfiler, engine_facts
 
 
 def attach(engine: Any) -> EngineProfiler:
@@ -129,35 +126,5 @@ class EngineProfiler(FlopsProfiler):
 
     def _run_facts(self) -> dict[str, Any]:
         """Return the sizes of world, groups and batch, and of experts, as ``RunInfo``'s fields."""
-        engine = self.ds_engine
-        data_parallel = engine.dp_world_size
-        if data_parallel is None:  # under sequence parallelism, which has one group for both
-            data_parallel = engine.seq_dp_world_size
-        micro_batches = self.profile.root.calls or engine.gradient_accumulation_steps()
-        facts: dict[str, Any] = {
-            "rank": engine.global_rank,
-            "world_size": engine.world_size,
-            "data_parallel_size": data_parallel,
-            "model_parallel_size": engine.mp_world_size or 1,
-            "batch_size": engine.train_micro_batch_size_per_gpu() * micro_batches,
-        }
-        return facts | (_experts(engine, self.model) if engine.has_moe_layers else {})
-
-
-def _experts(engine: Any, model: nn.Module) -> dict[str, Any]:
-    """Return the numbers of expert parameters: on this rank, and in the whole model."""
-    split = any(getattr(m, "enable_expert_tensor_parallelism", False) for m in model.modules())
-    across = engine.mp_world_size if split else 1
-    sizes = [(elements_of(p), _expert_parallel_size(p)) for p in model.parameters()]
-    return {
-        "expert_params": sum(elements for elements, ranks in sizes if ranks),
-        "model_expert_params": across * sum(elements * ranks for elements, ranks in sizes),
-        "expert_tensor_parallel": across > 1,
-    }
-
-
-def _expert_parallel_size(parameter: Any) -> int:
-    """Return the number of ranks that experts are spread over; 0 for other parameters."""
-    group = str(getattr(parameter, "group_name", ""))
-    size = group.removeprefix(_EXPERT_GROUP)
-    return int(size) if group.startswith(_EXPERT_GROUP) and size.isdigit() else 0
+        micro_batches = self.profile.root.calls or self.ds_engine.gradient_accumulation_steps()
+        return engine_facts(self.ds_engine, self.model, micro_batches)

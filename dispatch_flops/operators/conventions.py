@@ -10,6 +10,7 @@ from typing import Literal
 
 Causal = Literal["full", "half"]
 Subclass = Literal["executed", "logical"]
+Flops = Literal["all", "contractions"]
 Target = Literal["cpu", "cuda"]
 
 
@@ -24,12 +25,14 @@ class Conventions:
         "logical" the operator on the outer one.
     meta_value: what ``.item()`` and similar calls return on tensors without data; None: they
         raise.
+    flops: "all" counts every floating-point operation, "contractions" only 2 for each MAC.
     target: the device whose rules choose the kernel of attention on tensors without data.
     """
 
     causal: Causal = "full"
     subclass: Subclass = "executed"
     meta_value: float | None = None
+    flops: Flops = "all"
     target: Target = "cpu"
 
 

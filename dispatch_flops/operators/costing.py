@@ -76,6 +76,9 @@ def cost_of_call(
         with using(conventions):
             answer = rule.answer(func, args, kwargs, out)
         own, shares = _as_cost(answer)
+        # An int is the FLOPs that a user's formula states without MACs: they count as stated.
+        if conventions.flops == "contractions" and (rule.builtin or not isinstance(answer, int)):
+            own, shares = _contractions_only(own), tuple(map(_contractions_only_share, shares))
         if rule.moves and not (own.bytes_read or own.bytes_written):
             ins, outs = _bytes_moved(func, args, kwargs, out, read)
             own = dataclasses.replace(own, bytes_read=ins, bytes_written=outs)
@@ -121,6 +124,15 @@ def _as_cost(answer: Any) -> tuple[OpCost, tuple[Any, ...]]:
             if type(number) is not int or number < 0:
                 raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")
     return answer, shares
+
+
+def _contractions_only(cost: OpCost) -> OpCost:
+    """Return the cost with no FLOPs but those of its MACs."""
+    return dataclasses.replace(cost, flops=2 * cost.macs)
+
+
+def _contractions_only_share(share: Share) -> Share:
+    return dataclasses.replace(share, cost=_contractions_only(share.cost))
 
 
 def _without_outs(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

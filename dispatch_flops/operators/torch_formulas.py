@@ -48,9 +48,11 @@ def _shapes(value: Any) -> Any:
 def registered_with_torch(op: Any) -> Callable[..., Any] | None:
     """Return the formula registered with ``torch.utils.flop_counter.register_flop_formula``.
 
+    op: an overload, a higher-order operator or a Triton kernel.
+
     None for an operator without one, and for torch's own operators.
     """
-    if not isinstance(op, OpOverload) or op.namespace == "aten":
+    if isinstance(op, OpOverload) and op.namespace == "aten":
         return None
     formula = _torch.formula_of_torchs_own_counter(op)
     return None if formula is None else accept_torch_style(formula)

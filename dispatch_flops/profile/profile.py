@@ -81,6 +81,7 @@ class RunInfo:
     expert_params: of ``total_params``, those of experts. model_expert_params: those of experts
         on all ranks. Both are known from an engine alone.
     step: number of the profiled step. causal: how causal attention was counted, "full" or "half".
+    flops: which FLOPs were counted, "all" or those of "contractions" alone.
     inputs: the tensors of the model's first call. training, grad_mode ("grad", "no_grad" or
         "inference") and autocast (the dtype, or None where it is off) are of that call, too.
         inputs, training and grad_mode are None where no call was seen.
@@ -101,6 +102,7 @@ class RunInfo:
     batch_size: int | None = None
     step: int = 1
     causal: str = "full"
+    flops: str = "all"
     inputs: tuple[TensorInput, ...] | None = None
     training: bool | None = None
     grad_mode: str | None = None

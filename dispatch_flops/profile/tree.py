@@ -38,6 +38,9 @@ class OpTotal:
     latency_s: float | None = None
 
 
+SEVERAL_MODELS = "models"  # class name of a root that holds several models
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ModuleNode:
     """One module of the model, or (fqn ``""``) the model itself.
@@ -103,6 +106,11 @@ class ModuleNode:
             node = stack.pop()
             yield node
             stack.extend(reversed(node.children))
+
+    @property
+    def is_several_models(self) -> bool:
+        """True for a root that stands for several models and is not a module itself."""
+        return not self.fqn and self.class_name == SEVERAL_MODELS and not self.calls
 
     def own(self, phase: Phase | None = None) -> OpCost:
         """Return the exclusive cost, of the module's own operators, in one phase or in all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -24,7 +25,13 @@ from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
 )
-from dispatch_flops.operators.conventions import Causal, Conventions, Subclass, Target
+from dispatch_flops.operators.conventions import (
+    Causal,
+    Conventions,
+    Flops,
+    Subclass,
+    Target,
+)
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profilers.session import Session
@@ -49,6 +56,9 @@ class FlopCounterMode:
         default) there is only an UncountedWarning.
     causal: ``"full"`` (the default) counts the whole rectangle of causal attention, ``"half"``
         only the part that a causal kernel needs.
+    flops: ``"all"`` (the default) counts every floating-point operation, ``"contractions"`` only 2
+        for each MAC, as ``torch.utils.flop_counter`` does; bytes stay. FLOPs that a formula of
+        your own returns as an int count as they are.
     subclass: for tensors that consist of others, such as DTensor and quantised weights:
         ``"executed"`` (the default) counts the operators on the inner tensors, which for DTensor
         are this rank's; ``"logical"`` counts the operator on the whole tensor.
@@ -80,6 +90,7 @@ class FlopCounterMode:
         *,
         strict: bool = False,
         causal: Causal = "full",
+        flops: Flops = "all",
         subclass: Subclass = "executed",
         meta_value: float | None = None,
         target: Target = "cpu",
@@ -87,6 +98,8 @@ class FlopCounterMode:
     ) -> None:
         if causal not in ("full", "half"):
             raise ConfigError(f'causal={causal!r}: choose "full" or "half"')
+        if flops not in ("all", "contractions"):
+            raise ConfigError(f'flops={flops!r}: choose "all" or "contractions"')
         if subclass not in ("executed", "logical"):
             raise ConfigError(f'subclass={subclass!r}: choose "executed" or "logical"')
         if target not in ("cpu", "cuda"):
@@ -97,14 +110,27 @@ class FlopCounterMode:
         self._strict = strict
         self._own_rules = registry.rules_from(custom_mapping or {})
         self._conventions = Conventions(
-            causal=causal, subclass=subclass, meta_value=meta_value, target=target
+            causal=causal, subclass=subclass, meta_value=meta_value, flops=flops, target=target
         )
         self._latency = latency
+        self._profile: Profile | None = None
+        self._set_inactive()
+
+    def _set_inactive(self) -> None:
         self._active: dict[str, Session] = {}  # the session that runs now
         # An interrupt can arrive before the first line of ``__exit__``, or the block be left
         # without it. What is active then ends with the counter's last reference.
         weakref.finalize(self, _abandon, self._active).atexit = False
-        self._profile: Profile | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy gets: the settings, the models, and the profile so far."""
+        state = {name: value for name, value in vars(self).items() if name != "_active"}
+        return state | {"_profile": self.profile} if self._active else state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become a counter in that state; a copy is never active."""
+        vars(self).update(state)
+        self._set_inactive()
 
     def __enter__(self) -> FlopCounterMode:
         session = Session(self._roots, self._conventions, self._own_rules, is_timed=self._latency)
@@ -201,6 +227,14 @@ class FlopCounterMode:
         """Return the multiply-accumulates of everything that ran, in all phases."""
         return self.profile.total().macs
 
+    @property
+    def flop_counts(self) -> defaultdict[str, Counter[Any]]:
+        """The counts of ``get_flop_counts``; 0 for a module or operator that is not in them."""
+        if self._profile is None and not self._active:
+            return defaultdict(Counter)
+        counts = self.get_flop_counts()
+        return defaultdict(Counter, {name: Counter(ops) for name, ops in counts.items()})
+
     def get_flop_counts(self) -> dict[str, dict[Any, int]]:
         """Return ``{module: {operator packet: FLOPs}}``, as torch.utils.flop_counter does.
 
@@ -212,12 +246,12 @@ class FlopCounterMode:
         for node in profile.nodes():
             _add_flops(counts["Global"], node)
         top = profile.root
+        found: dict[Any, int]
         for node in top.walk():
             if top.class_name and (node.calls or node.ops):
-                name = f"{top.class_name}.{node.fqn}" if node.fqn else top.class_name
-                counts[name] = {}
+                found = counts[_name_in_torch(node, top)] = {}
                 for below in node.walk():
-                    _add_flops(counts[name], below)
+                    _add_flops(found, below)
         return counts
 
     def get_table(self, depth: int | None = None) -> str:
@@ -263,6 +297,13 @@ def _as_modules(mods: Any) -> tuple[nn.Module, ...]:
                 f"mods holds a {type(module).__name__}; pass an nn.Module, a list of them, or None"
             )
     return modules
+
+
+def _name_in_torch(node: ModuleNode, top: ModuleNode) -> str:
+    """Return ``"Model.layer"``. A root that stands for several models has no name."""
+    if not node.fqn:
+        return top.class_name
+    return node.fqn if top.is_several_models else f"{top.class_name}.{node.fqn}"
 
 
 def _add_flops(counts: dict[Any, int], node: ModuleNode) -> None:

@@ -16,7 +16,8 @@ from torch import nn
 
 from dispatch_flops.analysis.figures import inclusive
 from dispatch_flops.analysis.latency import inexact_latencies, latency_of
-from dispatch_flops.errors import NotProfiledError, TargetError
+from dispatch_flops.counting.parameters import elements_of
+from dispatch_flops.errors import NotProfiledError, OutputError, OutputIsFolderError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import check_model
@@ -24,6 +25,8 @@ from dispatch_flops.profilers.model import exclude_modules, module_classes, prof
 from dispatch_flops.renderers import deepspeed
 from dispatch_flops.renderers.deepspeed import aggregated, units
 from dispatch_flops.renderers.text import at_least
+
+_EXPERT_GROUP = "ep_size_"
 
 
 def get_model_profile(
@@ -66,7 +69,7 @@ def get_model_profile(
 
     Returns ``(flops, macs, params)``: FLOPs and MACs of the forward pass, and the model's number
     of parameters.
-    Raises what ``profile_model`` raises, and TargetError if ``output_file`` cannot be written.
+    Raises what ``profile_model`` raises, and OutputError if ``output_file`` cannot be written.
     """
     profile = profile_model(
         model,
@@ -112,7 +115,8 @@ class FlopsProfiler:
     Counting and timing share one pass: the profiler's own overhead is measured and subtracted.
 
     model: the module to profile. Raises TargetError for anything else.
-    ds_engine: the DeepSpeed engine that runs the model, if one does.
+    ds_engine: the DeepSpeed engine that runs the model, if one does. The printout then states the
+        sizes of its world, groups and batch.
     recompute_fwd_factor: forward passes that DeepSpeed's estimate of the backward pass adds for
         activation checkpointing (default 0). Recomputation is counted without it.
     """
@@ -123,6 +127,9 @@ class FlopsProfiler:
         check_model(model)
         self.model = model
         self.ds_engine = ds_engine
+        self.flops: int | None = None
+        self.macs: int | None = None
+        self.params: int | None = None
         self.recompute_fwd_factor = recompute_fwd_factor
         self.started = False
         self._paused = False
@@ -256,6 +263,8 @@ class FlopsProfiler:
     ) -> None:
         """Print the profile: DeepSpeed's three parts and the operator table.
 
+        Set ``flops``, ``macs`` and ``params``, the totals of the forward pass, as DeepSpeed does.
+
         profile_step: the number of the step that the heading names.
         module_depth, top_modules, detailed, output_file, fold: see ``get_model_profile``.
 
@@ -269,12 +278,60 @@ class FlopsProfiler:
             detailed=detailed,
             fold=fold,
         )
-        write_or_warn(deepspeed.render(self.profile, view), output_file)
+        profile = self._profile_with_engine()
+        total = profile.root.total("forward")
+        self.flops, self.macs, self.params = total.flops, total.macs, profile.total_params
+        write_or_warn(deepspeed.render(profile, view), output_file)
+
+    def _profile_with_engine(self) -> Profile:
+        """Return the profile with the engine's facts, unless it holds some already."""
+        profile = self.profile
+        if self.ds_engine is None or profile.run.world_size is not None:
+            return profile
+        facts = engine_facts(self.ds_engine, self.model, profile.root.calls or 1)
+        return dataclasses.replace(profile, run=dataclasses.replace(profile.run, **facts))
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print only the part that aggregates modules by class at each level."""
         view = deepspeed.make_view(module_depth=module_depth, top_modules=top_modules)
         print(aggregated.render(self.profile, view))
+
+
+def engine_facts(engine: Any, model: nn.Module, micro_batches: int = 1) -> dict[str, Any]:
+    """Return the sizes of an engine's world, groups and batch as fields of ``RunInfo``.
+
+    micro_batches: the micro-batches of the profiled part; the batch size counts all of them.
+    """
+    data_parallel = engine.dp_world_size
+    if data_parallel is None:  # under sequence parallelism, which has one group for both
+        data_parallel = engine.seq_dp_world_size
+    facts: dict[str, Any] = {
+        "rank": getattr(engine, "global_rank", 0),
+        "world_size": engine.world_size,
+        "data_parallel_size": data_parallel,
+        "model_parallel_size": engine.mp_world_size or 1,
+        "batch_size": engine.train_micro_batch_size_per_gpu() * micro_batches,
+    }
+    return facts | (_experts(engine, model) if engine.has_moe_layers else {})
+
+
+def _experts(engine: Any, model: nn.Module) -> dict[str, Any]:
+    """Return the numbers of expert parameters: on this rank, and in the whole model."""
+    split = any(getattr(m, "enable_expert_tensor_parallelism", False) for m in model.modules())
+    across = engine.mp_world_size if split else 1
+    sizes = [(elements_of(p), _expert_parallel_size(p)) for p in model.parameters()]
+    return {
+        "expert_params": sum(elements for elements, ranks in sizes if ranks),
+        "model_expert_params": across * sum(elements * ranks for elements, ranks in sizes),
+        "expert_tensor_parallel": across > 1,
+    }
+
+
+def _expert_parallel_size(parameter: Any) -> int:
+    """Return the number of ranks that experts are spread over; 0 for other parameters."""
+    group = str(getattr(parameter, "group_name", ""))
+    size = group.removeprefix(_EXPERT_GROUP)
+    return int(size) if group.startswith(_EXPERT_GROUP) and size.isdigit() else 0
 
 
 def _forward_string(profile: Profile, text: str) -> str:
@@ -294,7 +351,7 @@ def write_or_warn(text: str, output_file: str | Path | None) -> None:
 def print_or_write(text: str, output_file: str | Path | None) -> None:
     """Print the text or, given a file, write it there; create the file's folder if needed.
 
-    Raises TargetError if the file cannot be written.
+    Raises OutputError, a TargetError and an OSError, if the file cannot be written.
     """
     if output_file is None:
         print(text)
@@ -304,4 +361,5 @@ def print_or_write(text: str, output_file: str | Path | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise TargetError(f"output_file={str(path)!r}: {error.strerror or error}") from error
+        kind = OutputIsFolderError if isinstance(error, IsADirectoryError) else OutputError
+        raise kind(error.errno, error.strerror or str(error), str(path)) from error

@@ -122,7 +122,7 @@ class Session:
                 self._names,
                 observed,
                 run_info(self._names.modules(), self._conventions, self._tracker.first_call),
-                notes=tuple(self._mode.higher_order.notes),
+                notes=(*_notes_of(self._conventions), *self._mode.higher_order.notes),
             )
         return dataclasses.replace(profile, timing=self._pass.timing(profile))
 
@@ -133,3 +133,10 @@ class Session:
 
     def _is_mode_on(self) -> bool:
         return any(mode is self._mode for mode in _torch.modes_in_force())
+
+
+def _notes_of(conventions: Conventions) -> tuple[str, ...]:
+    """Return what a reader of the profile must know of the conventions."""
+    if conventions.flops == "all":
+        return ()
+    return ("FLOPs are 2 per MAC of a contraction; all other arithmetic counts 0",)

@@ -115,7 +115,9 @@ def _label(tree: ModuleNode, node: ModuleNode, *, is_model: bool) -> str:
     """Return class and fqn, as torch.utils.flop_counter labels the model's modules."""
     if not is_model:
         return node.fqn
-    return f"{tree.class_name}.{node.fqn}" if node.fqn else tree.class_name
+    if not node.fqn:
+        return tree.class_name
+    return node.fqn if tree.is_several_models else f"{tree.class_name}.{node.fqn}"
 
 
 def _operator_table(profile: Profile, style: Style) -> str:

@@ -18,6 +18,8 @@ class Case:
     params: elements of the distinct parameters.
     gradient_macs: MACs of one backward pass from the output, without the input's gradient; None
         where no closed form is written.
+    recomputed_macs: MACs of the attention scores, which fused attention computes again in the
+        backward pass.
     modules: ``{fqn: MACs}``, inclusive, of some modules.
     runs_for_real: True if small enough to run with data in a test; else it runs on meta.
     """
@@ -28,6 +30,7 @@ class Case:
     macs: int
     params: int
     gradient_macs: int | None = None
+    recomputed_macs: int = 0
     modules: Mapping[str, int] = field(default_factory=dict)
     runs_for_real: bool = False
 

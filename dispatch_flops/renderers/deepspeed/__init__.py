@@ -9,7 +9,7 @@ from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers import table
 from dispatch_flops.renderers.deepspeed import aggregated, detailed, summary
-from dispatch_flops.renderers.explanations import COUNTING, attention_counting
+from dispatch_flops.renderers.explanations import attention_counting, counting
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import RULE, heading, one_line
 from dispatch_flops.renderers.view import View
@@ -55,7 +55,7 @@ def _conventions(profile: Profile) -> Iterator[str]:
     """Yield what the numbers cover and how they were taken, for the whole printout."""
     yield f"Scope: {', '.join(_scope(profile))}."
     yield from (f"{label}: {text}" for label, text in run_facts(profile.run))
-    yield f"Counting: {COUNTING}"
+    yield f"Counting: {counting(profile.run.flops)}"
     yield f"Attention: {attention_counting(profile.run.causal)}."
     yield f"Latency: {', '.join(_latency(profile))}."
     outside = profile.outside.total()

@@ -18,7 +18,7 @@ from typing import Any
 from dispatch_flops.analysis.efficiency import machine_of
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers._extras import require
-from dispatch_flops.renderers.explanations import COUNTING
+from dispatch_flops.renderers.explanations import counting
 from dispatch_flops.renderers.html.payload import payload
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
@@ -43,7 +43,7 @@ def render(profile: Profile, view: View | None = None) -> str:
         "title": html.escape(heading),
         "policy": _policy(plotly, script),
         "style": _resource("style.css"),
-        "counting": html.escape(COUNTING),
+        "counting": html.escape(counting(profile.run.flops)),
         "data": embedded(data),
         "plotly": plotly,
         "script": script,

@@ -12,6 +12,14 @@ from dispatch_flops import Profile
 from tests.helpers.command_line import B, Run, Save, W, error_line, macs, params
 
 DEBUG = "(--debug shows the traceback)"
+ATTENTION = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+"""
 
 
 class TestMeasure:
@@ -40,6 +48,14 @@ class TestMeasure:
         input_gradient_of_the_first_layer = B * W * W  # not needed, so not computed
         assert both.total("backward").macs == 2 * macs() - input_gradient_of_the_first_layer
         assert both.run.causal == "half"
+
+    def test_target_device_chooses_the_kernel_of_attention(self, saved: Save) -> None:
+        Path("attention.py").write_text(ATTENTION)
+        shape = ["--input-shape", "2,3,5,8", "--device", "meta"]
+        for target, kernel in (("cpu", "flash_attention_for_cpu"), ("cuda", "efficient_attention")):
+            profile = saved("p.json", "attention.py:Net", *shape, "--target-device", target)
+            assert f"aten._scaled_dot_product_{kernel}.default" in profile.by_operator()
+            assert profile.total().macs == 2 * 3 * 5 * 5 * 2 * 8
 
     def test_shapes_dtype_and_sizes_apply(self, saved: Save) -> None:
         arguments = ["net.py:Net", "--input-shape", "batch,width", "--input-shape", "mask=1:int64"]

@@ -222,3 +222,19 @@ def test_call_of_the_model_holds_no_tensor_alive() -> None:
         del x
         assert alive() is None
     assert counter.profile.run.inputs == (tensor_input("x", 3, 7),)
+
+
+def test_reading_inputs_calls_no_torch_function_of_the_program() -> None:
+    seen = []
+
+    class Watched(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    x = torch.ones(3, 7).as_subclass(Watched)
+    assert run_of(Takes(7, 5), x).inputs == (tensor_input("0", 3, 7),)
+    assert not seen

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dispatch_flops.analysis.machines import MACHINES
 from tests.helpers.profiling import profile_of
 
 aten = torch.ops.aten
@@ -522,3 +523,83 @@ def test_bytes_of_calls_that_differ_only_in_memory_are_those_of_each_call() -> N
         cost = profile.by_operator()["aten.add.Tensor"].cost
         assert cost is not None
         assert cost.bytes_read == 2 * F32 * sum(read for _, read in calls)
+
+
+# -- packed weights: one byte (half precision: two) per element, a float32 bias ---------------
+
+quantized = torch.ops.quantized
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+def quint8(*shape: int) -> Tensor:
+    return torch.quantize_per_tensor(ones(*shape), 0.1, 0, torch.quint8)
+
+
+def packed_linear(bias: Tensor | None) -> Any:
+    weight = torch.quantize_per_tensor(ones(7, 5), 0.1, 0, torch.qint8)
+    return quantized.linear_prepack(weight, bias)
+
+
+def packed_conv() -> Any:
+    weight = torch.quantize_per_tensor(ones(5, 3, 2, 4), 0.1, 0, torch.qint8)
+    return quantized.conv2d_prepack(weight, ones(5), [1, 1], [0, 0], [1, 1], 1)
+
+
+PACKED: dict[str, tuple[Callable[[], Any], str, int, int]] = {
+    "linear": (
+        lambda: quantized.linear(quint8(3, 5), packed_linear(ones(7)), 0.1, 0),
+        "quint8",
+        3 * 5 + 7 * 5 + F32 * 7,
+        3 * 7,
+    ),
+    "linear without a bias": (
+        lambda: quantized.linear(quint8(3, 5), packed_linear(None), 0.1, 0),
+        "quint8",
+        3 * 5 + 7 * 5,
+        3 * 7,
+    ),
+    "linear_dynamic": (
+        lambda: quantized.linear_dynamic(ones(3, 5), packed_linear(ones(7))),
+        "int8",
+        F32 * 3 * 5 + 7 * 5 + F32 * 7,
+        F32 * 3 * 7,
+    ),
+    "linear_dynamic_fp16": (
+        lambda: quantized.linear_dynamic_fp16(
+            ones(3, 5), quantized.linear_prepack_fp16(ones(7, 5), ones(7))
+        ),
+        "float32",
+        F32 * 3 * 5 + 2 * 7 * 5 + F32 * 7,
+        F32 * 3 * 7,
+    ),
+    "conv2d": (
+        lambda: quantized.conv2d(quint8(2, 3, 8, 9), packed_conv(), 0.1, 0),
+        "quint8",
+        X_SIZE + W_SIZE + F32 * 5,
+        GRAD_SIZE,
+    ),
+    "conv2d_dynamic": (
+        lambda: quantized.conv2d_dynamic(ones(2, 3, 8, 9), packed_conv()),
+        "int8",
+        F32 * X_SIZE + W_SIZE + F32 * 5,
+        F32 * GRAD_SIZE,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PACKED)
+def test_bytes_of_a_quantised_layer_include_its_packed_weight(case: str) -> None:
+    call, dtype, read, written = PACKED[case]
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("needs a packing engine")
+    name = f"quantized.{case.split()[0]}."
+    (op,) = [op for op in profile_of(call).op_totals() if op.op.startswith(name)]
+    assert op.cost is not None
+    assert op.dtype == dtype
+    assert (op.cost.bytes_read, op.cost.bytes_written) == (read, written)
+
+
+def test_peak_of_every_quantised_dtype_is_that_of_int8() -> None:
+    machine = next(m for m in MACHINES.values() if m.peak("int8"))
+    for dtype in ("quint8", "qint8", "uint8"):
+        assert machine.peak(dtype) == machine.peak("int8")

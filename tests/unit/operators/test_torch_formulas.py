@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils import flop_counter
 
+from dispatch_flops import FlopCounterMode
 from dispatch_flops.operators.registry import lookup
 from dispatch_flops.operators.torch_formulas import accept_torch_style, registered_with_torch
 
@@ -80,3 +82,45 @@ def test_registered_with_torch_without_a_formula_is_none() -> None:
     assert registered_with_torch(PRODUCT.default) is None
     assert registered_with_torch(torch.ops.aten.mm.default) is None
     assert registered_with_torch(torch.ops.higher_order.cond) is None
+
+
+def test_registered_with_torch_finds_formulas_of_higher_order_operators() -> None:
+    class Twice(HigherOrderOperator):
+        def __init__(self) -> None:
+            super().__init__("dispatch_flops_twice")
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return super().__call__(x)
+
+    twice = Twice()
+    twice.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)(lambda x: x + x)
+    twice.py_autograd_impl(twice)
+
+    @flop_counter.register_flop_formula(twice)
+    def formula(shape: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+        return 7 * int(shape[0]) * int(out_shape[1])
+
+    try:
+        found = registered_with_torch(twice)
+        assert found is not None
+        assert found(A, out=A) == 7 * 2 * 3
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            twice(A)
+        assert counter.get_total_flops() == 7 * 2 * 3
+        assert not counter.profile.uncounted_ops()
+    finally:
+        flop_counter.flop_registry.pop(twice)
+    assert registered_with_torch(twice) is None
+
+
+def test_lookup_finds_formulas_that_torch_holds_for_kernels() -> None:
+    def kernel() -> None:
+        pass
+
+    flop_counter.flop_registry[kernel] = lambda *_, out_val=None, **__: 7
+    try:
+        rule = lookup(kernel)
+        assert rule is not None
+        assert rule.formula(out=None) == 7
+    finally:
+        flop_counter.flop_registry.pop(kernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 from collections.abc import Callable
@@ -555,3 +556,114 @@ def test_counter_without_latency_enters_without_reading_devices(
         patch.setattr(ModuleNames, "modules", refuse)
         counter.__enter__()
     counter.__exit__(None, None, None)
+
+
+def test_contractions_count_two_flops_per_mac_in_every_total_and_keep_the_bytes() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 7))
+    profiles = []
+    for flops in ("all", "contractions"):
+        model.zero_grad()
+        with FlopCounterMode(model, display=False, flops=flops) as counter:
+            model(torch.ones(2, 3)).sum().backward()
+        profiles.append(counter.profile)
+    everything, contractions = profiles
+    # Forward, both gradients of the second layer, the weight's gradient of the first.
+    assert contractions.total().flops == 2 * (2 * 2 * 3 * 5 + 3 * 2 * 5 * 7)
+    for node, same in zip(contractions.nodes(), everything.nodes(), strict=True):
+        for phase in (None, "forward", "backward"):
+            assert node.total(phase).flops == 2 * same.total(phase).macs
+            assert node.total(phase).bytes_read == same.total(phase).bytes_read
+            assert node.total(phase).bytes_written == same.total(phase).bytes_written
+    assert (everything.run.flops, contractions.run.flops) == ("all", "contractions")
+    assert not everything.notes
+    assert "2 per MAC" in contractions.notes[0]
+    assert Profile.from_json(contractions.to_json()) == contractions
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_contractions_cover_parts_that_belong_to_submodules_and_other_phases(
+    is_training: bool,
+) -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 10, batch_first=True).train(is_training)
+    x = torch.ones(2, 5, 6, requires_grad=is_training)
+    with (
+        torch.set_grad_enabled(is_training),
+        FlopCounterMode(layer, display=False, flops="contractions") as counter,
+    ):
+        out = layer(x)
+        if is_training:
+            out.sum().backward()
+    assert counter.get_total_macs() > 0
+    for total in counter.profile.op_totals():
+        assert total.cost is None or total.cost.flops == 2 * total.cost.macs
+
+
+def test_contractions_keep_flops_that_a_formula_of_the_user_returns_as_an_int() -> None:
+    mapping = {torch.ops.aten.cos: lambda x, *, out: 7, torch.ops.aten.mm: _padded}
+    with FlopCounterMode(display=False, flops="contractions", custom_mapping=mapping) as counter:
+        torch.ones(3).cos()
+        torch.ones(2, 3) @ torch.ones(3, 5)
+    assert counter.get_total_flops() == 7 + 2 * 11
+
+
+def _padded(*_: Any, out: Any) -> OpCost:
+    return OpCost(macs=11, flops=1000)
+
+
+def test_unknown_choice_of_flops_raises() -> None:
+    with pytest.raises(ConfigError, match='"all" or "contractions"'):
+        FlopCounterMode(flops="matmuls")  # type: ignore[arg-type]
+
+
+def test_flop_counts_are_empty_before_the_first_run_and_zero_for_the_unknown() -> None:
+    counter = FlopCounterMode(display=False)
+    assert counter.flop_counts["Global"] == {}
+    with counter:
+        torch.ones(2, 3) @ torch.ones(3, 5)
+        assert counter.flop_counts["Global"][torch.ops.aten.mm] == 2 * 2 * 3 * 5
+    assert counter.flop_counts["Global"][torch.ops.aten.bmm] == 0
+    assert counter.flop_counts["nowhere"] == {}
+
+
+def test_names_do_not_begin_with_the_root_that_holds_several_models() -> None:
+    model, criterion = nn.Sequential(nn.Linear(3, 5)), nn.MSELoss()
+    with FlopCounterMode(display=False) as counter:
+        criterion(model(torch.ones(2, 3)), torch.ones(2, 5))
+    assert set(counter.get_flop_counts()) == {
+        "Global", "Sequential", "Sequential.0", "MSELoss",
+    }  # fmt: skip
+    assert "models." not in counter.get_table()
+    assert " Sequential.0 " in counter.get_table(3)
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.only(x)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copy_inside_the_block_is_a_counter_that_is_not_active(copied: Any) -> None:
+    model = _Model()
+    counter = FlopCounterMode(model, display=False)
+    with counter:
+        model(torch.ones(2, 3))
+        other = copied(counter)
+        model(torch.ones(2, 3))
+    assert other.get_total_macs() == 2 * 3 * 5
+    assert counter.get_total_macs() == 2 * 2 * 3 * 5
+    with other:
+        model(torch.ones(7, 3))
+    assert other.get_total_macs() == 7 * 3 * 5
+    assert counter.get_total_macs() == 2 * 2 * 3 * 5
+
+
+def test_copy_that_is_lost_inside_its_block_leaves_nothing_behind() -> None:
+    other = copy.deepcopy(FlopCounterMode(display=False))
+    other.__enter__()
+    del other
+    gc.collect()
+    assert not nn.modules.module._global_forward_hooks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,9 +17,11 @@ from dispatch_flops import FlopsProfiler, get_model_profile, profile_model
 from dispatch_flops.analysis.latency import measured_seconds
 from dispatch_flops.errors import (
     NotProfiledError,
+    TargetError,
     UncountedWarning,
     WrongThreadError,
 )
+from tests.helpers.engine import Engine
 from tests.helpers.small_net import FLOPS, MACS, PARAMS, B, Net
 
 
@@ -276,3 +279,73 @@ def test_get_model_profile_without_any_operator_prints_a_profile(
     get_model_profile(nn.Identity(), (B, 5))
     assert "Nothing has run" not in capsys.readouterr().out
     assert measured_seconds(profile_model(nn.Identity(), (B, 5)))[1] == "forward"
+
+
+def test_output_file_that_is_a_folder_raises_an_error_of_the_operating_system(
+    tmp_path: Path,
+) -> None:
+    model = Net()
+    with pytest.raises(IsADirectoryError) as caught:
+        get_model_profile(model, (B, 5), output_file=str(tmp_path))
+    assert isinstance(caught.value, TargetError)
+    assert caught.value.filename == str(tmp_path)
+    assert caught.value.errno == errno.EISDIR
+    assert str(tmp_path) in str(caught.value)
+    assert not model._forward_hooks
+
+
+def test_output_file_below_a_file_raises_an_error_of_the_operating_system(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TargetError) as caught:
+        get_model_profile(Net(), (B, 5), output_file=tmp_path / "file" / "profile.txt")
+    assert isinstance(caught.value, OSError)
+
+
+def _lines(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, colon, value in pairs if colon}
+
+
+@pytest.mark.parametrize("is_sequence_parallel", [False, True])
+def test_printout_states_the_sizes_that_the_engine_knows(
+    capsys: pytest.CaptureFixture[str], is_sequence_parallel: bool
+) -> None:
+    model = Net()
+    sizes = {"dp_world_size": None, "seq_dp_world_size": 5}
+    known = sizes if is_sequence_parallel else {"dp_world_size": 5}
+    engine = Engine(
+        model, world_size=15, mp_world_size=3, micro_batch_size=7, enabled=False, **known
+    )
+    profiler = FlopsProfiler(model, ds_engine=engine)
+    profiler.start_profile()
+    model(torch.ones(B, 5))
+    profiler.print_model_profile(detailed=False)  # DeepSpeed's users may print before the stop
+    profiler.end_profile()
+    lines = _lines(capsys.readouterr().out)
+    assert lines["world size"] == "15"
+    assert lines["data parallel size"] == "5"
+    assert lines["model parallel size"] == "3"
+    assert lines["batch size per GPU"] == "7"
+
+
+def test_printout_without_an_engine_states_no_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    profiler = FlopsProfiler(model := Net())
+    profiler.start_profile()
+    model(torch.ones(B, 5))
+    profiler.stop_profile()
+    profiler.print_model_profile(detailed=False)
+    assert "world size" not in _lines(capsys.readouterr().out)
+
+
+def test_totals_are_attributes_once_the_profile_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    profiler = FlopsProfiler(model := Net().eval())
+    assert (profiler.flops, profiler.macs, profiler.params) == (None, None, None)
+    profiler.start_profile()
+    model(torch.ones(B, 5))
+    profiler.stop_profile()
+    profiler.print_model_profile()
+    profiler.end_profile()
+    assert (profiler.flops, profiler.macs, profiler.params) == (FLOPS, MACS, PARAMS)
+    assert capsys.readouterr().out

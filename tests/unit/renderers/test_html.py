@@ -20,7 +20,7 @@ from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, StepTiming
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.renderers import View, html
-from dispatch_flops.renderers.explanations import COUNTING
+from dispatch_flops.renderers.explanations import counting
 from dispatch_flops.renderers.html.payload import payload
 from tests.helpers.trees import (
     HOSTILE_NAMES,
@@ -277,7 +277,7 @@ def test_columns_of_a_model_deeper_than_pythons_stack_are_complete() -> None:
 
 def test_page_says_how_attention_and_macs_are_counted() -> None:
     page = html.render(training_step())
-    assert COUNTING in page
+    assert counting("all") in page
     facts = dict(_Page(page).data["facts"])
     assert facts["Attention"] == "only the part of causal attention that the mask keeps is counted"
 
