@@ -333,6 +333,8 @@ def _run_to_row(run: RunInfo) -> dict[str, Any]:
     for name in _RECORDED:
         if row[name] is None:
             del row[name]
+    if run.flops == "all":  # the default, as in files written before there was a choice
+        del row["flops"]
     if run.inputs is not None:
         row["inputs"] = [
             {**to_row(tensor), "shape": None if tensor.shape is None else list(tensor.shape)}
