@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dispatch_flops.analysis.figures import Figures, inclusive, total_figures
-from dispatch_flops.profile import Profile
-from dispatch_flops.profile.cost import ZERO, Phase
+from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.profile import OpTotal, Profile
+from dispatch_flops.profile.cost import ZERO, Phase, check_phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,10 @@ def diff(before: Profile, after: Profile, phase: Phase | None = None) -> Diff:
 
         for change in diff(before, after).changed_modules():
             print(change.name, change.before, change.after)
+
+    Raises ConfigError for a phase that is neither a standard one nor in either profile.
     """
+    check_phase(phase, (*phases_of(before), *phases_of(after)))
     return Diff(
         total=_changes(_whole(before, phase), _whole(after, phase))[0],
         modules=_changes(_modules(before, phase), _modules(after, phase)),
@@ -101,5 +105,10 @@ def _operators(profile: Profile, phase: Phase | None) -> _Side:
             ),
             op.calls,
         )
-        for name, op in profile.by_operator(phase).items()
+        for name, op in _by_operator(profile, phase).items()
     }
+
+
+def _by_operator(profile: Profile, phase: Phase | None) -> dict[str, OpTotal]:
+    is_absent = phase is not None and phase not in phases_of(profile)
+    return {} if is_absent else profile.by_operator(phase)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.units import ratio
 
 Phase = Literal["forward", "backward", "recompute", "optimizer"]
@@ -85,6 +86,13 @@ def in_order(phases: Iterable[Phase | None]) -> tuple[Phase, ...]:
     """Return each phase once: those of ``PHASES`` first, others in order of appearance."""
     seen = [phase for phase in dict.fromkeys(phases) if phase is not None]
     return (*(p for p in PHASES if p in seen), *(p for p in seen if p not in PHASES))
+
+
+def check_phase(phase: Phase | None, others: Iterable[Phase | None] = ()) -> None:
+    """Raise ConfigError if ``phase`` is neither standard nor one of ``others``; None is all."""
+    known = in_order((*PHASES, *others))
+    if phase is not None and phase not in known:
+        raise ConfigError(f"{phase!r} is not a phase; choose one of {', '.join(known)}")
 
 
 def flops(count: int) -> OpCost:

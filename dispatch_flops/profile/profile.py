@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dispatch_flops.errors import InconsistentProfileError, ProfileFormatError
-from dispatch_flops.profile.cost import OpCost, Phase
+from dispatch_flops.profile.cost import PHASES, OpCost, Phase, check_phase
 from dispatch_flops.profile.merging import merge_ops
 from dispatch_flops.profile.seconds import PhaseSeconds
 from dispatch_flops.profile.serialization import (
@@ -150,7 +150,12 @@ class Profile:
     # -- totals ---------------------------------------------------------------------------
 
     def total(self, phase: Phase | None = None) -> OpCost:
-        """Return the cost of everything that ran, model and outside, in one phase or in all."""
+        """Return the cost of everything that ran, model and outside, in one phase or in all.
+
+        Raises ConfigError, as ``by_module`` and ``by_operator`` do, for a phase that is neither a
+        standard one nor one of the profile's.
+        """
+        self._check_phase(phase)
         return self.root.total(phase) + self.outside.total(phase)
 
     def model_total(self) -> OpCost:
@@ -181,6 +186,7 @@ class Profile:
 
     def by_module(self, phase: Phase | None = None) -> dict[str, OpCost]:
         """Return ``{fqn: inclusive cost}`` of the model's modules, parents first."""
+        self._check_phase(phase)
         return {node.fqn: node.total(phase) for node in self.root.walk()}
 
     def by_operator(self, phase: Phase | None = None) -> dict[str, OpTotal]:
@@ -189,11 +195,16 @@ class Profile:
         Phases and dtypes are merged. A merged total keeps its phase and its dtype where all
         parts agree; else they are None.
         """
+        self._check_phase(phase)
         merged: dict[str, OpTotal] = {}
         for op in self.op_totals():
             if phase is None or op.phase == phase:
                 merged[op.op] = merge_ops(merged[op.op], op) if op.op in merged else op
         return dict(sorted(merged.items(), key=lambda item: (-flops_of(item[1]), item[0])))
+
+    def _check_phase(self, phase: Phase | None) -> None:
+        if phase is not None and phase not in PHASES:
+            check_phase(phase, (*(op.phase for op in self.op_totals()), *self.timing.seconds))
 
     def op_totals(self) -> Iterator[OpTotal]:
         """Yield every ``OpTotal`` of every node."""

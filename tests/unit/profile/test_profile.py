@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, StepTiming
 from dispatch_flops.profile.cost import OpCost
 from tests.helpers.trees import SMALL, deep, lenet5, timed, training_step
@@ -95,3 +96,14 @@ def test_profile_is_pickled_copied_and_hashed_as_a_value(profile: Profile) -> No
     again = pickle.loads(pickle.dumps(profile))
     assert again == copy.deepcopy(profile) == profile
     assert hash(again) == hash(profile)
+
+
+@pytest.mark.parametrize("name", ["total", "by_module", "by_operator"])
+def test_misspelt_phase_raises_an_error_that_names_the_phases(name: str) -> None:
+    message = "'forwrd' is not a phase; choose one of forward, backward, recompute, optimizer"
+    with pytest.raises(ConfigError, match=message):
+        getattr(training_step(), name)("forwrd")
+
+
+def test_standard_phase_that_did_not_occur_costs_nothing() -> None:
+    assert lenet5().total("optimizer") == OpCost()
