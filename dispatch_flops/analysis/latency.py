@@ -51,7 +51,7 @@ def inexact_phases(profile: Profile) -> frozenset[Phase]:
         if op.phase is not None:
             phase = timed_phase(op.phase)
             calls[phase] = calls.get(phase, 0) + op.calls
-    least = {phase: n * (timing.operator_resolution_s or 0.0) for phase, n in calls.items()}
+    least = {phase: _least_s(n, timing.operator_resolution_s) for phase, n in calls.items()}
     inexact = {
         phase
         for phase, s in seconds.items()

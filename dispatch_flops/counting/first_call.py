@@ -25,17 +25,33 @@ def call_facts(
     method: what is called, a method of the model. arguments: None where they are not known.
     """
     inputs = None if arguments is None else _tensor_inputs(method, *arguments)
-    with _torch.modes_disabled():
-        first = next(model.parameters(), None)
     devices = {torch.device(tensor.device).type for tensor in inputs or ()}
-    if first is not None:
-        devices.add(first.device.type)
+    devices |= _device_types(model)
     return {
         "inputs": inputs,
         "training": bool(model.training),
         "grad_mode": _grad_mode(),
         "autocast": _autocast_dtype(devices),
     }
+
+
+def _device_types(model: nn.Module) -> set[str]:
+    """Return the device type of the model's first parameters; empty without parameters.
+
+    ``model.parameters()`` recurses, and a model may be deeper than Python's stack.
+    """
+    stack, seen = [model], {id(model)}
+    with _torch.modes_disabled():
+        while stack:
+            module = stack.pop()
+            found = {p.device.type for p in module._parameters.values() if p is not None}
+            if found:
+                return found
+            for _, child in reversed([*module._modules.items()]):
+                if child is not None and id(child) not in seen:
+                    seen.add(id(child))
+                    stack.append(child)
+    return set()
 
 
 def _grad_mode() -> str:

@@ -278,7 +278,7 @@ class Profile:
             "schema": SCHEMA,
             "version": SCHEMA_VERSION,
             "run": _run_to_row(self.run),
-            "timing": to_row(self.timing),
+            "timing": _timing_to_row(self.timing),
             "notes": list(self.notes),
             **({"ran_elsewhere": list(self.ran_elsewhere)} if self.ran_elsewhere else {}),
             "root": node_to_rows(self.root),
@@ -337,6 +337,13 @@ _RECORDED = (
     "inputs", "training", "grad_mode", "autocast", "python_version", "dispatch_flops_version",
     "platform", "command", "date",
 )  # fmt: skip
+
+
+def _timing_to_row(timing: StepTiming) -> dict[str, Any]:
+    row = to_row(timing)
+    if timing.iteration_step is None:
+        del row["iteration_step"]
+    return row
 
 
 def _run_to_row(run: RunInfo) -> dict[str, Any]:
