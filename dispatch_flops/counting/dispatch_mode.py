@@ -419,11 +419,13 @@ def _handle_higher_order(mode: CountingMode, plan: Plan, args: Any, kwargs: dict
 
 def _runs_operators(func: OpOverload) -> bool:
     """Return True if the operator's kernel may run other operators, which autocast may cast."""
+    if func.is_view:  # most of them have no kernel of a device's own, and run nothing
+        return False
     name = func.name()
     return (
         str(func) in _RUNS_OPERATORS
         or func.namespace not in ("aten", "prim", "prims")
-        or (_torch.has_kernel(name, "CompositeExplicitAutograd") and not func.is_view)
+        or _torch.has_kernel(name, "CompositeExplicitAutograd")
         or not any(_torch.has_kernel(name, key) for key in ("CPU", "CUDA"))
     )
 
