@@ -95,19 +95,6 @@ MACHINES: dict[str, Machine] = {
             float8=1978.9 * T, int8=1978.9 * T, tf32=494.7 * T, float32=66.9 * T, float64=66.9 * T,
         ),
         _gpu(
-            "NVIDIA H200 NVL",
-            "NVIDIA H200 Tensor Core GPU datasheet (NVL); half of the figures with sparsity",
-            bandwidth=4.8 * T, float16=835.5 * T, bfloat16=835.5 * T,
-            float8=1670.5 * T, int8=1670.5 * T, tf32=417.5 * T, float32=60 * T, float64=60 * T,
-        ),
-        _gpu(
-            "NVIDIA H100 NVL",
-            "NVIDIA H100 Tensor Core GPU datasheet (NVL), one GPU; half of the figures with "
-            "sparsity",
-            bandwidth=3.9 * T, float16=835.5 * T, bfloat16=835.5 * T,
-            float8=1670.5 * T, int8=1670.5 * T, tf32=417.5 * T, float32=60 * T, float64=60 * T,
-        ),
-        _gpu(
             "NVIDIA H100 80GB HBM3",
             "NVIDIA H100 Tensor Core GPU architecture whitepaper, table 2 (SXM5), dense",
             bandwidth=3.35 * T, float16=989.4 * T, bfloat16=989.4 * T,
