@@ -43,7 +43,7 @@ def test_host_operator_timer_measures_the_reach_of_known_operators_only(
     composite = grad_mode is torch.inference_mode  # linear reaches the mode whole
     assert reaches[:2] == [None, 0.0]
     assert set(reaches[2:]) == {None}
-    assert len(reaches) == 3 if composite else 4
+    assert len(reaches) == (3 if composite else 4)
 
 
 def test_host_operator_timer_spans_backward_from_first_to_last_operator() -> None:
