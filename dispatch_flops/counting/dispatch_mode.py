@@ -20,12 +20,7 @@ from dispatch_flops.counting import meta_attention, meta_tensors
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
-from dispatch_flops.counting.signatures import (
-    TWICE,
-    all_strided,
-    call_signature,
-    signature_of,
-)
+from dispatch_flops.counting.signatures import TWICE, call_signature, signature_of
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.counting.thread_state import ThreadState
 from dispatch_flops.counting.undo import UndoStack
@@ -110,7 +105,7 @@ class CountingMode(TorchDispatchMode):
         self._conventions = conventions
         self._own_rules = own_rules
         self._on_full = on_full
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[int, Plan] = {}  # by the id of the overload, which the plan keeps
         self._signatures = 0
         self._plain_types: set[tuple[type, ...]] = set()
         self._subclass = _SubclassState()
@@ -134,7 +129,7 @@ class CountingMode(TorchDispatchMode):
                 return self.__torch_dispatch__(func, types, args, kwargs)
             finally:
                 timer.end()
-        plan = self._plans.get(func)
+        plan = self._plans.get(id(func))  # an overload's own hash is a function in Python
         if plan is None:
             plan = self._decide(func)
         if plan.strategy is not None or (
@@ -153,15 +148,19 @@ class CountingMode(TorchDispatchMode):
                     and not kwargs
                     and (a := args[0]).__class__ is _Tensor
                     and (b := args[1]).__class__ is _Tensor
-                    and a.is_contiguous()  # then no stride is 0
+                    and a.is_contiguous()  # then no elements share memory
                     and b.is_contiguous()
                 ):
                     key: Any = (a.shape, a.dtype, b.shape, b.dtype)
                     if a is b:
-                        key += (TWICE,)
+                        cost = plan.cache[(*key, TWICE)]
+                    else:
+                        cost = plan.cache[key]
+                        gap = a.data_ptr() - b.data_ptr()
+                        if -cost.second_bytes < gap < cost.first_bytes:  # they may share memory
+                            cost = plan.cache[call_signature(args, kwargs, thread.param_sink)]
                 else:
-                    key = call_signature(args, kwargs, thread.param_sink)
-                cost = plan.cache[key]
+                    cost = plan.cache[call_signature(args, kwargs, thread.param_sink)]
             elif args and args[0].__class__ is _Parameter:
                 thread.param_sink.add(id(args[0]))
         except (AttributeError, KeyError, TypeError, RuntimeError):
@@ -218,7 +217,7 @@ class CountingMode(TorchDispatchMode):
             plan.call = self._timer.timed(plan.call, is_free=is_free)
         if plan.reads_data:
             plan.call = meta_tensors.with_advice(plan.call, func, self._conventions.meta_value)
-        self._plans[func] = plan
+        self._plans[id(func)] = plan
         return plan
 
     def _plan_operator(self, func: OpOverload) -> Plan:
@@ -365,7 +364,9 @@ class CountingMode(TorchDispatchMode):
         if self._signatures >= _LIMIT and not self.higher_order.deferring:
             self._forget_signatures()
         self._signatures += 1
-        if key is not None and plan.rule.cacheable and all_strided(args, kwargs):
+        if key is not None and plan.rule.cacheable:
+            if len(args) == 2 and all(isinstance(a, _Tensor) for a in args):
+                cost.first_bytes, cost.second_bytes = (a.nbytes for a in args)
             plan.cache[key] = cost
         return cost
 
