@@ -321,12 +321,21 @@ def _warn_of_uncounted(calls: RecordedCalls) -> None:
 
 
 def _describe_uncounted(recorded: RecordedCalls) -> str:
-    errors = recorded.formula_errors()
+    """Return the warning's text: operators without a formula, and formulas that failed."""
+    uncounted, errors = recorded.uncounted_ops(), recorded.formula_errors()
     listed = ", ".join(
         f"{op} ({calls} calls{'; ' + errors[op] if op in errors else ''})"
-        for op, calls in recorded.uncounted_ops().items()
+        for op, calls in uncounted.items()
     )
-    return (
-        f"no cost is known for {listed}: totals are lower bounds. "
-        "Give each a formula with dispatch_flops.register_flops"
-    )
+    broken = [op for op in uncounted if _is_exception(errors.get(op, ""))]
+    advice = []
+    if len(broken) < len(uncounted):
+        advice.append("Give each a formula with dispatch_flops.register_flops")
+    if broken:
+        advice.append(f"Mend the formula of {', '.join(broken)}")
+    return f"no cost is known for {listed}: totals are lower bounds. {'. '.join(advice)}"
+
+
+def _is_exception(error: str) -> bool:
+    """Return True for ``"TypeError: ..."``, a formula's; other reasons begin with a sentence."""
+    return error.partition(":")[0].isidentifier()
