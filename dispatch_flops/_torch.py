@@ -67,6 +67,19 @@ def schema_of(op: OpOverload) -> torch.FunctionSchema:
     return op._schema
 
 
+def storage_id(tensor: torch.Tensor) -> int:
+    """The same number for all views of the same memory, on the meta device too.
+
+    Public: ``Tensor.data_ptr``, which is 0 on the meta device and differs for views.
+    """
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+# Sparse tensors and those of function transforms have no storage. Public: an exception.
+has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
+
+
 def packet_name(packet: OpOverloadPacket) -> str:
     """``"aten::mm"``. Public: none."""
     return packet._qualified_op_name
