@@ -33,6 +33,7 @@ from dispatch_flops.operators import registry
 from dispatch_flops.operators.composites import is_composite
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
+from dispatch_flops.operators.numbers import BY_TYPE, BY_VALUE, NumberKeys, number_keys
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import ZERO
@@ -65,6 +66,8 @@ class Plan:
     call: runs the operator. fixed: the cost of every call, where signatures make no difference.
     strategy: takes the place of running and recording the operator; None for most operators.
     parts: runs the operators that a composite operator consists of.
+    numbers: which numbers among the arguments decide the cost by their values.
+    by_thread: the plan of each thread, where ``overridden`` gives threads different rules.
     """
 
     func: Any
@@ -75,7 +78,9 @@ class Plan:
     cache: dict[Any, CallCost] = field(default_factory=dict)
     strategy: Strategy | None = None
     parts: Callable[..., Any] = _no_parts
+    numbers: NumberKeys = BY_VALUE
     reads_data: bool = False
+    by_thread: dict[int, Plan] | None = None
 
 
 class _SubclassState(threading.local):
@@ -160,7 +165,7 @@ class CountingMode(TorchDispatchMode):
                     if a is b:
                         key += (TWICE,)
                 else:
-                    key = call_signature(args, kwargs, thread.param_sink)
+                    key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
                 cost = plan.cache[key]
             elif args and args[0].__class__ is _Parameter:
                 thread.param_sink.add(id(args[0]))
@@ -208,6 +213,26 @@ class CountingMode(TorchDispatchMode):
 
     def _decide(self, func: Any) -> Plan:
         """Return the plan of an overload that is met for the first time."""
+        changes = registry.changes()
+        if registry.is_overridden(func):
+            plan = Plan(func, registry.name_of(func), func, None, strategy=_call_through)
+            plan.by_thread = {}
+        else:
+            plan = self._make_plan(func)
+        self._plans[func] = plan
+        if registry.changes() != changes:  # in another thread, while the plan was made
+            self._plans.pop(func, None)
+        return plan
+
+    def _plan_of_thread(self, plan: Plan) -> Plan:
+        """Return the plan of this thread for an operator that a thread has overridden."""
+        assert plan.by_thread is not None
+        thread = threading.get_ident()
+        if thread not in plan.by_thread:
+            plan.by_thread[thread] = self._make_plan(plan.func)
+        return plan.by_thread[thread]
+
+    def _make_plan(self, func: Any) -> Plan:
         if isinstance(func, HigherOrderOperator):
             plan = self._plan_higher_order(func)
         else:
@@ -218,13 +243,13 @@ class CountingMode(TorchDispatchMode):
             plan.call = self._timer.timed(plan.call, is_free=is_free)
         if plan.reads_data:
             plan.call = meta_tensors.with_advice(plan.call, func, self._conventions.meta_value)
-        self._plans[func] = plan
         return plan
 
     def _plan_operator(self, func: OpOverload) -> Plan:
-        rule = registry.lookup(func, self._own_rules)
+        rule = registry.lookup(func, self._own_rules, home=self._tracker.home_thread)
         plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
         plan.reads_data = meta_tensors.reads_data(func)
+        plan.numbers = number_keys(func, rule)
         if _runs_operators(func):
             plan.call = _torch.with_autocast(plan.call, func)
         if rule is not None and not rule.is_recorded:
@@ -246,7 +271,7 @@ class CountingMode(TorchDispatchMode):
         return plan
 
     def _plan_higher_order(self, func: HigherOrderOperator) -> Plan:
-        rule = registry.lookup(func, self._own_rules)
+        rule = registry.lookup(func, self._own_rules, home=self._tracker.home_thread)
         plan = Plan(func, registry.name_of(func), func, rule)
         if rule is None:
             plan.fixed = CallCost(plan.name, "unknown")
@@ -259,6 +284,8 @@ class CountingMode(TorchDispatchMode):
     def _dispatch_specially(self, plan: Plan, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if self._timer is not None:
             self._timer.disregard_reach()
+        if plan.by_thread is not None:
+            plan = self._plan_of_thread(plan)
         if types and plan.strategy is not _call_through:
             if not self._are_plain(types):
                 return self._dispatch_on_subclass(plan, types, args, kwargs)
@@ -349,11 +376,11 @@ class CountingMode(TorchDispatchMode):
         assert plan.rule is not None
         key: Any = None
         try:
-            key = call_signature(args, kwargs, thread.param_sink)
+            key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
             if plan.reads_data:
                 # The size of its result depends on values. A key with the signature of the result
                 # is never asked for in ``__torch_dispatch__``: every call comes here.
-                key = (key, signature_of(out, set(), []))
+                key = (key, signature_of(out, set(), [], BY_TYPE))
             if key in plan.cache:
                 return plan.cache[key]
         except (TypeError, RuntimeError):  # not hashable, or without a shape or strides

@@ -70,6 +70,7 @@ class Tracker:
     observers: are told of each module call and optimizer step.
     is_mode_on: says whether a dispatch mode sees the operators of the calling thread. Without a
         mode only threads that joined are followed.
+    home_thread: ident of the thread that called ``start``.
     first_call: the facts of the first call of a root, as ``call_facts`` returns them.
     """
 
@@ -80,6 +81,7 @@ class Tracker:
         is_mode_on: Callable[[], bool] = lambda: False,
     ) -> None:
         self.names = names
+        self.home_thread = threading.get_ident()
         self.first_call: dict[str, Any] | None = None
         self.subgraph_depth = 0  # functions of higher-order operators that are running
         self.local = threading.local()
@@ -94,6 +96,7 @@ class Tracker:
     def start(self, undo: UndoStack) -> None:
         """Install the hooks until ``undo`` runs; follow the backward passes of this thread."""
         self._home = self.join_thread(is_entered=True)
+        self.home_thread = threading.get_ident()
         self._drop_ended_calls(self._home)
         hooks = (
             self.enter_module, self.leave_module, self.enter_optimizer, self.leave_optimizer

@@ -113,7 +113,9 @@ def test_aot_autograd_calls_what_is_boxed_with_a_list(trained: tuple[Net, Graphs
 
 
 def test_map_aggregate_goes_into_tuples_lists_and_dicts() -> None:
-    """dispatch_flops relies on this for a node's arguments (compile/templates.py: ``arguments_of``)."""
+    """dispatch_flops relies on this for a node's arguments (compile/templates.py:
+    ``arguments_of``).
+    """
     from torch.fx.node import map_aggregate
 
     found = map_aggregate((1, [2, {"a": 3}]), lambda a: a + 1)
