@@ -11,14 +11,16 @@ from torch.nn import Parameter
 
 from dispatch_flops import _torch
 from dispatch_flops.operators.memory import has_overlap
+from dispatch_flops.operators.numbers import BY_VALUE, NUMBERS, NumberKeys
 
-_SCALARS = frozenset((int, bool, float, type(None)))
 TWICE = ((0, 0, None), (0, 0, None))  # what ``_views`` returns for a contiguous tensor given twice
 _storage = _torch.storage_address
 
 
-def call_signature(args: Any, kwargs: Any, used_params: set[int]) -> Any:
+def call_signature(args: Any, kwargs: Any, used_params: set[int], numbers: NumberKeys) -> Any:
     """Return a hashable key of what a call's cost depends on.
+
+    numbers: which numbers count by their value, and which by their type.
 
     Adds the ids of parameters among the arguments to ``used_params``. Raises TypeError for an
     argument without a signature, and RuntimeError for a tensor without a shape or a storage, as
@@ -26,6 +28,7 @@ def call_signature(args: Any, kwargs: Any, used_params: set[int]) -> Any:
     """
     key: list[Any] = []
     tensors: list[Tensor] = []
+    by_value = numbers.by_value
     for a in args:
         cls = a.__class__
         if cls is Tensor or cls is Parameter:
@@ -35,20 +38,24 @@ def call_signature(args: Any, kwargs: Any, used_params: set[int]) -> Any:
             key += (shape := a.shape, a.dtype)
             if not a.is_contiguous() and has_overlap(shape, strides := a.stride()):
                 key.append(strides)
-        elif cls in _SCALARS:
+        elif cls in by_value:
             key += (cls, a)
-        elif cls is list and a and a[0].__class__ is int:  # all are, as the schema says
-            key.append(tuple(a))
+        elif cls in NUMBERS:
+            key += (cls, a if a in numbers.told_apart else None)
+        elif cls is list and a and a[0].__class__ is int and not numbers.in_lists:
+            key.append(tuple(a))  # all are ints, as the schema says
         else:
-            key += (cls, signature_of(a, used_params, tensors))
+            key += (cls, signature_of(a, used_params, tensors, numbers))
     if kwargs:
-        key.append(signature_of(kwargs, used_params, tensors))
+        key.append(signature_of(kwargs, used_params, tensors, numbers))
     if len(tensors) > 1 and len({*map(_storage, tensors)}) < len(tensors):
         key.append(_views(tensors))
     return tuple(key)
 
 
-def signature_of(value: Any, used_params: set[int], tensors: list[Tensor]) -> Any:
+def signature_of(
+    value: Any, used_params: set[int], tensors: list[Tensor], numbers: NumberKeys = BY_VALUE
+) -> Any:
     """Return a hashable stand-in for an argument; raises TypeError if there is none.
 
     Appends the tensors in it to ``tensors``.
@@ -61,11 +68,17 @@ def signature_of(value: Any, used_params: set[int], tensors: list[Tensor]) -> An
             used_params.add(id(value))
         shape, strides = value.shape, value.stride()
         return (shape, value.dtype, strides if has_overlap(shape, strides) else None)
+    if value.__class__ in NUMBERS and value.__class__ not in numbers.by_value:
+        return value if value in numbers.told_apart else None
     if isinstance(value, (list, tuple)):
-        return tuple([(v.__class__, signature_of(v, used_params, tensors)) for v in value])
+        if not numbers.in_lists:
+            numbers = BY_VALUE
+        return tuple([(v.__class__, signature_of(v, used_params, tensors, numbers)) for v in value])
     if isinstance(value, dict):
         items = value.items()
-        return tuple([(k, v.__class__, signature_of(v, used_params, tensors)) for k, v in items])
+        return tuple(
+            [(k, v.__class__, signature_of(v, used_params, tensors, numbers)) for k, v in items]
+        )
     if isinstance(value, torch.ScriptObject):  # packed weights: a key would keep them alive
         raise TypeError
     return value

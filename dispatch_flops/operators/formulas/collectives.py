@@ -60,7 +60,7 @@ _COLLECTIVES = {
 for _library, _names in _COLLECTIVES.items():
     declare_free(named(_library, _names), "communication, not compute")
 
-declare_free(named("_c10d_functional", "wait_tensor"), "waits for communication")
+declare_free(named("_c10d_functional", "wait_tensor wait_tensors"), "waits for communication")
 
 
 @register_flops(named("symm_mem", "_async_input_mm"))

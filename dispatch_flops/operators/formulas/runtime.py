@@ -72,7 +72,9 @@ _PRIMS_FREE = """
     _low_memory_max_pool_offsets_to_indices normal rev reshape slice slice_in_dim squeeze view_of
     where _make_token _sink_tokens
 """
-_FSDP_FREE = "all_gather_copy_in chunk_cat copy_ split_with_sizes_copy"
+_FSDP_FREE = """
+    all_gather_copy_in chunk_cat chunk_cat_mixed_dtype copy_ split_with_sizes_copy
+"""
 
 declare_free(
     [f"prims::{name}" for name in _PRIMS_FREE.split()], "moves data or makes random numbers"

@@ -91,9 +91,12 @@ class TestErrors:
         )
 
     def test_wrong_shape_reports_the_models_error(self, run: Run) -> None:
-        assert error_line(run("profile", "net.py:Net", "--input-shape", "2,6")) == (
-            "running net.py:Net raised RuntimeError: mat1 and mat2 shapes cannot be multiplied "
-            f"(2x6 and 5x5) {DEBUG}"
+        with pytest.raises(RuntimeError) as raised:
+            torch.ones(2, 6) @ torch.ones(5, 5)  # torch 2.15 puts the operator's name before it
+        message = str(raised.value).removeprefix("mm: ")
+        line = error_line(run("profile", "net.py:Net", "--input-shape", "2,6"))
+        assert line.replace("addmm: ", "") == (
+            f"running net.py:Net raised RuntimeError: {message} {DEBUG}"
         )
 
     def test_token_ids_as_floats_ask_for_an_integer_dtype(self, run: Run) -> None:
