@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from dispatch_flops.counting.aggregation import CallAggregator
+from dispatch_flops.counting.communication import CommunicationRecorder, with_mesh_dims
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
 from dispatch_flops.profile import (
@@ -31,12 +32,14 @@ class Observed:
     calls: times that forward ran. used_params: ids of the parameters that took part in an operator.
     latency_s: seconds in forward; None if modules take as long as their operators.
     tokens: rows that entered an expert of a mixture.
+    mesh_dims: ``{ranks of a group: name of the mesh dimension}``, not by fqn.
     """
 
     calls: Mapping[str, int] = field(default_factory=dict)
     used_params: Collection[int] = ()
     latency_s: Mapping[str, float] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
+    mesh_dims: Mapping[tuple[int, ...], str] = field(default_factory=dict)
 
 
 def build_profile(
@@ -45,15 +48,18 @@ def build_profile(
     observed: Observed,
     run: RunInfo,
     notes: tuple[str, ...] = (),
+    communication: CommunicationRecorder | None = None,
 ) -> Profile:
     """Return the checked profile of all calls aggregated so far."""
     builder = ProfileBuilder(names, calls.op_totals(names.by_fqn), observed)
+    totals = communication.totals(builder.shown) if communication is not None else ()
     return Profile(
         root=builder.build_model(),
         outside=builder.build_tree(OUTSIDE),
         run=run,
         notes=notes,
         ran_elsewhere=builder.ran_elsewhere(),
+        communication=tuple(with_mesh_dims(totals, observed.mesh_dims)),
     ).check()
 
 
@@ -109,7 +115,7 @@ class ProfileBuilder:
         calls = self._observed.calls
         called = {named for fqn, named in self._canonical.items() if calls.get(fqn)}
         return tuple(
-            self._shown(fqn)
+            self.shown(fqn)
             for fqn, named in self._canonical.items()
             if named in called and not calls.get(fqn)
         )
@@ -155,7 +161,7 @@ class ProfileBuilder:
     ) -> ModuleNode:
         module = named.module() if named is not None else None
         ops = tuple(sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))))
-        shown = self._shown(fqn)
+        shown = self.shown(fqn)
         params = self._params[self._holder(fqn)]
         parent = named.parent.fqn if named is not None and named.parent is not None else OUTSIDE
         name = fqn[len(parent) + 1 :] if fqn.startswith(f"{parent}.") else shown
@@ -187,7 +193,7 @@ class ProfileBuilder:
         measured = self._observed.latency_s.get(fqn)
         return None if measured is None else max(measured, in_operators or 0.0)
 
-    def _shown(self, fqn: str) -> str:
+    def shown(self, fqn: str) -> str:
         """Return the fqn as the profile shows it."""
         if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
             return fqn[len(self._prefix) + 1 :]

@@ -19,7 +19,8 @@ _PARTS = {
     "torch.nn.utils.clip_grad": f"{OUTSIDE}.gradient clipping",
     "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
 }
-_PARTS_DEPTH = 16  # frames between an operator and the function of torch that runs it, at most
+# Frames between an operator and the function of torch that runs it, at most. DTensor takes many.
+_PARTS_DEPTH = 64
 # Nodes between a parameter and the operator that uses it.
 _PASSING = ("TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0")
 
