@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from dispatch_flops.operators.communication import CommCall, communication_of, i
 from dispatch_flops.profile import CommTotal, merge_communication
 from dispatch_flops.profile.cost import Phase
 
+CountedCalls = Mapping[tuple[str, Phase, CommCall], int]
 _SHARED = ("recompute", "setup")  # phases that FSDP's gathers in a forward pass may be part of
 
 
@@ -51,15 +52,10 @@ class CommunicationRecorder:
             self.notes[text] = None
         return module_phase
 
-    def totals(self, shown: Callable[[str], str]) -> tuple[CommTotal, ...]:
-        """Return the totals so far, sorted by module and phase.
-
-        shown: returns the fqn of a module as the profile has it.
-        """
+    def calls(self) -> CountedCalls:
+        """Return the number of calls so far."""
         with self._lock:
-            calls = dict(self._calls)
-        totals = merge_communication(_total(*key, calls=n, shown=shown) for key, n in calls.items())
-        return tuple(sorted(totals, key=_order))
+            return dict(self._calls)
 
     # -- where a call belongs -----------------------------------------------------------------
 
@@ -100,14 +96,35 @@ class CommunicationRecorder:
         return fqn
 
 
-def _total(
-    fqn: str, phase: Phase, call: CommCall, *, calls: int, shown: Callable[[str], str]
-) -> CommTotal:
-    def times(shares: Iterable[int] | None) -> tuple[int, ...] | None:
+def communication_totals(
+    calls: CountedCalls, shown: Callable[[str], str], mesh_dims: Mapping[tuple[int, ...], str]
+) -> tuple[CommTotal, ...]:
+    """Return the totals of these calls, sorted by module and phase.
+
+    shown: returns the fqn of a module as the profile has it.
+    mesh_dims: ``{ranks of a group: name of the mesh dimension}``, for groups that do not name
+        theirs: a mesh of one dimension over all ranks uses the default group.
+    """
+    totals = merge_communication(
+        _total(shown(fqn), phase, _with_mesh_dim(call, mesh_dims), n)
+        for (fqn, phase, call), n in calls.items()
+    )
+    return tuple(sorted(totals, key=_order))
+
+
+def _with_mesh_dim(call: CommCall, mesh_dims: Mapping[tuple[int, ...], str]) -> CommCall:
+    name = mesh_dims.get(call.group.ranks)
+    if name is None or call.group.mesh_dim is not None:
+        return call
+    return replace(call, group=replace(call.group, mesh_dim=name))
+
+
+def _total(fqn: str, phase: Phase, call: CommCall, calls: int) -> CommTotal:
+    def times(shares: tuple[int, ...] | None) -> tuple[int, ...] | None:
         return None if shares is None else tuple(calls * share for share in shares)
 
     return CommTotal(
-        fqn=shown(fqn),
+        fqn=fqn,
         phase=phase,
         kind=call.kind,
         op=call.op,
@@ -120,21 +137,5 @@ def _total(
     )
 
 
-def _order(total: CommTotal) -> tuple[str, str, str, str]:
-    return (total.fqn, total.phase, total.kind, total.op)
-
-
-def with_mesh_dims(
-    totals: Iterable[CommTotal], dims: Mapping[tuple[int, ...], str]
-) -> Iterator[CommTotal]:
-    """Yield the totals with the mesh dimension of groups that do not name theirs.
-
-    dims: ``{ranks of a group: name of the mesh dimension}``. A mesh of one dimension over all
-        ranks uses the default group, which has a name of its own.
-    """
-    for total in totals:
-        name = dims.get(total.group.ranks)
-        if name is None or total.group.mesh_dim is not None:
-            yield total
-        else:
-            yield replace(total, group=replace(total.group, mesh_dim=name))
+def _order(total: CommTotal) -> tuple[str, ...]:
+    return (total.fqn, total.phase, total.kind, total.op, total.group.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from dispatch_flops.operators.access import access_of, named_arguments
 from dispatch_flops.operators.conventions import Conventions, using
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import is_inexact_dtype, nbytes, tensors_in
-from dispatch_flops.profile.cost import OpCost, Phase, Share, Split, counts_of
+from dispatch_flops.profile.cost import COST_FIELDS, OpCost, Phase, Share, Split, counts_of
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +78,9 @@ def cost_of_call(
     try:
         with using(conventions):
             answer = rule.answer(func, args, kwargs, out)
-        own, shares = _as_cost(answer)
+        own, shares = _as_cost(answer, are_reals=_is_real(dtype))
         # An int is the FLOPs that a user's formula states without MACs: they count as stated.
-        if conventions.flops == "contractions" and (rule.builtin or not isinstance(answer, int)):
+        if conventions.flops == "contractions" and (rule.builtin or not _is_int(answer)):
             own, shares = _contractions_only(own), tuple(map(_contractions_only_share, shares))
         if rule.moves and not (own.bytes_read or own.bytes_written):
             ins, written = _bytes_moved(func, args, kwargs, out, read)
@@ -107,25 +108,48 @@ def _bytes_moved(
     return nbytes(inputs) + access.picked, nbytes(out, access.written) - unneeded
 
 
-def _as_cost(answer: Any) -> tuple[OpCost, tuple[Any, ...]]:
+def _as_cost(answer: Any, *, are_reals: bool) -> tuple[OpCost, tuple[Share, ...]]:
     """Return a formula's answer as its own cost and its shares.
 
-    Raises FormulaError unless all counts are non-negative ints.
+    are_reals: the operator computes in floating-point or complex numbers.
+
+    Raises FormulaError unless all counts are non-negative ints (of Python or of NumPy), and for
+    MACs of reals without FLOPs.
     """
-    shares: tuple[Any, ...] = ()
+    shares: tuple[Share, ...] = ()
     if isinstance(answer, Split):
         answer, shares = answer.own, answer.shares
-    if isinstance(answer, int) and not isinstance(answer, bool):
-        answer = OpCost(flops=answer)
+    if _is_int(answer):
+        answer = OpCost(flops=int(answer))
     if not isinstance(answer, OpCost):
         raise FormulaError(
             f"the formula returned {answer!r}; return an OpCost, a Split, or an int of FLOPs"
         )
-    for cost in (answer, *(share.cost for share in shares)):
-        for number in counts_of(cost):
-            if type(number) is not int or number < 0:
-                raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")
-    return answer, shares
+    own = _checked(answer, are_reals=are_reals)
+    return own, tuple(
+        dataclasses.replace(share, cost=_checked(share.cost, are_reals=are_reals))
+        for share in shares
+    )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _checked(cost: OpCost, *, are_reals: bool) -> OpCost:
+    """Return the cost with ints of Python for counts."""
+    counts = counts_of(cost)
+    for number in counts:
+        if not _is_int(number) or number < 0:
+            raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")
+    if cost.macs and not cost.flops and are_reals:
+        raise FormulaError(
+            f"the formula returned {cost.macs} MACs and 0 FLOPs; FLOPs include 2 for each MAC, "
+            f"so return OpCost(macs={cost.macs}, flops={2 * cost.macs}) if there are no others"
+        )
+    if all(type(number) is int for number in counts):
+        return cost
+    return OpCost(**dict(zip(COST_FIELDS, map(int, counts), strict=True)))
 
 
 def _contractions_only(cost: OpCost) -> OpCost:
@@ -189,6 +213,12 @@ def _promoted(operands: Sequence[torch.Tensor]) -> torch.dtype:
     if large.is_floating_point:
         return large.to_complex()
     return torch.promote_types(large, small)
+
+
+def _is_real(dtype: str | None) -> bool:
+    """Return True for a floating-point or complex dtype, and where it is not known."""
+    found = getattr(torch, dtype or "", None)
+    return not isinstance(found, torch.dtype) or is_inexact_dtype(found)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

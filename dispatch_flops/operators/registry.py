@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
+from dispatch_flops.operators.formula_signatures import check_formula
 from dispatch_flops.operators.torch_formulas import accept_torch_style, registered_with_torch
 from dispatch_flops.profile.cost import OpCost, Split
 
@@ -134,6 +136,8 @@ def register_flops(
     Raises, before anything is registered:
         DuplicateFormulaError: a target already has a formula and ``override`` is False.
         UnknownOperatorError: a target is not an operator, or has no schema for ``by_name``.
+        FormulaError: no call of a target fits the formula's parameters, or with ``by_name`` a
+            parameter is not an argument of the operators.
 
     Example::
 
@@ -150,22 +154,30 @@ def register_flops(
         builtin = str(formula.__module__).startswith("dispatch_flops.operators.formulas")
         if not override:
             _refuse_duplicates(keys if builtin else _keys_replaced_by(keys))
-        elif not builtin:
-            _remove_user_rules(keys)
         rule = Rule(
             kind="formula",
-            formula=formula if builtin else accept_torch_style(formula),
+            formula=formula if builtin else _accepted(formula, keys, by_name=by_name),
             by_name=by_name,
             cacheable=cacheable,
             builtin=builtin,
             note=note,
             computes_in=computes_in,
         )
+        if override and not builtin:
+            _remove_user_rules(keys)
         for key in keys:
             add_rule(key, rule, override=True)
         return formula
 
     return decorate
+
+
+def _accepted(formula: Formula, keys: Iterable[Any], *, by_name: bool = False) -> Formula:
+    """Return the user's formula as rules call it; raises FormulaError as ``register_flops``."""
+    accepted = accept_torch_style(formula)
+    if accepted is formula:
+        check_formula(formula, keys, by_name=by_name)
+    return accepted
 
 
 def add_rule(key: Any, rule: Rule, *, override: bool = False) -> None:
@@ -266,7 +278,8 @@ def overridden(mapping: Mapping[Any, Formula]) -> Iterator[None]:
     and have no replacement of their own. Blocks of other threads are independent. Blocks nest, and
     a replacement ends with its block, also after an exception.
 
-    Raises UnknownOperatorError if ``mapping`` is not a mapping or a key is not an operator.
+    Raises UnknownOperatorError if ``mapping`` is not a mapping or a key is not an operator, and
+    FormulaError as ``register_flops`` does.
 
     Example::
 
@@ -302,7 +315,7 @@ def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
             f"a {type(mapping).__name__} is not a mapping; pass {{operator: formula}}"
         )
     return {
-        key: Rule(kind="formula", formula=accept_torch_style(formula), builtin=False)
+        key: Rule(kind="formula", formula=_accepted(formula, [key]), builtin=False)
         for target, formula in mapping.items()
         for key in to_keys(target)
     }
@@ -404,11 +417,29 @@ def _to_key(target: Any) -> Any:
         return _torch.overload_of(target).overloadpacket
     if callable(getattr(target, "run", None)) and hasattr(target, "fn"):  # a Triton kernel
         return target
+    meant = _operator_of_function(target)
+    if meant is not None:
+        raise UnknownOperatorError(
+            f"{target!r} is not an operator, but a function that runs one; pass torch.ops.{meant}"
+        )
     raise UnknownOperatorError(
         f"{target!r} is not an operator; pass torch.ops.<library>.<op>, one of its overloads, its "
         "name as 'library::op', the result of torch.library.custom_op, a higher-order operator, "
         "a Triton kernel, an nn.Module class, or a list of these"
     )
+
+
+def _operator_of_function(function: Any) -> str | None:
+    """Return ``"aten.matmul"`` for ``torch.matmul`` or ``Tensor.matmul``; None for others."""
+    name = getattr(function, "__name__", "")
+    is_torchs = str(getattr(function, "__module__", "")).split(".")[0] == "torch"
+    is_method = getattr(getattr(function, "__objclass__", None), "__name__", "") == "TensorBase"
+    # torch.matmul and torch.gelu are functions in C without a module; a class holds the former.
+    holder = getattr(function, "__self__", None)
+    is_built_in = isinstance(holder, (type, ModuleType)) and "torch" in repr(holder)
+    if isinstance(function, type) or not (is_torchs or is_method or is_built_in):
+        return None
+    return f"aten.{name}" if getattr(torch.ops.aten, name, None) is not None else None
 
 
 def _find_loaded(name: str) -> OpOverload | OpOverloadPacket | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -143,11 +144,33 @@ def test_unregister_flops_of_an_unregistered_operator_raises() -> None:
         unregister_flops(one)
 
 
-@pytest.mark.parametrize("target", [len, "mm", 3, torch.mm, nn.Linear(2, 2), int, [one, len]])
+@pytest.mark.parametrize("target", [len, "mm", 3, nn.Linear(2, 2), int, [one, len]])
 def test_register_flops_of_something_else_raises(target: Any) -> None:
     with pytest.raises(UnknownOperatorError, match="is not an operator"):
         register_flops(target)(costs(1))
     unregister_if_there(one)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (torch.matmul, "aten.matmul"),
+        (torch.Tensor.matmul, "aten.matmul"),
+        (torch.nn.functional.gelu, "aten.gelu"),
+        (torch.nn.functional.layer_norm, "aten.layer_norm"),
+        (torch.nn.functional.scaled_dot_product_attention, "aten.scaled_dot_product_attention"),
+        (torch.ops.aten.add.Tensor.op, None),
+        (len, None),
+        (math.exp, None),
+        (torch.nn.functional.multi_head_attention_forward, None),
+    ],
+)
+def test_register_flops_of_a_function_names_the_operator_that_it_runs(
+    function: Any, operator: str | None
+) -> None:
+    with pytest.raises(UnknownOperatorError, match="is not an operator") as raised:
+        register_flops(function)(costs(1))
+    assert (f"pass torch.ops.{operator}" in str(raised.value)) is (operator is not None)
 
 
 def unregister_if_there(target: Any) -> None:
@@ -415,7 +438,7 @@ def test_operator_of_a_library_fragment_with_a_formula_is_counted(
     square = torch.ones(I, I)
     with pytest.warns(UncountedWarning, match="cube"):
         assert profile_of(op, square).total().macs == 0
-    mapping = {op: lambda x, *, out, **_: OpCost(macs=2 * x.shape[0] ** 3)}
+    mapping = {op: lambda x, *, out, **_: OpCost(macs=2 * x.shape[0] ** 3, flops=1)}
     assert profile_of(op, square, custom_mapping=mapping).total().macs == 2 * I**3
 
 
