@@ -184,10 +184,9 @@ class CountingBackend:
                 for (fqn, phase, cost), calls in self.graphs[index].costs(sizes).items():
                     found = module_phases.setdefault((fqn, phase), ModulePhase(fqn, phase))
                     found.counts[cost] += calls * times
-            aggregated = CallAggregator()
-            aggregated.aggregate(module_phases.values())
+            self._names.read_facts()
             return build_profile(
-                aggregated,
+                CallAggregator().including(module_phases.values()),
                 self._names,
                 Observed(calls=self._module_calls(), used_params=self._used_params),
                 run_info(self._names.modules(), self._conventions),

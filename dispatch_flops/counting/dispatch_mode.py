@@ -34,6 +34,7 @@ from dispatch_flops.operators import registry
 from dispatch_flops.operators.composites import is_composite, is_of_extension
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
+from dispatch_flops.operators.numbers import BY_TYPE, BY_VALUE, NumberKeys, number_keys
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import ZERO
@@ -66,6 +67,7 @@ class Plan:
     call: runs the operator. fixed: the cost of every call, where signatures make no difference.
     strategy: takes the place of running and recording the operator; None for most operators.
     parts: runs the operators that a composite operator consists of.
+    numbers: which numbers among the arguments decide the cost by their values.
     by_thread: the plan of each thread, where ``overridden`` gives threads different rules.
     """
 
@@ -77,6 +79,7 @@ class Plan:
     cache: dict[Any, CallCost] = field(default_factory=dict)
     strategy: Strategy | None = None
     parts: Callable[..., Any] = _no_parts
+    numbers: NumberKeys = BY_VALUE
     reads_data: bool = False
     by_thread: dict[int, Plan] | None = None
 
@@ -163,7 +166,7 @@ class CountingMode(TorchDispatchMode):
                     if a is b:
                         key += (TWICE,)
                 else:
-                    key = call_signature(args, kwargs, thread.param_sink)
+                    key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
                 cost = plan.cache[key]
             elif args and args[0].__class__ is _Parameter:
                 thread.param_sink.add(id(args[0]))
@@ -260,6 +263,7 @@ class CountingMode(TorchDispatchMode):
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
         plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
         plan.reads_data = meta_tensors.reads_data(func)
+        plan.numbers = number_keys(func, rule)
         if _runs_operators(func):
             plan.call = _torch.with_autocast(plan.call, func)
         if rule is not None and not rule.is_recorded:
@@ -389,11 +393,11 @@ class CountingMode(TorchDispatchMode):
         assert plan.rule is not None
         key: Any = None
         try:
-            key = call_signature(args, kwargs, thread.param_sink)
+            key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
             if plan.reads_data:
                 # The size of its result depends on values. A key with the signature of the result
                 # is never asked for in ``__torch_dispatch__``: every call comes here.
-                key = (key, signature_of(out, set(), []))
+                key = (key, signature_of(out, set(), [], BY_TYPE))
             if key in plan.cache:
                 return plan.cache[key]
         except (TypeError, RuntimeError):  # not hashable, or without a shape or strides

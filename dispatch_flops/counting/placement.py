@@ -42,15 +42,15 @@ class Placement:
         Offloaded parameters count where ``brought_to`` says that they are used.
         """
         modules = tuple(modules)
-        found = dict.fromkeys(tensor.device for module in modules for tensor in _held_by(module))
-        if brought := brought_to(modules):
+        found, types = _devices_and_types(modules)
+        if brought := brought_to(modules) if _META in found else ():
             found.pop(_META, None)
             found |= dict.fromkeys(brought)
         if not found and torch.cuda.is_initialized():
             found = {torch.device("cuda", torch.cuda.current_device()): None}
         accelerators = tuple(device for device in found if device.type not in _SYNCHRONOUS)
         kind = next((device.type for device in (*accelerators, *found)), "cpu")
-        if any(isinstance(tensor, FakeTensor) for module in modules for tensor in _held_by(module)):
+        if any(issubclass(cls, FakeTensor) for cls in types):
             return cls(kind, computes=False)
         return cls(kind, accelerators, computes=kind != "meta")
 
@@ -117,6 +117,19 @@ def _with_index(name: int | str | torch.device) -> torch.device:
     if device.index is not None or device.type in _SYNCHRONOUS:
         return device
     return torch.device(device.type, torch.get_device_module(device).current_device())
+
+
+def _devices_and_types(
+    modules: Iterable[nn.Module],
+) -> tuple[dict[torch.device, None], set[type[torch.Tensor]]]:
+    """Return the devices and the classes of the tensors that these modules hold."""
+    devices: dict[torch.device, None] = {}
+    types: set[type[torch.Tensor]] = set()
+    for module in modules:
+        for tensor in _held_by(module):
+            devices[tensor.device] = None
+            types.add(type(tensor))
+    return devices, types
 
 
 def _held_by(module: nn.Module) -> Iterator[torch.Tensor]:

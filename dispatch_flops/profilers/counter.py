@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.errors import (
     AlreadyActiveError,
     ConfigError,
@@ -34,6 +35,7 @@ from dispatch_flops.operators.conventions import (
 )
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.profilers.session import Session
 
 
@@ -160,7 +162,8 @@ class FlopCounterMode:
             session.check_thread()
             try:
                 session.close()
-                self._profile = session.profile()
+                calls = session.calls()
+                self._profile = session.finish(calls)
             finally:
                 _abandon(self._active)
         except KeyboardInterrupt:  # it may have come before the inner try
@@ -168,12 +171,13 @@ class FlopCounterMode:
             raise
         if kind is not None:
             with suppress(UncountedWarning):  # as an error, it would hide the program's exception
-                self._warn_of_uncounted()
+                _warn_of_uncounted(calls)
             return
-        self._warn_of_uncounted()
+        _warn_of_uncounted(calls)
         if self.display:
             print(self.get_table(self.depth))
-        self._raise_if_uncounted()
+        if self._strict and calls.uncounted_ops():
+            raise UncountedOpsError(_describe_uncounted(calls))
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
@@ -221,11 +225,15 @@ class FlopCounterMode:
 
     def get_total_flops(self) -> int:
         """Return the FLOPs of everything that ran, in all phases."""
-        return self.profile.total().flops
+        return self._total().flops
 
     def get_total_macs(self) -> int:
         """Return the multiply-accumulates of everything that ran, in all phases."""
-        return self.profile.total().macs
+        return self._total().macs
+
+    def _total(self) -> OpCost:
+        session = self._active.get("session")
+        return self.profile.total() if session is None else session.calls().total()
 
     @property
     def flop_counts(self) -> defaultdict[str, Counter[Any]]:
@@ -263,19 +271,6 @@ class FlopCounterMode:
 
         levels = self.depth if depth is None else depth
         return table.render(self.profile, View(depth=None if levels is None else levels - 1))
-
-    # -- uncounted operators ----------------------------------------------------------------------
-
-    def _warn_of_uncounted(self) -> None:
-        profile = self.profile
-        uncounted = profile.uncounted_ops()
-        if uncounted:
-            warnings.warn(_describe(profile, uncounted), UncountedWarning, stacklevel=3)
-
-    def _raise_if_uncounted(self) -> None:
-        uncounted = self.profile.uncounted_ops()
-        if self._strict and uncounted:
-            raise UncountedOpsError(_describe(self.profile, uncounted))
 
 
 def _abandon(active: dict[str, Session]) -> None:
@@ -320,9 +315,14 @@ def _packet(name: str) -> Any:
     return getattr(getattr(torch.ops, library, None), packet, name)
 
 
-def _describe(profile: Profile, uncounted: Mapping[str, int]) -> str:
+def _warn_of_uncounted(calls: RecordedCalls) -> None:
+    if calls.uncounted_ops():
+        warnings.warn(_describe_uncounted(calls), UncountedWarning, stacklevel=3)
+
+
+def _describe_uncounted(recorded: RecordedCalls) -> str:
     """Return the warning's text: operators without a formula, and formulas that failed."""
-    errors = profile.formula_errors()
+    uncounted, errors = recorded.uncounted_ops(), recorded.formula_errors()
     listed = ", ".join(
         f"{op} ({calls} calls{'; ' + errors[op] if op in errors else ''})"
         for op, calls in uncounted.items()

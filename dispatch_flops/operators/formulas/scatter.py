@@ -15,6 +15,7 @@ import torch
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.partial_access import picked_bytes
 from dispatch_flops.operators.formulas.pointwise import per_element
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import is_inexact, nbytes
 from dispatch_flops.profile.cost import OpCost, contraction
@@ -130,6 +131,7 @@ def _mean_divisions(self: Tensor, reduce: str) -> int:
 
 
 @register_flops(packets("index_add"))
+@tells_apart(1)
 def index_add(
     self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1, out: Any, **_: Any
 ) -> OpCost:
