@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -65,6 +66,19 @@ def kernel_of(op: OpOverload) -> Callable[..., Any]:
 def schema_of(op: OpOverload) -> torch.FunctionSchema:
     """Names of its arguments, and which of them are ``out=``. Public: none."""
     return op._schema
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """The same number for all views of the same memory, on the meta device too.
+
+    Public: ``Tensor.data_ptr``, which is 0 on the meta device and differs for views.
+    """
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+# Sparse tensors and those of function transforms have no storage. Public: an exception.
+has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 
 
 def packet_name(packet: OpOverloadPacket) -> str:
@@ -395,6 +409,19 @@ def triton_kernels() -> Any:
 map_aggregate: Callable[[Any, Callable[[Any], Any]], Any] = torch.fx.node.map_aggregate
 
 
+def fake_mode() -> AbstractContextManager[Any]:
+    """A block in which tensors have shapes only. Public: none (torch._subclasses).
+
+    Constants of a graph are real tensors, which the block accepts as inputs. ``while_loop`` wants
+    an environment of symbols.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return torch._subclasses.fake_tensor.FakeTensorMode(
+        allow_non_fake_inputs=True, shape_env=ShapeEnv()
+    )
+
+
 def no_autograd_cache() -> AbstractContextManager[Any]:
     """A block in which AOTAutograd compiles anew: a hit gives code that others made.
 
@@ -420,6 +447,59 @@ def aot_autograd(
         keep_inference_input_mutations=True,
     )
     return backend
+
+
+def is_backend_name(name: Any) -> bool:
+    """Whether torch.compile knows a backend of that name. Public: ``torch.compiler.list_backends``,
+    which leaves out those for debugging.
+    """
+    from torch._dynamo import list_backends
+
+    return isinstance(name, str) and name in list_backends(exclude_tags=())  # type: ignore[no-untyped-call]
+
+
+def find_backend(backend: Any) -> Callable[..., Any]:
+    """The backend of that name; a callable is its own. Public: none."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    found: Callable[..., Any] = lookup_backend(backend)
+    return found
+
+
+def is_aot_autograd(backend: Any) -> bool:
+    """Whether torch._dynamo's ``aot_autograd`` made a backend. Public: none."""
+    from torch._dynamo.backends.common import AotAutograd
+
+    return isinstance(backend, AotAutograd)
+
+
+def compiling_apart(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """A block in which a backend compiles a graph that AOTAutograd is about to compile.
+
+    What AOTAutograd notes of one compilation is not taken for another's. Public: none.
+    """
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+
+    block: AbstractContextManager[Any] = tracing(TracingContext(detect_fake_mode(inputs)))
+    return block
+
+
+def with_other_compilers(
+    backend: Any, change: Callable[..., Any]
+) -> Callable[[fx.GraphModule, Any], Any]:
+    """A backend of ``aot_autograd`` with other compilers. Public: none.
+
+    change: is called as ``change(compiler, graph, inputs, is_backward=...)``.
+    """
+    options = dict(backend.kwargs)
+    forward = options["fw_compiler"]
+    backward = options.get("bw_compiler") or forward
+    inference = options.get("inference_compiler") or forward
+    options["fw_compiler"] = partial(change, forward, is_backward=False)
+    options["bw_compiler"] = partial(change, backward, is_backward=True)
+    options["inference_compiler"] = partial(change, inference, is_backward=False)
+    made: Callable[[fx.GraphModule, Any], Any] = type(backend)(**options)
+    return made
 
 
 def compile_with_inductor(
@@ -484,5 +564,5 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 # compile/attribution         node.meta: nn_module_stack, fwd_nn_module_stack, is_gradient_acc,
 #                             partitioner_tag, stack_trace, grapharg (source, example); the
 #                             graph's dynamo_compile_id
-# compile/graph               node.meta: val; SymInt.node.expr
-# compile/backend             _boxed_call, set
+# compile/templates           node.meta: val; SymInt.node.expr
+# compile/compilers           _boxed_call, asked and set

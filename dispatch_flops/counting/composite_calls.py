@@ -45,7 +45,7 @@ def run_composite(
 ) -> Any:
     """Run ``func`` by ``run`` while ``mode`` sees its parts; record the one or the others."""
     rule = mode.rule_of(func)
-    here = mode.tracker.here()
+    here = mode.tracker.here(args)
     parts = ModulePhase(here.fqn, here.phase)
     has_formula = rule is not None and not rule.builtin
     seconds = parts.seconds = _SecondsOfParts()

@@ -176,7 +176,7 @@ class CountingMode(TorchDispatchMode):
         task = _graph_task()
         module_phase = thread.current
         if task != -1 or module_phase is None:
-            module_phase = self.tracker.locate(thread, task)
+            module_phase = self.tracker.locate(thread, task, args)
         module_phase.counts[cost] += 1
         if timer is not None:
             timer.record(module_phase, cost)
@@ -379,7 +379,7 @@ class CountingMode(TorchDispatchMode):
             cost = self._cost_of(plan, thread, args, kwargs, out)
         elif args and isinstance(args[0], _Parameter):
             thread.param_sink.add(id(args[0]))
-        module_phase = self.tracker.here()
+        module_phase = self.tracker.here(args)
         module_phase.counts[cost] += 1
         if self._timer is not None:
             self._timer.record(module_phase, cost)

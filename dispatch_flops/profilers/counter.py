@@ -16,7 +16,6 @@ from torch import nn
 from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.errors import (
     AlreadyActiveError,
-    ConfigError,
     NotProfiledError,
     TargetError,
     UncountedOpsError,
@@ -98,14 +97,6 @@ class FlopCounterMode:
         target: Target = "cpu",
         latency: bool = False,
     ) -> None:
-        if causal not in ("full", "half"):
-            raise ConfigError(f'causal={causal!r}: choose "full" or "half"')
-        if flops not in ("all", "contractions"):
-            raise ConfigError(f'flops={flops!r}: choose "all" or "contractions"')
-        if subclass not in ("executed", "logical"):
-            raise ConfigError(f'subclass={subclass!r}: choose "executed" or "logical"')
-        if target not in ("cpu", "cuda"):
-            raise ConfigError(f'target={target!r}: choose "cpu" or "cuda"')
         self._roots = _as_modules(mods)
         self.depth = depth
         self.display = display
