@@ -16,7 +16,7 @@ from torch import nn
 from dispatch_flops.counting.module_facts import UNREAD, ModuleFacts, facts_of
 from dispatch_flops.counting.parameters import parameter_facts
 from dispatch_flops.counting.wrappers import WRAPPED, wrapped_module, wrapping_attribute
-from dispatch_flops.operators.tensors import untraced
+from dispatch_flops.operators.tensors import storages_of, untraced
 from dispatch_flops.profile import OUTSIDE
 
 _UNNAMED = "<unnamed>"
@@ -136,6 +136,11 @@ class ModuleNames:
                 if parameter is not None:
                     owners.setdefault(id(parameter), fqn)
         return owners
+
+    def storages_of_gradients(self) -> frozenset[int]:
+        """Return an id for the memory of each parameter's gradient."""
+        parameters = (p for module in self.modules() for p in module._parameters.values())
+        return storages_of([p.grad for p in parameters if p is not None])
 
     def fqn_of(self, module: nn.Module) -> str | None:
         """Return the canonical fqn of a known module, else None."""

@@ -29,6 +29,18 @@ def untraced() -> Iterator[None]:
         _torch.set_tracing_state(state)
 
 
+def storages_of(value: Any) -> frozenset[int]:
+    """Return an id for the memory of each tensor in nested containers.
+
+    Views share it. Tensor subclasses, and tensors without memory of their own, have none.
+    """
+    return frozenset(
+        _torch.storage_id(tensor)
+        for tensor in tensors_in(value)
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _torch.has_storage(tensor)
+    )
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield every tensor in nested lists, tuples, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
