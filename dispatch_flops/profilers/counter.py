@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections import Counter, defaultdict
@@ -49,8 +50,8 @@ class FlopCounterMode:
 
     mods: the model, or a list of several. None (the default) takes the modules that are called
         first.
-    depth: levels of modules in the table (default 2); None for all.
-    display: print the table at exit (default True).
+    depth: levels of modules below the model in the printout (default 2); None for all.
+    display: print the profile at exit (default True), as ``renderers.overview`` shows it.
     custom_mapping: ``{operator: formula}`` for this counter only. Formulas written for
         ``torch.utils.flop_counter`` are accepted, too.
     strict: raise UncountedOpsError at exit if an operator has no known cost. Without it (the
@@ -166,7 +167,7 @@ class FlopCounterMode:
             return
         _warn_of_uncounted(calls)
         if self.display:
-            print(self.get_table(self.depth))
+            self._print()
         if self._strict and calls.uncounted_ops():
             raise UncountedOpsError(_describe_uncounted(calls))
 
@@ -254,7 +255,7 @@ class FlopCounterMode:
         return counts
 
     def get_table(self, depth: int | None = None) -> str:
-        """Return the table that ``display`` prints, down to ``depth`` levels.
+        """Return the table of torch.utils.flop_counter, down to ``depth`` levels.
 
         depth: None (the default) for the counter's own ``depth``.
         """
@@ -262,6 +263,13 @@ class FlopCounterMode:
 
         levels = self.depth if depth is None else depth
         return table.render(self.profile, View(depth=None if levels is None else levels - 1))
+
+    def _print(self) -> None:
+        from dispatch_flops.renderers import View, overview
+        from dispatch_flops.renderers.terminal import terminal_view
+
+        depth = sys.maxsize if self.depth is None else self.depth
+        print(overview.render(self.profile, View(depth=depth, **terminal_view())))
 
 
 def _abandon(active: dict[str, Session]) -> None:
