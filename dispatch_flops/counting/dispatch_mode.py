@@ -16,17 +16,20 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload, TorchDispatchMode
-from dispatch_flops.counting import meta_attention, meta_tensors
+from dispatch_flops.counting import autograd_kernels, meta_attention, meta_tensors
+from dispatch_flops.counting.communication import CommunicationRecorder
+from dispatch_flops.counting.composite_calls import run_composite
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import SHARED_PLANS, Plan
 from dispatch_flops.counting.signatures import TWICE, call_signature, signature_of
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
-from dispatch_flops.counting.thread_state import ThreadState
+from dispatch_flops.counting.thread_state import ModulePhase, ThreadState
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
-from dispatch_flops.operators.composites import is_composite
+from dispatch_flops.operators.communication import is_communication
+from dispatch_flops.operators.composites import is_composite, is_of_extension
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.numbers import BY_TYPE, number_keys
@@ -75,8 +78,9 @@ class CountingMode(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.higher_order = HigherOrderState()
+        self.communication = CommunicationRecorder(tracker)
         self._timer = timer
-        self._tracker = tracker
+        self.tracker = tracker
         self._local = tracker.local
         self._conventions = conventions
         self._own_rules = own_rules
@@ -148,7 +152,7 @@ class CountingMode(TorchDispatchMode):
         task = _graph_task()
         module_phase = thread.current
         if task != -1 or module_phase is None:
-            module_phase = self._tracker.locate(thread, task, args)
+            module_phase = self.tracker.locate(thread, task, args)
         module_phase.counts[cost] += 1
         if timer is not None:
             timer.record(module_phase, cost)
@@ -159,6 +163,7 @@ class CountingMode(TorchDispatchMode):
         """Enter the mode in this thread until ``undo`` runs."""
         flags = _torch.mode_flags()
         meta_attention.start(self, self._conventions.target, undo)
+        autograd_kernels.start(self, self._own_rules, undo)
         undo.add(lambda: self._leave(flags))
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -198,6 +203,18 @@ class CountingMode(TorchDispatchMode):
             self._plans.pop(id(func), None)
         return plan
 
+    def rule_of(self, func: Any) -> Rule | None:
+        """Return the rule that applies to an operator in this thread."""
+        return self._plan_of(func).rule
+
+    def record_call(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> CallCost:
+        """Record a call that ran elsewhere and returned ``out``; return its cost."""
+        return self._record(self._plan_of(func), args, kwargs, out)
+
+    def _plan_of(self, func: Any) -> Plan:
+        plan = self._plans.get(func) or self._decide(func)
+        return plan if plan.by_thread is None else self._plan_of_thread(plan)
+
     def _plan_of_thread(self, plan: Plan) -> Plan:
         """Return the plan of this thread for an operator that a thread has overridden."""
         assert plan.by_thread is not None
@@ -234,13 +251,15 @@ class CountingMode(TorchDispatchMode):
         return plan if call is plan.call else replace(plan, call=call)
 
     def _plan_operator(self, func: OpOverload) -> Plan:
-        rule = registry.lookup(func, self._own_rules, home=self._tracker.home_thread)
+        rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
         plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
         plan.reads_data = meta_tensors.reads_data(func)
         plan.numbers = number_keys(func, rule)
         if _runs_operators(func):
             plan.call = _torch.with_autocast(plan.call, func)
-        if rule is not None and not rule.is_recorded:
+        if is_communication(func) or func.namespace == "fsdp":
+            plan.strategy = _communicate
+        elif rule is not None and not rule.is_recorded:
             plan.strategy = _call_through
         elif (rule is None or rule.builtin) and is_composite(func):
             plan.strategy = _decompose
@@ -248,6 +267,8 @@ class CountingMode(TorchDispatchMode):
             if func is meta_attention.ATTENTION:
                 parts = partial(meta_attention.attend, self._conventions.target)
             plan.parts = _torch.with_autocast(parts, func)
+            if is_of_extension(func):
+                plan.parts = partial(run_composite, self, func, plan.parts)
         elif func is _TIMES_NUMBER:
             plan.strategy = _multiply
         elif plan.name in _SHAPES_OF_ZEROS:
@@ -259,7 +280,7 @@ class CountingMode(TorchDispatchMode):
         return plan
 
     def _plan_higher_order(self, func: HigherOrderOperator) -> Plan:
-        rule = registry.lookup(func, self._own_rules, home=self._tracker.home_thread)
+        rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
         plan = Plan(func, registry.name_of(func), func, rule)
         if rule is None:
             plan.fixed = CallCost(plan.name, "unknown")
@@ -303,7 +324,7 @@ class CountingMode(TorchDispatchMode):
         func = plan.func
         if is_traced(types):
             return func(*args, **kwargs)
-        self._tracker.join_thread().param_sink.update(
+        self.tracker.join_thread().param_sink.update(
             id(t) for t in tensors_in((args, kwargs)) if isinstance(t, _Parameter)
         )
         if plan.rule is not None and not plan.rule.builtin:
@@ -331,7 +352,7 @@ class CountingMode(TorchDispatchMode):
     def handle_higher_order(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a higher-order operator by its handler."""
         context = HigherOrderContext(
-            self, self._tracker, self._conventions, self._own_rules, self.higher_order
+            self, self.tracker, self._conventions, self._own_rules, self.higher_order
         )
         return HANDLERS[func.name()](context, func, args, kwargs)
 
@@ -343,19 +364,37 @@ class CountingMode(TorchDispatchMode):
         self._record(plan, args, kwargs, out)
         return out
 
-    def _record(self, plan: Plan, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        """Record a call that has just returned ``out``."""
-        thread = self._tracker.join_thread()
+    def _record(
+        self,
+        plan: Plan,
+        args: Any,
+        kwargs: dict[str, Any],
+        out: Any,
+        module_phase: ModulePhase | None = None,
+    ) -> CallCost:
+        """Record a call that has just returned ``out``; return its cost.
+
+        module_phase: where its cost belongs; None for what the thread runs now.
+        """
+        thread = self.tracker.join_thread()
         cost = plan.fixed
         if cost is None:
             cost = self._cost_of(plan, thread, args, kwargs, out)
         elif args and isinstance(args[0], _Parameter):
             thread.param_sink.add(id(args[0]))
-        module_phase = self._tracker.here(args)
+        module_phase = module_phase or self.tracker.here(args)
         module_phase.counts[cost] += 1
         if self._timer is not None:
             self._timer.record(module_phase, cost)
         thread.last_seq = _sequence_nr()
+        return cost
+
+    def communicate(self, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a communication operator; record its cost and what it sends; return its result."""
+        out = plan.call(*args, **kwargs)
+        module_phase = self.communication.record(plan.func, args, kwargs, out)
+        self._record(plan, args, kwargs, out, module_phase)
+        return out
 
     def _cost_of(
         self, plan: Plan, thread: ThreadState, args: Any, kwargs: dict[str, Any], out: Any
@@ -405,6 +444,11 @@ class CountingMode(TorchDispatchMode):
 def _call_through(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
     """Answer a question about a tensor's metadata; such calls are not recorded."""
     return plan.func(*args, **kwargs)
+
+
+def _communicate(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator that sends or receives, or packs what FSDP2 sends."""
+    return mode.communicate(plan, args, kwargs)
 
 
 def _decompose(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
