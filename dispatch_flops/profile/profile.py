@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from dispatch_flops.errors import InconsistentProfileError, ProfileFormatError
 from dispatch_flops.profile.communication import (
@@ -16,7 +18,15 @@ from dispatch_flops.profile.communication import (
     CommTotal,
     sum_by,
 )
-from dispatch_flops.profile.cost import PHASES, OpCost, Phase, check_phase
+from dispatch_flops.profile.cost import (
+    MODEL_PHASES,
+    PHASES,
+    ZERO,
+    OpCost,
+    Phase,
+    add_costs,
+    check_phase,
+)
 from dispatch_flops.profile.merging import merge_ops
 from dispatch_flops.profile.run_info import RunInfo, run_from_row, run_to_row
 from dispatch_flops.profile.seconds import PhaseSeconds
@@ -36,6 +46,8 @@ from dispatch_flops.profile.validation import communication_flaws, flaws, params
 SCHEMA = "dispatch_flops.profile"
 SCHEMA_VERSION = 2
 OUTSIDE = "<outside>"
+
+_BUILDING = threading.RLock()
 
 # What Python raises where a value of a saved profile is not what the code expects.
 _OF_DAMAGED_DATA = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -71,7 +83,7 @@ class StepTiming:
         return self.seconds.get(phase)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Profile:
     """Cost of a run: the model's tree, and what ran outside the model.
 
@@ -98,9 +110,24 @@ class Profile:
     )
     timing: StepTiming = field(default_factory=StepTiming)
     run: RunInfo = field(default_factory=RunInfo)
-    notes: tuple[str, ...] = ()
-    ran_elsewhere: tuple[str, ...] = ()
-    communication: tuple[CommTotal, ...] = ()
+    # Factories leave no attributes on the class, which would hide what is not built yet.
+    notes: tuple[str, ...] = field(default_factory=tuple)
+    ran_elsewhere: tuple[str, ...] = field(default_factory=tuple)
+    communication: tuple[CommTotal, ...] = field(default_factory=tuple)
+
+    if not TYPE_CHECKING:  # where there is ``__getattr__``, mypy accepts every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Build the fields of a profile that ``deferred_profile`` returned."""
+            known = self.__dict__
+            if name in _FIELDS:
+                with _BUILDING:
+                    if "_build" in known:
+                        known.update(vars(known["_build"]()))
+                        del known["_build"]
+            if name not in known:
+                raise AttributeError(f"a Profile has no attribute {name!r}")
+            return known[name]
 
     # -- totals ---------------------------------------------------------------------------
 
@@ -111,11 +138,16 @@ class Profile:
         standard one nor one of the profile's.
         """
         self._check_phase(phase)
-        return self.root.total(phase) + self.outside.total(phase)
+        return add_costs(self._totals.values()) if phase is None else self._totals.get(phase, ZERO)
+
+    @cached_property
+    def _totals(self) -> Mapping[Phase | None, OpCost]:
+        phases = {**self.root._totals, **self.outside._totals}
+        return {phase: self.root.total(phase) + self.outside.total(phase) for phase in phases}
 
     def model_total(self) -> OpCost:
         """Return the cost of forward and backward of everything that ran."""
-        return self.root.model_total() + self.outside.model_total()
+        return add_costs(map(self.total, MODEL_PHASES))
 
     @property
     def total_params(self) -> int:
@@ -232,6 +264,19 @@ class Profile:
                 raise InconsistentProfileError(f"{total.fqn!r}: {flaw}")
         return self
 
+    def __repr__(self) -> str:
+        total, bound = self.total(), " at least" if self.is_lower_bound else ""
+        return (
+            f"<Profile of {self.root.class_name}:{bound} {total.macs} MACs, {total.flops} FLOPs, "
+            f"{self.total_params} parameters>"
+        )
+
+    def __str__(self) -> str:
+        """Return the printout of the profile: totals, modules, operators and remarks."""
+        from dispatch_flops.renderers import overview  # above this room: imported when shown
+
+        return overview.render(self)
+
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows in place of the object."""
         from dispatch_flops.renderers import notebook  # above this room: imported when shown
@@ -304,6 +349,19 @@ class Profile:
         except ValueError as error:
             raise ProfileFormatError(f"this is not JSON: {error}") from error
         return cls.from_dict(data)
+
+
+_FIELDS = frozenset(known.name for known in dataclasses.fields(Profile))
+
+
+def deferred_profile(build: Callable[[], Profile], totals: Mapping[Phase, OpCost]) -> Profile:
+    """Return a profile whose fields are built when one of them is read for the first time.
+
+    build: returns the profile. totals: its cost in each phase, which ``total`` returns before.
+    """
+    profile = Profile.__new__(Profile)
+    vars(profile).update(_build=build, _totals=totals)
+    return profile
 
 
 def _timing_to_row(timing: StepTiming) -> dict[str, Any]:

@@ -95,8 +95,8 @@ def trained() -> tuple[Net, Graphs]:
 
 
 def test_aot_autograd_gives_both_graphs_of_a_training_step(trained: tuple[Net, Graphs]) -> None:
-    """dispatch_flops relies on this for ``aot_eager`` (compile/backend.py:
-    ``_compile_with_aot_eager``).
+    """dispatch_flops relies on this for ``aot_eager`` (compile/compilers.py:
+    ``_compile_parts``).
     """
     _, graphs = trained
     assert [len(g) for g in (graphs.top, graphs.forward, graphs.backward)] == [1, 1, 1]
@@ -105,7 +105,7 @@ def test_aot_autograd_gives_both_graphs_of_a_training_step(trained: tuple[Net, G
 
 
 def test_aot_autograd_calls_what_is_boxed_with_a_list(trained: tuple[Net, Graphs]) -> None:
-    """dispatch_flops relies on this for counting runs (compile/backend.py: ``count_runs``):
+    """dispatch_flops relies on this for counting runs (compile/compilers.py: ``count_runs``):
     ``_boxed_call`` on the function, one list of inputs at each run.
     """
     _, graphs = trained
@@ -113,11 +113,54 @@ def test_aot_autograd_calls_what_is_boxed_with_a_list(trained: tuple[Net, Graphs
 
 
 def test_map_aggregate_goes_into_tuples_lists_and_dicts() -> None:
-    """dispatch_flops relies on this for a node's arguments (compile/graph.py: ``_value``)."""
+    """dispatch_flops relies on this for a node's arguments (compile/templates.py:
+    ``arguments_of``).
+    """
     from torch.fx.node import map_aggregate
 
     found = map_aggregate((1, [2, {"a": 3}]), lambda a: a + 1)
     assert found == (2, [3, {"a": 4}])
+
+
+def test_aot_autograd_keeps_its_compilers_and_can_be_made_again_with_others() -> None:
+    """dispatch_flops relies on this for wrapping other backends (_torch:
+    ``with_other_compilers``): the attribute ``kwargs``, and these names in it.
+    """
+    from torch._dynamo.backends.common import AotAutograd, aot_autograd
+
+    def compiler(graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return graph.forward
+
+    made = aot_autograd(fw_compiler=compiler)
+    assert isinstance(made, AotAutograd)
+    assert made.kwargs["fw_compiler"] is compiler
+    again = AotAutograd(fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler)
+    assert set(again.kwargs) == {"fw_compiler", "bw_compiler", "inference_compiler"}
+
+
+def test_backends_are_found_by_name() -> None:
+    """dispatch_flops relies on this for wrapping backends by name (_torch: ``is_backend_name``,
+    ``find_backend``); ``exclude_tags=()`` includes those for debugging.
+    """
+    from torch._dynamo import list_backends
+    from torch._dynamo.backends.registry import lookup_backend
+
+    names = list_backends(exclude_tags=())
+    assert {"eager", "aot_eager", "inductor"} <= set(names)
+    assert callable(lookup_backend("eager"))
+    assert lookup_backend(inputs_of) is inputs_of
+
+
+def test_tracing_contexts_nest_and_end() -> None:
+    """dispatch_flops relies on this for backends that use AOTAutograd within AOTAutograd (_torch:
+    ``compiling_apart``).
+    """
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+
+    assert detect_fake_mode([torch.ones(2)]) is None
+    with tracing(TracingContext(None)):
+        assert TracingContext.try_get() is not None
+    assert TracingContext.try_get() is None
 
 
 # -- what nodes say of themselves -----------------------------------------------------------------
@@ -248,8 +291,8 @@ def test_stack_trace_of_an_optimizers_nodes_ends_in_torch_optim() -> None:
 
 
 def test_symbolic_sizes_are_expressions_of_symbols_among_the_inputs() -> None:
-    """dispatch_flops relies on this for costs of dynamic shapes (compile/graph.py: ``_symbols``,
-    ``_as_template``, ``_concrete``).
+    """dispatch_flops relies on this for costs of dynamic shapes (compile/templates.py:
+    ``find_symbols``, ``Templates``, ``fill_in``).
     """
     torch._dynamo.reset()
     graphs = Graphs()

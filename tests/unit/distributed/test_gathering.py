@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +12,21 @@ from torch import distributed, nn
 from dispatch_flops.distributed import gather
 from dispatch_flops.errors import ConfigError, NotProfiledError
 from tests.helpers.profiling import profile_of
-from tests.helpers.ranks import run_script
+from tests.helpers.ranks import run_on_ranks
 
-AFTER_DEATH = Path(__file__).parent / "gather_after_death.py"
+
+def gather_with_and_without_rank_1() -> list[Any]:
+    """Gather on rank 2 from all ranks, then on rank 0 while rank 1 does not take part."""
+    rank, group = distributed.get_rank(), distributed.group.WORLD
+    profile = profile_of(nn.Linear(3, 5), torch.ones(rank + 1, 3))
+    clusters = [gather(profile, dst=2, timeout_s=60)]
+    if rank != 1:
+        clusters.append(gather(profile, timeout_s=2))
+    assert distributed.group.WORLD is group
+    return [
+        None if cluster is None else (list(cluster.ranks), cluster.missing, cluster.notes)
+        for cluster in clusters
+    ]
 
 
 def test_gather_without_a_process_group_holds_the_profile_alone() -> None:
@@ -25,12 +37,13 @@ def test_gather_without_a_process_group_holds_the_profile_alone() -> None:
     assert cluster.world_size == 1
 
 
-def test_gather_names_the_ranks_that_ended_early(tmp_path: Path) -> None:
-    outputs = run_script(AFTER_DEATH, 3, str(tmp_path / "store"))
-    assert outputs[1] == ""
-    assert json.loads(outputs[2]) == [[[0, 1, 2], [], []], None]
+def test_gather_names_the_ranks_that_did_not_send(tmp_path: Path) -> None:
+    results = run_on_ranks(__file__, ["gather_with_and_without_rank_1"], 3, tmp_path)
+    first, second, third = results.of("gather_with_and_without_rank_1")
     note = "no profile arrived from rank 1 within 2 s"
-    assert json.loads(outputs[0]) == [None, [[0, 2], [1], [note]]]
+    assert first == [None, ([0, 2], (1,), (note,))]
+    assert second == [None]
+    assert third == [([0, 1, 2], (), ()), None]
 
 
 @pytest.mark.parametrize("dst", [-1, 1, "0", None])

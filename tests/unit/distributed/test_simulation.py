@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 
-from dispatch_flops import Profile
-from dispatch_flops.distributed import ClusterProfile, simulate
+from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops.distributed import ClusterProfile, gather, simulate
 from dispatch_flops.errors import ConfigError, TargetError
-from tests.helpers.ranks import real_clusters
+from tests.helpers.ranks import run_on_ranks
 from tests.models import parallel
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
@@ -29,9 +30,27 @@ FOUR_RANKS = {
 }
 
 
+def run_jobs() -> dict[str, str]:
+    """Run every job as one of the real ranks; rank 0 returns its merged profiles as JSON."""
+    clusters = {}
+    for name, dims in FOUR_RANKS.items():
+        mesh = init_device_mesh(
+            "cpu", tuple(size for _, size in dims), mesh_dim_names=tuple(dim for dim, _ in dims)
+        )
+        built = getattr(parallel, name)(mesh)
+        model, step = built if isinstance(built, tuple) else (None, built)
+        with FlopCounterMode(model, display=False) as counter:
+            step()
+        cluster = gather(counter.profile, timeout_s=60)
+        if cluster is not None:
+            clusters[name] = cluster.to_json()
+    return clusters
+
+
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ClusterProfile]:
-    texts = real_clusters(FOUR_RANKS, tmp_path_factory.mktemp("ranks"))
+    results = run_on_ranks(__file__, ["run_jobs"], 4, tmp_path_factory.mktemp("ranks"))
+    texts: dict[str, str] = results.of("run_jobs")[0]
     return {name: ClusterProfile.from_json(text) for name, text in texts.items()}
 
 
