@@ -410,6 +410,22 @@ def aot_autograd(
     return backend
 
 
+def graph_breaks() -> list[Any]:
+    """Why and where torch.compile ended graphs early, in this process, the oldest first. Public:
+    ``torch._dynamo.explain``, which runs the program by a backend of its own.
+    """
+    from torch._dynamo.utils import graph_break_reasons
+
+    return graph_break_reasons
+
+
+def compilations() -> list[Any]:
+    """The last compilations of this process, with what failed and why. Public: none."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return get_compilation_metrics()
+
+
 def is_backend_name(name: Any) -> bool:
     """Whether torch.compile knows a backend of that name. Public: ``torch.compiler.list_backends``,
     which leaves out those for debugging.

@@ -14,6 +14,7 @@ from torch import fx, nn
 from dispatch_flops import _torch
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.compilers import Compiler
+from dispatch_flops.compile.eager_parts import EagerParts
 from dispatch_flops.compile.graph import GraphCost
 from dispatch_flops.compile.step import Step
 from dispatch_flops.compile.templates import Sizes
@@ -28,6 +29,7 @@ from dispatch_flops.operators import (
     registry,
 )
 from dispatch_flops.operators.conventions import Causal, Conventions, Flops
+from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
 from dispatch_flops.profile.cost import PHASES, ZERO, OpCost, Phase
@@ -99,6 +101,7 @@ class CountingBackend:
         self._own_rules = own_rules
         self._strict = strict
         self._warned = False
+        self._eager_parts = EagerParts()
         self._used_params: set[int] = set()
         self._runs_at_last_step: Counter[_Run] = Counter()
         self._last_step_s = time.perf_counter()
@@ -115,6 +118,7 @@ class CountingBackend:
 
         Raises ConfigError for mode or options that do not fit the backend.
         """
+        self._eager_parts.read()
         with _torch.modes_disabled():
             attribution = NodeAttribution(self._names, graph)
         self._used_params |= attribution.used_params
@@ -133,6 +137,9 @@ class CountingBackend:
 
     def step(self) -> Step:
         """Return what ran since the previous call, or since the backend was made.
+
+        Code that ``torch.compile`` left eager is in ``Step.uncounted``, with the number 1, from the
+        step on in which it was found.
 
         Raises UncountedOpsError under ``strict`` if some of it has no known cost.
         """
@@ -164,6 +171,9 @@ class CountingBackend:
                 for (fqn, phase, cost), calls in run.costs.items():
                     found = module_phases.setdefault((fqn, phase), ModulePhase(fqn, phase))
                     found.counts[cost] += calls * times
+            for cost in self._eager_parts.found():
+                outside: tuple[str, Phase] = (OUTSIDE, "forward")
+                module_phases.setdefault(outside, ModulePhase(*outside)).counts[cost] = 1
             self._names.read_facts()
             return build_profile(
                 CallAggregator().including(module_phases.values()),
@@ -175,14 +185,15 @@ class CountingBackend:
 
     def _report_uncounted(self, runs: Mapping[_Run, int]) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
-        found: Counter[str] = Counter()
-        errors: dict[str, str] = {}
+        costs: Counter[CallCost] = Counter(self._eager_parts.found())
         with _torch.modes_disabled():
             for (index, sizes), times in runs.items():
                 for cost, calls in self.graphs[index].cost(sizes).uncounted.items():
-                    found[cost.op] += calls * times
-                    if cost.error:
-                        errors[cost.op] = cost.error
+                    costs[cost] += calls * times
+        found: Counter[str] = Counter()
+        for cost, calls in costs.items():
+            found[cost.op] += calls
+        errors = {cost.op: cost.error for cost in costs if cost.error}
         if found and (self._strict or not self._warned):
             text = _describe(found, errors)
             if self._strict:
