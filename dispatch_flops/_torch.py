@@ -540,6 +540,9 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 # operators/torch_formulas    _get_raw of torch's formulas
 # compile/attribution         node.meta: nn_module_stack, fwd_nn_module_stack, is_gradient_acc,
 #                             partitioner_tag, stack_trace, grapharg (source, example); the
-#                             graph's dynamo_compile_id
+#                             graph's dynamo_compile_id; source_fn_stack
+# compile/instances           node.meta: desc; variable of AccumulateGrad
+# compile/eager_parts         reason, user_stack of a graph break; fail_type, fail_reason, co_name,
+#                             co_filename, co_firstlineno of a compilation; texts of reasons
 # compile/templates           node.meta: val; SymInt.node.expr
 # compile/compilers           _boxed_call, asked and set

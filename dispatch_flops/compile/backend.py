@@ -15,9 +15,8 @@ from dispatch_flops import _torch
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.compilers import Compiler
 from dispatch_flops.compile.eager_parts import EagerParts
-from dispatch_flops.compile.graph import GraphCost
+from dispatch_flops.compile.graph import GraphCost, Run
 from dispatch_flops.compile.step import Step
-from dispatch_flops.compile.templates import Sizes
 from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import run_info
@@ -34,7 +33,7 @@ from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
 from dispatch_flops.profile.cost import PHASES, ZERO, OpCost, Phase
 
-_Run = tuple[int, Sizes]  # the index of a graph, and the sizes in its inputs
+_Run = tuple[int, Run]  # the index of a graph, and what it ran for
 
 
 def counting_backend(
@@ -65,7 +64,8 @@ def counting_backend(
         cost. Without it (the default) they issue an UncountedWarning, once.
 
     Modules of one class may share a compiled graph, if they are compiled one by one or after a
-    graph break. The first of them is then shown with the cost of all; totals are exact.
+    graph break. Each is shown with its own runs if it has parameters; without, the first of them is
+    shown with the cost of all. Totals are exact either way.
 
     Raises TargetError for a backend that torch does not know and for a model that is not one, and
     ConfigError for a mode, options or convention that is not allowed.
@@ -102,7 +102,6 @@ class CountingBackend:
         self._strict = strict
         self._warned = False
         self._eager_parts = EagerParts()
-        self._used_params: set[int] = set()
         self._runs_at_last_step: Counter[_Run] = Counter()
         self._last_step_s = time.perf_counter()
 
@@ -121,7 +120,6 @@ class CountingBackend:
         self._eager_parts.read()
         with _torch.modes_disabled():
             attribution = NodeAttribution(self._names, graph)
-        self._used_params |= attribution.used_params
         add_graph = partial(self._add_graph, attribution)
         return self._compiler.compile(graph, example_inputs, add_graph, mode, options)
 
@@ -165,12 +163,15 @@ class CountingBackend:
         with _torch.modes_disabled():
             module_phases: dict[tuple[str, Phase], ModulePhase] = {}
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
-            for (index, sizes), times in self._runs().items():
-                run = self.graphs[index].cost(sizes)
+            for (index, (module, sizes)), times in self._runs().items():
+                graph = self.graphs[index]
+                run = graph.cost(sizes)
                 notes |= dict.fromkeys(run.notes)
-                for (fqn, phase, cost), calls in run.costs.items():
+                for (traced_in, phase, cost), calls in run.costs.items():
+                    fqn = graph.fqn_in(module, traced_in)
                     found = module_phases.setdefault((fqn, phase), ModulePhase(fqn, phase))
                     found.counts[cost] += calls * times
+            used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
             for cost in self._eager_parts.found():
                 outside: tuple[str, Phase] = (OUTSIDE, "forward")
                 module_phases.setdefault(outside, ModulePhase(*outside)).counts[cost] = 1
@@ -178,7 +179,7 @@ class CountingBackend:
             return build_profile(
                 CallAggregator().including(module_phases.values()),
                 self._names,
-                Observed(calls=self._module_calls(), used_params=self._used_params),
+                Observed(calls=self._module_calls(), used_params=used_params),
                 run_info(self._names.modules(), self._conventions),
                 notes=tuple(notes),
             )
@@ -187,7 +188,7 @@ class CountingBackend:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
         costs: Counter[CallCost] = Counter(self._eager_parts.found())
         with _torch.modes_disabled():
-            for (index, sizes), times in runs.items():
+            for (index, (_, sizes)), times in runs.items():
                 for cost, calls in self.graphs[index].cost(sizes).uncounted.items():
                     costs[cost] += calls * times
         found: Counter[str] = Counter()
@@ -210,7 +211,7 @@ class CountingBackend:
             cost = GraphCost(
                 graph,
                 attribution,
-                is_backward=is_backward,
+                is_backward=is_backward or attribution.is_of_compiled_autograd,
                 conventions=self._conventions,
                 own_rules=self._own_rules,
             )
@@ -223,10 +224,11 @@ class CountingBackend:
         function_runs: Counter[tuple[str, str]] = Counter()
         for graph in self.graphs:
             if not graph.is_backward:
-                times = graph.runs.total()
-                function_runs[graph.function] += times
-                for fqn, count in graph.module_calls.items():
-                    calls[fqn] += count * times
+                own_fqn, function = graph.function
+                for (module, _), times in graph.runs.items():
+                    function_runs[graph.fqn_in(module, own_fqn), function] += times
+                    for fqn, count in graph.module_calls.items():
+                        calls[graph.fqn_in(module, fqn)] += count * times
         # Graph breaks split a forward into several functions, of which each runs once per call.
         own: dict[str, int] = {}
         for (fqn, _), times in function_runs.items():
@@ -237,16 +239,16 @@ class CountingBackend:
     def _runs(self) -> Counter[_Run]:
         return Counter(
             {
-                (index, sizes): times
+                (index, run): times
                 for index, graph in enumerate(self.graphs)
-                for sizes, times in graph.runs.items()
+                for run, times in graph.runs.items()
             }
         )
 
     def _costs_by_phase(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
         costs = dict.fromkeys(PHASES, ZERO)
         with _torch.modes_disabled():
-            for (index, sizes), times in runs.items():
+            for (index, (_, sizes)), times in runs.items():
                 for phase, cost in self.graphs[index].cost(sizes).by_phase.items():
                     costs[phase] += cost * times
         return costs
