@@ -52,7 +52,7 @@ from dispatch_flops.counting.thread_state import (
     ThreadState,
 )
 from dispatch_flops.counting.undo import UndoStack
-from dispatch_flops.operators.tensors import tensors_in, untraced
+from dispatch_flops.operators.tensors import storages_of, tensors_in, untraced
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
@@ -146,14 +146,14 @@ class Tracker:
 
     # -- where an operator belongs ------------------------------------------------------------
 
-    def here(self) -> ModulePhase:
-        """Return the module and phase of what this thread runs now."""
+    def here(self, args: Any = ()) -> ModulePhase:
+        """Return the module and phase of what this thread runs now, on the arguments ``args``."""
         thread, task = self.join_thread(), _graph_task()
         if task == NO_TASK and thread.current is not None:
             return thread.current
-        return self.locate(thread, task)
+        return self.locate(thread, task, args)
 
-    def locate(self, thread: ThreadState, task: int) -> ModulePhase:
+    def locate(self, thread: ThreadState, task: int, args: Any = ()) -> ModulePhase:
         """Return the module and phase of the operator that runs now in graph task ``task``.
 
         ``task`` is -1 outside backward. Within a module's forward, ``enter_module`` has already
@@ -161,7 +161,7 @@ class Tracker:
         """
         self._drop_calls_after_hooks(thread)
         if task == NO_TASK:
-            return self._locate_outside_backward(thread)
+            return self._locate_outside_backward(thread, args)
         call = thread.stack[-1]
         if call.task == task and call.module_phase is not None:
             return call.module_phase
@@ -220,9 +220,10 @@ class Tracker:
             thread.current = None
             if len(thread.stack) == 1:
                 thread.is_after_backward = True
+                thread.forget_gradients()
                 thread.param_sink = thread.discarded_params
 
-    def _locate_outside_backward(self, thread: ThreadState) -> ModulePhase:
+    def _locate_outside_backward(self, thread: ThreadState, args: Any) -> ModulePhase:
         """Locate an operator that follows a backward pass or belongs to an optimizer."""
         self._drop_raised_steps(thread)
         call = thread.stack[-1]
@@ -234,9 +235,21 @@ class Tracker:
             return call.module_phase
         if thread.is_after_backward:
             part = named_part_of_torch()
-            if part is not None or not _is_grad_enabled():
+            if part is not None or not _is_grad_enabled() or self._are_gradients(thread, args):
                 return thread.module_phase(part or AFTER_BACKWARD, "optimizer")
         return thread.module_phase(OUTSIDE, "forward")
+
+    def _are_gradients(self, thread: ThreadState, args: Any) -> bool:
+        """Return True if an operator after backward is part of what is done to gradients.
+
+        An engine may compute the norm of all gradients with gradients enabled. That begins with
+        the first operator on a parameter's gradient, and ends with the optimizer's step.
+        """
+        if thread.gradients is None:
+            thread.gradients = self.names.storages_of_gradients()
+        if not thread.is_on_gradients and thread.gradients:
+            thread.is_on_gradients = not thread.gradients.isdisjoint(storages_of(args))
+        return thread.is_on_gradients
 
     def _drop_ended_calls(self, thread: ThreadState, entering: nn.Module | None = None) -> None:
         """Drop calls that ended while the hooks were off, or in an exception that skips hooks."""
@@ -420,9 +433,23 @@ class Tracker:
             return
         stamps = [observer.leaving() for observer in self._observers]
         call = _pop_until(thread.stack, optimizer)
+        thread.gradients, thread.is_on_gradients = frozenset(), False
         self._resume(thread, _sequence_nr())
         for observer, stamp in zip(self._observers, stamps, strict=True):
             observer.leave(thread, call, stamp)
+
+    def enter_operator(self, operator: Any, parts: ModulePhase) -> None:
+        """Record what this thread runs in ``parts`` until ``leave_operator``."""
+        thread = self.join_thread()
+        thread.stack.append(OpenCall(None, operator, parts, _graph_task()))
+        thread.current = parts
+
+    def leave_operator(self, operator: Any) -> None:
+        """End what ``enter_operator`` began."""
+        thread = self.join_thread()
+        if any(call.owner is operator for call in thread.stack):
+            _pop_until(thread.stack, operator)
+        self._resume(thread, _sequence_nr())
 
     def _note_first_call(self, module: nn.Module, named: ModuleName) -> None:
         if not named.is_wrapper and not named.fqn.startswith(OUTSIDE):

@@ -60,6 +60,8 @@ class ThreadState:
     used_params: ids of the parameters that took part in an operator.
     param_sink: the set to which the mode adds ids: ``used_params``, or in an optimizer step
         ``discarded_params``.
+    gradients: after a backward pass, the storages of the gradients; None: not asked for yet.
+    is_on_gradients: an operator has read one of these, and the optimizer has not stepped since.
     """
 
     def __init__(self, start: int, *, is_entered: bool) -> None:
@@ -75,6 +77,8 @@ class ThreadState:
         self.fqns: list[str] = [UNATTRIBUTED, OUTSIDE]
         self.start = self.last_seq = start
         self.is_after_backward = False
+        self.gradients: frozenset[int] | None = None
+        self.is_on_gradients = False
         self.made_graph_in_backward = False
         self.recompute_task = NO_TASK
         self.current: ModulePhase | None = self.module_phase(OUTSIDE, "forward")
@@ -85,6 +89,10 @@ class ThreadState:
         if found is None:
             found = self.module_phases[fqn, phase] = ModulePhase(fqn, phase)
         return found
+
+    def forget_gradients(self) -> None:
+        """Ask for the gradients again: a backward pass may have made new ones."""
+        self.gradients, self.is_on_gradients = None, False
 
     def mark(self, seq: int, fqn: str) -> None:
         """Attribute autograd nodes from sequence number ``seq`` on to ``fqn``."""

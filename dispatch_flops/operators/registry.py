@@ -146,7 +146,7 @@ def register_flops(
             macs = x.shape[0] * (w1.numel() + w2.numel())
             return OpCost(macs=macs, flops=2 * macs)
     """
-    keys = list(dict.fromkeys(_to_keys(targets)))
+    keys = list(dict.fromkeys(to_keys(targets)))
     if by_name:
         _refuse_without_schema(keys)
 
@@ -240,7 +240,7 @@ def unregister_flops(targets: Any) -> None:
 
         unregister_flops(torch.ops.mylib.fused_mlp)
     """
-    keys = list(dict.fromkeys(map(_registered_key, _to_keys(targets))))
+    keys = list(dict.fromkeys(map(_registered_key, to_keys(targets))))
     for key in keys:
         if key not in _USER:
             raise UnknownOperatorError(
@@ -317,7 +317,7 @@ def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
     return {
         key: Rule(kind="formula", formula=_accepted(formula, [key]), builtin=False)
         for target, formula in mapping.items()
-        for key in _to_keys(target)
+        for key in to_keys(target)
     }
 
 
@@ -367,6 +367,25 @@ def _candidate_keys(op: Any) -> list[Any]:
     return [key for key in keys if key is not None]
 
 
+def operators_with_formulas(*extras: Mapping[Any, Rule]) -> set[OpOverload]:
+    """Return the loaded overloads that have a formula of the user's.
+
+    extras: counters' own rules.
+    """
+    layers = (_USER, *(override.rules for override in list(_OVERRIDES)), *extras)
+    found: set[OpOverload] = set()
+    for key in {key for rules in layers for key in rules}:
+        known = _find_loaded(key) if isinstance(key, str) else key
+        if isinstance(known, OpOverload):
+            found.add(known)
+        elif isinstance(known, OpOverloadPacket):
+            in_place = _find_loaded(f"{_torch.packet_name(known)}_")
+            for packet in (known, in_place):
+                if isinstance(packet, OpOverloadPacket):
+                    found.update(_torch.overloads_of(packet))
+    return found
+
+
 def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:
     """Return the rules of ``nn.Module`` classes; those in ``extra`` replace the registry's."""
     overrides = reversed(list(_overrides_in(threading.get_ident())))
@@ -399,10 +418,10 @@ def name_of(key: Any) -> str:
     return str(getattr(key, "__name__", key))
 
 
-def _to_keys(targets: Any) -> list[Any]:
+def to_keys(targets: Any) -> list[Any]:
     """Return the registry keys of ``targets``, a target or a nested collection of them."""
     if isinstance(targets, (list, tuple, set, frozenset)):
-        return [key for target in targets for key in _to_keys(target)]
+        return [key for target in targets for key in to_keys(target)]
     return [_to_key(targets)]
 
 
@@ -482,5 +501,5 @@ def declare_free(
     formula: returns the bytes, where they are not those of all input and output tensors.
     """
     rule = Rule(kind="free", formula=formula, note=reason, moves=moves, is_recorded=is_recorded)
-    for key in _to_keys(list(targets)):
+    for key in to_keys(list(targets)):
         add_rule(key, rule)

@@ -83,7 +83,7 @@ class StepTiming:
         return self.seconds.get(phase)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Profile:
     """Cost of a run: the model's tree, and what ran outside the model.
 
@@ -263,6 +263,19 @@ class Profile:
             for flaw in communication_flaws(total, seen):
                 raise InconsistentProfileError(f"{total.fqn!r}: {flaw}")
         return self
+
+    def __repr__(self) -> str:
+        total, bound = self.total(), " at least" if self.is_lower_bound else ""
+        return (
+            f"<Profile of {self.root.class_name}:{bound} {total.macs} MACs, {total.flops} FLOPs, "
+            f"{self.total_params} parameters>"
+        )
+
+    def __str__(self) -> str:
+        """Return the printout of the profile: totals, modules, operators and remarks."""
+        from dispatch_flops.renderers import overview  # above this room: imported when shown
+
+        return overview.render(self)
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows in place of the object."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections import Counter, defaultdict
@@ -16,6 +17,7 @@ from torch import nn
 from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.errors import (
     AlreadyActiveError,
+    ConfigError,
     NotProfiledError,
     TargetError,
     UncountedOpsError,
@@ -49,8 +51,8 @@ class FlopCounterMode:
 
     mods: the model, or a list of several. None (the default) takes the modules that are called
         first.
-    depth: levels of modules in the table (default 2); None for all.
-    display: print the table at exit (default True).
+    depth: levels of modules below the model in the printout (default 2); None for all.
+    display: print the profile at exit (default True), as ``renderers.overview`` shows it.
     custom_mapping: ``{operator: formula}`` for this counter only. Formulas written for
         ``torch.utils.flop_counter`` are accepted, too.
     strict: raise UncountedOpsError at exit if an operator has no known cost. Without it (the
@@ -71,6 +73,8 @@ class FlopCounterMode:
     latency: time modules and operators in the same pass, in seconds, without the profiler's own
         overhead (default False). On the meta device there are no latencies. ``profile_model``
         takes more exact ones, in a pass without counting.
+    mesh: the program's ``DeviceMesh``, which names the groups of ``profile.communication``; None
+        (the default): the mesh of the model's DTensor parameters, if it has any.
 
     The program runs unchanged, except that compiled callables run their eager code inside the
     block; their compiled code stays intact. Only this process is counted: the thread that entered
@@ -96,6 +100,7 @@ class FlopCounterMode:
         meta_value: float | None = None,
         target: Target = "cpu",
         latency: bool = False,
+        mesh: Any = None,
     ) -> None:
         self._roots = _as_modules(mods)
         self.depth = depth
@@ -106,6 +111,9 @@ class FlopCounterMode:
             causal=causal, subclass=subclass, meta_value=meta_value, flops=flops, target=target
         )
         self._latency = latency
+        if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
+            raise ConfigError(f"mesh is a {type(mesh).__name__}; pass a DeviceMesh or None")
+        self._mesh = mesh
         self._profile: Profile | None = None
         self._set_inactive()
 
@@ -126,7 +134,13 @@ class FlopCounterMode:
         self._set_inactive()
 
     def __enter__(self) -> FlopCounterMode:
-        session = Session(self._roots, self._conventions, self._own_rules, is_timed=self._latency)
+        session = Session(
+            self._roots,
+            self._conventions,
+            self._own_rules,
+            is_timed=self._latency,
+            mesh=self._mesh,
+        )
         try:
             # Claiming is one step, so that neither a thread nor an interrupt comes between.
             if self._active.setdefault("session", session) is not session:
@@ -166,7 +180,7 @@ class FlopCounterMode:
             return
         _warn_of_uncounted(calls)
         if self.display:
-            print(self.get_table(self.depth))
+            self._print()
         if self._strict and calls.uncounted_ops():
             raise UncountedOpsError(_describe_uncounted(calls))
 
@@ -254,7 +268,7 @@ class FlopCounterMode:
         return counts
 
     def get_table(self, depth: int | None = None) -> str:
-        """Return the table that ``display`` prints, down to ``depth`` levels.
+        """Return the table of torch.utils.flop_counter, down to ``depth`` levels.
 
         depth: None (the default) for the counter's own ``depth``.
         """
@@ -262,6 +276,13 @@ class FlopCounterMode:
 
         levels = self.depth if depth is None else depth
         return table.render(self.profile, View(depth=None if levels is None else levels - 1))
+
+    def _print(self) -> None:
+        from dispatch_flops.renderers import View, overview
+        from dispatch_flops.renderers.terminal import terminal_view
+
+        depth = sys.maxsize if self.depth is None else self.depth
+        print(overview.render(self.profile, View(depth=depth, **terminal_view())))
 
 
 def _abandon(active: dict[str, Session]) -> None:

@@ -25,6 +25,7 @@ from dispatch_flops.errors import (
     UncountedWarning,
     UnknownOperatorError,
 )
+from dispatch_flops.renderers import View, overview
 from dispatch_flops.timing.devices import Devices
 from tests.helpers.attributing import plain, rows, train
 from tests.helpers.profiling import profile_of
@@ -113,11 +114,13 @@ def test_table_with_depth_ends_at_that_depth() -> None:
     assert counter.get_table(99) == counter.get_table(4)
 
 
-def test_counter_with_display_prints_the_table_at_exit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_counter_with_display_prints_the_profile_at_exit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     model = plain(3, 5)
-    with FlopCounterMode(model) as counter:
+    with FlopCounterMode(model, depth=0) as counter:
         model(rows(2, 3))
-    assert capsys.readouterr().out == counter.get_table() + "\n"
+    assert capsys.readouterr().out == overview.render(counter.profile, View(depth=0)) + "\n"
 
 
 # -- results -----------------------------------------------------------------------------------
