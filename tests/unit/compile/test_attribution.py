@@ -17,7 +17,7 @@ from dispatch_flops import Profile
 from dispatch_flops.compile import counting_backend
 from tests.helpers.profiling import profile_of
 
-# a warning of torch.compile where a graph's input is no leaf
+# a warning of torch.compile about inputs that are not leaves
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 A, B, C, D = 3, 5, 7, 11

@@ -1,4 +1,4 @@
-"""Code of a compiled program that runs outside its graphs: no figure is low without a word."""
+"""Code of a compiled program that runs outside its graphs: it is named, and never silently 0."""
 
 from __future__ import annotations
 
