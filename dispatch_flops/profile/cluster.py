@@ -184,7 +184,7 @@ class ClusterProfile:
         """
         if by not in BY:
             raise ConfigError(f"by={by!r}: choose one of {', '.join(BY)}")
-        return _value(self.ranks[rank], by, phase)
+        return _value(self.profiles[self.represented.get(rank, rank)], by, phase)
 
     def spread(self, by: By = "flops", phase: Phase | None = None) -> Spread | None:
         """Return minimum, maximum, total and straggler of a figure; None where not measured."""

@@ -104,7 +104,7 @@ def _spread_row(by: By, spread: Spread) -> list[str]:
         text(spread.maximum),
         number_text(spread.imbalance),
         "-" if spread.minimum == spread.maximum else f"rank {spread.straggler}",
-        text(spread.total),
+        "-" if by == "params" else text(spread.total),  # replicas hold the same
     ]
 
 
