@@ -5,6 +5,16 @@ Every count is an exact int; None always means "not known" or "not measured".
 """
 
 from dispatch_flops.profile.cost import add_costs
+from dispatch_flops.profile.memory import (
+    DeviceMemory,
+    HeldBytes,
+    MemoryPeak,
+    MemoryProfile,
+    MemoryUse,
+    ModuleMemory,
+    PeakMoment,
+    PhaseBytes,
+)
 from dispatch_flops.profile.merging import merge_ops, sum_nodes, sum_trees
 from dispatch_flops.profile.profile import (
     OUTSIDE,
@@ -22,8 +32,16 @@ __all__ = [
     "OUTSIDE",
     "SCHEMA",
     "SCHEMA_VERSION",
+    "DeviceMemory",
+    "HeldBytes",
+    "MemoryPeak",
+    "MemoryProfile",
+    "MemoryUse",
+    "ModuleMemory",
     "ModuleNode",
     "OpTotal",
+    "PeakMoment",
+    "PhaseBytes",
     "PhaseSeconds",
     "Profile",
     "RunInfo",

@@ -10,19 +10,20 @@ from typing import Any
 
 from dispatch_flops.errors import InconsistentProfileError, ProfileFormatError
 from dispatch_flops.profile.cost import PHASES, OpCost, Phase, check_phase
+from dispatch_flops.profile.fields import build, texts
+from dispatch_flops.profile.memory import MemoryProfile
+from dispatch_flops.profile.memory_rows import memory_from_row, memory_to_row
 from dispatch_flops.profile.merging import merge_ops
 from dispatch_flops.profile.seconds import PhaseSeconds
 from dispatch_flops.profile.serialization import (
-    build,
     build_timed,
     node_from_rows,
     node_to_rows,
-    texts,
     to_row,
     upgraded_from_1,
 )
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, flops_of, map_tree
-from dispatch_flops.profile.validation import flaws, params_outside
+from dispatch_flops.profile.validation import flaws, flaws_of_memory, params_outside
 
 SCHEMA = "dispatch_flops.profile"
 SCHEMA_VERSION = 2
@@ -128,6 +129,7 @@ class Profile:
         the parts that have a name.
     ran_elsewhere: unused names of modules that several parents hold. These modules ran under
         another of their names.
+    memory: what the run allocated; None where memory was not followed.
 
     Example::
 
@@ -146,6 +148,7 @@ class Profile:
     run: RunInfo = field(default_factory=RunInfo)
     notes: tuple[str, ...] = ()
     ran_elsewhere: tuple[str, ...] = ()
+    memory: MemoryProfile | None = None
 
     # -- totals ---------------------------------------------------------------------------
 
@@ -258,6 +261,8 @@ class Profile:
             for flaw in wrong:
                 raise InconsistentProfileError(f"{node.fqn!r}: {flaw}")
             seen.add(node.fqn)
+        for flaw in flaws_of_memory(self.memory):
+            raise InconsistentProfileError(flaw)
         return self
 
     def _repr_html_(self) -> str:
@@ -283,6 +288,7 @@ class Profile:
             **({"ran_elsewhere": list(self.ran_elsewhere)} if self.ran_elsewhere else {}),
             "root": node_to_rows(self.root),
             "outside": node_to_rows(self.outside),
+            **({"memory": memory_to_row(self.memory)} if self.memory is not None else {}),
         }
 
     def to_json(self, *, indent: int | None = None) -> str:
@@ -312,6 +318,7 @@ class Profile:
                 run=_run_from_row(data["run"]),
                 notes=texts(data["notes"]),
                 ran_elsewhere=texts(data.get("ran_elsewhere", [])),
+                memory=memory_from_row(data["memory"]) if "memory" in data else None,
             ).check()
         except RecursionError:
             raise ProfileFormatError(

@@ -21,6 +21,7 @@ from dispatch_flops.errors import (
     UncountedOpsError,
     UncountedWarning,
 )
+from dispatch_flops.memory.memory_mode import MemoryOptions
 from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
@@ -34,6 +35,7 @@ from dispatch_flops.operators.conventions import (
 )
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.memory import check_rounding
 from dispatch_flops.profilers.session import Session
 
 
@@ -70,6 +72,11 @@ class FlopCounterMode:
     latency: time modules and operators in the same pass, in seconds, without the profiler's own
         overhead (default False). On the meta device there are no latencies. ``profile_model``
         takes more exact ones, in a pass without counting.
+    memory: follow what the operators allocate, for ``profile.memory`` (default False).
+    memory_rounding: bytes that each block of memory is rounded up to a multiple of (default 1);
+        512 for the caching allocator of CUDA.
+    optimizers: those whose state was there before; an optimizer that steps inside the block is
+        found by its step.
 
     The program runs unchanged, except that compiled callables run their eager code inside the
     block; their compiled code stays intact. Only this process is counted: the thread that entered
@@ -95,6 +102,9 @@ class FlopCounterMode:
         meta_value: float | None = None,
         target: Target = "cpu",
         latency: bool = False,
+        memory: bool = False,
+        memory_rounding: int = 1,
+        optimizers: Sequence[Any] = (),
     ) -> None:
         if causal not in ("full", "half"):
             raise ConfigError(f'causal={causal!r}: choose "full" or "half"')
@@ -104,6 +114,7 @@ class FlopCounterMode:
             raise ConfigError(f'subclass={subclass!r}: choose "executed" or "logical"')
         if target not in ("cpu", "cuda"):
             raise ConfigError(f'target={target!r}: choose "cpu" or "cuda"')
+        check_rounding(memory_rounding)
         self._roots = _as_modules(mods)
         self.depth = depth
         self.display = display
@@ -113,6 +124,7 @@ class FlopCounterMode:
             causal=causal, subclass=subclass, meta_value=meta_value, flops=flops, target=target
         )
         self._latency = latency
+        self._memory = MemoryOptions(memory_rounding, tuple(optimizers)) if memory else None
         self._profile: Profile | None = None
         self._set_inactive()
 
@@ -133,7 +145,13 @@ class FlopCounterMode:
         self._set_inactive()
 
     def __enter__(self) -> FlopCounterMode:
-        session = Session(self._roots, self._conventions, self._own_rules, is_timed=self._latency)
+        session = Session(
+            self._roots,
+            self._conventions,
+            self._own_rules,
+            is_timed=self._latency,
+            memory=self._memory,
+        )
         try:
             # Claiming is one step, so that neither a thread nor an interrupt comes between.
             if self._active.setdefault("session", session) is not session:
@@ -282,7 +300,7 @@ def _abandon(active: dict[str, Session]) -> None:
     """Make sure that nothing is left behind and that the counter can be entered again."""
     session = active.get("session")
     if session is not None:
-        session.close()
+        session.end()
         active.pop("session", None)
 
 

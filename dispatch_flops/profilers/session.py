@@ -21,6 +21,8 @@ from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.errors import WrongThreadError
+from dispatch_flops.memory.memory_mode import Memory, MemoryMode, MemoryOptions
+from dispatch_flops.memory.memory_profile import attach_memory
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import Profile
@@ -39,16 +41,22 @@ class Session:
         own_rules: Mapping[Any, registry.Rule],
         *,
         is_timed: bool,
+        memory: MemoryOptions | None = None,
     ) -> None:
         self._conventions = conventions
         self._names = ModuleNames(roots)
         self._calls = CallAggregator()
         # Only a timed run asks every module for its device.
         self._pass = counting_pass(self._names.modules()) if is_timed else UntimedPass()
-        self._tracker = Tracker(self._names, self._pass.observers, self._is_mode_on)
-        self._mode = CountingMode(
-            self._tracker, conventions, own_rules, self._aggregate, self._pass.operator_timer
-        )
+        self._memory = None if memory is None else Memory(self._names, memory)
+        observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
+        self._tracker = Tracker(self._names, observers, self._is_mode_on)
+        timer = self._pass.operator_timer
+        of_mode = (self._tracker, conventions, own_rules, self._aggregate)
+        if self._memory is None:
+            self._mode = CountingMode(*of_mode, timer)
+        else:
+            self._mode = MemoryMode(*of_mode, timer, self._memory)
         self._opaque = OpaqueModules(self._tracker, conventions, own_rules)
         self._undo = UndoStack()
         self._is_open = False
@@ -63,6 +71,8 @@ class Session:
             take_eager_stance(self._undo)
             self._tracker.start(self._undo)
             self._opaque.start(self._undo)
+            if self._memory is not None:
+                self._memory.start(self._undo)
             self._mode.start(self._undo)
             self._pass.start(self._undo)
             self._is_open = True
@@ -80,6 +90,12 @@ class Session:
         except KeyboardInterrupt:
             self._undo.run()
             raise
+
+    def end(self) -> None:
+        """Stop counting for good: nothing that the run allocated is followed from now on."""
+        self.close()
+        if self._memory is not None:
+            self._memory.blocks.forget()
 
     def check_thread(self) -> None:
         """Raise WrongThreadError if another thread entered the mode: only that one can leave it."""
@@ -124,6 +140,8 @@ class Session:
                 run_info(self._names.modules(), self._conventions, self._tracker.first_call),
                 notes=(*_notes_of(self._conventions), *self._mode.higher_order.notes),
             )
+            if self._memory is not None:
+                profile = attach_memory(profile, self._memory, self._names)
         return dataclasses.replace(profile, timing=self._pass.timing(profile))
 
     def _aggregate(self) -> None:

@@ -23,7 +23,7 @@ PUBLIC = """
     DispatchFlopsError FlopCounterMode FlopsProfiler Machine ModuleNode OpCost OpTotal Profile Share
     Split StepProfiler UncountedOpsError UncountedWarning __version__ analysis compile
     counting_backend diff errors get_model_profile integrations measure_machine overridden
-    profile_model register_flops renderers unregister_flops
+    profile_model register_flops register_workspace renderers unregister_flops
 """.split()
 
 

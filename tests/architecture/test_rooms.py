@@ -18,7 +18,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("profile",),
     ("operators", "analysis"),
     ("counting", "renderers"),
-    ("compile", "timing", "distributed"),
+    ("compile", "timing", "memory", "distributed"),
     ("profilers",),
     ("__init__",),
     ("integrations",),
