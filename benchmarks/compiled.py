@@ -27,7 +27,7 @@ from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode as TorchFlopCounterMode
 
 from dispatch_flops import FlopCounterMode, counting_backend
-from dispatch_flops.compile.backend import count_runs
+from dispatch_flops.compile.compilers import count_runs
 
 Batch = torch.Tensor
 

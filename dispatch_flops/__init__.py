@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dispatch_flops.errors import DispatchFlopsError, UncountedOpsError, UncountedWarning
     from dispatch_flops.operators.registry import overridden, register_flops, unregister_flops
     from dispatch_flops.operators.workspaces import register_workspace
+    from dispatch_flops.profile.communication import CommGroup, CommTotal
     from dispatch_flops.profile.cost import OpCost, Share, Split
     from dispatch_flops.profile.profile import Profile
     from dispatch_flops.profile.tree import ModuleNode, OpTotal
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CommGroup",
+    "CommTotal",
     "DispatchFlopsError",
     "FlopCounterMode",
     "FlopsProfiler",
@@ -61,6 +64,8 @@ __all__ = [
 
 _ROOMS = frozenset(("analysis", "compile", "errors", "integrations", "renderers"))
 _HOME = {
+    "CommGroup": "profile.communication",
+    "CommTotal": "profile.communication",
     "DispatchFlopsError": "errors",
     "FlopCounterMode": "profilers.counter",
     "FlopsProfiler": "profilers.flops_profiler",

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -67,6 +68,19 @@ def schema_of(op: OpOverload) -> torch.FunctionSchema:
     return op._schema
 
 
+def storage_id(tensor: torch.Tensor) -> int:
+    """The same number for all views of the same memory, on the meta device too.
+
+    Public: ``Tensor.data_ptr``, which is 0 on the meta device and differs for views.
+    """
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+# Sparse tensors and those of function transforms have no storage. Public: an exception.
+has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
+
+
 def packet_name(packet: OpOverloadPacket) -> str:
     """``"aten::mm"``. Public: none."""
     return packet._qualified_op_name
@@ -75,6 +89,11 @@ def packet_name(packet: OpOverloadPacket) -> str:
 def overload_name(op: OpOverload) -> str:
     """``"default"``, ``"Tensor"``. Public: the end of ``str(op)``."""
     return op._overloadname
+
+
+def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
+    """All overloads of an operator. Public: none."""
+    return [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
 
 
 def overload_of(custom_op: torch.library.CustomOpDef) -> OpOverload:
@@ -101,21 +120,42 @@ def run_taken_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return op.decompose(*args, **kwargs)
 
 
+# Keys under which autograd runs an operator, by device; "Other" is for tensors in function
+# transforms. Public: the names in documentation.
+AUTOGRAD_KEYS = (
+    "AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradXPU", "AutogradMPS", "AutogradXLA",
+    "AutogradHPU", "AutogradPrivateUse1", "AutogradOther",
+)  # fmt: skip
+
+
+def autograd_kernel(op: OpOverload, key: str) -> Callable[..., Any] | None:
+    """The kernel that runs ``op`` under a key of autograd, called with the keyset and arguments.
+
+    None where there is none, and where the device has a kernel of its own, which a dispatch mode
+    sees. Public: ``torch.library.get_kernel``, whose result's method ``call_boxed`` is documented
+    with it.
+    """
+    if has_kernel(op.name(), key.removeprefix("Autograd")):
+        return None
+    try:
+        kernel: Callable[..., Any] = torch.library.get_kernel(op, key).call_boxed
+    except RuntimeError:
+        return None
+    return kernel
+
+
 class Kernels:
-    """Kernels in Python for operators of torch, until they are removed.
+    """Kernels in Python for operators of one library, until they are removed.
 
     Public: ``torch.library.Library``, which has no public way to remove them.
     """
 
-    def __init__(self) -> None:
-        self._library = torch.library.Library("aten", "IMPL")
-        self.keys: list[str] = []
+    def __init__(self, namespace: str) -> None:
+        self._library = torch.library.Library(namespace, "IMPL")
 
-    def register(self, op: OpOverload, kernel: Callable[..., Any], keys: Sequence[str]) -> None:
-        """Have ``kernel`` run ``op`` where one of these dispatch keys comes first."""
-        for key in keys:
-            self._library.impl(op, kernel, key)
-            self.keys.append(key)
+    def register(self, op: OpOverload, kernel: Callable[..., Any], key: str) -> None:
+        """Have ``kernel(keyset, *args, **kwargs)`` run ``op`` where this key comes first."""
+        self._library.impl(op, kernel, key, with_keyset=True)
 
     def remove(self) -> None:
         """Remove the kernels; does nothing the second time."""
@@ -267,6 +307,10 @@ ENGINE_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
 
 # -- tensors ----------------------------------------------------------------------------------
 
+# The address of a tensor's StorageImpl, the same for all views of a storage, also on meta; raises
+# NotImplementedError for a tensor without one. Public: untyped_storage().data_ptr() is 0 on meta.
+storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
+
 # Tensors without data; those that tracers compute with; jagged nested ones. Public: none.
 FakeTensor = torch._subclasses.fake_tensor.FakeTensor
 FunctionalTensor = torch._subclasses.functional_tensor.FunctionalTensor
@@ -408,6 +452,19 @@ def triton_kernels() -> Any:
 map_aggregate: Callable[[Any, Callable[[Any], Any]], Any] = torch.fx.node.map_aggregate
 
 
+def fake_mode() -> AbstractContextManager[Any]:
+    """A block in which tensors have shapes only. Public: none (torch._subclasses).
+
+    Constants of a graph are real tensors, which the block accepts as inputs. ``while_loop`` wants
+    an environment of symbols.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return torch._subclasses.fake_tensor.FakeTensorMode(
+        allow_non_fake_inputs=True, shape_env=ShapeEnv()
+    )
+
+
 def no_autograd_cache() -> AbstractContextManager[Any]:
     """A block in which AOTAutograd compiles anew: a hit gives code that others made.
 
@@ -433,6 +490,75 @@ def aot_autograd(
         keep_inference_input_mutations=True,
     )
     return backend
+
+
+def graph_breaks() -> list[Any]:
+    """Why and where torch.compile ended graphs early, in this process, the oldest first. Public:
+    ``torch._dynamo.explain``, which runs the program by a backend of its own.
+    """
+    from torch._dynamo.utils import graph_break_reasons
+
+    return graph_break_reasons
+
+
+def compilations() -> list[Any]:
+    """The last compilations of this process, with what failed and why. Public: none."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return get_compilation_metrics()
+
+
+def is_backend_name(name: Any) -> bool:
+    """Whether torch.compile knows a backend of that name. Public: ``torch.compiler.list_backends``,
+    which leaves out those for debugging.
+    """
+    from torch._dynamo import list_backends
+
+    return isinstance(name, str) and name in list_backends(exclude_tags=())  # type: ignore[no-untyped-call]
+
+
+def find_backend(backend: Any) -> Callable[..., Any]:
+    """The backend of that name; a callable is its own. Public: none."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    found: Callable[..., Any] = lookup_backend(backend)
+    return found
+
+
+def is_aot_autograd(backend: Any) -> bool:
+    """Whether torch._dynamo's ``aot_autograd`` made a backend. Public: none."""
+    from torch._dynamo.backends.common import AotAutograd
+
+    return isinstance(backend, AotAutograd)
+
+
+def compiling_apart(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """A block in which a backend compiles a graph that AOTAutograd is about to compile.
+
+    What AOTAutograd notes of one compilation is not taken for another's. Public: none.
+    """
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+
+    block: AbstractContextManager[Any] = tracing(TracingContext(detect_fake_mode(inputs)))
+    return block
+
+
+def with_other_compilers(
+    backend: Any, change: Callable[..., Any]
+) -> Callable[[fx.GraphModule, Any], Any]:
+    """A backend of ``aot_autograd`` with other compilers. Public: none.
+
+    change: is called as ``change(compiler, graph, inputs, is_backward=...)``.
+    """
+    options = dict(backend.kwargs)
+    forward = options["fw_compiler"]
+    backward = options.get("bw_compiler") or forward
+    inference = options.get("inference_compiler") or forward
+    options["fw_compiler"] = partial(change, forward, is_backward=False)
+    options["bw_compiler"] = partial(change, backward, is_backward=True)
+    options["inference_compiler"] = partial(change, inference, is_backward=False)
+    made: Callable[[fx.GraphModule, Any], Any] = type(backend)(**options)
+    return made
 
 
 def compile_with_inductor(
@@ -468,6 +594,44 @@ def options_of_mode(mode: str) -> dict[str, Any]:
     return list_mode_options(mode)
 
 
+# -- torch.distributed ------------------------------------------------------------------------
+
+
+def process_group(argument: Any) -> Any:
+    """The process group that an operator of c10d, or a functional one, was given. Public: none.
+
+    c10d's operators take it as a script object, functional ones by name or as itself.
+    """
+    from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
+
+    if isinstance(argument, str):
+        return _resolve_process_group(argument)  # type: ignore[arg-type]
+    if isinstance(argument, ProcessGroup):
+        return argument
+    return ProcessGroup.unbox(argument)
+
+
+def ranks_of_group(group: Any) -> tuple[int, ...]:
+    """The global ranks in a group, in its order.
+
+    Public: ``get_process_group_ranks``, which knows only groups that torch.distributed has made.
+    """
+    from torch.distributed import distributed_c10d
+
+    known = distributed_c10d._world.pg_group_ranks
+    return tuple(known[group]) if group in known else tuple(range(group.size()))
+
+
+def whole_mesh(mesh: Any) -> Any:
+    """The device mesh of which this one is a slice; itself if it is none. Public: none."""
+    return mesh._get_root_mesh()
+
+
+# Modules of torch.distributed, in sys.modules once the program uses them.
+FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+FSDP1 = ("torch.distributed.fsdp._flat_param", "torch.distributed.fsdp._runtime_utils")
+PIPELINES = "torch.distributed.pipelining.schedules"
+
 # -- what cannot be moved here ----------------------------------------------------------------
 #
 # Attributes of objects that torch hands out, names of Python frames, keys: asked where they are
@@ -481,6 +645,11 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 #                             MODULE_CALL_CODE
 # counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
 #                             backward; the closure (frame) of _checkpoint_hook's pack_hook
+# counting/communication_causes  in frames of FSDP2: self.modules, self._training_state; of FSDP1:
+#                             FlatParamHandle's _fully_sharded_module and _training_state; of
+#                             pipelines: _batch_p2p (desc), action, stage, self._stage, and the
+#                             functions that initialise stages; variable of AccumulateGrad
+# operators/communication     groups' group_desc and group_name
 # counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached
 # counting/dispatch_mode      _should_skip_dynamo, ignore_compile_internals and
 #                             supports_higher_order_operators, overridden; _is_zerotensor()
@@ -489,13 +658,17 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 # counting/module_names       modules' _modules, _parameters, _buffers (conventional); likewise
 #                             counting/parameters, counting/placement, profilers/isolation,
 #                             compile/attribution
-# counting/compiled_modules   _orig_mod in _modules; _compiled_call_impl
+# counting/wrappers           _orig_mod, _fsdp_wrapped_module and _checkpoint_wrapped_module in
+#                             _modules; _compiled_call_impl
 # timing/idle_modules         names of the tables _global_forward_hooks, ...; _call_impl, set
 # operators/tensors           tensors' _nested_tensor_size(), _values(), _indices(); in formulas
 #                             _nnz(), _is_zerotensor()
 # operators/torch_formulas    _get_raw of torch's formulas
 # compile/attribution         node.meta: nn_module_stack, fwd_nn_module_stack, is_gradient_acc,
 #                             partitioner_tag, stack_trace, grapharg (source, example); the
-#                             graph's dynamo_compile_id
-# compile/graph               node.meta: val; SymInt.node.expr
-# compile/backend             _boxed_call, set
+#                             graph's dynamo_compile_id; source_fn_stack
+# compile/instances           node.meta: desc; variable of AccumulateGrad
+# compile/eager_parts         reason, user_stack of a graph break; fail_type, fail_reason, co_name,
+#                             co_filename, co_firstlineno of a compilation; texts of reasons
+# compile/templates           node.meta: val; SymInt.node.expr
+# compile/compilers           _boxed_call, asked and set

@@ -37,7 +37,10 @@ class UncountedWarning(UserWarning):
 
 
 class FormulaError(DispatchFlopsError):
-    """A formula raised or returned no cost. It is recorded and never interrupts the program."""
+    """A formula does not fit its operator: its parameters at registration, its result in a run.
+
+    In a run the error is recorded; it never interrupts the program.
+    """
 
 
 class NotProfiledError(DispatchFlopsError):

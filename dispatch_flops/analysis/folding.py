@@ -18,18 +18,27 @@ def fold(root: ModuleNode) -> ModuleNode:
     and so are those of the nodes below it. Parameters that the siblings share count once: the
     sum is at most the parent's.
     """
-    shapes: dict[object, int] = {}
-    shape_of: dict[str, int] = {}
+    runs = runs_of_siblings(root)
     folded: dict[str, ModuleNode] = {}
     for node in reversed(list(root.walk())):
-        shape = (_own_shape(node), tuple(shape_of[child.fqn] for child in node.children))
-        shape_of[node.fqn] = shapes.setdefault(shape, len(shapes))
         children = tuple(
             _merged([folded[member.fqn] for member in run], node.total_params)
-            for run in _runs(node.children, shape_of)
+            for run in runs[node.fqn]
         )
         folded[node.fqn] = dataclasses.replace(node, children=children)
     return folded[root.fqn]
+
+
+def runs_of_siblings(root: ModuleNode) -> dict[str, list[Sequence[ModuleNode]]]:
+    """Return ``{fqn: its children, in runs of those that differ only in number and latency}``."""
+    shapes: dict[object, int] = {}
+    shape_of: dict[str, int] = {}
+    runs: dict[str, list[Sequence[ModuleNode]]] = {}
+    for node in reversed(list(root.walk())):
+        shape = (_own_shape(node), tuple(shape_of[child.fqn] for child in node.children))
+        shape_of[node.fqn] = shapes.setdefault(shape, len(shapes))
+        runs[node.fqn] = list(_runs(node.children, shape_of))
+    return runs
 
 
 def _own_shape(node: ModuleNode) -> object:

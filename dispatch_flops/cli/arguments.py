@@ -6,8 +6,9 @@ import argparse
 import ast
 from argparse import ArgumentParser
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
+from dispatch_flops.analysis.figures import Key
 from dispatch_flops.analysis.machines import MACHINES, Machine, find
 from dispatch_flops.cli.formats import DEFAULT, FORMATS
 from dispatch_flops.cli.output import print_progress
@@ -122,7 +123,7 @@ def add_device_option(parser: Any) -> None:
 
 
 def add_run_options(parser: ArgumentParser) -> None:
-    """Add the options of the measurement: runs, operator latency, causal attention."""
+    """Add the options of the measurement: runs, operator latency, conventions."""
     group = parser.add_argument_group("measurement")
     group.add_argument(
         "--warm-up",
@@ -150,6 +151,12 @@ def add_run_options(parser: ArgumentParser) -> None:
         help="count causal attention in full, or only the half that the mask keeps (default: full)",
     )
     group.add_argument(
+        "--flops",
+        choices=("all", "contractions"),
+        default="all",
+        help="count all FLOPs, or only 2 for each MAC of a contraction (default: all)",
+    )
+    group.add_argument(
         "--target-device",
         choices=("cpu", "cuda"),
         default="cpu",
@@ -157,8 +164,8 @@ def add_run_options(parser: ArgumentParser) -> None:
     )
 
 
-def add_view_options(parser: ArgumentParser, *, fold: bool = False) -> None:
-    """Add the options that select how a profile is shown. ``fold`` is the default of --fold."""
+def add_view_options(parser: ArgumentParser) -> None:
+    """Add the options that select how a profile is shown."""
     group = parser.add_argument_group("output")
     group.add_argument(
         "--format",
@@ -171,9 +178,9 @@ def add_view_options(parser: ArgumentParser, *, fold: bool = False) -> None:
     group.add_argument(
         "--top",
         type=_positive,
-        default=1,
         metavar="K",
-        help="module classes listed per depth in the summary (default: 1)",
+        help="operators listed in the overview (default: 5), or module classes per depth in "
+        "DeepSpeed's format (default: 1)",
     )
     group.add_argument(
         "--detailed",
@@ -184,9 +191,21 @@ def add_view_options(parser: ArgumentParser, *, fold: bool = False) -> None:
     group.add_argument(
         "--fold",
         action=argparse.BooleanOptionalAction,
-        default=fold,
-        help="show consecutive identical modules as one, with their sums "
-        f"(default: --{'' if fold else 'no-'}fold)",
+        default=None,
+        help="show consecutive identical modules as one, with their sums (default: in the "
+        "overview)",
+    )
+    group.add_argument(
+        "--sort",
+        choices=get_args(Key),
+        help="sort the modules of each level in the overview, the largest first (default: the "
+        "model's order)",
+    )
+    group.add_argument(
+        "--columns",
+        type=lambda text: tuple(text.split(",")),
+        metavar="NAME,...",
+        help="columns of the overview, such as params,macs,forward_flops,bytes,latency,rate",
     )
 
 

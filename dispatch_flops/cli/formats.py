@@ -9,11 +9,20 @@ from pathlib import Path
 
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
-from dispatch_flops.renderers import View, chrome_trace, collapsed, csv, deepspeed, html, table
+from dispatch_flops.renderers import (
+    View,
+    chrome_trace,
+    collapsed,
+    csv,
+    deepspeed,
+    html,
+    overview,
+    table,
+)
 from dispatch_flops.renderers.text import Style
 from dispatch_flops.renderers.view import Table
 
-DEFAULT = "deepspeed"
+DEFAULT = "overview"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +61,7 @@ def _html(profile: Profile, view: View) -> str:
 
 
 FORMATS: dict[str, Format] = {
+    "overview": Format(help="totals, a line per module, the top operators", render=overview.render),
     "deepspeed": Format(
         help="DeepSpeed's report, with a table of operators", render=deepspeed.render
     ),

@@ -129,7 +129,7 @@ def add_demo(commands: Commands) -> None:
     )
     add_device_option(parser)
     add_run_options(parser)
-    add_view_options(parser, fold=True)
+    add_view_options(parser)
     parser.set_defaults(
         run=run_demo,
         target=DEMO,

@@ -22,6 +22,7 @@ from dispatch_flops.cli.output import emit
 from dispatch_flops.errors import ProfileFormatError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers import View
+from dispatch_flops.renderers.terminal import terminal_view
 
 _SHOW_EPILOG = f"""\
 {FORMAT_HELP}
@@ -102,5 +103,8 @@ def show_profile(profile: Profile, options: Namespace, machine: Machine | None =
         detailed=options.detailed,
         fold=options.fold,
         machine=machine,
+        sort=options.sort,
+        columns=options.columns,
+        **({} if options.output else terminal_view()),
     )
     emit(choose_format(options.format, options.output).render(profile, view), options.output)

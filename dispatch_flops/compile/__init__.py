@@ -15,6 +15,7 @@ the compiled graphs (an eager optimizer, code between graph breaks) is not count
 
 from __future__ import annotations
 
-from dispatch_flops.compile.backend import CountingBackend, Step, counting_backend
+from dispatch_flops.compile.backend import CountingBackend, counting_backend
+from dispatch_flops.compile.step import Step
 
 __all__ = ["CountingBackend", "Step", "counting_backend"]

@@ -3,88 +3,49 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, NoReturn
 
 from torch import fx, nn
 
 from dispatch_flops import _torch
 from dispatch_flops.compile.attribution import NodeAttribution
-from dispatch_flops.compile.graph import GraphCost, Sizes
+from dispatch_flops.compile.compilers import Compiler
+from dispatch_flops.compile.eager_parts import EagerParts
+from dispatch_flops.compile.graph import GraphCost, Run
+from dispatch_flops.compile.step import Step
 from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.thread_state import ModulePhase
-from dispatch_flops.errors import ConfigError, TargetError
+from dispatch_flops.errors import TargetError, UncountedOpsError, UncountedWarning
 from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
 )
-from dispatch_flops.operators.conventions import Causal, Conventions
+from dispatch_flops.operators.conventions import Causal, Conventions, Flops
+from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
-from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, ZERO, OpCost, Phase
-from dispatch_flops.units import ratio
+from dispatch_flops.profile.cost import PHASES, ZERO, OpCost, Phase
 
-Backend = Literal["inductor", "aot_eager"]
-AddGraph = Callable[[fx.GraphModule, bool], GraphCost]  # the graph, is_backward
-_Run = tuple[int, Sizes]  # the index of a graph, and the sizes in its inputs
-_NO_OPTIONS = 'mode and options apply to backend="inductor" only; leave them out'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """Cost and wall time of the graphs that ran between two calls of ``CountingBackend.step``.
-
-        step = backend.step()
-        print(step.total.flops, step.flops_per_s, step.mfu(peak_flops_per_s=989e12))
-
-    costs: by phase. seconds: wall time between the calls. The device is not synchronized, so that
-    a single step may be off; over many steps the error averages out.
-    """
-
-    costs: Mapping[Phase, OpCost] = field(default_factory=dict)
-    seconds: float
-
-    @property
-    def total(self) -> OpCost:
-        """Cost of all phases (hardware FLOPs)."""
-        return add_costs(self.costs.values())
-
-    @property
-    def model_total(self) -> OpCost:
-        """Cost of forward and backward, without recomputation (model FLOPs)."""
-        return add_costs(self.costs.get(phase) for phase in MODEL_PHASES)
-
-    @property
-    def flops_per_s(self) -> float | None:
-        """FLOP/s over all phases; None if no time passed."""
-        return ratio(self.total.flops, self.seconds)
-
-    def mfu(self, peak_flops_per_s: float) -> float | None:
-        """Return the model FLOPs utilization, a share of the peak; None if no time passed.
-
-        peak_flops_per_s: dense peak of the device for the model's dtype. Raises ConfigError if it
-        is not positive.
-        """
-        if not peak_flops_per_s > 0:
-            raise ConfigError(f"peak_flops_per_s={peak_flops_per_s!r}: pass FLOP/s above 0")
-        achieved = ratio(self.model_total.flops, self.seconds)
-        return None if achieved is None else achieved / peak_flops_per_s
+_Run = tuple[int, Run]  # the index of a graph, and what it ran for
 
 
 def counting_backend(
-    backend: Backend = "inductor",
+    backend: str | Callable[..., Any] = "inductor",
     model: nn.Module | Sequence[nn.Module] | None = None,
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     causal: Causal = "full",
+    flops: Flops = "all",
     custom_mapping: Mapping[Any, Formula] | None = None,
+    strict: bool = False,
 ) -> CountingBackend:
     """Return a backend for ``torch.compile(model, backend=...)`` that counts what its graphs run.
 
@@ -93,23 +54,28 @@ def counting_backend(
         compiled(x).sum().backward()
         print(backend.total().flops)
 
-    backend: the backend that compiles, "inductor" or "aot_eager".
+    backend: the backend that compiles, by a name that ``torch.compile`` knows or as a callable.
+        One that does not use AOTAutograd itself is given AOTAutograd's forward and backward graphs,
+        one by one, in place of the function as it was traced.
     model: the model or models whose modules ``profile()`` names; None: it has totals only.
-    mode, options: those of ``torch.compile``, for inductor only.
-    causal, custom_mapping: as in ``FlopCounterMode``.
+    mode, options: those of ``torch.compile``; one of them, and neither for "aot_eager".
+    causal, flops, custom_mapping: as in ``FlopCounterMode``.
+    strict: ``step()`` and ``total()`` raise UncountedOpsError if something that ran has no known
+        cost. Without it (the default) they issue an UncountedWarning, once.
 
     Modules of one class may share a compiled graph, if they are compiled one by one or after a
-    graph break. The first of them is then shown with the cost of all; totals are exact.
+    graph break. Each is shown with its own runs if it has parameters; without, the first of them is
+    shown with the cost of all. Totals are exact either way.
 
-    Raises TargetError for any other backend, and for mode or options with "aot_eager".
+    Raises TargetError for a backend that torch does not know and for a model that is not one, and
+    ConfigError for a mode, options or convention that is not allowed.
     """
     return CountingBackend(
-        backend,
-        model,
-        mode=mode,
-        options=options,
-        conventions=Conventions(causal=causal),
+        Compiler(backend, mode, options),
+        _as_models(model),
+        conventions=Conventions(causal=causal, flops=flops),
         own_rules=registry.rules_from(custom_mapping or {}),
+        strict=strict,
     )
 
 
@@ -121,26 +87,21 @@ class CountingBackend:
 
     def __init__(
         self,
-        backend: str,
-        model: nn.Module | Sequence[nn.Module] | None,
+        compiler: Compiler,
+        models: Sequence[nn.Module],
         *,
-        mode: str | None,
-        options: Mapping[str, Any] | None,
         conventions: Conventions,
         own_rules: Mapping[Any, registry.Rule],
+        strict: bool,
     ) -> None:
-        if backend not in ("inductor", "aot_eager"):
-            raise TargetError(f'backend={backend!r}: choose "inductor" or "aot_eager"')
-        if backend == "aot_eager" and (mode or options):
-            raise TargetError(_NO_OPTIONS)
-        roots = (model,) if isinstance(model, nn.Module) else tuple(model or ())
         self.graphs: list[GraphCost] = []
-        self._compile = _compile_with_inductor if backend == "inductor" else _compile_with_aot_eager
-        self._patches = _merge_options(mode, options)
-        self._names = ModuleNames(roots)
+        self._compiler = compiler
+        self._names = ModuleNames(models)
         self._conventions = conventions
         self._own_rules = own_rules
-        self._used_params: set[int] = set()
+        self._strict = strict
+        self._warned = False
+        self._eager_parts = EagerParts()
         self._runs_at_last_step: Counter[_Run] = Counter()
         self._last_step_s = time.perf_counter()
 
@@ -154,45 +115,93 @@ class CountingBackend:
     ) -> Callable[..., Any]:
         """Compile one traced function; ``torch.compile`` calls this.
 
-        Raises TargetError for mode or options with "aot_eager".
+        Raises ConfigError for mode or options that do not fit the backend.
         """
-        patches = self._patches | _merge_options(mode, options)
+        self._eager_parts.read()
         with _torch.modes_disabled():
             attribution = NodeAttribution(self._names, graph)
-        self._used_params |= attribution.used_params
         add_graph = partial(self._add_graph, attribution)
-        return self._compile(graph, example_inputs, add_graph, patches)
+        return self._compiler.compile(graph, example_inputs, add_graph, mode, options)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a CountingBackend belongs to the compiled code of its process and cannot be pickled; "
+            "make one with counting_backend(...) in each process"
+        )
+
+    def __deepcopy__(self, memo: Any) -> CountingBackend:
+        """Return the backend itself: a copy of a compiled model runs the same compiled code."""
+        return self
 
     def step(self) -> Step:
-        """Return what ran since the previous call, or since the backend was made."""
+        """Return what ran since the previous call, or since the backend was made.
+
+        Code that ``torch.compile`` left eager is in ``Step.uncounted``, with the number 1, from the
+        step on in which it was found.
+
+        Raises UncountedOpsError under ``strict`` if some of it has no known cost.
+        """
         now = time.perf_counter()
         runs = self._runs()
         new = runs - self._runs_at_last_step
         seconds, self._last_step_s = now - self._last_step_s, now
         self._runs_at_last_step = runs
-        return Step(costs=self._costs_by_phase(new), seconds=seconds)
+        costs = self._costs_by_phase(new)
+        return Step(costs=costs, seconds=seconds, uncounted=self._report_uncounted(new))
 
     def total(self) -> OpCost:
-        """Return the cost of all runs so far."""
-        return add_costs(self._costs_by_phase(self._runs()).values())
+        """Return the cost of all runs so far; raises as ``step`` does."""
+        runs = self._runs()
+        self._report_uncounted(runs)
+        return add_costs(self._costs_by_phase(runs).values())
 
     def profile(self) -> Profile:
-        """Return the costs of all runs so far by module, phase and operator."""
+        """Return the costs of all runs so far by module, phase and operator.
+
+        It lists what has no known cost (``Profile.uncounted_ops``).
+        """
         with _torch.modes_disabled():
             module_phases: dict[tuple[str, Phase], ModulePhase] = {}
-            for (index, sizes), times in self._runs().items():
-                for (fqn, phase, cost), calls in self.graphs[index].costs(sizes).items():
+            notes = {"compiled graphs only: what ran outside of them is not counted": None}
+            for (index, (module, sizes)), times in self._runs().items():
+                graph = self.graphs[index]
+                run = graph.cost(sizes)
+                notes |= dict.fromkeys(run.notes)
+                for (traced_in, phase, cost), calls in run.costs.items():
+                    fqn = graph.fqn_in(module, traced_in)
                     found = module_phases.setdefault((fqn, phase), ModulePhase(fqn, phase))
                     found.counts[cost] += calls * times
-            aggregated = CallAggregator()
-            aggregated.aggregate(module_phases.values())
+            used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
+            for cost in self._eager_parts.found():
+                outside: tuple[str, Phase] = (OUTSIDE, "forward")
+                module_phases.setdefault(outside, ModulePhase(*outside)).counts[cost] = 1
+            self._names.read_facts()
             return build_profile(
-                aggregated,
+                CallAggregator().including(module_phases.values()),
                 self._names,
-                Observed(calls=self._module_calls(), used_params=self._used_params),
+                Observed(calls=self._module_calls(), used_params=used_params),
                 run_info(self._names.modules(), self._conventions),
-                notes=("compiled graphs only: what ran outside of them is not counted",),
+                notes=tuple(notes),
             )
+
+    def _report_uncounted(self, runs: Mapping[_Run, int]) -> dict[str, int]:
+        """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
+        costs: Counter[CallCost] = Counter(self._eager_parts.found())
+        with _torch.modes_disabled():
+            for (index, (_, sizes)), times in runs.items():
+                for cost, calls in self.graphs[index].cost(sizes).uncounted.items():
+                    costs[cost] += calls * times
+        found: Counter[str] = Counter()
+        for cost, calls in costs.items():
+            found[cost.op] += calls
+        errors = {cost.op: cost.error for cost in costs if cost.error}
+        if found and (self._strict or not self._warned):
+            text = _describe(found, errors)
+            if self._strict:
+                raise UncountedOpsError(text)
+            self._warned = True
+            warnings.warn(text, UncountedWarning, stacklevel=3)
+        return dict(found)
 
     def _add_graph(
         self, attribution: NodeAttribution, graph: fx.GraphModule, is_backward: bool
@@ -202,7 +211,7 @@ class CountingBackend:
             cost = GraphCost(
                 graph,
                 attribution,
-                is_backward=is_backward,
+                is_backward=is_backward or attribution.is_of_compiled_autograd,
                 conventions=self._conventions,
                 own_rules=self._own_rules,
             )
@@ -215,10 +224,11 @@ class CountingBackend:
         function_runs: Counter[tuple[str, str]] = Counter()
         for graph in self.graphs:
             if not graph.is_backward:
-                times = graph.runs.total()
-                function_runs[graph.function] += times
-                for fqn, count in graph.module_calls.items():
-                    calls[fqn] += count * times
+                own_fqn, function = graph.function
+                for (module, _), times in graph.runs.items():
+                    function_runs[graph.fqn_in(module, own_fqn), function] += times
+                    for fqn, count in graph.module_calls.items():
+                        calls[graph.fqn_in(module, fqn)] += count * times
         # Graph breaks split a forward into several functions, of which each runs once per call.
         own: dict[str, int] = {}
         for (fqn, _), times in function_runs.items():
@@ -229,71 +239,33 @@ class CountingBackend:
     def _runs(self) -> Counter[_Run]:
         return Counter(
             {
-                (index, sizes): times
+                (index, run): times
                 for index, graph in enumerate(self.graphs)
-                for sizes, times in graph.runs.items()
+                for run, times in graph.runs.items()
             }
         )
 
     def _costs_by_phase(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
         costs = dict.fromkeys(PHASES, ZERO)
         with _torch.modes_disabled():
-            for (index, sizes), times in runs.items():
-                for phase, cost in self.graphs[index].costs_by_phase(sizes).items():
+            for (index, (_, sizes)), times in runs.items():
+                for phase, cost in self.graphs[index].cost(sizes).by_phase.items():
                     costs[phase] += cost * times
         return costs
 
 
-def count_runs(cost: GraphCost, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``compiled`` so that its runs are counted.
-
-    cost: of the graph. compiled: takes a list of inputs, and may empty it.
-    """
-    runs, read_sizes = cost.runs, cost.read_sizes
-
-    def run(inputs: list[Any]) -> Any:
-        runs[() if read_sizes is None else read_sizes(inputs)] += 1
-        return compiled(inputs)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+def _as_models(given: Any) -> tuple[nn.Module, ...]:
+    if given is None:
+        return ()
+    models = (given,) if isinstance(given, nn.Module) else given
+    if not isinstance(models, (list, tuple)) or not all(isinstance(m, nn.Module) for m in models):
+        raise TargetError(f"model={given!r}: pass an nn.Module, a list of them, or None")
+    return tuple(models)
 
 
-def _compile_with_inductor(
-    graph: fx.GraphModule, example_inputs: Any, add_graph: AddGraph, patches: Mapping[str, Any]
-) -> Callable[..., Any]:
-    def compile_part(part: fx.GraphModule, inputs: Any, **kwargs: Any) -> Callable[..., Any]:
-        cost = add_graph(part, bool(kwargs.get("is_backward")))  # first: inductor rewrites the part
-        return count_runs(cost, _torch.compile_part(part, inputs, **kwargs))
-
-    # A hit in AOTAutograd's cache would return code that does not count. Inductor's cache stays on.
-    with _torch.no_autograd_cache():
-        compiled: Callable[..., Any] = _torch.compile_with_inductor(
-            graph, example_inputs, compile_part, dict(patches) or None
-        )
-    return compiled
-
-
-def _compile_with_aot_eager(
-    graph: fx.GraphModule, example_inputs: Any, add_graph: AddGraph, patches: Mapping[str, Any]
-) -> Callable[..., Any]:
-    def interpret(part: fx.GraphModule, _inputs: Any, *, is_backward: bool) -> Callable[..., Any]:
-        return count_runs(add_graph(part, is_backward), fx.Interpreter(part).boxed_run)
-
-    if patches:
-        raise TargetError(_NO_OPTIONS)
-    with _torch.no_autograd_cache():
-        compiled: Callable[..., Any] = _torch.aot_autograd(
-            fw_compiler=partial(interpret, is_backward=False),
-            bw_compiler=partial(interpret, is_backward=True),
-        )(graph, example_inputs)
-    return compiled
-
-
-def _merge_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return inductor's options for a mode of ``torch.compile``, with ``options`` on top."""
-    patches: dict[str, Any] = {}
-    if mode is not None and mode != "default":
-        patches.update(_torch.options_of_mode(mode))
-    patches.update(options or {})
-    return patches
+def _describe(uncounted: Mapping[str, int], errors: Mapping[str, str]) -> str:
+    listed = ", ".join(
+        f"{name} ({calls} calls{'; ' + errors[name] if name in errors else ''})"
+        for name, calls in uncounted.items()
+    )
+    return f"no cost is known for {listed}: totals are lower bounds"

@@ -1,55 +1,85 @@
 """Costs of one run of a compiled graph, by module, phase and operator.
 
-The cost of a node with fixed shapes is computed once. Nodes with symbolic shapes are kept as
-templates. Their costs are computed once for each set of sizes that runs have, on meta tensors.
+A cost is computed when it is asked for, from the shapes of the node's arguments, and kept until a
+rule changes. Nodes with symbolic shapes have a cost for each set of sizes that runs have.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
-from dispatch_flops._torch import HigherOrderOperator, OpOverload, map_aggregate
+from dispatch_flops import _torch
+from dispatch_flops._torch import HigherOrderOperator, OpOverload
 from dispatch_flops.compile.attribution import NodeAttribution, phase_of
+from dispatch_flops.compile.instances import Instances
+from dispatch_flops.compile.subgraphs import count_functions, runs_functions
+from dispatch_flops.compile.templates import (
+    Sizes,
+    Templates,
+    Values,
+    arguments_of,
+    fill_in,
+    find_symbols,
+    is_symbolic,
+    size_reader,
+)
+from dispatch_flops.counting.module_names import join
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
+from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 
-Sizes = tuple[int, ...]
 Costs = Counter[tuple[str, Phase, CallCost]]
+Run = tuple[str | None, Sizes]  # the fqn of the module that ran a shared graph, and the sizes
+FIXED_RUN: Run = (None, ())
 _INLINED = ("invoke_subgraph", "strict_mode", "hints_wrapper", "local_map_hop", "foreach_map")
 _UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """Operator call of one node; tensors in it may have symbolic sizes."""
+    """Operator call of one node, with templates in place of tensors."""
 
     fqn: str
     phase: Phase
     op: Any
-    rule: Rule
     args: Any
     kwargs: Any
     out: Any
+    has_symbols: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorTemplate:
-    shape: tuple[Any, ...]
-    dtype: torch.dtype
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCost:
+    """Cost of one run of a graph.
 
+    costs: ``{(fqn, phase, cost): calls}``. by_phase: their sums. uncounted: the calls of each
+    operator without a known cost. notes: what a reader of the costs must know.
+    """
 
-@dataclass(frozen=True, slots=True)
-class _SizeTemplate:
-    expression: Any
+    costs: Costs
+    by_phase: Mapping[Phase, OpCost] = field(default_factory=dict)
+    uncounted: Mapping[CallCost, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, costs: Costs, notes: tuple[str, ...]) -> RunCost:
+        """Return these costs with their sums."""
+        by_phase: dict[Phase, OpCost] = {}
+        uncounted: Counter[CallCost] = Counter()
+        for (_, phase, call_cost), calls in costs.items():
+            if call_cost.cost is None:
+                uncounted[call_cost] += calls
+            for _, part_phase, cost in call_cost.parts(phase):
+                by_phase[part_phase] = by_phase.get(part_phase, ZERO) + cost * calls
+        return cls(costs=costs, by_phase=by_phase, uncounted=uncounted, notes=notes)
 
 
 class GraphCost:
@@ -57,7 +87,8 @@ class GraphCost:
 
     function: the compiled function of which the graph is a part, as ``(fqn, function_id)``.
     module_calls: ``{fqn: its calls in one run}``; empty for a backward graph.
-    runs: number of runs by the sizes that ``read_sizes`` returned; () if all shapes are fixed.
+    used_params: ids of the parameters that take part.
+    runs: number of runs by what ``run_reader()`` read.
     """
 
     def __init__(
@@ -72,87 +103,111 @@ class GraphCost:
         self.is_backward = is_backward
         self.function = (attribution.fqn, attribution.function_id)
         self.module_calls = {} if is_backward else attribution.module_calls(graph.graph)
-        self.runs: Counter[Sizes] = Counter()
+        self.used_params = attribution.used_params
+        self.runs: Counter[Run] = Counter()
+        self._instances: Instances | None = None
+        if attribution.has_siblings:
+            self._instances = Instances(attribution, graph, is_backward=is_backward)
         self._conventions = conventions
         self._own_rules = own_rules
-        self._fixed: Costs = Counter()
-        self._templates: list[_Call] = []
-        self._costs: dict[Sizes, Costs] = {}
-        self._costs_by_phase: dict[Sizes, dict[Phase, OpCost]] = {}
-        for node in _operator_nodes(graph):
-            self._add(node, attribution.fqn_of(node), phase_of(node, is_backward=is_backward))
-        self._symbols = _symbols(graph) if self._templates else {}
+        self._calls = list(_calls_of(graph, attribution, is_backward=is_backward))
+        has_symbols = any(call.has_symbols for call in self._calls)
+        self._symbols = find_symbols(graph) if has_symbols else {}
+        self._fixed: tuple[Costs, tuple[str, ...]] | None = None
+        self._by_sizes: dict[Sizes, RunCost] = {}
+        registry.watch(self)
 
-    @property
-    def read_sizes(self) -> Callable[[Sequence[Any]], Sizes] | None:
-        """Function that reads the sizes from a run's inputs; None if the cost never varies."""
-        if not self._symbols:
-            return None
-        positions = tuple(self._symbols.values())
-        return lambda inputs: tuple(
-            inputs[index] if dim is None else inputs[index].shape[dim] for index, dim in positions
-        )
+    def run_reader(self) -> Callable[[Sequence[Any]], Run] | None:
+        """Return what reads a run's module and sizes from its inputs; None if they never vary."""
+        read_sizes = size_reader(tuple(self._symbols.values())) if self._symbols else None
+        instances = self._instances
+        if instances is None:
+            return None if read_sizes is None else lambda inputs: (None, read_sizes(inputs))
+        running = instances.running
+        return lambda inputs: (running(inputs), () if read_sizes is None else read_sizes(inputs))
 
-    def costs(self, sizes: Sizes) -> Costs:
-        """Return ``{(fqn, phase, cost): calls}`` of one run with these sizes."""
-        if not self._templates:
-            return self._fixed
-        if sizes not in self._costs:
-            self._costs[sizes] = self._compute_costs(sizes)
-        return self._costs[sizes]
+    def fqn_in(self, module: str | None, fqn: str) -> str:
+        """Return the fqn that a node of ``fqn`` has in a run of ``module``.
 
-    def costs_by_phase(self, sizes: Sizes) -> Mapping[Phase, OpCost]:
-        """Return the cost of one run with these sizes in each phase."""
-        if sizes not in self._costs_by_phase:
-            totals: dict[Phase, OpCost] = {}
-            for (_, phase, call_cost), calls in self.costs(sizes).items():
-                for _, part_phase, cost in call_cost.parts(phase):
-                    totals[part_phase] = totals.get(part_phase, ZERO) + cost * calls
-            self._costs_by_phase[sizes] = totals
-        return self._costs_by_phase[sizes]
+        module: the fqn of a sibling of the module that was traced, or None.
+        """
+        traced, _ = self.function
+        if module is None or module == traced or traced == OUTSIDE:
+            return fqn
+        if fqn == traced:
+            return module
+        below = f"{traced}." if traced else ""
+        return join(module, fqn[len(below) :]) if fqn.startswith(below) else fqn
 
-    def _add(self, node: fx.Node, fqn: str, phase: Phase) -> None:
-        op = node.target
-        name = registry.name_of(op)
+    def rules_changed(self) -> None:
+        """Drop the computed costs: rules were added or removed."""
+        self._fixed = None
+        self._by_sizes = {}
+
+    def cost(self, sizes: Sizes) -> RunCost:
+        """Return the cost of one run with these sizes."""
+        found = self._by_sizes.get(sizes)
+        if found is None:
+            found = self._by_sizes[sizes] = self._compute(sizes)
+        return found
+
+    def _compute(self, sizes: Sizes) -> RunCost:
+        values = {symbol: int(size) for symbol, size in zip(self._symbols, sizes, strict=True)}
+        if self._fixed is None:
+            self._fixed = self._sum(call for call in self._calls if not call.has_symbols)
+        costs, notes = self._fixed
+        more, more_notes = self._sum((call for call in self._calls if call.has_symbols), values)
+        return RunCost.of(costs + more, tuple(dict.fromkeys((*notes, *more_notes))))
+
+    def _sum(
+        self, calls: Iterator[_Call], values: Values | None = None
+    ) -> tuple[Costs, tuple[str, ...]]:
+        costs: Costs = Counter()
+        notes: dict[str, None] = {}
+        for call in calls:
+            found, found_notes = self._cost_of(call, values or {})
+            notes |= dict.fromkeys(found_notes)
+            for cost, times in found.items():
+                costs[call.fqn, call.phase, cost] += times
+        return costs, tuple(notes)
+
+    def _cost_of(
+        self, call: _Call, values: Values
+    ) -> tuple[Mapping[CallCost, int], tuple[str, ...]]:
+        """Return the operator calls of a node with their number, and notes on them."""
+        name, op = registry.name_of(call.op), call.op
         rule = registry.lookup(op, self._own_rules)
         if rule is not None and not rule.is_recorded:
-            return
+            return {}, ()
+        counts_functions = rule is None and runs_functions(op)
+        if rule is None and not counts_functions:
+            return {CallCost(name, "unknown"): 1}, ()
+        fakes = _torch.fake_mode() if counts_functions else None
+        try:
+            args, kwargs, out = fill_in((call.args, call.kwargs, call.out), values, fakes=fakes)
+        except TypeError:
+            return {CallCost(name, "unknown", error=_UNKNOWN_SIZE): 1}, ()
         if rule is None:
-            self._fixed[fqn, phase, CallCost(name, "unknown")] += 1
-            return
-        call = _Call(
-            fqn=fqn,
-            phase=phase,
-            op=op,
-            rule=rule,
-            args=_as_called(node.args),
-            kwargs=_as_called(node.kwargs),
-            out=node.meta.get("val"),
+            return count_functions(op, args, kwargs, fakes, self._conventions, self._own_rules)
+        return {cost_of_call(name, op, rule, args, kwargs, out, self._conventions): 1}, ()
+
+
+def _calls_of(
+    graph: fx.GraphModule, attribution: NodeAttribution, *, is_backward: bool
+) -> Iterator[_Call]:
+    templates = Templates()
+    for node in _operator_nodes(graph):
+        args, kwargs = arguments_of(node)
+        made = templates.of((args, kwargs, node.meta.get("val")))
+        yield _Call(
+            fqn=attribution.fqn_of(node),
+            phase=phase_of(node, is_backward=is_backward),
+            op=node.target,
+            args=made[0],
+            kwargs=made[1],
+            out=made[2],
+            has_symbols=is_symbolic(made),
         )
-        if any(_is_symbolic(v) for v in _leaves((call.args, call.kwargs, call.out))):
-            self._templates.append(_make_template(call))
-        else:
-            cost = self._cost_of(call, call.args, call.kwargs, call.out)
-            self._fixed[fqn, phase, cost] += 1
-
-    def _compute_costs(self, sizes: Sizes) -> Costs:
-        values = {symbol: int(size) for symbol, size in zip(self._symbols, sizes, strict=True)}
-        costs = self._fixed.copy()
-        for call in self._templates:
-            try:
-                args, kwargs, out = (
-                    _fill_in(part, values) for part in (call.args, call.kwargs, call.out)
-                )
-            except TypeError:
-                cost = CallCost(registry.name_of(call.op), "unknown", error=_UNKNOWN_SIZE)
-            else:
-                cost = self._cost_of(call, args, kwargs, out)
-            costs[call.fqn, call.phase, cost] += 1
-        return costs
-
-    def _cost_of(self, call: _Call, args: Any, kwargs: Any, out: Any) -> CallCost:
-        name = registry.name_of(call.op)
-        return cost_of_call(name, call.op, call.rule, args, kwargs, out, self._conventions)
 
 
 def _operator_nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
@@ -172,84 +227,3 @@ def _operator_nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
             yield from _operator_nodes(getattr(graph, str(body.target)))
         else:
             yield node
-
-
-def _as_called(argument: Any) -> Any:
-    """Return a node's argument as the operator receives it, with fake tensors."""
-    return map_aggregate(argument, lambda a: a.meta.get("val") if isinstance(a, fx.Node) else a)
-
-
-def _symbols(graph: fx.GraphModule) -> dict[Any, tuple[int, int | None]]:
-    """Return ``{symbol: (position of an input, dimension)}``; None if the input is the size."""
-    sizes: dict[Any, tuple[int, int | None]] = {}
-    in_shapes: dict[Any, tuple[int, int | None]] = {}
-    for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            sizes.setdefault(value.node.expr, (index, None))
-        elif isinstance(value, torch.Tensor):
-            for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt):
-                    in_shapes.setdefault(size.node.expr, (index, dim))
-    found = in_shapes | sizes
-    return {symbol: position for symbol, position in found.items() if symbol.is_Symbol}
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(size, torch.SymInt) for size in value.shape)
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-def _map(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: _map(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(item, change) for item in value)
-    return change(value)
-
-
-def _make_template(call: _Call) -> _Call:
-    return _Call(
-        fqn=call.fqn,
-        phase=call.phase,
-        op=call.op,
-        rule=call.rule,
-        args=_map(call.args, _as_template),
-        kwargs=_map(call.kwargs, _as_template),
-        out=_map(call.out, _as_template),
-    )
-
-
-def _as_template(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return _TensorTemplate(tuple(_as_template(size) for size in value.shape), value.dtype)
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return _SizeTemplate(value.node.expr)
-    return value
-
-
-def _fill_in(value: Any, values: Mapping[Any, Any]) -> Any:
-    """Fill the sizes into templates; raise TypeError if one depends on other symbols."""
-
-    def fill(part: Any) -> Any:
-        if isinstance(part, _SizeTemplate):
-            expression = part.expression
-            number = expression.subs(values) if hasattr(expression, "subs") else expression
-            return int(number) if getattr(number, "is_integer", True) else float(number)
-        if isinstance(part, _TensorTemplate):
-            sizes = [fill(size) for size in part.shape]
-            return torch.empty(sizes, dtype=part.dtype, device="meta")
-        return part
-
-    return _map(value, fill)

@@ -117,12 +117,15 @@ class HigherOrderContext:
     def record_kernel(self, kernel: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Record a launch of a user's kernel; its formula is called with the kernel's arguments."""
         inner = getattr(kernel, "fn", kernel)  # what an autotuner wraps
-        rule = registry.lookup(kernel, self.own_rules) or registry.lookup(inner, self.own_rules)
+        rule = self._rule_of(kernel) or self._rule_of(inner)
         name = f"triton.{getattr(kernel, '__name__', None) or registry.name_of(inner)}"
         if rule is None:
             self._record(CallCost(name, "unknown"))
         else:
             self._record(cost_of_call(name, kernel, rule, (), kwargs, out, self.conventions))
+
+    def _rule_of(self, kernel: Any) -> Rule | None:
+        return registry.lookup(kernel, self.own_rules, home=self.tracker.home_thread)
 
     def _record(self, cost: CallCost) -> None:
         self.tracker.here().counts[cost] += 1

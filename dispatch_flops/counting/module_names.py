@@ -1,21 +1,22 @@
 """Fully qualified names of modules, including shared, replaced and newly created ones.
 
 A module has one canonical name, as ``named_modules()`` gives it. If several parents hold it, it
-has a further name below each parent that calls it. ``torch.compile``'s wrapper and the module
-inside it share a name: ``_orig_mod`` is not a part of it.
+has a further name below each parent that calls it. A wrapper, such as ``torch.compile``'s or
+FSDP's, and the module inside it share a name: ``_orig_mod`` is not a part of it.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
-from dispatch_flops.counting.compiled_modules import WRAPPED, wrapped_module
-from dispatch_flops.counting.parameters import ParameterFacts, parameter_facts
-from dispatch_flops.operators.tensors import untraced
+from dispatch_flops.counting.module_facts import UNREAD, ModuleFacts, facts_of
+from dispatch_flops.counting.parameters import parameter_facts
+from dispatch_flops.counting.wrappers import WRAPPED, wrapped_module, wrapping_attribute
+from dispatch_flops.operators.tensors import storages_of, untraced
 from dispatch_flops.profile import OUTSIDE
 
 _UNNAMED = "<unnamed>"
@@ -27,10 +28,10 @@ class ModuleName:
     """One name of a module, as a node of the tree of modules.
 
     is_shared: the module, or one above it, has several parents: its name depends on its caller.
-    is_wrapper: the module is ``torch.compile``'s wrapper of the module of that name.
+    is_wrapper: the module is a wrapper of the module of that name, such as ``torch.compile``'s.
     is_expert: the module is an expert of a mixture, an entry of a ModuleList or ModuleDict. The
         container's name or class, or the entry's class, says "expert".
-    class_name, saved_parameters: as they were when the module was named; it may be gone later.
+    facts: as they were when they were last read; the module may be gone by now.
     holders: every parent that holds the module, with the attribute's name.
     held_elsewhere: modules that the module holds, but that are named below another parent.
     same_as: the module's canonical name, if this is another name of the module or its wrapper.
@@ -42,8 +43,7 @@ class ModuleName:
     is_shared: bool = False
     is_wrapper: bool = False
     is_expert: bool = False
-    class_name: str = ""
-    saved_parameters: tuple[ParameterFacts, ...] = ()
+    facts: ModuleFacts = UNREAD
     holders: list[tuple[ModuleName, str]] = field(default_factory=list)
     held_elsewhere: list[ModuleName] = field(default_factory=list)
     same_as: ModuleName | None = None
@@ -54,11 +54,6 @@ class ModuleName:
         while named.same_as is not None:
             named = named.same_as
         return named
-
-    def parameters(self) -> Iterable[ParameterFacts]:
-        """Return the facts of the module's own parameters."""
-        module = self.module()
-        return self.saved_parameters if module is None else parameter_facts(module)
 
 
 class ModuleNames:
@@ -107,6 +102,18 @@ class ModuleNames:
             if module is not None:
                 yield module
 
+    def read_facts(self) -> None:
+        """Read the facts of every module that is still alive.
+
+        Later changes of the modules do not change what ``children`` and the names then tell.
+        """
+        with untraced():
+            known = list(self.by_fqn.values())
+            for named in (*known, *(n.canonical() for n in known if n.same_as is not None)):
+                module = named.module()
+                if module is not None:
+                    named.facts = facts_of(module)
+
     def children(self) -> dict[str, list[str]]:
         """Return ``{fqn: fqns of its children}`` in the order of the model."""
         by_fqn = dict(self.by_fqn)  # other threads may name modules meanwhile
@@ -138,6 +145,25 @@ class ModuleNames:
             for parameter in module._parameters.values() if module is not None else ():
                 if parameter is not None:
                     owners.setdefault(id(parameter), fqn)
+        return owners
+
+    def storages_of_gradients(self) -> frozenset[int]:
+        """Return an id for the memory of each parameter's gradient."""
+        parameters = (p for module in self.modules() for p in module._parameters.values())
+        return storages_of([p.grad for p in parameters if p is not None])
+
+    def fqn_of(self, module: nn.Module) -> str | None:
+        """Return the canonical fqn of a known module, else None."""
+        named = self._by_id.get(id(module))
+        return named.canonical().fqn if named is not None and named.module() is module else None
+
+    def owners_under_data_parallel(self) -> dict[int, str]:
+        """Return ``{id of a parameter: fqn of its DistributedDataParallel model}``."""
+        owners: dict[int, str] = {}
+        for named in list(self._by_id.values()):
+            module = named.module()
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                owners |= {id(p): named.canonical().fqn for p in module.module.parameters()}
         return owners
 
     # -- naming the modules of a tree -------------------------------------------------------
@@ -206,11 +232,17 @@ class ModuleNames:
             is_shared=is_shared,
             is_wrapper=is_wrapper,
             is_expert=_is_expert(module, holder),
-            class_name=type(module).__name__,
-            # The user keeps given roots alive; other modules may be gone before they are read.
-            saved_parameters=() if self._has_given_roots else _save_parameters(module),
+            facts=self._facts_when_named(module),
             same_as=same_as,
         )
+
+    def _facts_when_named(self, module: nn.Module) -> ModuleFacts:
+        # The user keeps given roots alive; other modules may be gone before facts are read.
+        name = type(module).__name__
+        if self._has_given_roots:
+            return ModuleFacts(name)
+        with untraced():
+            return ModuleFacts(name, parameters=parameter_facts(module))
 
     def _forget(self, key: int) -> Callable[[weakref.ref[nn.Module]], None]:
         """Return what drops a module that is gone, for its id may be another module's later."""
@@ -307,7 +339,7 @@ class ModuleNames:
         return self._add_tree(module, self._unique_fqn(f"{OUTSIDE}.{name}"), None)
 
     def _find_wrapped(self, module: nn.Module) -> ModuleName | None:
-        """Return the name of the known module that ``module`` wraps for ``torch.compile``."""
+        """Return the name of the known module that ``module`` wraps."""
         inner = wrapped_module(module)
         wrapped = self._by_id.get(id(inner)) if inner is not None else None
         return wrapped if wrapped is not None and wrapped.module() is inner else None
@@ -327,8 +359,8 @@ class ModuleNames:
         """
         fqn = at.fqn
         for name in path:
+            fqn = fqn if name == wrapping_attribute(module) else join(fqn, name)
             module = module._modules[name]  # type: ignore[assignment]
-            fqn = fqn if name == WRAPPED else join(fqn, name)
             known = self._by_id.get(id(module))
             if known is not None and known.module() is module and known.fqn == fqn:
                 at = known
@@ -353,22 +385,24 @@ class ModuleNames:
         return candidate
 
 
-def _save_parameters(module: nn.Module) -> tuple[ParameterFacts, ...]:
-    with untraced():
-        return tuple(parameter_facts(module))
-
-
 def _own_children(named: ModuleName, module: nn.Module) -> list[tuple[ModuleName, str, nn.Module]]:
-    """Return ``(named, attribute, child)`` for every child of ``module``, whose name is given."""
-    return [(named, name, child) for name, child in module._modules.items() if child is not None]
+    """Return ``(named, attribute, child)`` for every child of ``module``, whose name is given.
+
+    The attribute of the module that a wrapper holds is ``WRAPPED``.
+    """
+    wrapping = wrapping_attribute(module)
+    return [
+        (named, WRAPPED if name == wrapping else name, child)
+        for name, child in module._modules.items()
+        if child is not None
+    ]
 
 
 def _sort_children(named: ModuleName, children: list[str]) -> list[str]:
     """Sort fqns of children in the order of the module; those that it does not hold come last."""
-    module = named.module()
-    if module is None or len(children) < 2:
+    if len(children) < 2:
         return children
-    names = (join(named.fqn, name) for name, _ in module._modules.items())
+    names = (join(named.fqn, name) for name in named.facts.children)
     position = {fqn: number for number, fqn in enumerate(names)}
     return sorted(children, key=lambda fqn: position.get(fqn, len(position)))
 

@@ -9,6 +9,7 @@ hooks nor gradient hooks are needed, and nothing is written on the user's module
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -29,6 +30,7 @@ from torch.optim.optimizer import (
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.checkpoints import checkpoint_variables, recomputing_frame
+from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.observers import ModuleObserver
@@ -52,7 +54,7 @@ from dispatch_flops.counting.thread_state import (
     ThreadState,
 )
 from dispatch_flops.counting.undo import UndoStack
-from dispatch_flops.operators.tensors import tensors_in, untraced
+from dispatch_flops.operators.tensors import storages_of, tensors_in, untraced
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
@@ -62,6 +64,7 @@ _current_node = _torch.current_node
 _graph_task = _torch.graph_task_id
 _is_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch.compiler.is_dynamo_compiling
+_NOT_CALLS = ("recompute", "setup")  # phases in which a forward does not count as a call
 
 
 class Tracker:
@@ -70,6 +73,7 @@ class Tracker:
     observers: are told of each module call and optimizer step.
     is_mode_on: says whether a dispatch mode sees the operators of the calling thread. Without a
         mode only threads that joined are followed.
+    home_thread: ident of the thread that called ``start``.
     first_call: the facts of the first call of a root, as ``call_facts`` returns them.
     """
 
@@ -80,6 +84,7 @@ class Tracker:
         is_mode_on: Callable[[], bool] = lambda: False,
     ) -> None:
         self.names = names
+        self.home_thread = threading.get_ident()
         self.first_call: dict[str, Any] | None = None
         self.subgraph_depth = 0  # functions of higher-order operators that are running
         self.local = threading.local()
@@ -94,6 +99,9 @@ class Tracker:
     def start(self, undo: UndoStack) -> None:
         """Install the hooks until ``undo`` runs; follow the backward passes of this thread."""
         self._home = self.join_thread(is_entered=True)
+        if _torch.PIPELINES in sys.modules:
+            self._home.current = None
+        self.home_thread = threading.get_ident()
         self._drop_ended_calls(self._home)
         hooks = (
             self.enter_module, self.leave_module, self.enter_optimizer, self.leave_optimizer
@@ -143,14 +151,14 @@ class Tracker:
 
     # -- where an operator belongs ------------------------------------------------------------
 
-    def here(self) -> ModulePhase:
-        """Return the module and phase of what this thread runs now."""
+    def here(self, args: Any = ()) -> ModulePhase:
+        """Return the module and phase of what this thread runs now, on the arguments ``args``."""
         thread, task = self.join_thread(), _graph_task()
         if task == NO_TASK and thread.current is not None:
             return thread.current
-        return self.locate(thread, task)
+        return self.locate(thread, task, args)
 
-    def locate(self, thread: ThreadState, task: int) -> ModulePhase:
+    def locate(self, thread: ThreadState, task: int, args: Any = ()) -> ModulePhase:
         """Return the module and phase of the operator that runs now in graph task ``task``.
 
         ``task`` is -1 outside backward. Within a module's forward, ``enter_module`` has already
@@ -158,10 +166,12 @@ class Tracker:
         """
         self._drop_calls_after_hooks(thread)
         if task == NO_TASK:
-            return self._locate_outside_backward(thread)
+            return self._locate_outside_backward(thread, args)
         call = thread.stack[-1]
         if call.task == task and call.module_phase is not None:
             return call.module_phase
+        if task != thread.known_task:
+            self._note_task(thread, task)
         self._note_backward(thread)
         # A backward pass within a module's recomputation is part of the recomputation.
         phase: Phase = "backward"
@@ -210,19 +220,31 @@ class Tracker:
         fqn = owner_by_parameters(node, self._parameter_owners)
         return fqn if fqn is not None and fqn in self.names.by_fqn else UNATTRIBUTED
 
+    def _note_task(self, thread: ThreadState, task: int) -> None:
+        """Note that a backward pass starts; autograd's threads have no frames of its caller."""
+        thread.known_task = task
+        if thread.is_entered or self._home is None:
+            thread.is_in_setup = is_in_pipeline_setup()
+        else:
+            thread.is_in_setup = self._home.is_in_setup
+
     def _note_backward(self, thread: ThreadState) -> None:
         if not thread.is_entered and self._home is not None:
             thread = self._home
-        if thread.current is not None:
+        is_outside = len(thread.stack) == 1
+        if thread.current is not None or (is_outside and not thread.is_after_backward):
             thread.current = None
-            if len(thread.stack) == 1:
+            if is_outside:
                 thread.is_after_backward = True
+                thread.forget_gradients()
                 thread.param_sink = thread.discarded_params
 
-    def _locate_outside_backward(self, thread: ThreadState) -> ModulePhase:
+    def _locate_outside_backward(self, thread: ThreadState, args: Any) -> ModulePhase:
         """Locate an operator that follows a backward pass or belongs to an optimizer."""
         self._drop_raised_steps(thread)
         call = thread.stack[-1]
+        if len(thread.stack) == 1:
+            thread.is_in_setup = is_in_pipeline_setup()
         self._resume(thread, thread.last_seq)
         if call.has_closure and _is_grad_enabled():  # steps disable gradients, closures enable them
             thread.mark(thread.last_seq, OUTSIDE)
@@ -231,9 +253,21 @@ class Tracker:
             return call.module_phase
         if thread.is_after_backward:
             part = named_part_of_torch()
-            if part is not None or not _is_grad_enabled():
+            if part is not None or not _is_grad_enabled() or self._are_gradients(thread, args):
                 return thread.module_phase(part or AFTER_BACKWARD, "optimizer")
         return thread.module_phase(OUTSIDE, "forward")
+
+    def _are_gradients(self, thread: ThreadState, args: Any) -> bool:
+        """Return True if an operator after backward is part of what is done to gradients.
+
+        An engine may compute the norm of all gradients with gradients enabled. That begins with
+        the first operator on a parameter's gradient, and ends with the optimizer's step.
+        """
+        if thread.gradients is None:
+            thread.gradients = self.names.storages_of_gradients()
+        if not thread.is_on_gradients and thread.gradients:
+            thread.is_on_gradients = not thread.gradients.isdisjoint(storages_of(args))
+        return thread.is_on_gradients
 
     def _drop_ended_calls(self, thread: ThreadState, entering: nn.Module | None = None) -> None:
         """Drop calls that ended while the hooks were off, or in an exception that skips hooks."""
@@ -270,8 +304,9 @@ class Tracker:
         is_outside = call.module_phase is None
         if call.module_phase is None:
             thread.mark(seq, OUTSIDE)
-            after_backward = thread.is_after_backward
-            thread.current = None if after_backward else thread.module_phase(OUTSIDE, "forward")
+            # Between the modules of a pipeline its setup may run.
+            may_be_other = thread.is_after_backward or _torch.PIPELINES in sys.modules
+            thread.current = None if may_be_other else thread.module_phase(OUTSIDE, "forward")
         else:
             thread.mark(seq, call.module_phase.fqn)
             is_unsure = call.step or call.is_in_hooks
@@ -334,6 +369,8 @@ class Tracker:
                 self._note_first_call(module, named)
             if len(stack) > 1:
                 self._drop_ended_calls(thread, module)
+        if len(stack) == 1:
+            thread.is_in_setup = is_in_pipeline_setup()
         task = _graph_task()
         if task == NO_TASK:
             module_phase = thread.module_phase(named.fqn, "forward")
@@ -342,7 +379,7 @@ class Tracker:
         else:
             module_phase = thread.module_phase(named.fqn, self._phase_in_backward(named.fqn))
             thread.recompute_task = task
-        if module_phase.phase != "recompute" and not named.is_wrapper:
+        if module_phase.phase not in _NOT_CALLS and not named.is_wrapper:
             thread.calls[named.fqn] += 1
         hooks = _saved_tensors_hooks(True)
         if hooks is not None:
@@ -417,9 +454,23 @@ class Tracker:
             return
         stamps = [observer.leaving() for observer in self._observers]
         call = _pop_until(thread.stack, optimizer)
+        thread.gradients, thread.is_on_gradients = frozenset(), False
         self._resume(thread, _sequence_nr())
         for observer, stamp in zip(self._observers, stamps, strict=True):
             observer.leave(thread, call, stamp)
+
+    def enter_operator(self, operator: Any, parts: ModulePhase) -> None:
+        """Record what this thread runs in ``parts`` until ``leave_operator``."""
+        thread = self.join_thread()
+        thread.stack.append(OpenCall(None, operator, parts, _graph_task()))
+        thread.current = parts
+
+    def leave_operator(self, operator: Any) -> None:
+        """End what ``enter_operator`` began."""
+        thread = self.join_thread()
+        if any(call.owner is operator for call in thread.stack):
+            _pop_until(thread.stack, operator)
+        self._resume(thread, _sequence_nr())
 
     def _note_first_call(self, module: nn.Module, named: ModuleName) -> None:
         if not named.is_wrapper and not named.fqn.startswith(OUTSIDE):
@@ -462,7 +513,7 @@ def _count_tokens(thread: ThreadState, expert: OpenCall, args: Any, output: Any)
     """
     if expert.named is None or expert.named.is_wrapper:
         return
-    if expert.module_phase is not None and expert.module_phase.phase != "recompute":
+    if expert.module_phase is not None and expert.module_phase.phase not in _NOT_CALLS:
         with untraced():
             rows = _rows((*args, *tensors_in(output)))
         if type(rows) is int:  # under torch.export it is symbolic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,21 +62,29 @@ class ParameterCounts:
         )
 
 
-def parameter_facts(module: nn.Module) -> Iterator[ParameterFacts]:
-    """Yield the facts of the module's own parameters."""
+def parameter_facts(module: nn.Module) -> tuple[ParameterFacts, ...]:
+    """Return the facts of the module's own parameters."""
+    parameters = [p for _, p in module._parameters.items() if p is not None]
+    if not parameters:
+        return ()
     offloaded = getattr(module, "_hf_hook", None) is not None
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            yield ParameterFacts(
-                key=id(parameter),
-                elements=elements_of(parameter),
-                is_trainable=parameter.requires_grad,
-                is_hidden=type(parameter) is not nn.Parameter or (offloaded and parameter.is_meta),
+    return tuple(
+        [
+            ParameterFacts(
+                id(parameter),
+                elements_of(parameter),
+                parameter.requires_grad,
+                type(parameter) is not nn.Parameter or (offloaded and parameter.is_meta),
             )
+            for parameter in parameters
+        ]
+    )
 
 
 def elements_of(parameter: Any) -> int:
     """Return the number of elements: of the whole parameter if it is partitioned, 0 if lazy."""
+    if type(parameter) is nn.Parameter and not parameter.__dict__:
+        return int(parameter.numel())
     whole = getattr(parameter, "ds_numel", None)  # ZeRO-3 leaves an empty parameter on each rank
     if whole is not None:
         return int(whole)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dispatch_flops._torch import FakeTensor
+from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import RunInfo
 
@@ -42,15 +43,15 @@ class Placement:
         Offloaded parameters count where ``brought_to`` says that they are used.
         """
         modules = tuple(modules)
-        found = dict.fromkeys(tensor.device for module in modules for tensor in _held_by(module))
-        if brought := brought_to(modules):
+        found, types = _devices_and_types(modules)
+        if brought := brought_to(modules) if _META in found else ():
             found.pop(_META, None)
             found |= dict.fromkeys(brought)
         if not found and torch.cuda.is_initialized():
             found = {torch.device("cuda", torch.cuda.current_device()): None}
         accelerators = tuple(device for device in found if device.type not in _SYNCHRONOUS)
         kind = next((device.type for device in (*accelerators, *found)), "cpu")
-        if any(isinstance(tensor, FakeTensor) for module in modules for tensor in _held_by(module)):
+        if any(issubclass(cls, FakeTensor) for cls in types):
             return cls(kind, computes=False)
         return cls(kind, accelerators, computes=kind != "meta")
 
@@ -63,19 +64,29 @@ class Placement:
 
 
 def run_info(
-    modules: Iterable[nn.Module], conventions: Conventions, call: Mapping[str, Any] | None = None
+    modules: Iterable[nn.Module],
+    conventions: Conventions,
+    call: Mapping[str, Any] | None = None,
+    ranks: Ranks | None = None,
 ) -> RunInfo:
     """Return the facts of a run of these modules.
 
-    call: the fields that ``call_facts`` returns, where a call was seen.
+    call: the fields that ``call_facts`` returns, where a call was seen. ranks: None for a program
+        of one process.
     """
+    ranks = ranks or Ranks()
     placement = Placement.of(modules)
     return RunInfo(
         device=placement.type,
         device_name=device_name(next(iter(placement.accelerators), placement.type)),
         torch_version=str(torch.__version__),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        mesh=ranks.mesh,
         causal=conventions.causal,
         flops=conventions.flops,
+        subclass=conventions.subclass,
+        target=conventions.target,
         python_version=platform.python_version(),
         dispatch_flops_version=_own_version(),
         platform=_platform(),
@@ -117,6 +128,19 @@ def _with_index(name: int | str | torch.device) -> torch.device:
     if device.index is not None or device.type in _SYNCHRONOUS:
         return device
     return torch.device(device.type, torch.get_device_module(device).current_device())
+
+
+def _devices_and_types(
+    modules: Iterable[nn.Module],
+) -> tuple[dict[torch.device, None], set[type[torch.Tensor]]]:
+    """Return the devices and the classes of the tensors that these modules hold."""
+    devices: dict[torch.device, None] = {}
+    types: set[type[torch.Tensor]] = set()
+    for module in modules:
+        for tensor in _held_by(module):
+            devices[tensor.device] = None
+            types.add(type(tensor))
+    return devices, types
 
 
 def _held_by(module: nn.Module) -> Iterator[torch.Tensor]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
-
-from dispatch_flops.counting.aggregation import CallAggregator
+from dispatch_flops.counting.aggregation import RecordedCalls
+from dispatch_flops.counting.communication import CountedCalls, communication_totals
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
 from dispatch_flops.profile import (
@@ -31,22 +30,29 @@ class Observed:
     calls: times that forward ran. used_params: ids of the parameters that took part in an operator.
     latency_s: seconds in forward; None if modules take as long as their operators.
     tokens: rows that entered an expert of a mixture.
+    communication: number of calls by module, phase and what is sent; keys are not fqns.
+    mesh_dims: ``{ranks of a group: name of the mesh dimension}``.
     """
 
     calls: Mapping[str, int] = field(default_factory=dict)
     used_params: Collection[int] = ()
     latency_s: Mapping[str, float] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
+    communication: CountedCalls = field(default_factory=dict)
+    mesh_dims: Mapping[tuple[int, ...], str] = field(default_factory=dict)
 
 
 def build_profile(
-    calls: CallAggregator,
+    calls: RecordedCalls,
     names: ModuleNames,
     observed: Observed,
     run: RunInfo,
     notes: tuple[str, ...] = (),
 ) -> Profile:
-    """Return the checked profile of all calls aggregated so far."""
+    """Return the checked profile of these calls.
+
+    It reads nothing of the modules but the facts that ``names.read_facts`` has read.
+    """
     builder = ProfileBuilder(names, calls.op_totals(names.by_fqn), observed)
     return Profile(
         root=builder.build_model(),
@@ -54,6 +60,9 @@ def build_profile(
         run=run,
         notes=notes,
         ran_elsewhere=builder.ran_elsewhere(),
+        communication=communication_totals(
+            observed.communication, builder.shown, observed.mesh_dims
+        ),
     ).check()
 
 
@@ -68,7 +77,7 @@ class ProfileBuilder:
         self._observed = observed
         self._used_params = {*observed.used_params, *self._used_hidden_params()}
         self._children = names.children()
-        self._shown = names.shown
+        self.shown = names.shown
         for fqn in ops:  # named parts of the outside that are not modules
             if fqn not in self._children:
                 self._children[fqn] = []
@@ -93,7 +102,7 @@ class ProfileBuilder:
             held[self._holder(fqn)].update((self._holder(child), None) for child in children)
         for holder, below in held.items():
             if isinstance(holder, ModuleName):
-                own[holder] = tuple(holder.parameters())
+                own[holder] = holder.facts.parameters
                 held_elsewhere = (named.canonical() for named in holder.held_elsewhere)
                 below.update((named, None) for named in held_elsewhere if named in held)
         if len(self._names.roots) != 1:
@@ -108,7 +117,7 @@ class ProfileBuilder:
         calls = self._observed.calls
         called = {named for fqn, named in self._canonical.items() if calls.get(fqn)}
         return tuple(
-            self._shown(fqn)
+            self.shown(fqn)
             for fqn, named in self._canonical.items()
             if named in called and not calls.get(fqn)
         )
@@ -117,7 +126,7 @@ class ProfileBuilder:
         """Yield the keys of parameters that operators do not see, of modules that ran."""
         for fqn, named in list(self._names.by_fqn.items()):
             if self._observed.calls.get(fqn):
-                yield from (facts.key for facts in named.parameters() if facts.is_hidden)
+                yield from (facts.key for facts in named.facts.parameters if facts.is_hidden)
 
     def build_model(self) -> ModuleNode:
         """Return the tree of the model, or of all models below a root without a module."""
@@ -152,17 +161,16 @@ class ProfileBuilder:
     def _build_node(
         self, fqn: str, named: ModuleName | None, children: tuple[ModuleNode, ...]
     ) -> ModuleNode:
-        module = named.module() if named is not None else None
         ops = tuple(sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))))
-        shown = self._shown(fqn)
+        shown = self.shown(fqn)
         params = self._params[self._holder(fqn)]
         parent = named.parent.fqn if named is not None and named.parent is not None else OUTSIDE
         name = fqn[len(parent) + 1 :] if fqn.startswith(f"{parent}.") else shown
         return ModuleNode(
             fqn=shown,
             name=name if shown else "",
-            class_name=_class_name(fqn, named, module),
-            extra_repr=_extra_repr(module),
+            class_name=_class_name(fqn, named),
+            extra_repr=named.facts.extra_repr if named is not None else "",
             calls=self._observed.calls.get(fqn, 0),
             own_params=params.own,
             total_params=params.total,
@@ -197,19 +205,7 @@ def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode
     return sum_known((*own, *(child.latency(phase) for child in children)))
 
 
-def _class_name(fqn: str, named: ModuleName | None, module: nn.Module | None) -> str:
-    if module is not None:
-        return type(module).__name__
-    if named is not None and named.class_name:
-        return named.class_name
+def _class_name(fqn: str, named: ModuleName | None) -> str:
+    if named is not None and named.facts.class_name:
+        return named.facts.class_name
     return "outside" if fqn == OUTSIDE else fqn.rsplit(".", 1)[-1]
-
-
-def _extra_repr(module: nn.Module | None) -> str:
-    """Return the module's ``extra_repr()``; "" if it raises."""
-    if module is None or type(module).extra_repr is nn.Module.extra_repr:
-        return ""
-    try:
-        return str(module.extra_repr())
-    except Exception:
-        return ""

@@ -19,7 +19,12 @@ _PARTS = {
     "torch.nn.utils.clip_grad": f"{OUTSIDE}.gradient clipping",
     "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
 }
-_PARTS_DEPTH = 16  # frames between an operator and the function of torch that runs it, at most
+# Between backward and step, DeepSpeed's engines and optimizers work on flat buffers of gradients.
+_ENGINES = "deepspeed.runtime."
+_ENGINE_METHODS = ("step", "backward")
+ENGINE = f"{OUTSIDE}.DeepSpeed engine"
+# Frames between an operator and the function of torch that runs it, at most. DTensor takes many.
+_PARTS_DEPTH = 64
 # Nodes between a parameter and the operator that uses it.
 _PASSING = ("TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0")
 
@@ -67,12 +72,15 @@ def first_ended(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | No
 
 
 def named_part_of_torch() -> str | None:
-    """Return the name for the part of torch that runs the current operator; None without one."""
+    """Return the name for the part of torch or DeepSpeed that runs the operator, or None."""
     frame = sys._getframe(1)
     for _ in range(_PARTS_DEPTH):
-        part = _PARTS.get(frame.f_globals.get("__name__", ""))
+        module = frame.f_globals.get("__name__", "")
+        part = _PARTS.get(module)
         if part is not None:
             return part
+        if module.startswith(_ENGINES) and frame.f_code.co_name in _ENGINE_METHODS:
+            return ENGINE
         if frame.f_back is None:
             return None
         frame = frame.f_back

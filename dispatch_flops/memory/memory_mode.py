@@ -249,7 +249,7 @@ class MemoryMode(CountingMode):
             return out
         made_in = self._running.made_in
         if made_in is None:
-            made_in = self._running.made_in = self._tracker.here()
+            made_in = self._running.made_in = self.tracker.here()
         if made_in.phase != self._phase:
             before, self._phase = self._phase, made_in.phase
             self._memory.changed_phase(before, self._phase)

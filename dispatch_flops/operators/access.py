@@ -56,9 +56,14 @@ def access_of(op: Any, args: tuple[Any, ...], kwargs: Arguments, out: Any) -> Ac
     """Return what a call of ``op`` touches, or None if nothing is declared for it."""
     if not isinstance(op, OpOverload):
         return None
-    packet = op.overloadpacket
-    declaration = _DECLARED.get(packet) or _DECLARED.get(functional_form(packet))
+    declaration = declaration_of(op)
     return declaration(named_arguments(op, args, kwargs), out) if declaration else None
+
+
+def declaration_of(op: OpOverload) -> Declaration | None:
+    """Return what was declared for the operator, or for the functional form of it."""
+    packet = op.overloadpacket
+    return _DECLARED.get(packet) or _DECLARED.get(functional_form(packet))
 
 
 def named_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:

@@ -6,12 +6,20 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from dispatch_flops.errors import ConfigError
 
 Causal = Literal["full", "half"]
 Subclass = Literal["executed", "logical"]
 Flops = Literal["all", "contractions"]
 Target = Literal["cpu", "cuda"]
+_ALLOWED: dict[str, tuple[str, ...]] = {
+    "causal": get_args(Causal),
+    "flops": get_args(Flops),
+    "subclass": get_args(Subclass),
+    "target": get_args(Target),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +35,8 @@ class Conventions:
         raise.
     flops: "all" counts every floating-point operation, "contractions" only 2 for each MAC.
     target: the device whose rules choose the kernel of attention on tensors without data.
+
+    Raises ConfigError for a value that is not allowed.
     """
 
     causal: Causal = "full"
@@ -34,6 +44,12 @@ class Conventions:
     meta_value: float | None = None
     flops: Flops = "all"
     target: Target = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            if getattr(self, name) not in allowed:
+                choices = " or ".join(f'"{value}"' for value in allowed)
+                raise ConfigError(f"{name}={getattr(self, name)!r}: choose {choices}")
 
 
 _CONVENTIONS: ContextVar[Conventions] = ContextVar("dispatch_flops_conventions")

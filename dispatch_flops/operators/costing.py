@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,10 @@ from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.access import access_of, named_arguments
 from dispatch_flops.operators.conventions import Conventions, using
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.tensors import is_inexact_dtype, nbytes, tensors_in
-from dispatch_flops.profile.cost import OpCost, Phase, Share, Split, counts_of
+from dispatch_flops.operators.tensors import is_inexact_dtype, tensors_in
+from dispatch_flops.profile.cost import COST_FIELDS, OpCost, Phase, Share, Split, counts_of
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +32,7 @@ class CallCost:
     cost: what belongs to the calling module in the observed phase; None if unknown.
     shares: what belongs to submodules or to other phases.
     error: the exception that the formula raised, as text.
+    first_bytes, second_bytes: sizes of a call's tensors, if they are its only two arguments.
     """
 
     op: str
@@ -38,6 +41,8 @@ class CallCost:
     cost: OpCost | None = None
     shares: tuple[Share, ...] = ()
     error: str | None = None
+    first_bytes: int = 0
+    second_bytes: int = 0
 
     def parts(self, phase: Phase) -> Iterator[tuple[str, Phase, OpCost]]:
         """Yield ``(child, phase, cost)`` for each part of the cost of a call made in ``phase``.
@@ -69,19 +74,21 @@ def cost_of_call(
 
     Never raises: if the formula does, the cost is unknown and ``error`` holds the exception.
     """
-    kwargs = _without_outs(func, kwargs)
+    kwargs, outs = _split_outs(func, kwargs)
+    if out is None and outs:  # such an operator returns nothing
+        out = outs[0] if len(outs) == 1 else outs
     promoting = rule.kind == "pointwise"
     dtype = rule.computes_in or compute_dtype(args, kwargs, out, promoting=promoting)
     try:
         with using(conventions):
             answer = rule.answer(func, args, kwargs, out)
-        own, shares = _as_cost(answer)
+        own, shares = _as_cost(answer, are_reals=_is_real(dtype))
         # An int is the FLOPs that a user's formula states without MACs: they count as stated.
-        if conventions.flops == "contractions" and (rule.builtin or not isinstance(answer, int)):
+        if conventions.flops == "contractions" and (rule.builtin or not _is_int(answer)):
             own, shares = _contractions_only(own), tuple(map(_contractions_only_share, shares))
         if rule.moves and not (own.bytes_read or own.bytes_written):
-            ins, outs = _bytes_moved(func, args, kwargs, out, read)
-            own = dataclasses.replace(own, bytes_read=ins, bytes_written=outs)
+            ins, written = _bytes_moved(func, args, kwargs, out, read)
+            own = dataclasses.replace(own, bytes_read=ins, bytes_written=written)
     except Exception as error:
         return CallCost(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
     return CallCost(name, rule.kind, dtype, own, shares)
@@ -105,25 +112,48 @@ def _bytes_moved(
     return nbytes(inputs) + access.picked, nbytes(out, access.written) - unneeded
 
 
-def _as_cost(answer: Any) -> tuple[OpCost, tuple[Any, ...]]:
+def _as_cost(answer: Any, *, are_reals: bool) -> tuple[OpCost, tuple[Share, ...]]:
     """Return a formula's answer as its own cost and its shares.
 
-    Raises FormulaError unless all counts are non-negative ints.
+    are_reals: the operator computes in floating-point or complex numbers.
+
+    Raises FormulaError unless all counts are non-negative ints (of Python or of NumPy), and for
+    MACs of reals without FLOPs.
     """
-    shares: tuple[Any, ...] = ()
+    shares: tuple[Share, ...] = ()
     if isinstance(answer, Split):
         answer, shares = answer.own, answer.shares
-    if isinstance(answer, int) and not isinstance(answer, bool):
-        answer = OpCost(flops=answer)
+    if _is_int(answer):
+        answer = OpCost(flops=int(answer))
     if not isinstance(answer, OpCost):
         raise FormulaError(
             f"the formula returned {answer!r}; return an OpCost, a Split, or an int of FLOPs"
         )
-    for cost in (answer, *(share.cost for share in shares)):
-        for number in counts_of(cost):
-            if type(number) is not int or number < 0:
-                raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")
-    return answer, shares
+    own = _checked(answer, are_reals=are_reals)
+    return own, tuple(
+        dataclasses.replace(share, cost=_checked(share.cost, are_reals=are_reals))
+        for share in shares
+    )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _checked(cost: OpCost, *, are_reals: bool) -> OpCost:
+    """Return the cost with ints of Python for counts."""
+    counts = counts_of(cost)
+    for number in counts:
+        if not _is_int(number) or number < 0:
+            raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")
+    if cost.macs and not cost.flops and are_reals:
+        raise FormulaError(
+            f"the formula returned {cost.macs} MACs and 0 FLOPs; FLOPs include 2 for each MAC, "
+            f"so return OpCost(macs={cost.macs}, flops={2 * cost.macs}) if there are no others"
+        )
+    if all(type(number) is int for number in counts):
+        return cost
+    return OpCost(**dict(zip(COST_FIELDS, map(int, counts), strict=True)))
 
 
 def _contractions_only(cost: OpCost) -> OpCost:
@@ -135,12 +165,15 @@ def _contractions_only_share(share: Share) -> Share:
     return dataclasses.replace(share, cost=_contractions_only(share.cost))
 
 
-def _without_outs(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments that are inputs: an ``out=`` tensor is a result."""
+def _split_outs(func: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Return the keyword arguments that are inputs, and those that receive results."""
     if not kwargs or not isinstance(func, OpOverload):
-        return kwargs
-    outs = {argument.name for argument in _torch.schema_of(func).arguments if argument.is_out}
-    return {name: value for name, value in kwargs.items() if name not in outs} if outs else kwargs
+        return kwargs, ()
+    names = {argument.name for argument in _torch.schema_of(func).arguments if argument.is_out}
+    outs = tuple(value for name, value in kwargs.items() if name in names)
+    if not outs:
+        return kwargs, ()
+    return {name: value for name, value in kwargs.items() if name not in names}, outs
 
 
 def _is_view(func: Any) -> bool:
@@ -184,6 +217,12 @@ def _promoted(operands: Sequence[torch.Tensor]) -> torch.dtype:
     if large.is_floating_point:
         return large.to_complex()
     return torch.promote_types(large, small)
+
+
+def _is_real(dtype: str | None) -> bool:
+    """Return True for a floating-point or complex dtype, and where it is not known."""
+    found = getattr(torch, dtype or "", None)
+    return not isinstance(found, torch.dtype) or is_inexact_dtype(found)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

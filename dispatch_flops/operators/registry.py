@@ -3,15 +3,18 @@
 A key is an overload, a packet (all its overloads), the name of an operator whose library is not
 loaded, a higher-order operator, a Triton kernel or an ``nn.Module`` class. The more exact key wins.
 In-place and ``out=`` variants share the rule of the functional operator. Importing ``formulas``
-fills the registry; users add to it with ``register_flops``.
+fills the registry with the package's rules. The user's rules are kept apart from them:
+``register_flops`` adds rules for the process, ``overridden`` for a block of one thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -19,6 +22,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
+from dispatch_flops.operators.formula_signatures import check_formula
 from dispatch_flops.operators.torch_formulas import accept_torch_style, registered_with_torch
 from dispatch_flops.profile.cost import OpCost, Split
 
@@ -68,8 +72,19 @@ class RuleReader(Protocol):
         """Drop the cached rules."""
 
 
-_RULES: dict[Any, Rule] = {}
+@dataclass(frozen=True, slots=True, eq=False)
+class _Override:
+    """The rules of one active ``overridden`` block, and the thread that entered it."""
+
+    thread: int
+    rules: Mapping[Any, Rule]
+
+
+_BUILTIN: dict[Any, Rule] = {}
+_USER: dict[Any, Rule] = {}
+_OVERRIDES: list[_Override] = []  # of all threads, in the order of entry
 _READERS: weakref.WeakSet[RuleReader] = weakref.WeakSet()
+_changes = 0
 
 
 def watch(reader: RuleReader) -> None:
@@ -77,7 +92,14 @@ def watch(reader: RuleReader) -> None:
     _READERS.add(reader)
 
 
+def changes() -> int:
+    """Return how often rules have changed; the number grows before readers are called."""
+    return _changes
+
+
 def _notify_readers() -> None:
+    global _changes
+    _changes += 1
     for reader in list(_READERS):
         reader.rules_changed()
 
@@ -114,6 +136,8 @@ def register_flops(
     Raises, before anything is registered:
         DuplicateFormulaError: a target already has a formula and ``override`` is False.
         UnknownOperatorError: a target is not an operator, or has no schema for ``by_name``.
+        FormulaError: no call of a target fits the formula's parameters, or with ``by_name`` a
+            parameter is not an argument of the operators.
 
     Example::
 
@@ -122,7 +146,7 @@ def register_flops(
             macs = x.shape[0] * (w1.numel() + w2.numel())
             return OpCost(macs=macs, flops=2 * macs)
     """
-    keys = list(dict.fromkeys(_to_keys(targets)))
+    keys = list(dict.fromkeys(to_keys(targets)))
     if by_name:
         _refuse_without_schema(keys)
 
@@ -130,17 +154,17 @@ def register_flops(
         builtin = str(formula.__module__).startswith("dispatch_flops.operators.formulas")
         if not override:
             _refuse_duplicates(keys if builtin else _keys_replaced_by(keys))
-        elif not builtin:
-            _remove_user_rules(keys)
         rule = Rule(
             kind="formula",
-            formula=formula if builtin else accept_torch_style(formula),
+            formula=formula if builtin else _accepted(formula, keys, by_name=by_name),
             by_name=by_name,
             cacheable=cacheable,
             builtin=builtin,
             note=note,
             computes_in=computes_in,
         )
+        if override and not builtin:
+            _remove_user_rules(keys)
         for key in keys:
             add_rule(key, rule, override=True)
         return formula
@@ -148,19 +172,28 @@ def register_flops(
     return decorate
 
 
+def _accepted(formula: Formula, keys: Iterable[Any], *, by_name: bool = False) -> Formula:
+    """Return the user's formula as rules call it; raises FormulaError as ``register_flops``."""
+    accepted = accept_torch_style(formula)
+    if accepted is formula:
+        check_formula(formula, keys, by_name=by_name)
+    return accepted
+
+
 def add_rule(key: Any, rule: Rule, *, override: bool = False) -> None:
     """Register ``rule`` under ``key``; raises DuplicateFormulaError as ``register_flops`` does."""
     if not override:
         _refuse_duplicates([key])
-    _RULES[key] = rule
+    (_BUILTIN if rule.builtin else _USER)[key] = rule
     _notify_readers()
 
 
 def _refuse_duplicates(keys: Iterable[Any]) -> None:
     for key in keys:
-        if key in _RULES:
+        rule = _USER.get(key) or _BUILTIN.get(key)
+        if rule is not None:
             raise DuplicateFormulaError(
-                f"{name_of(key)} already has a {_RULES[key].kind} rule; "
+                f"{name_of(key)} already has a {rule.kind} rule; "
                 "pass override=True to replace it, or use overridden(...) to replace it in a block"
             )
 
@@ -177,8 +210,7 @@ def _keys_replaced_by(keys: Iterable[Any]) -> Iterator[Any]:
             overloads = [key] if isinstance(key, OpOverload) else []
         for overload in overloads:
             yield _full_name(overload)
-            rule = _find(_RULES, overload)
-            if rule is not None and rule.builtin:
+            if _find(_USER, overload) is None and _find(_BUILTIN, overload) is not None:
                 yield from _candidate_keys(overload)
 
 
@@ -190,43 +222,42 @@ def _refuse_without_schema(keys: Iterable[Any]) -> None:
             )
 
 
-def _remove_user_rules(keys: Iterable[Any]) -> dict[Any, Rule]:
-    """Remove and return the user's rules that would take precedence over rules for ``keys``."""
-    found = {key: _RULES[key] for key in _keys_replaced_by(keys) if key in _RULES}
-    removed = {key: rule for key, rule in found.items() if not rule.builtin}
-    for key in removed:
-        del _RULES[key]
-    return removed
+def _remove_user_rules(keys: Iterable[Any]) -> None:
+    """Remove the user's rules that would take precedence over rules for ``keys``."""
+    for key in list(_keys_replaced_by(keys)):
+        _USER.pop(key, None)
 
 
 def unregister_flops(targets: Any) -> None:
-    """Remove the formulas of ``targets``.
+    """Remove formulas that ``register_flops`` added; the built-in formulas apply again.
 
-    targets: as for ``register_flops``; each one as it was registered. A built-in formula that
-        ``register_flops(..., override=True)`` replaced under the same key does not come back.
+    targets: as for ``register_flops``; each one as it was registered.
 
-    Raises UnknownOperatorError if a target is not an operator or has no formula; nothing is
-    removed then.
+    Raises UnknownOperatorError if a target is not an operator or has no formula of the user's;
+    nothing is removed then. Built-in formulas cannot be removed, only replaced.
 
     Example::
 
         unregister_flops(torch.ops.mylib.fused_mlp)
     """
-    keys = list(dict.fromkeys(map(_registered_key, _to_keys(targets))))
+    keys = list(dict.fromkeys(map(_registered_key, to_keys(targets))))
     for key in keys:
-        if key not in _RULES:
-            raise UnknownOperatorError(f"{name_of(key)} has no formula to remove")
+        if key not in _USER:
+            raise UnknownOperatorError(
+                f"{name_of(key)} has no formula to remove: none was registered under this name"
+                + ("; its built-in formula stays" if key in _BUILTIN else "")
+            )
     for key in keys:
-        del _RULES[key]
+        del _USER[key]
     _notify_readers()
 
 
 def _registered_key(key: Any) -> Any:
     """Return the key itself, or its name if that was registered before its library was loaded."""
-    if key in _RULES or not isinstance(key, (OpOverload, OpOverloadPacket)):
+    if key in _USER or not isinstance(key, (OpOverload, OpOverloadPacket)):
         return key
     name = _full_name(key) if isinstance(key, OpOverload) else _torch.packet_name(key)
-    return name if name in _RULES else key
+    return name if name in _USER else key
 
 
 def _full_name(op: OpOverload) -> str:
@@ -242,30 +273,39 @@ def overridden(mapping: Mapping[Any, Formula]) -> Iterator[None]:
         them. A formula also replaces those of more exact keys: one for ``torch.ops.aten.max``
         applies to all its overloads.
 
-    Counters that are running use the replacement for calls inside the block. Blocks nest, and the
-    previous formulas are restored on exit, also after an exception.
+    Counters that are running use the replacement for calls inside the block: those of the thread
+    that entered it, of autograd on its behalf, and of threads that joined a counter of that thread
+    and have no replacement of their own. Blocks of other threads are independent. Blocks nest, and
+    a replacement ends with its block, also after an exception.
 
-    Raises UnknownOperatorError if ``mapping`` is not a mapping or a key is not an operator.
+    Raises UnknownOperatorError if ``mapping`` is not a mapping or a key is not an operator, and
+    FormulaError as ``register_flops`` does.
 
     Example::
 
         with overridden({torch.ops.aten.gelu: lambda x, *_, out, **__: x.numel()}):
             model(x)
     """
-    layer = rules_from(mapping)
-    saved = {key: _RULES.get(key) for key in layer}
-    saved |= _remove_user_rules(layer)
-    _RULES.update(layer)
+    override = _Override(threading.get_ident(), rules_from(mapping))
+    _OVERRIDES.append(override)
     _notify_readers()
     try:
         yield
     finally:
-        for key, rule in saved.items():
-            if rule is None:
-                _RULES.pop(key, None)
-            else:
-                _RULES[key] = rule
+        _OVERRIDES.remove(override)
         _notify_readers()
+
+
+def is_overridden(op: Any) -> bool:
+    """Return True if an ``overridden`` block is active in any thread with a rule for ``op``."""
+    return any(_find(override.rules, op) is not None for override in list(_OVERRIDES))
+
+
+def _overrides_in(*threads: int) -> Iterator[Mapping[Any, Rule]]:
+    """Yield the rules of active blocks: of the first thread before others', inner before outer."""
+    active = list(reversed(_OVERRIDES))
+    for thread in dict.fromkeys(threads):
+        yield from (override.rules for override in active if override.thread == thread)
 
 
 def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
@@ -275,21 +315,28 @@ def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
             f"a {type(mapping).__name__} is not a mapping; pass {{operator: formula}}"
         )
     return {
-        key: Rule(kind="formula", formula=accept_torch_style(formula), builtin=False)
+        key: Rule(kind="formula", formula=_accepted(formula, [key]), builtin=False)
         for target, formula in mapping.items()
-        for key in _to_keys(target)
+        for key in to_keys(target)
     }
 
 
-def lookup(op: Any, extra: Mapping[Any, Rule] | None = None) -> Rule | None:
+def lookup(
+    op: Any, extra: Mapping[Any, Rule] | None = None, *, home: int | None = None
+) -> Rule | None:
     """Return the rule of an operator, or None.
 
-    Rules in ``extra``, one counter's own, come before the registry's. In the registry the user's
-    rules come before the package's. Within each, the keys are tried in this order: the overload,
-    its packet, the functional operator of an in-place one, the names of these. Formulas that the
-    user registered with ``torch.utils.flop_counter`` come last.
+    extra: one counter's own rules, which come first.
+    home: the thread that entered the counter, if another one asks.
+
+    Then come the active ``overridden`` blocks of this thread and of ``home``, the user's rules, the
+    package's rules, and the formulas that the user registered with ``torch.utils.flop_counter``.
+    Within each, the keys are tried in this order: the overload, its packet, the functional
+    operator of an in-place one, the names of these.
     """
-    for rules in (extra or {}, _RULES):
+    this = threading.get_ident()
+    overrides = _overrides_in(this, this if home is None else home)
+    for rules in (extra or {}, *overrides, _USER, _BUILTIN):
         rule = _find(rules, op)
         if rule is not None:
             return rule
@@ -306,8 +353,7 @@ def _schema_of(op: OpOverload | OpOverloadPacket) -> torch.FunctionSchema:
 
 
 def _find(rules: Mapping[Any, Rule], op: Any) -> Rule | None:
-    found = [rules[key] for key in _candidate_keys(op) if key in rules]
-    return next((rule for rule in found if not rule.builtin), found[0] if found else None)
+    return next((rules[key] for key in _candidate_keys(op) if key in rules), None)
 
 
 def _candidate_keys(op: Any) -> list[Any]:
@@ -321,15 +367,36 @@ def _candidate_keys(op: Any) -> list[Any]:
     return [key for key in keys if key is not None]
 
 
+def operators_with_formulas(*extras: Mapping[Any, Rule]) -> set[OpOverload]:
+    """Return the loaded overloads that have a formula of the user's.
+
+    extras: counters' own rules.
+    """
+    layers = (_USER, *(override.rules for override in list(_OVERRIDES)), *extras)
+    found: set[OpOverload] = set()
+    for key in {key for rules in layers for key in rules}:
+        known = _find_loaded(key) if isinstance(key, str) else key
+        if isinstance(known, OpOverload):
+            found.add(known)
+        elif isinstance(known, OpOverloadPacket):
+            in_place = _find_loaded(f"{_torch.packet_name(known)}_")
+            for packet in (known, in_place):
+                if isinstance(packet, OpOverloadPacket):
+                    found.update(_torch.overloads_of(packet))
+    return found
+
+
 def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:
     """Return the rules of ``nn.Module`` classes; those in ``extra`` replace the registry's."""
-    known = {**_RULES, **extra}
-    return {key: rule for key, rule in known.items() if isinstance(key, type)}
+    overrides = reversed(list(_overrides_in(threading.get_ident())))
+    layers = (_USER, *overrides, extra)
+    return {key: rule for rules in layers for key, rule in rules.items() if isinstance(key, type)}
 
 
 def rules() -> dict[str, Rule]:
-    """Return every registered rule by the name of its operator, sorted."""
-    return dict(sorted((name_of(key), rule) for key, rule in _RULES.items()))
+    """Return the rule that applies outside ``overridden`` by each operator's name, sorted."""
+    known = {**_BUILTIN, **_USER}
+    return dict(sorted((name_of(key), rule) for key, rule in known.items()))
 
 
 def name_of(key: Any) -> str:
@@ -351,10 +418,10 @@ def name_of(key: Any) -> str:
     return str(getattr(key, "__name__", key))
 
 
-def _to_keys(targets: Any) -> list[Any]:
+def to_keys(targets: Any) -> list[Any]:
     """Return the registry keys of ``targets``, a target or a nested collection of them."""
     if isinstance(targets, (list, tuple, set, frozenset)):
-        return [key for target in targets for key in _to_keys(target)]
+        return [key for target in targets for key in to_keys(target)]
     return [_to_key(targets)]
 
 
@@ -369,11 +436,29 @@ def _to_key(target: Any) -> Any:
         return _torch.overload_of(target).overloadpacket
     if callable(getattr(target, "run", None)) and hasattr(target, "fn"):  # a Triton kernel
         return target
+    meant = _operator_of_function(target)
+    if meant is not None:
+        raise UnknownOperatorError(
+            f"{target!r} is not an operator, but a function that runs one; pass torch.ops.{meant}"
+        )
     raise UnknownOperatorError(
         f"{target!r} is not an operator; pass torch.ops.<library>.<op>, one of its overloads, its "
         "name as 'library::op', the result of torch.library.custom_op, a higher-order operator, "
         "a Triton kernel, an nn.Module class, or a list of these"
     )
+
+
+def _operator_of_function(function: Any) -> str | None:
+    """Return ``"aten.matmul"`` for ``torch.matmul`` or ``Tensor.matmul``; None for others."""
+    name = getattr(function, "__name__", "")
+    is_torchs = str(getattr(function, "__module__", "")).split(".")[0] == "torch"
+    is_method = getattr(getattr(function, "__objclass__", None), "__name__", "") == "TensorBase"
+    # torch.matmul and torch.gelu are functions in C without a module; a class holds the former.
+    holder = getattr(function, "__self__", None)
+    is_built_in = isinstance(holder, (type, ModuleType)) and "torch" in repr(holder)
+    if isinstance(function, type) or not (is_torchs or is_method or is_built_in):
+        return None
+    return f"aten.{name}" if getattr(torch.ops.aten, name, None) is not None else None
 
 
 def _find_loaded(name: str) -> OpOverload | OpOverloadPacket | None:
@@ -416,5 +501,5 @@ def declare_free(
     formula: returns the bytes, where they are not those of all input and output tensors.
     """
     rule = Rule(kind="free", formula=formula, note=reason, moves=moves, is_recorded=is_recorded)
-    for key in _to_keys(list(targets)):
+    for key in to_keys(list(targets)):
         add_rule(key, rule)

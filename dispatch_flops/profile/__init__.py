@@ -4,6 +4,12 @@ A ``Profile`` can be saved, loaded, compared and rendered without torch and with
 Every count is an exact int; None always means "not known" or "not measured".
 """
 
+from dispatch_flops.profile.communication import (
+    CommCost,
+    CommGroup,
+    CommTotal,
+    merge_communication,
+)
 from dispatch_flops.profile.cost import add_costs
 from dispatch_flops.profile.memory import (
     DeviceMemory,
@@ -21,10 +27,9 @@ from dispatch_flops.profile.profile import (
     SCHEMA,
     SCHEMA_VERSION,
     Profile,
-    RunInfo,
     StepTiming,
-    TensorInput,
 )
+from dispatch_flops.profile.run_info import MeshDim, RunInfo, TensorInput
 from dispatch_flops.profile.seconds import PhaseSeconds, sum_known
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, flops_of
 
@@ -32,11 +37,15 @@ __all__ = [
     "OUTSIDE",
     "SCHEMA",
     "SCHEMA_VERSION",
+    "CommCost",
+    "CommGroup",
+    "CommTotal",
     "DeviceMemory",
     "HeldBytes",
     "MemoryPeak",
     "MemoryProfile",
     "MemoryUse",
+    "MeshDim",
     "ModuleMemory",
     "ModuleNode",
     "OpTotal",
@@ -49,6 +58,7 @@ __all__ = [
     "TensorInput",
     "add_costs",
     "flops_of",
+    "merge_communication",
     "merge_ops",
     "sum_known",
     "sum_nodes",

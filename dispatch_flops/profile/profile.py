@@ -4,30 +4,57 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from dispatch_flops.errors import InconsistentProfileError, ProfileFormatError
-from dispatch_flops.profile.cost import PHASES, OpCost, Phase, check_phase
-from dispatch_flops.profile.fields import build, texts
+from dispatch_flops.profile.communication import (
+    CommBy,
+    CommCost,
+    CommGroup,
+    CommTotal,
+    sum_by,
+)
+from dispatch_flops.profile.cost import (
+    MODEL_PHASES,
+    PHASES,
+    ZERO,
+    OpCost,
+    Phase,
+    add_costs,
+    check_phase,
+)
+from dispatch_flops.profile.fields import texts
 from dispatch_flops.profile.memory import MemoryProfile
 from dispatch_flops.profile.memory_rows import memory_from_row, memory_to_row
 from dispatch_flops.profile.merging import merge_ops
+from dispatch_flops.profile.run_info import RunInfo, run_from_row, run_to_row
 from dispatch_flops.profile.seconds import PhaseSeconds
 from dispatch_flops.profile.serialization import (
     build_timed,
+    communication_from_rows,
+    communication_to_rows,
     node_from_rows,
     node_to_rows,
     to_row,
     upgraded_from_1,
 )
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, flops_of, map_tree
-from dispatch_flops.profile.validation import flaws, flaws_of_memory, params_outside
+from dispatch_flops.profile.validation import (
+    communication_flaws,
+    flaws,
+    flaws_of_memory,
+    params_outside,
+)
 
 SCHEMA = "dispatch_flops.profile"
 SCHEMA_VERSION = 2
 OUTSIDE = "<outside>"
+
+_BUILDING = threading.RLock()
 
 # What Python raises where a value of a saved profile is not what the code expects.
 _OF_DAMAGED_DATA = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -63,63 +90,7 @@ class StepTiming:
         return self.seconds.get(phase)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorInput:
-    """A tensor that the model was called with.
-
-    name: the parameter's name, or the position, and the path in nested containers:
-        "past_key_values.0.1".
-    shape: the sizes; None for a nested tensor, and -1 for a size that is a symbol.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None
-    dtype: str
-    device: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunInfo:
-    """Where and how the run took place. Every count is of this rank.
-
-    batch_size: samples per rank and step, where known.
-    expert_params: of ``total_params``, those of experts. model_expert_params: those of experts
-        on all ranks. Both are known from an engine alone.
-    step: number of the profiled step. causal: how causal attention was counted, "full" or "half".
-    flops: which FLOPs were counted, "all" or those of "contractions" alone.
-    inputs: the tensors of the model's first call. training, grad_mode ("grad", "no_grad" or
-        "inference") and autocast (the dtype, or None where it is off) are of that call, too.
-        inputs, training and grad_mode are None where no call was seen.
-    command: the command line, where there is one. date: when the profile was taken, UTC in
-        ISO 8601. Two profiles may be equal with different commands and dates.
-    """
-
-    device: str = "cpu"
-    device_name: str | None = None
-    torch_version: str | None = None
-    rank: int = 0
-    world_size: int | None = None
-    data_parallel_size: int | None = None
-    model_parallel_size: int = 1
-    expert_params: int | None = None
-    model_expert_params: int | None = None
-    expert_tensor_parallel: bool | None = None
-    batch_size: int | None = None
-    step: int = 1
-    causal: str = "full"
-    flops: str = "all"
-    inputs: tuple[TensorInput, ...] | None = None
-    training: bool | None = None
-    grad_mode: str | None = None
-    autocast: str | None = None
-    python_version: str | None = None
-    dispatch_flops_version: str | None = None
-    platform: str | None = None
-    command: str | None = field(default=None, compare=False)
-    date: str | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Profile:
     """Cost of a run: the model's tree, and what ran outside the model.
 
@@ -129,6 +100,7 @@ class Profile:
         the parts that have a name.
     ran_elsewhere: unused names of modules that several parents hold. These modules ran under
         another of their names.
+    communication: what this rank sent and received, by module, phase, operator, dtype and group.
     memory: what the run allocated; None where memory was not followed.
 
     Example::
@@ -146,9 +118,25 @@ class Profile:
     )
     timing: StepTiming = field(default_factory=StepTiming)
     run: RunInfo = field(default_factory=RunInfo)
-    notes: tuple[str, ...] = ()
-    ran_elsewhere: tuple[str, ...] = ()
-    memory: MemoryProfile | None = None
+    # Factories leave no attributes on the class, which would hide what is not built yet.
+    notes: tuple[str, ...] = field(default_factory=tuple)
+    ran_elsewhere: tuple[str, ...] = field(default_factory=tuple)
+    communication: tuple[CommTotal, ...] = field(default_factory=tuple)
+    memory: MemoryProfile | None = field(default_factory=lambda: None)
+
+    if not TYPE_CHECKING:  # where there is ``__getattr__``, mypy accepts every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Build the fields of a profile that ``deferred_profile`` returned."""
+            known = self.__dict__
+            if name in _FIELDS:
+                with _BUILDING:
+                    if "_build" in known:
+                        known.update(vars(known["_build"]()))
+                        del known["_build"]
+            if name not in known:
+                raise AttributeError(f"a Profile has no attribute {name!r}")
+            return known[name]
 
     # -- totals ---------------------------------------------------------------------------
 
@@ -159,11 +147,16 @@ class Profile:
         standard one nor one of the profile's.
         """
         self._check_phase(phase)
-        return self.root.total(phase) + self.outside.total(phase)
+        return add_costs(self._totals.values()) if phase is None else self._totals.get(phase, ZERO)
+
+    @cached_property
+    def _totals(self) -> Mapping[Phase | None, OpCost]:
+        phases = {**self.root._totals, **self.outside._totals}
+        return {phase: self.root.total(phase) + self.outside.total(phase) for phase in phases}
 
     def model_total(self) -> OpCost:
         """Return the cost of forward and backward of everything that ran."""
-        return self.root.model_total() + self.outside.model_total()
+        return add_costs(map(self.total, MODEL_PHASES))
 
     @property
     def total_params(self) -> int:
@@ -214,6 +207,20 @@ class Profile:
         for node in self.nodes():
             yield from node.ops
 
+    @overload
+    def comm_by(self, by: Literal["module", "phase", "kind"]) -> dict[str, CommCost]: ...
+    @overload
+    def comm_by(self, by: Literal["group"]) -> dict[CommGroup, CommCost]: ...
+    def comm_by(self, by: CommBy) -> dict[str, CommCost] | dict[CommGroup, CommCost]:
+        """Return calls and bytes of communication by module, group, phase or kind.
+
+        The parts add up to the total. Those of a module are its own, without its children's.
+        Most payload comes first, phases in their order. Raises ConfigError for another ``by``.
+
+            profile.comm_by("kind")["all_reduce"].bus_bytes
+        """
+        return sum_by(self.communication, by)
+
     def uncounted_ops(self) -> dict[str, int]:
         """Return ``{overload: calls}`` of the operators that ran and have no known cost."""
         calls: dict[str, int] = {}
@@ -261,9 +268,25 @@ class Profile:
             for flaw in wrong:
                 raise InconsistentProfileError(f"{node.fqn!r}: {flaw}")
             seen.add(node.fqn)
+        for total in self.communication:
+            for flaw in communication_flaws(total, seen):
+                raise InconsistentProfileError(f"{total.fqn!r}: {flaw}")
         for flaw in flaws_of_memory(self.memory):
             raise InconsistentProfileError(flaw)
         return self
+
+    def __repr__(self) -> str:
+        total, bound = self.total(), " at least" if self.is_lower_bound else ""
+        return (
+            f"<Profile of {self.root.class_name}:{bound} {total.macs} MACs, {total.flops} FLOPs, "
+            f"{self.total_params} parameters>"
+        )
+
+    def __str__(self) -> str:
+        """Return the printout of the profile: totals, modules, operators and remarks."""
+        from dispatch_flops.renderers import overview  # above this room: imported when shown
+
+        return overview.render(self)
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows in place of the object."""
@@ -282,10 +305,11 @@ class Profile:
         return {
             "schema": SCHEMA,
             "version": SCHEMA_VERSION,
-            "run": _run_to_row(self.run),
+            "run": run_to_row(self.run),
             "timing": _timing_to_row(self.timing),
             "notes": list(self.notes),
             **({"ran_elsewhere": list(self.ran_elsewhere)} if self.ran_elsewhere else {}),
+            **communication_to_rows(self.communication),
             "root": node_to_rows(self.root),
             "outside": node_to_rows(self.outside),
             **({"memory": memory_to_row(self.memory)} if self.memory is not None else {}),
@@ -315,9 +339,10 @@ class Profile:
                 root=node_from_rows(data["root"]),
                 outside=node_from_rows(data["outside"]),
                 timing=build_timed(StepTiming, data["timing"]),
-                run=_run_from_row(data["run"]),
+                run=run_from_row(data["run"]),
                 notes=texts(data["notes"]),
                 ran_elsewhere=texts(data.get("ran_elsewhere", [])),
+                communication=communication_from_rows(data.get("communication")),
                 memory=memory_from_row(data["memory"]) if "memory" in data else None,
             ).check()
         except RecursionError:
@@ -339,11 +364,17 @@ class Profile:
         return cls.from_dict(data)
 
 
-# Fields of ``RunInfo`` that a saved profile has only if they were recorded.
-_RECORDED = (
-    "inputs", "training", "grad_mode", "autocast", "python_version", "dispatch_flops_version",
-    "platform", "command", "date",
-)  # fmt: skip
+_FIELDS = frozenset(known.name for known in dataclasses.fields(Profile))
+
+
+def deferred_profile(build: Callable[[], Profile], totals: Mapping[Phase, OpCost]) -> Profile:
+    """Return a profile whose fields are built when one of them is read for the first time.
+
+    build: returns the profile. totals: its cost in each phase, which ``total`` returns before.
+    """
+    profile = Profile.__new__(Profile)
+    vars(profile).update(_build=build, _totals=totals)
+    return profile
 
 
 def _timing_to_row(timing: StepTiming) -> dict[str, Any]:
@@ -351,38 +382,3 @@ def _timing_to_row(timing: StepTiming) -> dict[str, Any]:
     if timing.iteration_step is None:
         del row["iteration_step"]
     return row
-
-
-def _run_to_row(run: RunInfo) -> dict[str, Any]:
-    row = dataclasses.asdict(run)
-    for name in _RECORDED:
-        if row[name] is None:
-            del row[name]
-    if run.flops == "all":  # the default, as in files written before there was a choice
-        del row["flops"]
-    if run.inputs is not None:
-        row["inputs"] = [
-            {**to_row(tensor), "shape": None if tensor.shape is None else list(tensor.shape)}
-            for tensor in run.inputs
-        ]
-    return row
-
-
-def _run_from_row(row: Any) -> RunInfo:
-    if not isinstance(row, dict) or row.get("inputs") is None:
-        return build(RunInfo, row)
-    values = dict(row)
-    inputs = tuple(_input_from_row(tensor) for tensor in values.pop("inputs"))
-    return build(RunInfo, values, inputs=inputs)
-
-
-def _input_from_row(row: Any) -> TensorInput:
-    if not isinstance(row, dict) or "shape" not in row:
-        raise ValueError(f"TensorInput: {row!r:.60} has no shape")
-    values = dict(row)
-    shape = values.pop("shape")
-    if shape is not None and not (
-        isinstance(shape, list) and all(type(size) is int and size >= -1 for size in shape)
-    ):
-        raise ValueError(f"TensorInput.shape is {shape!r:.60}; expected a list of ints or null")
-    return build(TensorInput, values, shape=None if shape is None else tuple(shape))

@@ -7,10 +7,11 @@ recursion limits of json on deep models.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
+from dispatch_flops.profile.communication import CommGroup, CommTotal
 from dispatch_flops.profile.cost import OpCost, Phase
 from dispatch_flops.profile.fields import build, fits
 from dispatch_flops.profile.memory_rows import module_memory_from_row, module_memory_to_row
@@ -85,6 +86,69 @@ def _op_from_row(row: dict[str, Any]) -> OpTotal:
     cost = values.pop("cost")
     phase = values.pop("phase")  # of any name: ``Profile.check`` refuses what is not a phase
     return build(OpTotal, values, phase=phase, cost=None if cost is None else build(OpCost, cost))
+
+
+# -- communication ------------------------------------------------------------------------------
+
+
+def communication_to_rows(totals: Sequence[CommTotal]) -> dict[str, Any]:
+    """Return the totals under "communication", each group once; empty without totals."""
+    if not totals:
+        return {}
+    groups = list(dict.fromkeys(total.group for total in totals))
+    position = {group: index for index, group in enumerate(groups)}
+    rows = []
+    for total in totals:
+        row = _lists(to_row(total)) | {"group": position[total.group]}
+        for name in ("sent_bytes", "received_bytes"):
+            if row[name] is None:
+                del row[name]
+        rows.append(row)
+    return {
+        "communication": {"groups": [_lists(to_row(group)) for group in groups], "totals": rows}
+    }
+
+
+def communication_from_rows(data: Any) -> tuple[CommTotal, ...]:
+    """Return the totals that ``communication_to_rows`` wrote under "communication".
+
+    Raises ValueError, TypeError or KeyError for other data.
+    """
+    if data is None:
+        return ()
+    groups = [
+        build(CommGroup, _without(row, "ranks"), ranks=_ints(row["ranks"]))
+        for row in data["groups"]
+    ]
+    return tuple(_comm_from_row(row, groups) for row in data["totals"])
+
+
+def _comm_from_row(row: Any, groups: Sequence[CommGroup]) -> CommTotal:
+    index = row["group"]
+    if type(index) is not int or not 0 <= index < len(groups):
+        raise ValueError(f"group {index!r:.60} is not one of the {len(groups)} groups")
+    shares = {
+        name: _ints(row[name])
+        for name in ("sent_bytes", "received_bytes")
+        if row.get(name) is not None
+    }
+    values = _without(row, "group", "phase", *shares)
+    phase = row["phase"]  # of any name, as an operator's
+    return build(CommTotal, values, phase=phase, group=groups[index], **shares)
+
+
+def _lists(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if type(value) is tuple else value for key, value in row.items()}
+
+
+def _without(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in names}
+
+
+def _ints(data: Any) -> tuple[int, ...]:
+    if type(data) is not list or not all(type(number) is int for number in data):
+        raise ValueError(f"{data!r:.60} is not a list of ints")
+    return tuple(data)
 
 
 # -- earlier versions of the schema -------------------------------------------------------------

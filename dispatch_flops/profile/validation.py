@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from dispatch_flops.profile.communication import COMM_KINDS, CommTotal
 from dispatch_flops.profile.cost import ZERO, counts_of
 from dispatch_flops.profile.memory import MemoryProfile, ModuleMemory, counts_held
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, sum_of_parts
@@ -87,6 +88,26 @@ def _flaws_of_op(op: OpTotal) -> Iterator[str]:
         yield f"{op} has no phase"
     if (op.cost is None) != (op.uncounted == op.calls > 0):
         yield f"{op} has a cost but no counted call, or counted calls but no cost"
+
+
+def communication_flaws(total: CommTotal, fqns: Collection[str]) -> Iterator[str]:
+    """Yield what is wrong with the total; ``fqns`` are those of the profile's modules."""
+    if total.fqn not in fqns:
+        yield f"{total.op} is recorded under a module that the profile does not have"
+    if not total.phase or type(total.phase) is not str:
+        yield f"{total} has no phase"
+    if total.kind not in COMM_KINDS:
+        yield f"{total.kind!r} is not a kind of communication"
+    if not all(map(_is_count, (total.calls, total.payload_bytes))):
+        yield f"{total} has a count that is not a count"
+    group = total.group
+    if not _is_count(group.size) or len(set(group.ranks)) != len(group.ranks) or group.size < 1:
+        yield f"the group {group.name!r} has repeated ranks or a size that is not a count"
+    if len(group.ranks) != group.size or not all(map(_is_count, group.ranks)):
+        yield f"the group {group.name!r} of size {group.size} has the ranks {group.ranks!r:.60}"
+    for shares in (total.sent_bytes, total.received_bytes):
+        if shares is not None and not (len(shares) == group.size and all(map(_is_count, shares))):
+            yield f"{shares!r:.60} are not bytes for each of {group.size} ranks"
 
 
 def _count_or_0(number: object) -> int:

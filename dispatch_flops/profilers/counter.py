@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections import Counter, defaultdict
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.errors import (
     AlreadyActiveError,
     ConfigError,
@@ -35,6 +37,7 @@ from dispatch_flops.operators.conventions import (
 )
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.profile.memory import check_rounding
 from dispatch_flops.profilers.session import Session
 
@@ -50,8 +53,8 @@ class FlopCounterMode:
 
     mods: the model, or a list of several. None (the default) takes the modules that are called
         first.
-    depth: levels of modules in the table (default 2); None for all.
-    display: print the table at exit (default True).
+    depth: levels of modules below the model in the printout (default 2); None for all.
+    display: print the profile at exit (default True), as ``renderers.overview`` shows it.
     custom_mapping: ``{operator: formula}`` for this counter only. Formulas written for
         ``torch.utils.flop_counter`` are accepted, too.
     strict: raise UncountedOpsError at exit if an operator has no known cost. Without it (the
@@ -77,6 +80,8 @@ class FlopCounterMode:
         512 for the caching allocator of CUDA.
     optimizers: those whose state was there before; an optimizer that steps inside the block is
         found by its step.
+    mesh: the program's ``DeviceMesh``, which names the groups of ``profile.communication``; None
+        (the default): the mesh of the model's DTensor parameters, if it has any.
 
     The program runs unchanged, except that compiled callables run their eager code inside the
     block; their compiled code stays intact. Only this process is counted: the thread that entered
@@ -102,19 +107,11 @@ class FlopCounterMode:
         meta_value: float | None = None,
         target: Target = "cpu",
         latency: bool = False,
+        mesh: Any = None,
         memory: bool = False,
         memory_rounding: int = 1,
         optimizers: Sequence[Any] = (),
     ) -> None:
-        if causal not in ("full", "half"):
-            raise ConfigError(f'causal={causal!r}: choose "full" or "half"')
-        if flops not in ("all", "contractions"):
-            raise ConfigError(f'flops={flops!r}: choose "all" or "contractions"')
-        if subclass not in ("executed", "logical"):
-            raise ConfigError(f'subclass={subclass!r}: choose "executed" or "logical"')
-        if target not in ("cpu", "cuda"):
-            raise ConfigError(f'target={target!r}: choose "cpu" or "cuda"')
-        check_rounding(memory_rounding)
         self._roots = _as_modules(mods)
         self.depth = depth
         self.display = display
@@ -124,7 +121,11 @@ class FlopCounterMode:
             causal=causal, subclass=subclass, meta_value=meta_value, flops=flops, target=target
         )
         self._latency = latency
+        check_rounding(memory_rounding)
         self._memory = MemoryOptions(memory_rounding, tuple(optimizers)) if memory else None
+        if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
+            raise ConfigError(f"mesh is a {type(mesh).__name__}; pass a DeviceMesh or None")
+        self._mesh = mesh
         self._profile: Profile | None = None
         self._set_inactive()
 
@@ -150,6 +151,7 @@ class FlopCounterMode:
             self._conventions,
             self._own_rules,
             is_timed=self._latency,
+            mesh=self._mesh,
             memory=self._memory,
         )
         try:
@@ -178,7 +180,8 @@ class FlopCounterMode:
             session.check_thread()
             try:
                 session.close()
-                self._profile = session.profile()
+                calls = session.calls()
+                self._profile = session.finish(calls)
             finally:
                 _abandon(self._active)
         except KeyboardInterrupt:  # it may have come before the inner try
@@ -186,12 +189,13 @@ class FlopCounterMode:
             raise
         if kind is not None:
             with suppress(UncountedWarning):  # as an error, it would hide the program's exception
-                self._warn_of_uncounted()
+                _warn_of_uncounted(calls)
             return
-        self._warn_of_uncounted()
+        _warn_of_uncounted(calls)
         if self.display:
-            print(self.get_table(self.depth))
-        self._raise_if_uncounted()
+            self._print()
+        if self._strict and calls.uncounted_ops():
+            raise UncountedOpsError(_describe_uncounted(calls))
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
@@ -239,11 +243,15 @@ class FlopCounterMode:
 
     def get_total_flops(self) -> int:
         """Return the FLOPs of everything that ran, in all phases."""
-        return self.profile.total().flops
+        return self._total().flops
 
     def get_total_macs(self) -> int:
         """Return the multiply-accumulates of everything that ran, in all phases."""
-        return self.profile.total().macs
+        return self._total().macs
+
+    def _total(self) -> OpCost:
+        session = self._active.get("session")
+        return self.profile.total() if session is None else session.calls().total()
 
     @property
     def flop_counts(self) -> defaultdict[str, Counter[Any]]:
@@ -273,7 +281,7 @@ class FlopCounterMode:
         return counts
 
     def get_table(self, depth: int | None = None) -> str:
-        """Return the table that ``display`` prints, down to ``depth`` levels.
+        """Return the table of torch.utils.flop_counter, down to ``depth`` levels.
 
         depth: None (the default) for the counter's own ``depth``.
         """
@@ -282,18 +290,12 @@ class FlopCounterMode:
         levels = self.depth if depth is None else depth
         return table.render(self.profile, View(depth=None if levels is None else levels - 1))
 
-    # -- uncounted operators ----------------------------------------------------------------------
+    def _print(self) -> None:
+        from dispatch_flops.renderers import View, overview
+        from dispatch_flops.renderers.terminal import terminal_view
 
-    def _warn_of_uncounted(self) -> None:
-        profile = self.profile
-        uncounted = profile.uncounted_ops()
-        if uncounted:
-            warnings.warn(_describe(profile, uncounted), UncountedWarning, stacklevel=3)
-
-    def _raise_if_uncounted(self) -> None:
-        uncounted = self.profile.uncounted_ops()
-        if self._strict and uncounted:
-            raise UncountedOpsError(_describe(self.profile, uncounted))
+        depth = sys.maxsize if self.depth is None else self.depth
+        print(overview.render(self.profile, View(depth=depth, **terminal_view())))
 
 
 def _abandon(active: dict[str, Session]) -> None:
@@ -338,13 +340,27 @@ def _packet(name: str) -> Any:
     return getattr(getattr(torch.ops, library, None), packet, name)
 
 
-def _describe(profile: Profile, uncounted: Mapping[str, int]) -> str:
-    errors = profile.formula_errors()
+def _warn_of_uncounted(calls: RecordedCalls) -> None:
+    if calls.uncounted_ops():
+        warnings.warn(_describe_uncounted(calls), UncountedWarning, stacklevel=3)
+
+
+def _describe_uncounted(recorded: RecordedCalls) -> str:
+    """Return the warning's text: operators without a formula, and formulas that failed."""
+    uncounted, errors = recorded.uncounted_ops(), recorded.formula_errors()
     listed = ", ".join(
         f"{op} ({calls} calls{'; ' + errors[op] if op in errors else ''})"
         for op, calls in uncounted.items()
     )
-    return (
-        f"no cost is known for {listed}: totals are lower bounds. "
-        "Give each a formula with dispatch_flops.register_flops"
-    )
+    broken = [op for op in uncounted if _is_exception(errors.get(op, ""))]
+    advice = []
+    if len(broken) < len(uncounted):
+        advice.append("Give each a formula with dispatch_flops.register_flops")
+    if broken:
+        advice.append(f"Mend the formula of {', '.join(broken)}")
+    return f"no cost is known for {listed}: totals are lower bounds. {'. '.join(advice)}"
+
+
+def _is_exception(error: str) -> bool:
+    """Return True for ``"TypeError: ..."``, a formula's; other reasons begin with a sentence."""
+    return error.partition(":")[0].isidentifier()

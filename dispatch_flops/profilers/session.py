@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.aggregation import CallAggregator
+from dispatch_flops.counting.aggregation import CallAggregator, RecordedCalls
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.eager_stance import take_eager_stance
 from dispatch_flops.counting.module_names import ModuleNames
@@ -19,6 +20,7 @@ from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.opaque_modules import OpaqueModules
 from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
+from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.errors import WrongThreadError
 from dispatch_flops.memory.memory_mode import Memory, MemoryMode, MemoryOptions
@@ -26,6 +28,7 @@ from dispatch_flops.memory.memory_profile import attach_memory
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import Profile
+from dispatch_flops.profile.profile import deferred_profile
 from dispatch_flops.profilers.isolation import garbage_collection_later
 from dispatch_flops.timing.calibrated import counting_pass
 from dispatch_flops.timing.passes import UntimedPass
@@ -41,8 +44,11 @@ class Session:
         own_rules: Mapping[Any, registry.Rule],
         *,
         is_timed: bool,
+        mesh: Any = None,
         memory: MemoryOptions | None = None,
     ) -> None:
+        self._mesh = mesh
+        self._ranks = Ranks()
         self._conventions = conventions
         self._names = ModuleNames(roots)
         self._calls = CallAggregator()
@@ -68,6 +74,7 @@ class Session:
             return
         self._thread = threading.get_ident()
         try:
+            self._find_ranks()
             take_eager_stance(self._undo)
             self._tracker.start(self._undo)
             self._opaque.start(self._undo)
@@ -121,28 +128,63 @@ class Session:
         finally:
             self._tracker.leave_thread()
 
+    def calls(self) -> RecordedCalls:
+        """Return all operator calls recorded so far."""
+        with self._pass.excluded():
+            return self._calls.including(self._tracker.module_phases())
+
     def profile(self) -> Profile:
         """Return the profile of everything counted so far."""
-        # A profile consists of many new objects, none of them garbage: collection would take most
-        # of the time.
-        with self._pass.excluded(), _torch.modes_disabled(), garbage_collection_later():
+        with self._pass.excluded(), _torch.modes_disabled():
             self._pass.read()
+            profile = self._builder(self.calls())()
+            if self._memory is not None:
+                profile = attach_memory(profile, self._memory, self._names)
+        return dataclasses.replace(profile, timing=self._pass.timing(profile))
+
+    def finish(self, calls: RecordedCalls) -> Profile:
+        """Return the final profile, of these calls; it is built when it is read.
+
+        What it tells of modules, parameters and devices is read now: the program may change them.
+        A timed profile is built now, for its times come from clocks that are still in use; one with
+        memory, because what is allocated is released by and by.
+        """
+        if self._pass.operator_timer is not None or self._memory is not None:
+            return self.profile()
+        with _torch.modes_disabled():
+            return deferred_profile(self._builder(calls), calls.totals())
+
+    def _builder(self, calls: RecordedCalls) -> Callable[[], Profile]:
+        """Read what a profile needs besides ``calls``; return what builds it.
+
+        The result keeps neither modules nor tensors alive.
+        """
+        self._find_ranks()
+        with garbage_collection_later():
+            self._names.read_facts()
             observed = Observed(
                 calls=self._tracker.calls(),
                 used_params=self._tracker.used_params(),
                 tokens=self._tracker.tokens(),
                 latency_s=self._pass.module_seconds(),
+                mesh_dims=self._ranks.mesh_dims,
+                communication=self._mode.communication.calls(),
             )
-            profile = build_profile(
-                self._calls.including(self._tracker.module_phases()),
-                self._names,
-                observed,
-                run_info(self._names.modules(), self._conventions, self._tracker.first_call),
-                notes=(*_notes_of(self._conventions), *self._mode.higher_order.notes),
+            run = run_info(
+                self._names.modules(), self._conventions, self._tracker.first_call, self._ranks
             )
-            if self._memory is not None:
-                profile = attach_memory(profile, self._memory, self._names)
-        return dataclasses.replace(profile, timing=self._pass.timing(profile))
+        notes = (
+            *_notes_of(self._conventions),
+            *self._mode.higher_order.notes,
+            *self._mode.communication.notes,
+        )
+        return partial(_build, calls, self._names, observed, run, notes)
+
+    def _find_ranks(self) -> None:
+        """Find this process's rank, unless its process group is gone by now."""
+        ranks = Ranks.of(self._names.modules(), self._mesh)
+        if ranks.world_size is not None:
+            self._ranks = ranks
 
     def _aggregate(self) -> None:
         """Aggregate this thread's calls, so that memory does not grow with their signatures."""
@@ -158,3 +200,10 @@ def _notes_of(conventions: Conventions) -> tuple[str, ...]:
     if conventions.flops == "all":
         return ()
     return ("FLOPs are 2 per MAC of a contraction; all other arithmetic counts 0",)
+
+
+def _build(*parts: Any) -> Profile:
+    # A profile consists of many new objects, none of them garbage: collection would take most of
+    # the time.
+    with garbage_collection_later():
+        return build_profile(*parts)

@@ -3,6 +3,7 @@
 Formats of text have one signature, ``render(profile, view=None) -> str``. A ``View`` says how much
 is shown, and how.
 
+    overview      totals, a line per module, the top operators and remarks
     table         modules, operators or uncounted operators, plain or Markdown
     deepspeed     DeepSpeed's three parts and the operators
     csv           a row per module or per operator
@@ -28,6 +29,7 @@ from dispatch_flops.renderers import (
     deepspeed,
     html,
     notebook,
+    overview,
     plots,
     scalars,
     table,
@@ -43,6 +45,7 @@ __all__ = [
     "deepspeed",
     "html",
     "notebook",
+    "overview",
     "plots",
     "scalars",
     "table",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import tabulate
@@ -14,6 +15,7 @@ Style = Literal["plain", "markdown"]
 Align = Literal["left", "right"]
 
 RULE = "-" * 78
+_GAP = 2  # spaces between the columns of tabulate's "simple" format
 
 # Control characters could drive a terminal; lone surrogates cannot be encoded.
 _UNPRINTABLE = frozenset({"Cc", "Cs"})
@@ -35,6 +37,25 @@ def heading(title: str, dashes: int) -> str:
 def at_least(text: str, is_lower_bound: bool) -> str:
     """Return the number, marked with ``>=`` if it is only a lower bound."""
     return f">= {text}" if is_lower_bound and text != NOT_AVAILABLE else text
+
+
+def shortened(text: str, room: int) -> str:
+    """Return the text in at most ``room`` characters; one that is cut ends with "…"."""
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+def column_width(heading: str, cells: Iterable[str]) -> int:
+    """Return the characters that a column of ``table`` takes, with the gap before the next."""
+    return max(len(heading) + tabulate.MIN_PADDING, *map(len, cells), 0) + _GAP
+
+
+def wrapped(line: str, width: int | None, indent: int = 2) -> str:
+    """Return the line, broken between words at ``width``; its further lines are indented."""
+    if width is None:
+        return line
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def code(text: str, style: Style) -> str:

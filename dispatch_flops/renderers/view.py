@@ -20,9 +20,11 @@ class View:
         table.render(profile, View(depth=2, style="markdown"))
 
     depth: deepest level of modules; the model is level 0, and None shows all levels.
-    top: number of classes per level in an aggregated list.
+    top: number of entries of a list: classes per level in DeepSpeed's aggregated list (default 1),
+        operators in the overview (default 5).
     detailed: whether the module tree is shown.
-    fold: whether a run of identical numbered modules is one entry, with their sums.
+    fold: whether a run of identical numbered modules is one entry, with their sums; None leaves
+        the choice to the format.
     table: what the rows are.
     style: of tables.
     phase: the only phase shown; None adds up all phases.
@@ -31,12 +33,16 @@ class View:
     machine: whose peaks the run is compared with; None takes the profile's device, if its peaks
         are known.
     title: the title of the page; None takes the model's class.
+    sort: the figure that siblings are sorted by; None keeps the model's order.
+    columns: names of the columns of modules; None takes those that hold something.
+    width: characters of a line; None for no limit.
+    is_colored: whether text has the colours of a terminal, as ANSI escape sequences.
     """
 
     depth: int | None = None
-    top: int = 1
+    top: int | None = None
     detailed: bool = True
-    fold: bool = False
+    fold: bool | None = None
     table: Table = "modules"
     style: Style = "plain"
     phase: Phase | None = None
@@ -44,3 +50,7 @@ class View:
     step: int | None = None
     machine: Machine | None = None
     title: str | None = None
+    sort: Key | None = None
+    columns: tuple[str, ...] | None = None
+    width: int | None = 100
+    is_colored: bool = False

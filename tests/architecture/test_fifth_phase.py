@@ -23,6 +23,7 @@ from dispatch_flops.renderers import (
     deepspeed,
     html,
     notebook,
+    overview,
     plots,
     scalars,
     table,
@@ -137,6 +138,7 @@ RENDERED: dict[str, tuple[Callable[[Profile, View], str], View]] = {
     "deepspeed": (deepspeed.render, View()),
     "html": (html.render, View()),
     "notebook": (notebook.render, View()),
+    "overview": (overview.render, View()),
     "table": (table.render, View()),
     "table of operators": (table.render, View(table="operators")),
 }

@@ -20,10 +20,11 @@ def python(code: str) -> str:
 
 
 PUBLIC = """
-    DispatchFlopsError FlopCounterMode FlopsProfiler Machine ModuleNode OpCost OpTotal Profile Share
-    Split StepProfiler UncountedOpsError UncountedWarning __version__ analysis compile
-    counting_backend diff errors get_model_profile integrations measure_machine overridden
-    profile_model register_flops register_workspace renderers unregister_flops
+    CommGroup CommTotal DispatchFlopsError FlopCounterMode FlopsProfiler Machine ModuleNode
+    OpCost OpTotal Profile Share Split StepProfiler UncountedOpsError UncountedWarning
+    __version__ analysis compile counting_backend diff errors get_model_profile integrations
+    measure_machine overridden profile_model register_flops register_workspace renderers
+    unregister_flops
 """.split()
 
 

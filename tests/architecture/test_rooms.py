@@ -29,8 +29,11 @@ LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 STANDARD_LIBRARY_ONLY = ("errors", "units", "profile", "analysis")
 WITHOUT_TORCH = (*STANDARD_LIBRARY_ONLY, "renderers")
 LOOSE = {"__init__.py", "__main__.py", "_torch.py", "errors.py", "py.typed", "units.py"}
-# A notebook asks a profile for its HTML: a method with a local import.
-EXCEPTIONS = {("profile/profile.py", "renderers.notebook")}
+# Python and notebooks ask a profile for its text: methods with a local import.
+EXCEPTIONS = {
+    ("profile/profile.py", "renderers.notebook"),
+    ("profile/profile.py", "renderers.overview"),
+}
 
 
 def files(package: Path) -> Iterator[tuple[str, str]]:

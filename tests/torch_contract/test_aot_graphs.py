@@ -95,8 +95,8 @@ def trained() -> tuple[Net, Graphs]:
 
 
 def test_aot_autograd_gives_both_graphs_of_a_training_step(trained: tuple[Net, Graphs]) -> None:
-    """dispatch_flops relies on this for ``aot_eager`` (compile/backend.py:
-    ``_compile_with_aot_eager``).
+    """dispatch_flops relies on this for ``aot_eager`` (compile/compilers.py:
+    ``_compile_parts``).
     """
     _, graphs = trained
     assert [len(g) for g in (graphs.top, graphs.forward, graphs.backward)] == [1, 1, 1]
@@ -105,7 +105,7 @@ def test_aot_autograd_gives_both_graphs_of_a_training_step(trained: tuple[Net, G
 
 
 def test_aot_autograd_calls_what_is_boxed_with_a_list(trained: tuple[Net, Graphs]) -> None:
-    """dispatch_flops relies on this for counting runs (compile/backend.py: ``count_runs``):
+    """dispatch_flops relies on this for counting runs (compile/compilers.py: ``count_runs``):
     ``_boxed_call`` on the function, one list of inputs at each run.
     """
     _, graphs = trained
@@ -113,11 +113,54 @@ def test_aot_autograd_calls_what_is_boxed_with_a_list(trained: tuple[Net, Graphs
 
 
 def test_map_aggregate_goes_into_tuples_lists_and_dicts() -> None:
-    """dispatch_flops relies on this for a node's arguments (compile/graph.py: ``_value``)."""
+    """dispatch_flops relies on this for a node's arguments (compile/templates.py:
+    ``arguments_of``).
+    """
     from torch.fx.node import map_aggregate
 
     found = map_aggregate((1, [2, {"a": 3}]), lambda a: a + 1)
     assert found == (2, [3, {"a": 4}])
+
+
+def test_aot_autograd_keeps_its_compilers_and_can_be_made_again_with_others() -> None:
+    """dispatch_flops relies on this for wrapping other backends (_torch:
+    ``with_other_compilers``): the attribute ``kwargs``, and these names in it.
+    """
+    from torch._dynamo.backends.common import AotAutograd, aot_autograd
+
+    def compiler(graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return graph.forward
+
+    made = aot_autograd(fw_compiler=compiler)
+    assert isinstance(made, AotAutograd)
+    assert made.kwargs["fw_compiler"] is compiler
+    again = AotAutograd(fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler)
+    assert set(again.kwargs) == {"fw_compiler", "bw_compiler", "inference_compiler"}
+
+
+def test_backends_are_found_by_name() -> None:
+    """dispatch_flops relies on this for wrapping backends by name (_torch: ``is_backend_name``,
+    ``find_backend``); ``exclude_tags=()`` includes those for debugging.
+    """
+    from torch._dynamo import list_backends
+    from torch._dynamo.backends.registry import lookup_backend
+
+    names = list_backends(exclude_tags=())
+    assert {"eager", "aot_eager", "inductor"} <= set(names)
+    assert callable(lookup_backend("eager"))
+    assert lookup_backend(inputs_of) is inputs_of
+
+
+def test_tracing_contexts_nest_and_end() -> None:
+    """dispatch_flops relies on this for backends that use AOTAutograd within AOTAutograd (_torch:
+    ``compiling_apart``).
+    """
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+
+    assert detect_fake_mode([torch.ones(2)]) is None
+    with tracing(TracingContext(None)):
+        assert TracingContext.try_get() is not None
+    assert TracingContext.try_get() is None
 
 
 # -- what nodes say of themselves -----------------------------------------------------------------
@@ -244,12 +287,81 @@ def test_stack_trace_of_an_optimizers_nodes_ends_in_torch_optim() -> None:
     torch._dynamo.reset()
 
 
+def test_desc_of_a_placeholder_is_its_position_in_the_traced_function(
+    trained: tuple[Net, Graphs],
+) -> None:
+    """dispatch_flops relies on this for the module that runs a shared graph (compile/instances.py:
+    ``_position_of_parameter``).
+    """
+    _, graphs = trained
+    traced = len(graphs.inputs[0])
+    placeholders = graphs.forward[0].graph.find_nodes(op="placeholder")
+    positions = [getattr(node.meta.get("desc"), "idx", None) for node in placeholders]
+    assert positions == list(range(traced))
+
+
+def test_node_of_a_compiled_backward_leads_to_the_parameters() -> None:
+    """dispatch_flops relies on this for the module whose backward runs (compile/instances.py:
+    ``_parameter``): the running node's ``next_functions``, and ``variable`` of these.
+    """
+    torch._dynamo.reset()
+    found: list[Any] = []
+
+    class Watching(Graphs):
+        def _compile(self, kept: list[Any], graph: fx.GraphModule, inputs: Any) -> Any:
+            compiled = super()._compile(kept, graph, inputs)
+
+            def run(inputs: list[Any]) -> Any:
+                node = torch._C._current_autograd_node()
+                if node is not None:
+                    found.extend(getattr(f, "variable", None) for f, _ in node.next_functions)
+                return compiled(inputs)
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+    model = Net()
+    torch.compile(model, backend=Watching())(torch.ones(2, 3)).sum().backward()
+    assert any(value is model.a.weight for value in found)
+    torch._dynamo.reset()
+
+
+def test_source_fn_stack_names_the_call_that_torch_func_differentiates_by() -> None:
+    """dispatch_flops relies on this for the backward of ``torch.func.grad``
+    (compile/attribution.py: ``phase_of``).
+    """
+    torch._dynamo.reset()
+    graphs = Graphs()
+    weight = torch.ones(3, 3)
+
+    def function(x: Tensor) -> Tensor:
+        return torch.func.grad(lambda w: (x @ w).sin().sum())(weight)
+
+    torch.compile(function, backend=graphs)(torch.ones(2, 3))
+    stacks = [n.meta.get("source_fn_stack") or [] for n in products(graphs.forward[0])]
+    names = [[str(name) for name, _ in stack] for stack in stacks]
+    assert sum(any(n.startswith("_autograd_grad") for n in stack) for stack in names) == 1, names
+    torch._dynamo.reset()
+
+
+def test_compile_id_of_compiled_autograd_begins_with_an_exclamation_mark() -> None:
+    """dispatch_flops relies on this for telling a traced backward pass (compile/attribution.py:
+    ``is_of_compiled_autograd``).
+    """
+    torch._dynamo.reset()
+    graphs = Graphs()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=graphs)):
+        Net()(torch.ones(2, 3)).sum().backward()
+    assert str(graphs.top[0].meta.get("dynamo_compile_id")).startswith("!")
+    torch._dynamo.reset()
+
+
 # -- dynamic shapes -------------------------------------------------------------------------------
 
 
 def test_symbolic_sizes_are_expressions_of_symbols_among_the_inputs() -> None:
-    """dispatch_flops relies on this for costs of dynamic shapes (compile/graph.py: ``_symbols``,
-    ``_as_template``, ``_concrete``).
+    """dispatch_flops relies on this for costs of dynamic shapes (compile/templates.py:
+    ``find_symbols``, ``Templates``, ``fill_in``).
     """
     torch._dynamo.reset()
     graphs = Graphs()

@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from dispatch_flops._torch import has_storage, storage_id
 
 sequence_nr = torch._C._autograd._get_sequence_nr
 current_node = torch._C._current_autograd_node
@@ -302,3 +305,16 @@ def test_top_saved_tensors_hooks_are_the_innermost_pair_or_none() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         assert tuple(saved_tensors_hooks(True)) == (pack, unpack), "expected (pack, unpack)"
     assert not saved_tensors_hooks(True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_views_of_a_gradient_share_its_storage_id(device: str) -> None:
+    """dispatch_flops relies on this to find operators that work on gradients
+    (operators/tensors.py: ``storages_of``).
+    """
+    weight, other = (torch.zeros(2, 3, device=device, requires_grad=True) for _ in range(2))
+    weight.grad, other.grad = (torch.zeros(2, 3, device=device) for _ in range(2))
+    same = {storage_id(t) for t in (weight.grad, weight.grad.data, weight.grad.detach().view(-1))}
+    assert len(same) == 1
+    assert storage_id(other.grad) not in same
+    assert has_storage(weight.grad) and not has_storage(torch.zeros(2).to_sparse())

@@ -30,7 +30,7 @@ def boxed(graph: fx.GraphModule) -> Callable[..., Any]:
 
 
 def test_compile_fx_gives_inner_compile_both_graphs_and_says_which_is_backward() -> None:
-    """dispatch_flops relies on this for counting what inductor compiles (compile/backend.py:
+    """dispatch_flops relies on this for counting what inductor compiles (compile/compilers.py:
     ``_compile_with_inductor``): ``inner_compile=`` and its keyword ``is_backward``.
     """
     from torch._functorch import config
@@ -70,7 +70,7 @@ def test_compile_fx_inner_takes_the_graph_inputs_and_what_inner_compile_was_give
 
 def test_autograd_cache_can_be_turned_off_for_a_while() -> None:
     """dispatch_flops relies on this for counting at all: a hit in this cache hands back code that
-    does not count (compile/backend.py).
+    does not count (compile/compilers.py).
     """
     from torch._functorch import config
 
@@ -81,7 +81,7 @@ def test_autograd_cache_can_be_turned_off_for_a_while() -> None:
 
 
 def test_list_mode_options_knows_the_modes_of_torch_compile() -> None:
-    """dispatch_flops relies on this for ``mode=`` (compile/backend.py: ``_merge_options``)."""
+    """dispatch_flops relies on this for ``mode=`` (compile/compilers.py: ``_options_of``)."""
     from torch._inductor import list_mode_options
 
     assert list_mode_options("max-autotune")["max_autotune"] is True

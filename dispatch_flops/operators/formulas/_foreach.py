@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dispatch_flops.operators.tensors import nbytes
+from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.operators.numbers import same_numbers
 from dispatch_flops.profile.cost import OpCost
 
 
@@ -28,7 +29,7 @@ def each(formula: Callable[..., int]) -> Callable[..., OpCost]:
         )
         return OpCost(flops=flops, bytes_read=nbytes(args, kwargs), bytes_written=nbytes(results))
 
-    return summed
+    return same_numbers(formula, summed)
 
 
 def _item(value: Any, index: int) -> Any:

@@ -18,6 +18,7 @@ from dispatch_flops.operators.formulas.pointwise import (
     register_rule,
     register_table,
 )
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_inexact
 
@@ -80,11 +81,13 @@ def gelu_backward(grad: Any, self: Any, *, approximate: str = "none", out: Any, 
     return elementwise(recipe, (grad, self), out)
 
 
+@tells_apart(1)
 def celu(self: Any, alpha: Any = 1.0, *, out: Any, **_: Any) -> int:
     """x > 0 ? x : α·expm1(x/α); neither division nor product if α = 1."""
     return elementwise("gt expm1" if alpha == 1 else "div expm1 mul gt", self, out)
 
 
+@tells_apart(1)
 def softplus(self: Any, beta: Any = 1, threshold: Any = 20, *, out: Any, **_: Any) -> int:
     """x·β > threshold ? x : log1p(exp(x·β))/β; neither product nor division if β = 1."""
     return elementwise(_SOFTPLUS if beta == 1 else f"mul {_SOFTPLUS} div", self, out)

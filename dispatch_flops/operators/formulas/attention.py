@@ -13,6 +13,7 @@ import torch
 
 from dispatch_flops.operators.formulas._attention import backward, causal_band, forward, heads_first
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_given
 from dispatch_flops.profile.cost import OpCost, Split
@@ -31,6 +32,7 @@ Tensor = torch.Tensor
     ),
     by_name=True,
 )
+@tells_apart(0)
 def sdpa(
     *,
     query: Tensor,
@@ -63,6 +65,7 @@ def sdpa(
     ),
     by_name=True,
 )
+@tells_apart(0)
 def sdpa_backward(
     *,
     query: Tensor,

@@ -28,6 +28,7 @@ from dispatch_flops.operators.formulas._attention import (
     total,
 )
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_given
 from dispatch_flops.profile.cost import OpCost, Split
@@ -111,6 +112,7 @@ def _flash_band(is_causal: bool, left: int | None, right: int | None) -> Band:
     by_name=True,
     cacheable=False,
 )
+@tells_apart(0)
 def flash_forward(
     *,
     query: Tensor,
@@ -144,6 +146,7 @@ def flash_forward(
 
 
 @register_flops(packets("_flash_attention_backward"), by_name=True, cacheable=False)
+@tells_apart(0)
 def flash_backward(
     *,
     query: Tensor,
@@ -185,6 +188,7 @@ def _efficient_band(mask_type: int, window_size: int | None) -> Band:
 
 
 @register_flops(packets("_efficient_attention_forward"), by_name=True, cacheable=False)
+@tells_apart(0)
 def efficient_forward(
     *,
     query: Tensor,
@@ -223,6 +227,7 @@ def efficient_forward(
 
 
 @register_flops(packets("_efficient_attention_backward"), by_name=True, cacheable=False)
+@tells_apart(0)
 def efficient_backward(
     *,
     query: Tensor,
@@ -254,6 +259,7 @@ def efficient_backward(
 
 
 @register_flops(packets("_cudnn_attention_forward"), by_name=True, cacheable=False)
+@tells_apart(0)
 def cudnn_forward(
     *,
     query: Tensor,
@@ -282,6 +288,7 @@ def cudnn_forward(
 
 
 @register_flops(packets("_cudnn_attention_backward"), by_name=True, cacheable=False)
+@tells_apart(0)
 def cudnn_backward(
     *,
     query: Tensor,

@@ -22,6 +22,7 @@ from dispatch_flops.operators.formulas._arithmetic import (
 )
 from dispatch_flops.operators.formulas._ops import overloads, packets
 from dispatch_flops.operators.formulas.linear import post_op
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.profile.cost import OpCost
 
@@ -176,6 +177,7 @@ def convolution_relu(
 
 
 @register_flops(packets("cudnn_convolution_add_relu", "miopen_convolution_add_relu"))
+@tells_apart(1)
 def convolution_add_relu(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -233,6 +235,7 @@ def convolution_pointwise(
     overloads("_convolution_pointwise.binary", "_convolution_pointwise_.binary", library="mkldnn"),
     by_name=True,
 )
+@tells_apart(1)
 def convolution_pointwise_binary(
     *,
     X: torch.Tensor,

@@ -14,6 +14,7 @@ import torch
 
 from dispatch_flops.operators.formulas._arithmetic import contract
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.profile.cost import OpCost
 
@@ -83,6 +84,7 @@ def euclidean_dist(x1: torch.Tensor, x2: torch.Tensor, *, out: torch.Tensor, **_
 
 
 @register_flops(packets("_cdist_forward"))
+@depends_on_numbers
 def cdist_forward(
     x1: torch.Tensor,
     x2: torch.Tensor,
@@ -105,6 +107,7 @@ def cdist_forward(
 
 
 @register_flops(packets("_cdist_backward"), by_name=True)
+@depends_on_numbers
 def cdist_backward(
     *, x1: torch.Tensor, p: float, cdist: torch.Tensor, out: torch.Tensor, **_: Any
 ) -> OpCost:
@@ -120,12 +123,14 @@ def cdist_backward(
 
 
 @register_flops(packets("_pdist_forward"))
+@depends_on_numbers
 def pdist_forward(x: torch.Tensor, p: float = 2.0, *, out: torch.Tensor, **_: Any) -> OpCost:
     """out[P·(P-1)/2] = ‖x[i] - x[j]‖_p for i < j. FLOPs: ``_distances``."""
     return OpCost(flops=_distances(out.numel(), x.shape[-1], p))
 
 
 @register_flops(packets("_pdist_backward"), by_name=True)
+@depends_on_numbers
 def pdist_backward(
     *, self: torch.Tensor, p: float, pdist: torch.Tensor, out: torch.Tensor, **_: Any
 ) -> OpCost:

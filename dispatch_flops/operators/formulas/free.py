@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import declare_free
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost
 
 VIEWS = """
@@ -53,7 +54,7 @@ ALLOCATIONS = """
 
 FILLS = """
     zero zeros zeros_like new_zeros ones ones_like new_ones fill full full_like new_full
-    scalar_tensor eye arange range tril_indices triu_indices _foreach_zero
+    scalar_tensor eye tril_indices triu_indices _foreach_zero
 """
 
 COPIES = """
@@ -105,6 +106,12 @@ def _copied(self: Any, src: Any, *_: Any, out: Any = None, **__: Any) -> OpCost:
     return OpCost(bytes_read=nbytes(src), bytes_written=nbytes(self))
 
 
+@depends_on_numbers
+def _ranged(*args: Any, out: Any = None, **_: Any) -> OpCost:
+    """Bytes of a range, whose length follows from its bounds and its step."""
+    return written(*args, out=out)
+
+
 declare_free(packets(*VIEWS.split()), "view of the same memory", moves=False)
 declare_free(
     packets(*QUERIES.split()) + packets("device", "layout", library="prim"),
@@ -119,4 +126,5 @@ declare_free(packets(*COPIES.split()), "copy, cast, padding or layout")
 declare_free(packets(*SELECTIONS.split()), "selection; its comparison is counted separately")
 declare_free(packets(*LOGIC.split()), "integer and boolean arithmetic")
 declare_free(packets(*FILLS.split()), "fill with constants or integers", formula=written)
+declare_free(packets("arange", "range"), "fill with constants or integers", formula=_ranged)
 declare_free(packets(*OVERWRITES.split()), "copy", formula=_copied)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost
 
 Tensor = torch.Tensor
@@ -25,6 +26,7 @@ LERP, ADD_ALPHA, ADDCMUL, ADDCDIV = 3, 2, 3, 3
 
 
 @register_flops(packets("_fused_adam"))
+@tells_apart(0)
 def adam(
     params: Tensors,
     grads: Tensors,
@@ -61,12 +63,14 @@ def adam(
 
 
 @register_flops(packets("_fused_adamw"))
+@tells_apart(0)
 def adamw(*args: Any, out: Any, **kwargs: Any) -> OpCost:
     """As ``adam``, but decoupled weight decay is one product."""
     return adam(*args, out=out, decay=1, **kwargs)
 
 
 @register_flops(packets("_fused_sgd"))
+@tells_apart(0)
 def sgd(
     params: Tensors,
     grads: Tensors,
@@ -100,6 +104,7 @@ def sgd(
 
 
 @register_flops(packets("_fused_adagrad"))
+@tells_apart(0)
 def adagrad(
     params: Tensors,
     grads: Tensors,

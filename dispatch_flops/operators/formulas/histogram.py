@@ -10,6 +10,7 @@ import torch
 from dispatch_flops.operators.formulas._arithmetic import cost_of
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.sorting import log2_ceil
+from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_inexact
 from dispatch_flops.profile.cost import OpCost, flops
@@ -44,6 +45,7 @@ def bincount(self: Tensor, weights: Tensor | None = None, *_: Any, out: Tensor, 
 
 
 @register_flops(packets("histc"))
+@depends_on_numbers
 def histc(
     self: Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, out: Tensor, **_: Any
 ) -> int:

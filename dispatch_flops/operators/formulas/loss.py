@@ -12,6 +12,7 @@ import torch
 
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.pointwise import broadcast_elements, recipe_cost
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 
 Tensor = torch.Tensor
@@ -169,6 +170,7 @@ def nll_loss_backward(
 
 
 @register_flops(packets("multi_margin_loss"), by_name=True)
+@tells_apart(2)
 def multi_margin_loss(
     *,
     self: Tensor,
@@ -188,6 +190,7 @@ def multi_margin_loss(
 
 
 @register_flops(packets("multi_margin_loss_backward"), by_name=True)
+@tells_apart(2)
 def multi_margin_loss_backward(
     *,
     self: Tensor,

@@ -22,6 +22,7 @@ from dispatch_flops.operators.formulas._arithmetic import (
     scaled_sum,
 )
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import (
     is_sparse,
@@ -90,6 +91,7 @@ def dot(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **_: Any) -> OpC
 
 
 @register_flops(packets("addmm", "baddbmm", "addbmm", "addmv"))
+@tells_apart(0, 1)
 def addmm(
     bias: torch.Tensor,
     a: torch.Tensor,
@@ -107,7 +109,8 @@ def addmm(
     return product_and_bias(inner_products(a, b), a, b, out, bias=bias, beta=beta, alpha=alpha)
 
 
-@register_flops(packets("_addmm_activation"))
+@register_flops(packets("_addmm_activation"), cacheable=False)  # the cost depends on the device
+@tells_apart(0, 1)
 def addmm_activation(
     bias: torch.Tensor,
     a: torch.Tensor,
@@ -131,6 +134,7 @@ def addmm_activation(
 
 
 @register_flops(packets("addr"))
+@tells_apart(0, 1)
 def addr(
     bias: torch.Tensor,
     a: torch.Tensor,

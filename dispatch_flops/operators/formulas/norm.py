@@ -14,6 +14,7 @@ import torch
 
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.reduction import variance, vector_norm
+from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import register_flops
 
 Tensor = torch.Tensor
@@ -168,6 +169,7 @@ def _rows(input: Tensor, normalized_shape: list[int]) -> int:
 
 
 @register_flops(packets("renorm"))
+@depends_on_numbers
 def renorm(self: Tensor, p: Any, dim: int, maxnorm: Any, *, out: Any, **_: Any) -> int:
     """m slices along ``dim``, scaled down to a maximal norm: their norm, then m comparisons,
     m sums with eps, m quotients of maxnorm, n products. Source: torch._refs.

@@ -14,7 +14,9 @@ import torch
 
 from dispatch_flops.operators.access import Access, Arguments, declare_access
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.tensors import is_given, nbytes
+from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.operators.numbers import tells_apart
+from dispatch_flops.operators.tensors import is_given
 
 Tensor = torch.Tensor
 
@@ -125,6 +127,7 @@ def padding(arguments: Arguments, out: Tensor) -> Access:
 
 
 @declare_access(packets("addmm", "baddbmm", "addbmm", "addmv", "addr", "_addmm_activation"))
+@tells_apart(0)
 def scaled_addend(arguments: Arguments, out: Any) -> Access:
     """With beta = 0 the addend is ignored, whatever it holds."""
     return Access(unread=("self",) if arguments.get("beta") == 0 else ())

@@ -21,6 +21,7 @@ import torch
 from dispatch_flops.operators.formulas._arithmetic import COMPLEX_ADD, COMPLEX_MUL
 from dispatch_flops.operators.formulas._foreach import each
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import Rule, add_rule
 from dispatch_flops.operators.tensors import is_inexact, stored_elements, tensors_in
 
@@ -161,11 +162,13 @@ def plain(recipe: str) -> Callable[..., int]:
     return formula
 
 
+@tells_apart(1)
 def add(self: Any, other: Any, alpha: Any = 1, *, out: Any, **_: Any) -> int:
     """self ± alpha·other: one more product per element if alpha is not 1."""
     return elementwise("add" if alpha == 1 else "mul add", (self, other), out)
 
 
+@tells_apart(1)
 def add_relu(self: Any, other: Any, alpha: Any = 1, *, out: Any, **_: Any) -> int:
     """A sum, and its maximum with 0."""
     return add(self, other, alpha, out=out) + elementwise("relu", (self, other), out)
@@ -193,6 +196,7 @@ def lerp(self: Any, end: Any, weight: Any, *, out: Any, **_: Any) -> int:
     return elementwise(f"{extra}sub mul add", (self, end, weight), out)
 
 
+@tells_apart(0.5, 2)
 def power(self: Any, exponent: Any, *, out: Any, **_: Any) -> int:
     """1 per real element. Complex: a product for a square, sqrt for a root, else exp(w·log z)."""
     short = {2: "mul", 0.5: "sqrt"}

@@ -16,6 +16,7 @@ import torch
 from dispatch_flops.operators.formulas._foreach import each
 from dispatch_flops.operators.formulas._ops import overloads, packets
 from dispatch_flops.operators.formulas.pointwise import broadcast_elements, per_element
+from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import Formula, Kind, Rule, add_rule, register_flops
 from dispatch_flops.operators.tensors import (
     is_inexact,
@@ -163,6 +164,7 @@ def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) 
 
 
 @register_flops(packets("linalg_vector_norm", "norm", "native_norm"))
+@depends_on_numbers
 def norm(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **kwargs: Any) -> int:
     """``vector_norm`` over the given dimensions; an order of None is 2.
 
@@ -177,6 +179,7 @@ def norm(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **kwargs:
     )
 
 
+@depends_on_numbers
 def _norm_of_list(self: torch.Tensor, ord: Any = 2, *_: Any, out: Any, **__: Any) -> int:
     return vector_norm(self.numel(), 1, ord, complex_numbers=self.is_complex())
 
@@ -184,6 +187,7 @@ def _norm_of_list(self: torch.Tensor, ord: Any = 2, *_: Any, out: Any, **__: Any
 _register(packets("_foreach_norm"), each(_norm_of_list), "vector_norm each")
 
 
+@depends_on_numbers
 def powsum(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **__: Any) -> int:
     """Σ|x|^p: a vector norm without its root."""
     n, m = self.numel(), out.numel()
@@ -196,6 +200,7 @@ _register(packets("_foreach_powsum"), each(powsum), "power n, sum n-m each")
 
 
 @register_flops(packets("dist"))
+@depends_on_numbers
 def dist(self: torch.Tensor, other: torch.Tensor, p: Any = 2, *, out: Any, **_: Any) -> int:
     """‖a - b‖: n subtractions and a norm. Source: torch._decomp."""
     n = broadcast_elements(self.shape, other.shape)

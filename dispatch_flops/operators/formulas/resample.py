@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_inexact
 from dispatch_flops.profile.cost import OpCost, contraction, flops
@@ -123,6 +124,7 @@ def antialiased(name: str) -> None:
     half_width = ANTIALIAS[name]
 
     @register_flops(packets(f"_upsample_{name}2d_aa"))
+    @depends_on_numbers
     def forward(
         self: Tensor,
         output_size: Any,
@@ -147,6 +149,7 @@ def antialiased(name: str) -> None:
         return flops(planes * (in_h * along_w + out_w * along_h))
 
     @register_flops(packets(f"_upsample_{name}2d_aa_backward"))
+    @depends_on_numbers
     def backward(
         grad: Tensor,
         output_size: Any,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.profile.cost import OpCost, contraction
 
@@ -152,6 +153,7 @@ def _without_placeholders(weights: tuple[Tensor, ...], has_biases: bool) -> tupl
 
 
 @register_flops(packets("_cudnn_rnn", "miopen_rnn"), by_name=True)
+@tells_apart(0)
 def vendor_rnn(
     *,
     input: Tensor,
@@ -175,6 +177,7 @@ def vendor_rnn(
 
 
 @register_flops(packets("_cudnn_rnn_backward", "miopen_rnn_backward"), by_name=True)
+@tells_apart(0)
 def vendor_rnn_backward(
     *,
     input: Tensor,
@@ -205,6 +208,7 @@ def vendor_rnn_backward(
 
 
 @register_flops(packets("_lstm_mps"), by_name=True)
+@tells_apart(0)
 def lstm_mps(
     *,
     input: Tensor,

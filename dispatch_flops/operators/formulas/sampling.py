@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import declare_free, register_flops
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost, flops
 
 Tensor = torch.Tensor
@@ -46,6 +47,7 @@ declare_free(packets("inductor_reserve_rng_state", library="inductor_prims"), "r
 
 
 @register_flops(packets("native_dropout"))
+@tells_apart(0, 1)
 def native_dropout(self: Tensor, p: float, train: bool | None, *, out: Any, **_: Any) -> OpCost:
     """A mask that keeps with probability 1 - p, and out = mask * self / (1 - p).
 

@@ -23,6 +23,7 @@ from dispatch_flops.operators.formulas._arithmetic import (
 )
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.matmul import inner_products
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import stored_elements
 from dispatch_flops.profile.cost import OpCost, flops
@@ -63,6 +64,7 @@ declare_free(packets("_cslt_sparse_mm_search"), "looks for the fastest kernel")
 
 
 @register_flops(packets("_sparse_addmm"), cacheable=False)
+@tells_apart(0, 1)
 def sparse_addmm(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor, **_: Any
 ) -> OpCost:
@@ -83,6 +85,7 @@ def sparse_product(a: Tensor, b: Tensor, *, out: Tensor, **_: Any) -> OpCost:
 
 
 @register_flops(packets("sspaddmm"), cacheable=False)
+@tells_apart(0, 1)
 def sspaddmm(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor, **_: Any
 ) -> OpCost:
@@ -93,6 +96,7 @@ def sspaddmm(
 
 
 @register_flops(packets("sparse_sampled_addmm"), cacheable=False)
+@tells_apart(0, 1)
 def sampled_addmm(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor, **_: Any
 ) -> OpCost:
@@ -187,6 +191,7 @@ def semi_structured_mm(
 
 
 @register_flops(packets("_sparse_semi_structured_addmm"))
+@tells_apart(0, 1)
 def semi_structured_addmm(
     bias: Tensor,
     a: Tensor,

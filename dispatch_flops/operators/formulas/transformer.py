@@ -22,6 +22,7 @@ from dispatch_flops.operators.formulas._attention import (
 )
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.softmax import filled_rows
+from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_strided_nested, nested_sizes
 from dispatch_flops.profile.cost import OpCost, Share, Split, contraction
@@ -202,6 +203,7 @@ def masked_softmax_backward(
 
 
 @register_flops(packets("_triton_scaled_dot_attention"))
+@tells_apart(0)
 def triton_scaled_dot_attention(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, *, out: Any, **_: Any
 ) -> OpCost:

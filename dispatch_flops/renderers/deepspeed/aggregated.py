@@ -32,12 +32,13 @@ def render(profile: Profile, view: View | None = None) -> str:
     levels = by_depth(profile.root, "forward")
     if view.depth is not None:
         levels = levels[: view.depth + 1]
+    most = 1 if view.top is None else view.top
     lines = [
-        f"Top {view.top} modules in terms of params, MACs or fwd latency at different model depths:"
+        f"Top {most} modules in terms of params, MACs or fwd latency at different model depths:"
     ]
     for depth, classes in enumerate(levels):
         lines.append(f"depth {depth}:")
         for label, key, text in _COLUMNS:
-            shown = {name: text(f) for name, f in top(classes, key, view.top)}
+            shown = {name: text(f) for name, f in top(classes, key, most)}
             lines.append(f"    {label} - {shown}")
     return "\n".join(lines)

@@ -16,9 +16,9 @@ from dispatch_flops.cli.formats import FORMATS, choose_format
         ("x.trace.json", "trace"),
         ("x.collapsed", "collapsed"),
         ("x.html", "html"),
-        ("x.txt", "deepspeed"),
+        ("x.txt", "overview"),
         ("folder/x.csv", "csv"),
-        (None, "deepspeed"),
+        (None, "overview"),
     ],
 )
 def test_suffix_of_the_file_chooses_the_format(file: str | None, name: str) -> None:

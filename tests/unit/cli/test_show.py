@@ -33,7 +33,7 @@ class TestShow:
         saved("p.json", "net.py:make")
 
         def text(*options: str) -> str:
-            return run("show", "p.json", *options).out
+            return run("show", "p.json", "--format", "deepspeed", *options).out
 
         assert "(0-1): 2 x Linear(" in text("--fold")
         assert "(0): Linear(" in text("--no-fold")
@@ -41,9 +41,30 @@ class TestShow:
         assert "(head): Linear(" in text("--depth", "1")
         assert "(head): Linear(" not in text("--no-detailed")
         assert "Top 3 modules" in text("--top", "3")
-        table = text("--format", "table", "--depth", "1")
+        table = run("show", "p.json", "--format", "table", "--depth", "1").out
         assert "Net.head" in table
         assert "Net.layers.0" not in table
+
+    def test_overview_options_apply(self, run: Run, saved: Save) -> None:
+        saved("p.json", "net.py:make")
+
+        def text(*options: str) -> str:
+            return run("show", "p.json", *options).out
+
+        assert "layers.0-1 (2 x Linear)" in text()
+        assert "each (Linear)" in text()
+        assert "1 (Linear)" in text("--no-fold")
+        assert "head (Linear)" in text("--depth", "1")
+        assert "each (Linear)" not in text("--depth", "1")
+        assert "% FLOPs" in text()
+        assert "% FLOPs" not in text("--columns", "macs,bytes").split("Operator")[0]
+        assert text("--sort", "macs").startswith("Net: ")
+
+    def test_unknown_column_is_refused(self, run: Run, saved: Save) -> None:
+        saved("p.json", "net.py:make")
+        result = run("show", "p.json", "--columns", "speed")
+        assert result.code == 2
+        assert "'speed' is not a column; choose from params" in error_line(result)
 
     def test_dash_reads_stdin(self, run: Run, saved: Save, monkeypatch: pytest.MonkeyPatch) -> None:
         profile = saved("p.json", "net.py:make")

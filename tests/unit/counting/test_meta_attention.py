@@ -18,6 +18,7 @@ from dispatch_flops.profilers.model import profile_model
 
 attention = nn.functional.scaled_dot_product_attention
 B, H, HKV, SQ, SK, D = 2, 6, 3, 5, 7, 8
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 FULL_MACS = B * H * SQ * SK * 2 * D
 
 
@@ -70,7 +71,12 @@ def step(device: str, **options: Any) -> Callable[[], Any]:
         {"mask": torch.float32},
         {"kv_heads": HKV, "enable_gqa": True},
         {"dtype": torch.bfloat16},
-        {"dtype": torch.float64, "scale": 0.5},
+        pytest.param(
+            {"dtype": torch.float64, "scale": 0.5},
+            marks=pytest.mark.skipif(
+                TORCH < (2, 12), reason="torch 2.11 gives the logsumexp float32 on meta"
+            ),
+        ),
         {"dropout_p": 0.25},  # the math path
         {"dropout_p": 0.25, "kv_heads": HKV, "enable_gqa": True, "mask": torch.bool},
     ],

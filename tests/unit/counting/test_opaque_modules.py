@@ -105,7 +105,7 @@ def test_opaque_module_that_calls_itself_is_counted_once() -> None:
             return self.step(self(x, depth - 1) if depth else x) @ self.step.weight
 
     model = Tree()
-    mapping = {Tree: lambda module, x, depth, **_: OpCost(macs=10**depth, flops=0)}
+    mapping = {Tree: lambda module, x, depth, **_: OpCost(macs=10**depth, flops=2 * 10**depth)}
     profile = profile_of(model, rows(2, 5), 3, model=model, custom_mapping=mapping)
     assert (profile.total().macs, profile.root.calls) == (10**3, 4)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,6 +117,20 @@ def test_register_flops_with_by_name_passes_arguments_by_schema_name() -> None:
     unregister_flops([one, two])
 
 
+def test_unregister_flops_after_an_override_restores_the_built_in_formula() -> None:
+    operands = (torch.ones(5), torch.ones(2, 3), torch.ones(3, 5))
+    built_in = profile_of(torch.addmm, *operands).total()
+    assert built_in.macs == 2 * 3 * 5
+    register_flops(aten.addmm, override=True)(costs(7))
+    register_flops(aten.addmm, override=True)(costs(11))
+    assert profile_of(torch.addmm, *operands).total().flops == 11
+    unregister_flops(aten.addmm)
+    assert profile_of(torch.addmm, *operands).total() == built_in
+    with pytest.raises(UnknownOperatorError, match=r"aten\.addmm .* built-in formula stays"):
+        unregister_flops(aten.addmm)
+    assert profile_of(torch.addmm, *operands).total() == built_in
+
+
 def test_unregister_flops_with_an_unknown_target_removes_nothing() -> None:
     register_flops(one)(costs(3))
     with pytest.raises(UnknownOperatorError, match=r"dispatch_flops_test\.two has no formula"):
@@ -127,11 +144,33 @@ def test_unregister_flops_of_an_unregistered_operator_raises() -> None:
         unregister_flops(one)
 
 
-@pytest.mark.parametrize("target", [len, "mm", 3, torch.mm, nn.Linear(2, 2), int, [one, len]])
+@pytest.mark.parametrize("target", [len, "mm", 3, nn.Linear(2, 2), int, [one, len]])
 def test_register_flops_of_something_else_raises(target: Any) -> None:
     with pytest.raises(UnknownOperatorError, match="is not an operator"):
         register_flops(target)(costs(1))
     unregister_if_there(one)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (torch.matmul, "aten.matmul"),
+        (torch.Tensor.matmul, "aten.matmul"),
+        (torch.nn.functional.gelu, "aten.gelu"),
+        (torch.nn.functional.layer_norm, "aten.layer_norm"),
+        (torch.nn.functional.scaled_dot_product_attention, "aten.scaled_dot_product_attention"),
+        (torch.ops.aten.add.Tensor.op, None),
+        (len, None),
+        (math.exp, None),
+        (torch.nn.functional.multi_head_attention_forward, None),
+    ],
+)
+def test_register_flops_of_a_function_names_the_operator_that_it_runs(
+    function: Any, operator: str | None
+) -> None:
+    with pytest.raises(UnknownOperatorError, match="is not an operator") as raised:
+        register_flops(function)(costs(1))
+    assert (f"pass torch.ops.{operator}" in str(raised.value)) is (operator is not None)
 
 
 def unregister_if_there(target: Any) -> None:
@@ -165,6 +204,75 @@ def test_overridden_nests_and_ends_with_its_block() -> None:
     with pytest.raises(ValueError, match="no"), overridden({aten.mul: costs(7)}):
         raise ValueError("no")
     assert flops_of(lambda x: x * x) == 2
+
+
+def test_overridden_blocks_that_overlap_end_each_by_itself() -> None:
+    first, second = (
+        overridden({aten.mul: costs(7)}),
+        overridden({aten.mul: costs(70), one: costs(3)}),
+    )
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert flops_of(lambda x: x * x) == 70
+    second.__exit__(None, None, None)
+    assert flops_of(lambda x: x * x) == 2
+    assert lookup(ONE.default) is None
+
+
+def test_overridden_in_overlapping_threads_leaves_nothing_and_reaches_no_other_thread() -> None:
+    meet = threading.Barrier(3, timeout=30)
+    seen: dict[int, list[int]] = {7: [], 70: []}
+
+    def work(flops: int, *, leaves_first: bool) -> None:
+        if not leaves_first:
+            meet.wait()
+        with overridden({aten.mul: costs(flops)}):
+            if leaves_first:
+                meet.wait()
+            meet.wait()
+            seen[flops].append(flops_of(lambda x: x * x))
+            meet.wait()
+        meet.wait()
+        seen[flops].append(flops_of(lambda x: x * x))
+
+    threads = [
+        threading.Thread(target=work, args=(7,), kwargs={"leaves_first": True}),
+        threading.Thread(target=work, args=(70,), kwargs={"leaves_first": False}),
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        meet.wait()
+    while_both_are_active = flops_of(lambda x: x * x)
+    for _ in range(2):
+        meet.wait()
+    for thread in threads:
+        thread.join()
+    assert seen == {7: [7, 2], 70: [70, 2]}
+    assert while_both_are_active == flops_of(lambda x: x * x) == 2
+
+
+def test_overridden_in_the_counters_thread_applies_to_threads_that_join_it() -> None:
+    """A thread's own block comes before that of the thread that entered the counter."""
+    x, seen = torch.ones(2), []
+    with FlopCounterMode(display=False) as counter:
+
+        def work(*, has_own: bool) -> None:
+            before = counter.get_total_flops()
+            own = overridden({aten.mul: costs(70)}) if has_own else contextlib.nullcontext()
+            with counter.in_thread(), own:
+                _ = x * x
+            seen.append(counter.get_total_flops() - before)
+
+        with overridden({aten.mul: costs(7)}):
+            for has_own in (False, True):
+                thread = threading.Thread(target=work, kwargs={"has_own": has_own})
+                thread.start()
+                thread.join()
+        _ = x * x
+    assert seen == [7, 70]
+    assert counter.get_total_flops() == 7 + 70 + 2
 
 
 def test_overridden_inside_a_counters_block_applies_to_its_calls() -> None:
@@ -330,7 +438,7 @@ def test_operator_of_a_library_fragment_with_a_formula_is_counted(
     square = torch.ones(I, I)
     with pytest.warns(UncountedWarning, match="cube"):
         assert profile_of(op, square).total().macs == 0
-    mapping = {op: lambda x, *, out, **_: OpCost(macs=2 * x.shape[0] ** 3)}
+    mapping = {op: lambda x, *, out, **_: OpCost(macs=2 * x.shape[0] ** 3, flops=1)}
     assert profile_of(op, square, custom_mapping=mapping).total().macs == 2 * I**3
 
 

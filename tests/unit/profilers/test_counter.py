@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from dispatch_flops.errors import (
     UncountedWarning,
     UnknownOperatorError,
 )
+from dispatch_flops.renderers import View, overview
 from dispatch_flops.timing.devices import Devices
 from tests.helpers.attributing import plain, rows, train
 from tests.helpers.profiling import profile_of
@@ -112,11 +114,13 @@ def test_table_with_depth_ends_at_that_depth() -> None:
     assert counter.get_table(99) == counter.get_table(4)
 
 
-def test_counter_with_display_prints_the_table_at_exit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_counter_with_display_prints_the_profile_at_exit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     model = plain(3, 5)
-    with FlopCounterMode(model) as counter:
+    with FlopCounterMode(model, depth=0) as counter:
         model(rows(2, 3))
-    assert capsys.readouterr().out == counter.get_table() + "\n"
+    assert capsys.readouterr().out == overview.render(counter.profile, View(depth=0)) + "\n"
 
 
 # -- results -----------------------------------------------------------------------------------
@@ -348,6 +352,8 @@ def test_strict_without_uncounted_operators_does_not_raise() -> None:
         (OpCost(flops=-1), "at least 0"),
         (OpCost(flops=1.5), "ints"),  # type: ignore[arg-type]
         (Split(own=OpCost(), shares=(Share(cost=OpCost(macs=-3)),)), "at least 0"),
+        (OpCost(macs=10), "return OpCost(macs=10, flops=20)"),
+        (Split(shares=(Share(cost=OpCost(macs=3)),)), "return OpCost(macs=3, flops=6)"),
     ],
     ids=str,
 )
@@ -366,10 +372,40 @@ def test_formula_without_a_cost_is_recorded_and_the_program_continues(
     with pytest.warns(UncountedWarning, match=re.escape("priced.default (2 calls")) as caught:
         profile = mapped({priced: formula}, call)
     assert len(caught) == 1
+    assert "Mend the formula of dispatch_flops_test.priced" in str(caught[0].message)
+    assert "register_flops" not in str(caught[0].message)
     (error,) = profile.formula_errors().values()
     assert says in error
     assert profile.uncounted_ops() == {"dispatch_flops_test.priced.default": 2}
     assert profile.total().flops == 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [np.int64(42), OpCost(macs=np.int32(7), flops=np.int64(42))],  # type: ignore[arg-type]
+    ids=["FLOPs", "OpCost"],
+)
+def test_formula_that_returns_integers_of_numpy_is_counted_in_ints(answer: Any) -> None:
+    total = mapped({priced: lambda *_, **__: answer}, lambda: priced(rows(2, 3))).total()
+    assert total.flops == 42
+    assert {type(total.flops), type(total.macs)} == {int}
+
+
+def test_formula_of_integers_may_return_macs_without_flops() -> None:
+    def call() -> None:
+        priced(torch.ones(2, 3, dtype=torch.int8))
+
+    assert mapped({priced: lambda *_, **__: OpCost(macs=6)}, call).total().macs == 6
+
+
+def test_warning_of_a_broken_formula_and_a_missing_one_says_what_to_do_of_each() -> None:
+    def call() -> None:
+        unpriced(priced(rows(2, 3)))
+
+    with pytest.warns(UncountedWarning) as caught:
+        mapped({priced: lambda *_, **__: None}, call)
+    assert "Give each a formula" in str(caught[0].message)
+    assert "Mend the formula of dispatch_flops_test.priced.default" in str(caught[0].message)
 
 
 def test_formula_that_reads_data_is_recorded_and_the_program_continues() -> None:

@@ -1,0 +1,171 @@
+"""Compilers of the graphs that AOTAutograd partitions: inductor, aot_eager, other backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from dispatch_flops import _torch
+from dispatch_flops.compile.graph import FIXED_RUN, GraphCost
+from dispatch_flops.errors import ConfigError, TargetError
+
+AddGraph = Callable[[fx.GraphModule, bool], GraphCost]  # the graph, is_backward
+Compiled = Callable[..., Any]
+Options = Mapping[str, Any]
+_NO_OPTIONS = 'mode and options do not apply to backend="aot_eager"; leave them out'
+
+
+class Compiler:
+    """What compiles the graphs of one counting backend.
+
+    backend: a name that ``torch.compile`` knows, or a callable that it accepts. mode, options:
+    those of ``torch.compile``.
+
+    Raises TargetError for a backend that torch does not know, and ConfigError for a mode or options
+    that do not fit.
+    """
+
+    def __init__(self, backend: Any, mode: str | None, options: Options | None) -> None:
+        if not callable(backend) and not _torch.is_backend_name(backend):
+            raise TargetError(
+                f"backend={backend!r} is not a backend of torch.compile; pass a name from "
+                "torch.compiler.list_backends(), or a callable"
+            )
+        self._backend = backend
+        self._given = self._check_options(mode, options)
+
+    def compile(
+        self,
+        graph: fx.GraphModule,
+        example_inputs: Any,
+        add_graph: AddGraph,
+        mode: str | None,
+        options: Options | None,
+    ) -> Compiled:
+        """Compile a function as torch.compile traced it.
+
+        add_graph: is told of each graph, before it is compiled, and returns its cost.
+        """
+        given = {**self._given, **self._check_options(mode, options)}
+        # A hit in AOTAutograd's cache would return code that does not count. Inductor's cache
+        # stays on.
+        with _torch.no_autograd_cache():
+            if self._backend == "inductor":
+                return _compile_with_inductor(graph, example_inputs, add_graph, given)
+            if self._backend == "aot_eager":
+                return _compile_parts(graph, example_inputs, add_graph, _interpret)
+            backend = _torch.find_backend(self._backend)
+            if _torch.is_aot_autograd(backend):
+                count = partial(_count_part, add_graph)
+                counting = _torch.with_other_compilers(backend, count)
+                compiled: Compiled = counting(graph, example_inputs)
+                return compiled
+            apart = partial(_compile_apart, partial(backend, **given))
+            return _compile_parts(graph, example_inputs, add_graph, apart)
+
+    def _check_options(self, mode: str | None, options: Options | None) -> dict[str, Any]:
+        """Return what the backend is told of mode and options."""
+        if mode is not None and options is not None:
+            raise ConfigError(f"mode={mode!r} and options are given; pass one of them")
+        given = {"mode": mode, "options": options}
+        if self._backend == "inductor":
+            return _options_of(mode) | dict(options or {})
+        if self._backend == "aot_eager" and (mode or options):
+            raise ConfigError(_NO_OPTIONS)
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def count_runs(cost: GraphCost, compiled: Compiled) -> Compiled:
+    """Return ``compiled`` so that its runs are counted, but for those that raise.
+
+    cost: of the graph. compiled: takes a list of inputs, and may empty it.
+    """
+    runs, read = cost.runs, cost.run_reader()
+
+    def run(inputs: list[Any]) -> Any:
+        found = FIXED_RUN if read is None else read(inputs)
+        out = compiled(inputs)
+        runs[found] += 1
+        return out
+
+    return _mark_boxed(run)
+
+
+def _count_part(
+    add_graph: AddGraph,
+    compiler: Callable[..., Compiled],
+    part: fx.GraphModule,
+    inputs: Any,
+    *,
+    is_backward: bool,
+    **kwargs: Any,
+) -> Compiled:
+    """Compile one partitioned graph so that its runs are counted."""
+    cost = add_graph(part, is_backward)  # first: a compiler rewrites the part
+    return count_runs(cost, _boxed(compiler(part, inputs, **kwargs)))
+
+
+def _boxed(compiled: Compiled) -> Compiled:
+    """Return what calls ``compiled`` with a list of inputs."""
+    if getattr(compiled, "_boxed_call", False):
+        return compiled
+    return lambda inputs: compiled(*inputs)
+
+
+def _compile_with_inductor(
+    graph: fx.GraphModule, example_inputs: Any, add_graph: AddGraph, patches: Options
+) -> Compiled:
+    def compile_part(part: fx.GraphModule, inputs: Any, **kwargs: Any) -> Compiled:
+        cost = add_graph(part, bool(kwargs.get("is_backward")))
+        return count_runs(cost, _torch.compile_part(part, inputs, **kwargs))
+
+    compiled: Compiled = _torch.compile_with_inductor(
+        graph, example_inputs, compile_part, dict(patches) or None
+    )
+    return compiled
+
+
+def _compile_parts(
+    graph: fx.GraphModule,
+    example_inputs: Any,
+    add_graph: AddGraph,
+    compiler: Callable[..., Compiled],
+) -> Compiled:
+    """Compile by AOTAutograd, and each of its graphs by ``compiler``."""
+    count = partial(_count_part, add_graph, compiler)
+    compiled: Compiled = _torch.aot_autograd(
+        fw_compiler=partial(count, is_backward=False), bw_compiler=partial(count, is_backward=True)
+    )(graph, example_inputs)
+    return compiled
+
+
+def _compile_apart(backend: Callable[..., Compiled], part: fx.GraphModule, inputs: Any) -> Compiled:
+    """Compile a graph by a backend that may use AOTAutograd by itself."""
+    with _torch.compiling_apart(inputs):
+        compiled = backend(part, inputs)
+    # What AOTAutograd returns takes its inputs one by one, even if it is marked as boxed.
+    return _mark_boxed(lambda inputs: compiled(*inputs))
+
+
+def _interpret(part: fx.GraphModule, _inputs: Any) -> Compiled:
+    run = fx.Interpreter(part).boxed_run
+    return _mark_boxed(lambda inputs: run(inputs))
+
+
+def _mark_boxed(run: Compiled) -> Compiled:
+    """Mark what takes a list of inputs, which it may empty."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _options_of(mode: str | None) -> dict[str, Any]:
+    """Return inductor's options for a mode of ``torch.compile``."""
+    if mode is None or mode == "default":
+        return {}
+    try:
+        return _torch.options_of_mode(mode)
+    except RuntimeError as error:
+        raise ConfigError(f"mode={mode!r}: {error}") from error

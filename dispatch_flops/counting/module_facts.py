@@ -1,0 +1,46 @@
+"""What a profile says of a module besides its calls, read while the module is as it was."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+from dispatch_flops.counting.parameters import ParameterFacts, parameter_facts
+
+
+class ModuleFacts(NamedTuple):
+    """Facts of a module that keep neither it nor its parameters alive.
+
+    class_name, extra_repr: as the module prints itself; "" where not known.
+    parameters: of the module itself, without those of its children.
+    children: attribute names of its children, in order.
+    """
+
+    class_name: str
+    extra_repr: str = ""
+    parameters: tuple[ParameterFacts, ...] = ()
+    children: tuple[str, ...] = ()
+
+
+UNREAD = ModuleFacts("")
+
+
+def facts_of(module: nn.Module) -> ModuleFacts:
+    """Return the facts of a module as it is now."""
+    return ModuleFacts(
+        type(module).__name__,
+        _extra_repr(module),
+        parameter_facts(module),
+        tuple([name for name, _ in module._modules.items()]) if len(module._modules) else (),
+    )
+
+
+def _extra_repr(module: nn.Module) -> str:
+    """Return the module's ``extra_repr()``; "" if it raises."""
+    if type(module).extra_repr is nn.Module.extra_repr:
+        return ""
+    try:
+        return str(module.extra_repr())
+    except Exception:
+        return ""

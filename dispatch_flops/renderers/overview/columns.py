@@ -1,0 +1,136 @@
+"""Columns of the module tree, and how they fit the width of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dispatch_flops.analysis.latency import inexact_latencies
+from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.errors import ConfigError
+from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cost import Phase
+from dispatch_flops.renderers.overview.fitting import TextColumn, fitted_table
+from dispatch_flops.renderers.overview.rows import Row
+from dispatch_flops.renderers.text import Align, Style, at_least, one_line
+from dispatch_flops.units import (
+    bytes_text,
+    count_text,
+    flops_per_s_text,
+    fraction_text,
+    params_text,
+    ratio,
+    seconds_text,
+)
+
+_BAR = 8  # characters of a share of 100 %
+FULL, EIGHTHS = "█", "▏▎▍▌▋▊▉"
+_LEAST_LABEL = 32
+_DEFAULT = ("params", "macs", "flops", "share", "bar", "latency")
+_DROPPED_FIRST = ("bar", "macs", "params", "share")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, the text of a row's cell, and its alignment. "" is an empty cell."""
+
+    heading: str
+    cell: Callable[[Row], str]
+    align: Align = "right"
+
+
+def tree_table(
+    profile: Profile,
+    rows: Sequence[Row],
+    *,
+    columns: Sequence[str] | None = None,
+    width: int | None = None,
+    style: Style = "plain",
+) -> str:
+    """Return the rows as a table.
+
+    columns: names of columns, in their order; None for those that hold something.
+    width: characters of a line; None for no limit. A table that is wider loses columns that were
+        not asked for, least important first, and then the ends of its labels.
+
+    Raises ConfigError for an unknown column.
+    """
+    known = _columns(profile)
+    for name in columns or ():
+        if name not in known:
+            raise ConfigError(f"{name!r} is not a column; choose from {', '.join(known)}")
+    chosen = {
+        name: TextColumn(known[name].heading, list(map(known[name].cell, rows)), known[name].align)
+        for name in (_DEFAULT if columns is None else columns)
+    }
+    if columns is None:
+        chosen = {name: column for name, column in chosen.items() if any(column.cells)}
+    return fitted_table(
+        TextColumn("Module", list(map(_label, rows)), "left"),
+        chosen,
+        width=width,
+        style=style,
+        dropped_first=_DROPPED_FIRST if columns is None else (),
+        least_label=_LEAST_LABEL,
+    )
+
+
+def _columns(profile: Profile) -> dict[str, Column]:
+    whole = profile.total().flops
+    inexact = inexact_latencies(profile.root, profile.timing)
+
+    def latency(row: Row) -> str:
+        seconds = row.figures.latency_s
+        mark = "~" if row.node.fqn in inexact else ""
+        return "" if seconds is None else f"{mark}{seconds_text(seconds)}"
+
+    def rate(row: Row) -> str:
+        flops = row.node.total("forward").flops * row.figures.modules
+        per_s = ratio(flops, row.figures.latency_s)
+        return flops_per_s_text(per_s) if per_s else ""
+
+    def flops_in(phase: Phase) -> Column:
+        def cell(row: Row) -> str:
+            return _count(row.node.total(phase).flops * row.figures.modules, row)
+
+        return Column(f"{phase} FLOPs", cell)
+
+    def share(row: Row) -> str:
+        part = ratio(row.figures.cost.flops, whole)
+        return fraction_text(part) if part else ""
+
+    phases = {f"{phase}_flops": flops_in(phase) for phase in phases_of(profile)}
+    return {
+        "params": Column("Params", lambda row: _unless_0(row.figures.params, params_text)),
+        "macs": Column("MACs", lambda row: _count(row.figures.cost.macs, row)),
+        "flops": Column("FLOPs", lambda row: _count(row.figures.cost.flops, row)),
+        **phases,
+        "share": Column("% FLOPs", share),
+        "bar": Column("", lambda row: _bar(ratio(row.figures.cost.flops, whole)), "left"),
+        "bytes": Column("Bytes", lambda row: _unless_0(row.figures.cost.bytes_total, bytes_text)),
+        "latency": Column("Forward", latency),
+        "rate": Column("Forward rate", rate),
+        "calls": Column("Calls", lambda row: _unless_0(row.node.calls, str)),
+    }
+
+
+def _label(row: Row) -> str:
+    label = one_line(row.label)
+    text = label if row.level == 0 and not row.is_run else f"{label} ({one_line(row.class_name)})"
+    return "  " * row.level + text
+
+
+def _count(count: int, row: Row) -> str:
+    """Return a count, "" for a true 0; a lower bound is shown even if it is 0."""
+    bound = row.figures.lower_bound
+    return at_least(count_text(count), bound) if count or bound else ""
+
+
+def _unless_0(value: int, text: Callable[[int], str]) -> str:
+    return text(value) if value else ""
+
+
+def _bar(share: float | None) -> str:
+    eighths = round(8 * _BAR * min(share or 0.0, 1.0))
+    whole, part = divmod(eighths, 8)
+    return FULL * whole + EIGHTHS[part - 1 : part]

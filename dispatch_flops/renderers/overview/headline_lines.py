@@ -1,0 +1,97 @@
+"""Lines above the module tree: totals, time, utilisation, and what the run was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dispatch_flops.analysis.efficiency import machine_of
+from dispatch_flops.analysis.headline import Headline, headline
+from dispatch_flops.analysis.latency import inexact_phases
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.profile import Profile
+from dispatch_flops.renderers.run_facts import inputs_text, mode_text
+from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.units import (
+    bytes_text,
+    count_text,
+    flops_per_s_text,
+    flops_text,
+    fraction_text,
+    macs_text,
+    params_text,
+    ratio,
+    seconds_text,
+)
+
+LABEL = 9  # characters of the longest label and two spaces
+
+
+def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator[str]:
+    """Yield the lines, each a label and its text; what is not known has no line.
+
+    machine: whose peaks the run is compared with; None takes the profile's device, if its peaks
+        are known.
+    """
+    machine = machine_of(profile, machine)
+    top = headline(profile, machine)
+    yield _totals(profile, top)
+    for label, text in (
+        ("FLOPs", _phases(profile)),
+        ("Time", _time(profile, top)),
+        ("MFU", _utilisation(top, machine)),
+        ("Inputs", inputs_text(profile.run) if profile.run.inputs is not None else ""),
+        ("Mode", mode_text(profile.run) if profile.run.grad_mode is not None else ""),
+        ("Device", _device(profile)),
+    ):
+        if text:
+            yield f"{label:<{LABEL}}{text}"
+
+
+def _totals(profile: Profile, top: Headline) -> str:
+    bound = top.lower_bound
+    figures = (
+        f"{params_text(top.params)} parameters",
+        at_least(macs_text(top.macs), bound),
+        at_least(flops_text(top.hardware_flops), bound),
+        f"{at_least(bytes_text(top.bytes_total), bound)} moved",
+    )
+    return f"{one_line(profile.root.class_name)}: {', '.join(figures)}"
+
+
+def _phases(profile: Profile) -> str:
+    """Return the FLOPs of each phase, if there is more than one."""
+    phases = phases_of(profile)
+    if len(phases) < 2:
+        return ""
+    return ", ".join(f"{phase} {count_text(profile.total(phase).flops)}" for phase in phases)
+
+
+def _time(profile: Profile, top: Headline) -> str:
+    if top.seconds is None:
+        return ""
+    timing = profile.timing
+    mark = "~" if inexact_phases(profile) else ""
+    spread = f" ± {seconds_text(timing.spread_s)}" if timing.spread_s is not None else ""
+    runs = f", median of {timing.repeats} runs" if timing.repeats > 1 else ""
+    rate = flops_per_s_text(ratio(top.hardware_flops, top.seconds))
+    return f"{mark}{seconds_text(top.seconds)}{spread} ({top.seconds_of}{runs}), {rate}"
+
+
+def _utilisation(top: Headline, machine: Machine | None) -> str:
+    if machine is None or top.mfu is None:
+        return ""
+    mfu = at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)
+    hfu = ""
+    if top.hfu is not None and top.hfu != top.mfu:
+        hfu = f", HFU {at_least(fraction_text(top.hfu), top.hfu_is_lower_bound)}"
+    warning = f"; {top.warning}" if top.warning else ""
+    return f"{mfu}{hfu} of {machine.name}{warning}"
+
+
+def _device(profile: Profile) -> str:
+    run = profile.run
+    name = f" ({one_line(run.device_name)})" if run.device_name else ""
+    torch = f", torch {one_line(run.torch_version)}" if run.torch_version else ""
+    rank = f", rank {run.rank} of {run.world_size}" if run.world_size else ""
+    return f"{one_line(run.device)}{name}{torch}{rank}"

@@ -1,0 +1,46 @@
+"""Remarks below the tables: what is not in the numbers, and what else a reader should know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dispatch_flops.analysis.latency import inexact_latencies, inexact_phases
+from dispatch_flops.profile import Profile
+from dispatch_flops.renderers.explanations import attention_counting
+from dispatch_flops.renderers.table import uncounted_rows
+from dispatch_flops.renderers.text import one_line
+from dispatch_flops.units import flops_text, macs_text
+
+_MOST = 6  # names that one remark lists
+
+
+def remarks(profile: Profile) -> Iterator[str]:
+    """Yield one line per remark."""
+    uncounted = list(uncounted_rows(profile))
+    if uncounted:
+        listed = [f"{op} ({calls} calls: {why})" for op, calls, why in uncounted]
+        yield f"Not counted, so that numbers marked >= are lower bounds: {_some(listed)}."
+    outside = profile.outside.total()
+    if outside.flops:
+        yield (
+            f"Outside the model (loss, optimizer, other code): "
+            f"{f'{macs_text(outside.macs)}, ' if outside.macs else ''}{flops_text(outside.flops)}."
+        )
+    unused = [fqn or profile.root.class_name for fqn in profile.uncalled_modules()]
+    if unused:
+        yield f"Took no part in the run: {_some(unused)}."
+    free = sorted({op.op for op in profile.op_totals() if op.kind == "free"})
+    if free:
+        yield f"Free (views, copies, indexing, random numbers): {_some(free)}."
+    if profile.run.causal != "full":
+        yield f"Attention: {attention_counting(profile.run)}."
+    if inexact_phases(profile) or inexact_latencies(profile.root, profile.timing):
+        yield "~ latency may be off by more than 10 %."
+    yield from (f"Note: {one_line(note)}" for note in profile.notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - _MOST
+    listed = ", ".join(map(one_line, names[:_MOST]))
+    return f"{listed} and {more} more" if more > 0 else listed

@@ -1,0 +1,258 @@
+"""Operators behind wrappers of the compiler and in the functions of higher-order operators.
+
+Truth is the eager counter on the same program, and a product of sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.triton_kernel_wrap import (
+    kernel_side_table,
+    triton_kernel_wrapper_functional,
+)
+from torch._higher_order_ops.while_loop import while_loop
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+
+from dispatch_flops import OpCost, overridden
+from dispatch_flops.compile import counting_backend
+from dispatch_flops.compile.attribution import NodeAttribution
+from dispatch_flops.compile.graph import GraphCost
+from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.operators.conventions import Conventions
+from dispatch_flops.operators.registry import rules_from
+from tests.helpers.profiling import profile_of
+
+A, B, C, D = 3, 5, 7, 11
+
+
+@torch.library.custom_op("test_subgraphs::add_product", mutates_args={"out"})
+def add_product(x: Tensor, y: Tensor, out: Tensor) -> None:
+    out.add_(x @ y)
+
+
+@add_product.register_fake
+def _(x: Tensor, y: Tensor, out: Tensor) -> None:
+    return None
+
+
+@torch.library.custom_op("test_subgraphs::ordered_product", mutates_args=())
+def ordered_product(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y
+
+
+@ordered_product.register_fake
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], y.shape[1])
+
+
+_register_effectful_op(torch.ops.test_subgraphs.ordered_product.default, _EffectType.ORDERED)
+
+
+def formula(x: Tensor, y: Tensor, *_: Any, out: Any) -> OpCost:
+    macs = x.shape[0] * x.shape[1] * y.shape[1]
+    return OpCost(macs=macs, flops=2 * macs)
+
+
+def accumulate(x: Tensor, y: Tensor) -> Tensor:
+    out = torch.zeros(x.shape[0], y.shape[1])
+    add_product(x, y, out)
+    return out * 2
+
+
+def ordered(x: Tensor, y: Tensor) -> Tensor:
+    return ordered_product(x, y) * 2
+
+
+def choose(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cond(
+        x.sum() > 0, lambda x, y: x @ y, lambda x, y: (x @ y).relu() @ y.t() @ y, (x, y)
+    )
+
+
+def repeat(x: Tensor, y: Tensor) -> Tensor:
+    def step(carried: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        return carried @ y @ y.t() + at, carried.sum()
+
+    return scan(step, x, torch.ones(D, A, B))[0]
+
+
+def loop(x: Tensor, y: Tensor) -> Tensor:
+    return while_loop(
+        lambda i, x: i < 3, lambda i, x: (i + 1, x @ y @ y.t()), (torch.tensor(0), x)
+    )[1]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def formulas() -> Iterator[None]:
+    names = ("add_product", "ordered_product")
+    with overridden({getattr(torch.ops.test_subgraphs, name): formula for name in names}):
+        yield
+
+
+def inputs(batch: int = A) -> tuple[Tensor, Tensor]:
+    return torch.ones(batch, B), torch.ones(B, C)
+
+
+def counted(function: Callable[..., Any], *batches: int, **options: Any) -> Any:
+    """Return the backend after the compiled function ran on each batch."""
+    backend = counting_backend("aot_eager")
+    compiled = torch.compile(function, backend=backend, fullgraph=True, **options)
+    for batch in batches:
+        compiled(*inputs(batch))
+    return backend
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [accumulate, ordered], ids=lambda f: f.__name__)
+def test_counting_backend_asks_the_formula_of_a_wrapped_operator(
+    function: Callable[..., Any], dynamic: bool
+) -> None:
+    eager = profile_of(function, *inputs())
+    backend = counted(function, A, dynamic=dynamic)
+    assert backend.total().macs == eager.total().macs == A * B * C
+    assert backend.total().flops == eager.total().flops == 2 * A * B * C + A * C
+    assert not backend.step().is_lower_bound
+    assert not backend.profile().uncounted_ops()
+
+
+def test_wrapped_operator_that_writes_is_counted_without_the_copies_of_functionalization() -> None:
+    profile = counted(accumulate, A).profile()
+    assert set(profile.by_operator()) == {
+        "aten.zeros.default",
+        "test_subgraphs.add_product.default",
+        "aten.mul.Tensor",
+    }
+
+
+def test_wrapped_operator_without_a_formula_is_listed() -> None:
+    backend = counting_backend("aot_eager")
+
+    @torch.library.custom_op("test_subgraphs::unknown", mutates_args={"out"})
+    def unknown(x: Tensor, out: Tensor) -> None:
+        out.add_(x)
+
+    @unknown.register_fake
+    def _(x: Tensor, out: Tensor) -> None:
+        return None
+
+    def function(x: Tensor) -> Tensor:
+        out = torch.zeros(A, B)
+        unknown(x, out)
+        return out
+
+    torch.compile(function, backend=backend)(torch.ones(A, B))
+    assert backend.profile().uncounted_ops() == {"test_subgraphs.unknown.default": 1}
+
+
+def test_cond_counts_as_its_costlier_branch_and_the_profile_says_so() -> None:
+    backend = counted(choose, A)
+    assert backend.total().macs == 3 * A * B * C
+    assert any("costlier branch" in note for note in backend.profile().notes)
+    assert not backend.step().is_lower_bound
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_scan_counts_its_body_times_its_length(dynamic: bool) -> None:
+    eager = profile_of(repeat, *inputs())
+    backend = counted(repeat, A, dynamic=dynamic)
+    assert backend.total().macs == eager.total().macs == D * 2 * A * B * C
+
+
+def test_while_loop_is_a_lower_bound_of_one_iteration() -> None:
+    backend = counted(loop, A)
+    with pytest.warns(match="number of iterations"):
+        step = backend.step()
+    assert step.total.macs == 2 * A * B * C
+    assert step.uncounted == {"higher_order.while_loop": 1}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(B, C, bias=False)
+        self.down = nn.Linear(C, D, bias=False)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return checkpoint(self.part, x, weight, use_reentrant=False)
+
+    def part(self, x: Tensor, weight: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(self.up(x), 0.5) @ weight
+        return self.down(nn.functional.dropout(hidden, 0.5)).sin()
+
+
+def test_seeded_operators_under_a_checkpoint_are_counted_with_what_depends_on_them() -> None:
+    model = Checkpointed()
+
+    def train(compiled: Any) -> None:
+        x = torch.ones(A, B, requires_grad=True)
+        compiled(x, torch.eye(C)).sum().backward()
+
+    backend = counting_backend("aot_eager", model)
+    train(torch.compile(model, backend=backend))
+    costs = backend.step().costs
+    assert costs["forward"].macs == A * (B * C + C * C + C * D)
+    assert costs["backward"].macs == A * (2 * B * C + C * C + 2 * C * D)  # ``weight`` has none
+    assert costs["recompute"].macs == A * (B * C + C * C + C * D)
+    assert not backend.profile().uncounted_ops()
+
+
+class Kernel:
+    """Object with the attributes of a Triton kernel."""
+
+    __name__ = "add_kernel"
+
+    def fn(self) -> None: ...
+
+    def run(self) -> None: ...
+
+
+def test_triton_kernel_in_a_graph_is_asked_for_its_formula() -> None:
+    kernel = Kernel()
+    call = {
+        "kernel_idx": kernel_side_table.add_kernel(kernel),  # type: ignore[arg-type]
+        "constant_args_idx": kernel_side_table.add_constant_args({"BLOCK": 4}),
+        "grid": [(4, 1, 1)],
+        "tma_descriptor_metadata": {},
+        "tensors_to_clone": ["out_ptr"],
+    }
+
+    def launch(x: Tensor, out: Tensor) -> Any:
+        tensors = {"x_ptr": x, "out_ptr": out, "n": A * B}
+        return triton_kernel_wrapper_functional(kwargs=tensors, **call)["out_ptr"]
+
+    with FakeTensorMode() as fakes:
+        x = torch.ones(A, B)
+        graph = make_fx(launch)(x, x.clone())
+        assert fakes is not None
+    asked = []
+
+    def formula(*, x_ptr: Any, n: int, BLOCK: int, grid: Any, **_: Any) -> OpCost:
+        asked.append((x_ptr.shape, n, BLOCK, grid))
+        return OpCost(flops=n)
+
+    cost = GraphCost(
+        graph,
+        NodeAttribution(ModuleNames(()), graph),
+        is_backward=False,
+        conventions=Conventions(),
+        own_rules=rules_from({kernel: formula}),
+    ).cost(())
+    assert cost.by_phase["forward"].flops == A * B
+    assert asked == [((A, B), A * B, 4, [(4, 1, 1)])]
+    assert not cost.uncounted

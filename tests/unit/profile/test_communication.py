@@ -1,0 +1,192 @@
+"""Totals of communication: bytes on the bus, sums, saved form and checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from dispatch_flops.errors import (
+    ConfigError,
+    InconsistentProfileError,
+    ProfileFormatError,
+)
+from dispatch_flops.profile import (
+    OUTSIDE,
+    CommCost,
+    CommGroup,
+    CommTotal,
+    MeshDim,
+    Profile,
+    RunInfo,
+    merge_communication,
+)
+from dispatch_flops.profile.communication import COMM_KINDS, CommKind
+from tests.helpers.trees import training_step
+
+DP = CommGroup(name="mesh_dp", size=3, ranks=(1, 5, 9), mesh_dim="dp")
+WORLD = CommGroup(name="default_pg", size=4, ranks=(0, 1, 2, 3))
+
+
+def total(kind: CommKind = "all_reduce", **fields: Any) -> CommTotal:
+    given = {
+        "fqn": "0",
+        "phase": "forward",
+        "op": f"c10d.{kind}.default",
+        "dtype": "float32",
+        "group": DP,
+        "calls": 1,
+        "payload_bytes": 3 * 5 * 7,
+    }
+    return CommTotal(kind=kind, **(given | fields))
+
+
+TOTALS = (
+    total("all_gather", calls=2, payload_bytes=3 * 4),
+    total("reduce_scatter", phase="backward", payload_bytes=3 * 11),
+    total("all_to_all", fqn="1", payload_bytes=24, sent_bytes=(0, 4, 7), received_bytes=(0, 1, 2)),
+    total("send", fqn=OUTSIDE, phase="setup", group=WORLD, dtype="uint8", payload_bytes=13),
+    total("barrier", fqn="", dtype=None, group=WORLD, payload_bytes=0),
+)
+
+
+def communicating() -> Profile:
+    mesh = (MeshDim(name="pp", size=2, coordinate=1), MeshDim(name="dp", size=3, coordinate=None))
+    run = RunInfo(rank=5, world_size=6, mesh=mesh)
+    return dataclasses.replace(training_step(), communication=TOTALS, run=run)
+
+
+BUS_BYTES = {
+    "all_reduce": 2 * 2 * 5 * 7,
+    "all_gather": 2 * 5 * 7,
+    "reduce_scatter": 2 * 5 * 7,
+    "all_to_all": 2 * 5 * 7,
+    "gather": 2 * 5 * 7,
+    "scatter": 2 * 5 * 7,
+    "broadcast": 3 * 5 * 7,
+    "reduce": 3 * 5 * 7,
+    "send": 3 * 5 * 7,
+    "recv": 3 * 5 * 7,
+    "barrier": 3 * 5 * 7,
+}
+
+
+@pytest.mark.parametrize("kind", COMM_KINDS)
+def test_bus_bytes_of_a_kind_follow_the_factors_of_nccl_tests(kind: CommKind) -> None:
+    assert total(kind).bus_bytes == BUS_BYTES[kind]
+
+
+def test_bus_bytes_of_known_splits_are_what_goes_to_other_ranks() -> None:
+    assert TOTALS[2].bus_bytes == 4 + 7
+
+
+def test_bus_bytes_that_are_not_whole_are_rounded_down() -> None:
+    assert total("all_gather", payload_bytes=10).bus_bytes == 6
+
+
+def test_label_of_a_group_is_its_mesh_dimension_or_its_name() -> None:
+    assert (DP.label, WORLD.label) == ("dp", "default_pg")
+
+
+def test_merge_communication_adds_equal_rows_and_keeps_others() -> None:
+    more = total("all_to_all", fqn="1", payload_bytes=5, sent_bytes=(0, 2, 3))
+    merged = merge_communication((*TOTALS, *TOTALS, more))
+    assert len(merged) == len(TOTALS)
+    assert merged[0].cost == CommCost(calls=4, payload_bytes=2 * 3 * 4, bus_bytes=2 * 2 * 4)
+    assert merged[2].sent_bytes == (0, 2 * 4 + 2, 2 * 7 + 3)
+    assert merged[2].received_bytes is None  # not known of one of the calls
+    assert merged[2].bus_bytes == 2 * 4 + 2 + 2 * 7 + 3
+
+
+def test_comm_by_sums_calls_and_bytes_by_each_key() -> None:
+    profile = communicating()
+    assert profile.comm_by("module") == {
+        "0": CommCost(calls=3, payload_bytes=12 + 33, bus_bytes=8 + 22),
+        "1": CommCost(calls=1, payload_bytes=24, bus_bytes=11),
+        OUTSIDE: CommCost(calls=1, payload_bytes=13, bus_bytes=13),
+        "": CommCost(calls=1),
+    }
+    assert profile.comm_by("group") == {
+        DP: CommCost(calls=4, payload_bytes=12 + 33 + 24, bus_bytes=8 + 22 + 11),
+        WORLD: CommCost(calls=2, payload_bytes=13, bus_bytes=13),
+    }
+    assert list(profile.comm_by("phase")) == ["forward", "backward", "setup"]
+    assert profile.comm_by("kind")["reduce_scatter"].payload_bytes == 33
+    assert next(iter(profile.comm_by("kind"))) == "reduce_scatter"  # the most payload
+
+
+def test_comm_by_of_another_key_raises() -> None:
+    with pytest.raises(ConfigError, match="choose one of 'module', 'group', 'phase', 'kind'"):
+        communicating().comm_by("rank")  # type: ignore[call-overload]
+
+
+def test_from_json_of_a_profile_with_communication_is_an_equal_profile() -> None:
+    profile = communicating().check()
+    text = profile.to_json()
+    again = Profile.from_json(text)
+    assert again == profile
+    assert again.to_json() == text
+    assert pickle.loads(pickle.dumps(profile)) == profile
+    assert again.run.coordinates == {"pp": 1}
+
+
+def test_to_dict_names_each_group_once_and_nothing_where_nothing_was_sent() -> None:
+    data = communicating().to_dict()["communication"]
+    assert data["groups"][0] == {"name": "mesh_dp", "size": 3, "ranks": [1, 5, 9], "mesh_dim": "dp"}
+    assert [row["group"] for row in data["totals"]] == [0, 0, 0, 1, 1]
+    assert "sent_bytes" not in data["totals"][0]
+    assert "communication" not in training_step().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("totals",), None),
+        (("groups",), {}),
+        (("totals", 0, "group"), 2),
+        (("totals", 0, "group"), -1),
+        (("totals", 0, "calls"), "2"),
+        (("totals", 0, "calls"), -2),
+        (("totals", 0, "kind"), "all_send"),
+        (("totals", 0, "phase"), 3),
+        (("totals", 0, "fqn"), "absent"),
+        (("totals", 2, "sent_bytes"), [1, 2]),
+        (("totals", 2, "sent_bytes"), [0, 1.5, 2]),
+        (("totals", 2, "received_bytes"), [0, -1, 2]),
+        (("groups", 0, "ranks"), "012"),
+        (("groups", 0, "ranks"), [1, 1, 5]),
+        (("groups", 0, "size"), 4),
+    ],
+)
+def test_from_dict_of_damaged_communication_raises(path: tuple[Any, ...], value: Any) -> None:
+    data = json.loads(communicating().to_json())
+    at: Any = data["communication"]
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    with pytest.raises(ProfileFormatError, match="damaged"):
+        Profile.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (total(fqn="absent"), "under a module that the profile does not have"),
+        (total(phase=""), "has no phase"),
+        (total("all_send"), "'all_send' is not a kind"),  # type: ignore[arg-type]
+        (total(calls=-1), "not a count"),
+        (total(payload_bytes=1.5), "not a count"),
+        (total(sent_bytes=(1, 2)), "not bytes for each of 3 ranks"),
+        (total(received_bytes=(1, 2, -3)), "not bytes for each of 3 ranks"),
+        (total(group=dataclasses.replace(DP, size=4)), "of size 4 has the ranks"),
+        (total(group=dataclasses.replace(DP, ranks=(1, 1, 2))), "repeated ranks"),
+        (total(group=CommGroup(name="empty", size=0, ranks=())), "not a count"),
+    ],
+)
+def test_check_of_wrong_communication_raises(wrong: CommTotal, message: str) -> None:
+    profile = dataclasses.replace(training_step(), communication=(wrong,))
+    with pytest.raises(InconsistentProfileError, match=message):
+        profile.check()
