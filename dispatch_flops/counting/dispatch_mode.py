@@ -17,21 +17,18 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload, TorchDispatchMode
 from dispatch_flops.counting import autograd_kernels, meta_attention, meta_tensors
+from dispatch_flops.counting.communication import CommunicationRecorder
 from dispatch_flops.counting.composite_calls import run_composite
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import SHARED_PLANS, Plan
-from dispatch_flops.counting.signatures import (
-    TWICE,
-    all_strided,
-    call_signature,
-    signature_of,
-)
+from dispatch_flops.counting.signatures import TWICE, call_signature, signature_of
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
-from dispatch_flops.counting.thread_state import ThreadState
+from dispatch_flops.counting.thread_state import ModulePhase, ThreadState
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
+from dispatch_flops.operators.communication import is_communication
 from dispatch_flops.operators.composites import is_composite, is_of_extension
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
@@ -81,13 +78,14 @@ class CountingMode(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.higher_order = HigherOrderState()
+        self.communication = CommunicationRecorder(tracker)
         self._timer = timer
         self.tracker = tracker
         self._local = tracker.local
         self._conventions = conventions
         self._own_rules = own_rules
         self._on_full = on_full
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[int, Plan] = {}  # by the id of the operator, which the plan keeps
         self._own_prices: dict[Any, CallCost] = {}  # of shared plans, but not for other counters
         self._signatures = 0
         self._plain_types: set[tuple[type, ...]] = set()
@@ -112,7 +110,7 @@ class CountingMode(TorchDispatchMode):
                 return self.__torch_dispatch__(func, types, args, kwargs)
             finally:
                 timer.end()
-        plan = self._plans.get(func)
+        plan = self._plans.get(id(func))  # an overload's own hash runs in Python
         if plan is None:
             plan = self._decide(func)
         if plan.strategy is not None or (
@@ -131,15 +129,21 @@ class CountingMode(TorchDispatchMode):
                     and not kwargs
                     and (a := args[0]).__class__ is _Tensor
                     and (b := args[1]).__class__ is _Tensor
-                    and a.is_contiguous()  # then no stride is 0
+                    and a.is_contiguous()  # then no elements share memory
                     and b.is_contiguous()
                 ):
                     key: Any = (a.shape, a.dtype, b.shape, b.dtype)
                     if a is b:
-                        key += (TWICE,)
+                        cost = plan.cache[(*key, TWICE)]
+                    else:
+                        cost = plan.cache[key]
+                        gap = a.data_ptr() - b.data_ptr()
+                        if -cost.second_bytes < gap < cost.first_bytes:  # they may share memory
+                            key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
+                            cost = plan.cache[key]
                 else:
                     key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
-                cost = plan.cache[key]
+                    cost = plan.cache[key]
             elif args and args[0].__class__ is _Parameter:
                 thread.param_sink.add(id(args[0]))
         except (AttributeError, KeyError, TypeError, RuntimeError):
@@ -194,9 +198,9 @@ class CountingMode(TorchDispatchMode):
             plan.by_thread = {}
         else:
             plan = self._adapt(self._find_plan(func, changes))
-        self._plans[func] = plan
+        self._plans[id(func)] = plan
         if registry.changes() != changes:  # in another thread, while the plan was made
-            self._plans.pop(func, None)
+            self._plans.pop(id(func), None)
         return plan
 
     def rule_of(self, func: Any) -> Rule | None:
@@ -253,7 +257,9 @@ class CountingMode(TorchDispatchMode):
         plan.numbers = number_keys(func, rule)
         if _runs_operators(func):
             plan.call = _torch.with_autocast(plan.call, func)
-        if rule is not None and not rule.is_recorded:
+        if is_communication(func) or func.namespace == "fsdp":
+            plan.strategy = _communicate
+        elif rule is not None and not rule.is_recorded:
             plan.strategy = _call_through
         elif (rule is None or rule.builtin) and is_composite(func):
             plan.strategy = _decompose
@@ -358,20 +364,37 @@ class CountingMode(TorchDispatchMode):
         self._record(plan, args, kwargs, out)
         return out
 
-    def _record(self, plan: Plan, args: Any, kwargs: dict[str, Any], out: Any) -> CallCost:
-        """Record a call that has just returned ``out``; return its cost."""
+    def _record(
+        self,
+        plan: Plan,
+        args: Any,
+        kwargs: dict[str, Any],
+        out: Any,
+        module_phase: ModulePhase | None = None,
+    ) -> CallCost:
+        """Record a call that has just returned ``out``; return its cost.
+
+        module_phase: where its cost belongs; None for what the thread runs now.
+        """
         thread = self.tracker.join_thread()
         cost = plan.fixed
         if cost is None:
             cost = self._cost_of(plan, thread, args, kwargs, out)
         elif args and isinstance(args[0], _Parameter):
             thread.param_sink.add(id(args[0]))
-        module_phase = self.tracker.here(args)
+        module_phase = module_phase or self.tracker.here(args)
         module_phase.counts[cost] += 1
         if self._timer is not None:
             self._timer.record(module_phase, cost)
         thread.last_seq = _sequence_nr()
         return cost
+
+    def communicate(self, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a communication operator; record its cost and what it sends; return its result."""
+        out = plan.call(*args, **kwargs)
+        module_phase = self.communication.record(plan.func, args, kwargs, out)
+        self._record(plan, args, kwargs, out, module_phase)
+        return out
 
     def _cost_of(
         self, plan: Plan, thread: ThreadState, args: Any, kwargs: dict[str, Any], out: Any
@@ -398,7 +421,9 @@ class CountingMode(TorchDispatchMode):
         if self._signatures >= _LIMIT and not self.higher_order.deferring:
             self._forget_signatures()
         self._signatures += 1
-        if key is not None and plan.rule.cacheable and all_strided(args, kwargs):
+        if key is not None and plan.rule.cacheable:
+            if len(args) == 2 and all(isinstance(a, _Tensor) for a in args):
+                cost.first_bytes, cost.second_bytes = (a.nbytes for a in args)
             if not plan.is_shared:
                 plan.cache[key] = cost
             elif not SHARED_PLANS.add_price(plan, key, cost):
@@ -419,6 +444,11 @@ class CountingMode(TorchDispatchMode):
 def _call_through(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
     """Answer a question about a tensor's metadata; such calls are not recorded."""
     return plan.func(*args, **kwargs)
+
+
+def _communicate(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator that sends or receives, or packs what FSDP2 sends."""
+    return mode.communicate(plan, args, kwargs)
 
 
 def _decompose(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
