@@ -11,6 +11,9 @@ from dispatch_flops.profile.cost import ZERO, counts_of
 from dispatch_flops.profile.memory import MemoryProfile, ModuleMemory, counts_held
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, sum_of_parts
 
+_COUNTS = ("calls", "own_params", "total_params", "active_params", "trainable_params")
+_counts_of = operator.attrgetter(*_COUNTS)
+
 
 def params_outside(*roots: ModuleNode) -> dict[int, int]:
     """Return ``{id(node): own parameters of all nodes that are not at or below it}``."""
@@ -29,9 +32,9 @@ def flaws(node: ModuleNode, params_elsewhere: int) -> Iterator[str]:
     params_elsewhere: own parameters of all nodes that are not at or below it.
     """
     yield from _wrong_totals(node)
-    for name in ("calls", "own_params", "total_params", "active_params", "trainable_params"):
-        if not _is_count(getattr(node, name)):
-            yield f"{name} = {getattr(node, name)!r} is not a count"
+    for name, count in zip(_COUNTS, _counts_of(node), strict=True):
+        if not _is_count(count):
+            yield f"{name} = {count!r} is not a count"
     if node.tokens is not None and not _is_count(node.tokens):
         yield f"tokens = {node.tokens!r} is not a count"
     below = [child.total_params for child in node.children]
@@ -72,7 +75,10 @@ def _flaws_of_held(memory: ModuleMemory) -> Iterator[str]:
 
 
 def _wrong_totals(node: ModuleNode) -> Iterator[str]:
-    totals, parts = node._totals, sum_of_parts(node)
+    totals = node.__dict__.get("_totals")
+    if totals is None:  # not computed yet; they will be the sums
+        return
+    parts = sum_of_parts(node)
     if totals != parts:
         for phase in {**totals, **parts}:
             total, expected = totals.get(phase, ZERO), parts.get(phase, ZERO)
