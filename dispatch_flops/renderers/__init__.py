@@ -5,6 +5,7 @@ is shown, and how.
 
     overview      totals, a line per module, the top operators and remarks
     table         modules, operators or uncounted operators, plain or Markdown
+    communication what each rank sends and receives, by module and group
     deepspeed     DeepSpeed's three parts and the operators
     csv           a row per module or per operator
     collapsed     stacks for flame-graph tools
@@ -31,6 +32,7 @@ from dispatch_flops.renderers import (
     cluster_page,
     cluster_table,
     collapsed,
+    communication,
     csv,
     dataframe,
     deepspeed,
@@ -49,6 +51,7 @@ __all__ = [
     "cluster_page",
     "cluster_table",
     "collapsed",
+    "communication",
     "csv",
     "dataframe",
     "deepspeed",
