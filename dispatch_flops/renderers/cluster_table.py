@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile.cluster import BY, By, ClusterProfile, Spread, ranks_text
+from dispatch_flops.profile.cost import in_order
 from dispatch_flops.renderers.text import Align, code, one_line, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
@@ -86,7 +88,10 @@ def sections(cluster: ClusterProfile, view: View) -> Iterator[Section]:
     yield Section(
         title=f"Over ranks, {phase or 'all phases'}",
         header=("Figure", "Minimum", "Maximum", "Max / mean", "Straggler", "All ranks"),
-        rows=[_spread_row(by, spread) for by, spread in spreads.items()],
+        rows=[
+            *(_spread_row(by, spread) for by, spread in spreads.items()),
+            *(_phase_rows(cluster) if phase is None else ()),
+        ],
     )
     shown = tuple(by for by, spread in spreads.items() if spread.maximum)
     yield _ranks(cluster, view, shown)
@@ -96,10 +101,18 @@ def sections(cluster: ClusterProfile, view: View) -> Iterator[Section]:
     yield _modules(cluster, view)
 
 
-def _spread_row(by: By, spread: Spread) -> list[str]:
+def _phase_rows(cluster: ClusterProfile) -> Iterator[list[str]]:
+    """Yield the FLOPs of each phase, where there are several."""
+    known = in_order(phase for p in cluster.profiles.values() for phase in phases_of(p))
+    for phase in known if len(known) > 1 else ():
+        if (spread := cluster.spread("flops", phase)) is not None:
+            yield _spread_row("flops", spread, f"FLOPs, {one_line(phase)}")
+
+
+def _spread_row(by: By, spread: Spread, label: str | None = None) -> list[str]:
     name, text = _TEXT[by]
     return [
-        name,
+        label or name,
         text(spread.minimum),
         text(spread.maximum),
         number_text(spread.imbalance),

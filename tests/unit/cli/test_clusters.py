@@ -82,9 +82,7 @@ class TestMerge:
 
 class TestSimulate:
     def test_rank_is_simulated(self, run: Run) -> None:
-        result = run(
-            "simulate", "job.py:job", "--mesh", "dp=2,tp=3", "--rank", "4", "--format=json"
-        )
+        result = run("simulate", "job.py:job", "--mesh", "dp=2,tp=3", "--rank=4", "--format=json")
         assert result.code == 0
         assert "simulating rank 4 of 6" in result.err
         cluster = ClusterProfile.from_json(result.out)

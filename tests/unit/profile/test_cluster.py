@@ -8,9 +8,10 @@ import json
 import pytest
 
 from dispatch_flops.errors import ConfigError, ProfileFormatError
-from dispatch_flops.profile import Profile, StepTiming
+from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile, StepTiming
 from dispatch_flops.profile.cluster import ClusterProfile, coordinates_of, mesh_dims, ranks_text
 from tests.helpers.clusters import MACS, MESH, PAYLOAD, four_ranks, of_rank
+from tests.helpers.trees import op
 
 
 def in_another_run(**run: object) -> Profile:
@@ -49,6 +50,21 @@ def test_spread_names_least_most_and_straggler() -> None:
     assert merged.straggler("time") == 3
     assert merged.maximum("time") == 1.0
     assert merged.minimum("params") == 10
+
+
+def test_phase_of_some_ranks_is_0_on_the_others() -> None:
+    extra = dataclasses.replace(of_rank(1), outside=with_setup())
+    merged = ClusterProfile.merge([of_rank(0), extra])
+    assert merged.total("setup").macs == 13  # type: ignore[arg-type]
+    assert merged.minimum("macs", "setup") == 0  # type: ignore[arg-type]
+    assert merged.straggler("macs", "setup") == 1  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'warm-up' is not a phase"):
+        merged.total("warm-up")  # type: ignore[arg-type]
+
+
+def with_setup() -> ModuleNode:
+    ops = (op("aten.mm.default", "setup", macs=13),)  # type: ignore[arg-type]
+    return ModuleNode(fqn=OUTSIDE, name=OUTSIDE, class_name="outside", ops=ops)
 
 
 def test_figure_that_was_not_measured_is_none() -> None:
