@@ -630,6 +630,7 @@ PIPELINES = "torch.distributed.pipelining.schedules"
 # compile/attribution         node.meta: nn_module_stack, fwd_nn_module_stack, is_gradient_acc,
 #                             partitioner_tag, stack_trace, grapharg (source, example); the
 #                             graph's dynamo_compile_id; source_fn_stack
+# compile/contractions        node.meta: original_aten
 # compile/instances           node.meta: desc; variable of AccumulateGrad
 # compile/eager_parts         reason, user_stack of a graph break; fail_type, fail_reason, co_name,
 #                             co_filename, co_firstlineno of a compilation; texts of reasons
