@@ -13,9 +13,9 @@ import torch
 
 from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.formulas.attention_packed import flash_backward, flash_forward
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost, Split, flops
 
 Tensor = torch.Tensor

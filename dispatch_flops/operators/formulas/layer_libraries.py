@@ -12,9 +12,9 @@ from dispatch_flops.operators.formulas._arithmetic import contract, same_shaped
 from dispatch_flops.operators.formulas._attention import forward, rectangle
 from dispatch_flops.operators.formulas.norm import fused_rms_norm
 from dispatch_flops.operators.formulas.sorting import comparisons
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import declare_free, register_flops
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost, flops
 
 Tensor = torch.Tensor

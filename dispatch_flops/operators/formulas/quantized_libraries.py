@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas.scaled_matmul import scaled_mm
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import declare_free, register_flops
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost, contraction, flops
 
 Tensor = torch.Tensor
