@@ -25,7 +25,7 @@ PUBLIC = """
     OpCost OpTotal Profile Share Split StepProfiler UncountedOpsError UncountedWarning
     __version__ analysis attention_cost compile conventions counting_backend diff distributed
     errors get_model_profile integrations matmul_cost measure_machine overridden profile_model
-    register_flops renderers unregister_flops
+    register_flops register_workspace renderers unregister_flops
 """.split()
 
 
