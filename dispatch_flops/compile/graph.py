@@ -15,7 +15,9 @@ from torch import fx
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, OpOverload
+from dispatch_flops.compile import contractions
 from dispatch_flops.compile.attribution import NodeAttribution, phase_of
+from dispatch_flops.compile.instances import Instances
 from dispatch_flops.compile.subgraphs import count_functions, runs_functions
 from dispatch_flops.compile.templates import (
     Sizes,
@@ -27,20 +29,27 @@ from dispatch_flops.compile.templates import (
     is_symbolic,
     size_reader,
 )
+from dispatch_flops.counting.module_names import join
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
+from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 
 Costs = Counter[tuple[str, Phase, CallCost]]
+Run = tuple[str | None, Sizes]  # the fqn of the module that ran a shared graph, and the sizes
+FIXED_RUN: Run = (None, ())
 _INLINED = ("invoke_subgraph", "strict_mode", "hints_wrapper", "local_map_hop", "foreach_map")
 _UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """Operator call of one node, with templates in place of tensors."""
+    """Operator call of one node, with templates in place of tensors.
+
+    rule: how the cost is found; None: as registered for ``op``.
+    """
 
     fqn: str
     phase: Phase
@@ -49,6 +58,7 @@ class _Call:
     kwargs: Any
     out: Any
     has_symbols: bool
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +92,8 @@ class GraphCost:
 
     function: the compiled function of which the graph is a part, as ``(fqn, function_id)``.
     module_calls: ``{fqn: its calls in one run}``; empty for a backward graph.
-    runs: number of runs by the sizes that ``read_sizes`` returned; () if all shapes are fixed.
+    used_params: ids of the parameters that take part.
+    runs: number of runs by what ``run_reader()`` read.
     """
 
     def __init__(
@@ -97,7 +108,11 @@ class GraphCost:
         self.is_backward = is_backward
         self.function = (attribution.fqn, attribution.function_id)
         self.module_calls = {} if is_backward else attribution.module_calls(graph.graph)
-        self.runs: Counter[Sizes] = Counter()
+        self.used_params = attribution.used_params
+        self.runs: Counter[Run] = Counter()
+        self._instances: Instances | None = None
+        if attribution.has_siblings:
+            self._instances = Instances(attribution, graph, is_backward=is_backward)
         self._conventions = conventions
         self._own_rules = own_rules
         self._calls = list(_calls_of(graph, attribution, is_backward=is_backward))
@@ -107,10 +122,27 @@ class GraphCost:
         self._by_sizes: dict[Sizes, RunCost] = {}
         registry.watch(self)
 
-    @property
-    def read_sizes(self) -> Callable[[Sequence[Any]], Sizes] | None:
-        """Function that reads the sizes from a run's inputs; None if the cost never varies."""
-        return size_reader(tuple(self._symbols.values())) if self._symbols else None
+    def run_reader(self) -> Callable[[Sequence[Any]], Run] | None:
+        """Return what reads a run's module and sizes from its inputs; None if they never vary."""
+        read_sizes = size_reader(tuple(self._symbols.values())) if self._symbols else None
+        instances = self._instances
+        if instances is None:
+            return None if read_sizes is None else lambda inputs: (None, read_sizes(inputs))
+        running = instances.running
+        return lambda inputs: (running(inputs), () if read_sizes is None else read_sizes(inputs))
+
+    def fqn_in(self, module: str | None, fqn: str) -> str:
+        """Return the fqn that a node of ``fqn`` has in a run of ``module``.
+
+        module: the fqn of a sibling of the module that was traced, or None.
+        """
+        traced, _ = self.function
+        if module is None or module == traced or traced == OUTSIDE:
+            return fqn
+        if fqn == traced:
+            return module
+        below = f"{traced}." if traced else ""
+        return join(module, fqn[len(below) :]) if fqn.startswith(below) else fqn
 
     def rules_changed(self) -> None:
         """Drop the computed costs: rules were added or removed."""
@@ -149,7 +181,7 @@ class GraphCost:
     ) -> tuple[Mapping[CallCost, int], tuple[str, ...]]:
         """Return the operator calls of a node with their number, and notes on them."""
         name, op = registry.name_of(call.op), call.op
-        rule = registry.lookup(op, self._own_rules)
+        rule = call.rule or registry.lookup(op, self._own_rules)
         if rule is not None and not rule.is_recorded:
             return {}, ()
         counts_functions = rule is None and runs_functions(op)
@@ -170,16 +202,23 @@ def _calls_of(
 ) -> Iterator[_Call]:
     templates = Templates()
     for node in _operator_nodes(graph):
+        if contractions.is_remainder(node):
+            continue
         args, kwargs = arguments_of(node)
-        made = templates.of((args, kwargs, node.meta.get("val")))
+        op, rule, out = node.target, None, node.meta.get("val")
+        if contractions.is_product(node):
+            op, rule = contractions.operator_of(node), contractions.RULE
+            out = contractions.result_of(node)
+        made = templates.of((args, kwargs, out))
         yield _Call(
             fqn=attribution.fqn_of(node),
             phase=phase_of(node, is_backward=is_backward),
-            op=node.target,
+            op=op,
             args=made[0],
             kwargs=made[1],
             out=made[2],
             has_symbols=is_symbolic(made),
+            rule=rule,
         )
 
 

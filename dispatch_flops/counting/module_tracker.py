@@ -9,6 +9,7 @@ hooks nor gradient hooks are needed, and nothing is written on the user's module
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -29,6 +30,7 @@ from torch.optim.optimizer import (
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.checkpoints import checkpoint_variables, recomputing_frame
+from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.observers import ModuleObserver
@@ -62,6 +64,7 @@ _current_node = _torch.current_node
 _graph_task = _torch.graph_task_id
 _is_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch.compiler.is_dynamo_compiling
+_NOT_CALLS = ("recompute", "setup")  # phases in which a forward does not count as a call
 
 
 class Tracker:
@@ -96,6 +99,8 @@ class Tracker:
     def start(self, undo: UndoStack) -> None:
         """Install the hooks until ``undo`` runs; follow the backward passes of this thread."""
         self._home = self.join_thread(is_entered=True)
+        if _torch.PIPELINES in sys.modules:
+            self._home.current = None
         self.home_thread = threading.get_ident()
         self._drop_ended_calls(self._home)
         hooks = (
@@ -165,6 +170,8 @@ class Tracker:
         call = thread.stack[-1]
         if call.task == task and call.module_phase is not None:
             return call.module_phase
+        if task != thread.known_task:
+            self._note_task(thread, task)
         self._note_backward(thread)
         # A backward pass within a module's recomputation is part of the recomputation.
         phase: Phase = "backward"
@@ -213,12 +220,21 @@ class Tracker:
         fqn = owner_by_parameters(node, self._parameter_owners)
         return fqn if fqn is not None and fqn in self.names.by_fqn else UNATTRIBUTED
 
+    def _note_task(self, thread: ThreadState, task: int) -> None:
+        """Note that a backward pass starts; autograd's threads have no frames of its caller."""
+        thread.known_task = task
+        if thread.is_entered or self._home is None:
+            thread.is_in_setup = is_in_pipeline_setup()
+        else:
+            thread.is_in_setup = self._home.is_in_setup
+
     def _note_backward(self, thread: ThreadState) -> None:
         if not thread.is_entered and self._home is not None:
             thread = self._home
-        if thread.current is not None:
+        is_outside = len(thread.stack) == 1
+        if thread.current is not None or (is_outside and not thread.is_after_backward):
             thread.current = None
-            if len(thread.stack) == 1:
+            if is_outside:
                 thread.is_after_backward = True
                 thread.forget_gradients()
                 thread.param_sink = thread.discarded_params
@@ -227,6 +243,8 @@ class Tracker:
         """Locate an operator that follows a backward pass or belongs to an optimizer."""
         self._drop_raised_steps(thread)
         call = thread.stack[-1]
+        if len(thread.stack) == 1:
+            thread.is_in_setup = is_in_pipeline_setup()
         self._resume(thread, thread.last_seq)
         if call.has_closure and _is_grad_enabled():  # steps disable gradients, closures enable them
             thread.mark(thread.last_seq, OUTSIDE)
@@ -259,17 +277,21 @@ class Tracker:
             del thread.stack[thread.stack.index(calls[ended]) :]
             self._resume(thread, _sequence_nr())
 
-    def _drop_calls_after_hooks(self, thread: ThreadState) -> None:
+    def _drop_calls_after_hooks(
+        self, thread: ThreadState, entering: nn.Module | None = None
+    ) -> None:
         """Drop calls whose modules' own forward hooks have run.
 
         Global forward hooks run before a module's own, so that a call outlasts ``leave_module``.
+        entering: a module whose call has just started and that is not on the stack.
         """
         while (call := thread.stack[-1]).is_in_hooks:
             open_calls = sum(other.owner is call.owner for other in thread.stack)
-            if running_modules()[id(call.owner)] >= open_calls:
+            running = running_modules()[id(call.owner)] - (call.owner is entering)
+            if running >= open_calls:
                 return
             thread.stack.pop()
-            self._resume(thread, _sequence_nr())
+            self._resume(thread, thread.last_seq)  # the caller may have made nodes since
 
     def _drop_raised_steps(self, thread: ThreadState, entering: int = 0) -> None:
         """Drop optimizer steps that raised: their post hooks did not run.
@@ -286,8 +308,9 @@ class Tracker:
         is_outside = call.module_phase is None
         if call.module_phase is None:
             thread.mark(seq, OUTSIDE)
-            after_backward = thread.is_after_backward
-            thread.current = None if after_backward else thread.module_phase(OUTSIDE, "forward")
+            # Between the modules of a pipeline its setup may run.
+            may_be_other = thread.is_after_backward or _torch.PIPELINES in sys.modules
+            thread.current = None if may_be_other else thread.module_phase(OUTSIDE, "forward")
         else:
             thread.mark(seq, call.module_phase.fqn)
             is_unsure = call.step or call.is_in_hooks
@@ -316,6 +339,21 @@ class Tracker:
             return owner
         return self._checkpoint_callers.get(function, owner)
 
+    def _callers_in_backward(self, thread: ThreadState) -> list[ModuleName]:
+        """Return the module that called the function which is recomputed now, in a list.
+
+        It tells which of several parents calls a module that they share.
+        """
+        task, node = _graph_task(), _current_node()
+        if task == NO_TASK or node is None:
+            return []
+        fqn = self._owner_of_node(node, thread, task)
+        frame = self._recomputing_frame(node)
+        if frame is not None:
+            fqn = self._caller_of_recomputed(frame, fqn, task)
+        caller = self.names.by_fqn.get(fqn)
+        return [] if caller is None else [caller]
+
     # -- hooks --------------------------------------------------------------------------------
 
     def thread(self) -> ThreadState | None:
@@ -335,7 +373,7 @@ class Tracker:
         stamps = [observer.entering() for observer in self._observers] if self._observers else ()
         stack = thread.stack
         if stack[-1].is_in_hooks:
-            self._drop_calls_after_hooks(thread)
+            self._drop_calls_after_hooks(thread, module)
         if stack[-1].step:
             thread.param_sink = thread.used_params
         named = self.names.find_unshared(module)
@@ -344,12 +382,15 @@ class Tracker:
                 self.subgraph_depth or not self._is_mode_on()
             ):
                 return
-            named = self.names.find(module, [call.named for call in stack if call.named])
+            callers = [call.named for call in stack if call.named]
+            named = self.names.find(module, callers or self._callers_in_backward(thread))
         if named.parent is None:
             if self.first_call is None:
                 self._note_first_call(module, named)
             if len(stack) > 1:
                 self._drop_ended_calls(thread, module)
+        if len(stack) == 1:
+            thread.is_in_setup = is_in_pipeline_setup()
         task = _graph_task()
         if task == NO_TASK:
             module_phase = thread.module_phase(named.fqn, "forward")
@@ -358,7 +399,7 @@ class Tracker:
         else:
             module_phase = thread.module_phase(named.fqn, self._phase_in_backward(named.fqn))
             thread.recompute_task = task
-        if module_phase.phase != "recompute" and not named.is_wrapper:
+        if module_phase.phase not in _NOT_CALLS and not named.is_wrapper:
             thread.calls[named.fqn] += 1
         hooks = _saved_tensors_hooks(True)
         if hooks is not None:
@@ -492,7 +533,7 @@ def _count_tokens(thread: ThreadState, expert: OpenCall, args: Any, output: Any)
     """
     if expert.named is None or expert.named.is_wrapper:
         return
-    if expert.module_phase is not None and expert.module_phase.phase != "recompute":
+    if expert.module_phase is not None and expert.module_phase.phase not in _NOT_CALLS:
         with untraced():
             rows = _rows((*args, *tensors_in(output)))
         if type(rows) is int:  # under torch.export it is symbolic
