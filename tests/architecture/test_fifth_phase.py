@@ -19,6 +19,7 @@ from dispatch_flops.renderers import (
     View,
     chrome_trace,
     collapsed,
+    communication,
     dataframe,
     deepspeed,
     html,
@@ -29,6 +30,7 @@ from dispatch_flops.renderers import (
     table,
 )
 from dispatch_flops.renderers import csv as csv_renderer
+from tests.helpers.communicating import total
 from tests.helpers.trees import op, timed, training_step
 
 SETUP: Any = "setup"
@@ -48,7 +50,11 @@ def with_setup() -> Profile:
         return dataclasses.replace(node, ops=(*ops, *node.ops), seconds=seconds)
 
     timing = dataclasses.replace(profile.timing, seconds=timed(**profile.timing.seconds, setup=2.0))
-    return dataclasses.replace(profile.map_nodes(add), timing=timing)
+    return dataclasses.replace(
+        profile.map_nodes(add),
+        timing=timing,
+        communication=(total("send", phase=SETUP), total("recv")),
+    )
 
 
 PROFILE = with_setup()
@@ -152,6 +158,7 @@ RENDERED: dict[str, tuple[Callable[[Profile, View], str], View]] = {
     "chrome_trace": (chrome_trace.render, View()),
     "chrome_trace by flops": (chrome_trace.render, View(by="flops")),
     "collapsed": (collapsed.render, View(phase=SETUP)),
+    "communication": (communication.render, View(phase=SETUP)),
     "csv": (csv_renderer.render, View()),
     "csv of operators": (csv_renderer.render, View(table="operators")),
     "deepspeed": (deepspeed.render, View()),

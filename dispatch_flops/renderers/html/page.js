@@ -294,6 +294,23 @@ function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
 }
 
+function fillCommunication() {
+  const rows = data.communication;
+  if (!rows.length) return;
+  byId("communication-section").hidden = false;
+  const number = (label, key, write) => ({ label, value: (row) => row[key], text: (row) => write(row[key]) });
+  makeTable(byId("communication"), {
+    caption: "What this rank sends and receives, by the module that causes it", rows,
+    columns: [
+      textColumn("Module", (row) => row.module, "name"),
+      ...["phase", "kind", "group", "dtype"].map((key) => textColumn(`${key[0].toUpperCase()}${key.slice(1)}`, (row) => row[key])),
+      number("Calls", "calls", exactText),
+      number("Payload", "payload", bytesText),
+      number("On the bus", "bus", bytesText),
+    ],
+  });
+}
+
 function redrawPlots() {
   drawChart();
   if (data.roofline) drawRoofline(byId("roofline"), data.roofline);
@@ -316,5 +333,6 @@ fillControls();
 fillModules();
 showModules();
 fillOperators();
+fillCommunication();
 fillRoofline();
 window.dispatchFlops = { countText, paramsText, bytesText, secondsText, fractionText, rateText };

@@ -28,9 +28,10 @@ from dispatch_flops.analysis.latency import (
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.analysis.roofline_points import roofline_data
-from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile import CommTotal, ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.seconds import timed_phase
+from dispatch_flops.renderers.communication import group_text
 from dispatch_flops.renderers.explanations import attention_counting
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.table import uncounted_rows
@@ -62,8 +63,22 @@ def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
         "classes": _classes(profile),
         "modules": _columns(profile, roots),
         "folded": _columns(profile, [folded, *roots[1:]]) if folded != profile.root else None,
+        "communication": [_communication(profile, total) for total in profile.communication],
         "operators": [_operator(row) for row in operator_rows(profile)],
         "roofline": roofline_data(profile, machine),
+    }
+
+
+def _communication(profile: Profile, total: CommTotal) -> Data:
+    return {
+        "module": total.fqn or profile.root.class_name,
+        "phase": total.phase,
+        "kind": total.kind,
+        "group": group_text(total.group),
+        "dtype": total.dtype or "",
+        "calls": total.calls,
+        "payload": total.payload_bytes,
+        "bus": total.bus_bytes,
     }
 
 
