@@ -24,7 +24,8 @@ PUBLIC = """
     CommGroup CommTotal DispatchFlopsError FlopCounterMode FlopsProfiler Machine ModuleNode
     OpCost OpTotal Profile Share Split StepProfiler UncountedOpsError UncountedWarning
     __version__ analysis compile counting_backend diff distributed errors get_model_profile
-    integrations measure_machine overridden profile_model register_flops renderers unregister_flops
+    integrations measure_machine overridden profile_model register_flops register_workspace
+    renderers unregister_flops
 """.split()
 
 
