@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
+from dispatch_flops.counting.output_shapes import Shapes
 from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
 from dispatch_flops.profile import (
     OUTSIDE,
@@ -29,12 +30,14 @@ class Observed:
     calls: times that forward ran. used_params: ids of the parameters that took part in an operator.
     latency_s: seconds in forward; None if modules take as long as their operators.
     tokens: rows that entered an expert of a mixture.
+    output_shapes: of the tensors that the first call returned.
     """
 
     calls: Mapping[str, int] = field(default_factory=dict)
     used_params: Collection[int] = ()
     latency_s: Mapping[str, float] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
+    output_shapes: Mapping[str, Shapes] = field(default_factory=dict)
 
 
 def build_profile(
@@ -178,6 +181,7 @@ class ProfileBuilder:
                 }
             ),
             tokens=self._observed.tokens.get(fqn),
+            output_shapes=self._observed.output_shapes.get(fqn),
         )
 
     def _latency_s(self, fqn: str, in_operators: float | None) -> float | None:

@@ -141,6 +141,7 @@ class Session:
                 calls=self._tracker.calls(),
                 used_params=self._tracker.used_params(),
                 tokens=self._tracker.tokens(),
+                output_shapes=self._tracker.output_shapes(),
                 latency_s=self._pass.module_seconds(),
             )
             run = run_info(self._names.modules(), self._conventions, self._tracker.first_call)
