@@ -91,6 +91,11 @@ def overload_name(op: OpOverload) -> str:
     return op._overloadname
 
 
+def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
+    """All overloads of an operator. Public: none."""
+    return [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
+
+
 def overload_of(custom_op: torch.library.CustomOpDef) -> OpOverload:
     """What ``torch.library.custom_op`` registered. Public: ``torch.ops.<library>.<name>``."""
     return custom_op._opoverload
@@ -115,21 +120,42 @@ def run_taken_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return op.decompose(*args, **kwargs)
 
 
+# Keys under which autograd runs an operator, by device; "Other" is for tensors in function
+# transforms. Public: the names in documentation.
+AUTOGRAD_KEYS = (
+    "AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradXPU", "AutogradMPS", "AutogradXLA",
+    "AutogradHPU", "AutogradPrivateUse1", "AutogradOther",
+)  # fmt: skip
+
+
+def autograd_kernel(op: OpOverload, key: str) -> Callable[..., Any] | None:
+    """The kernel that runs ``op`` under a key of autograd, called with the keyset and arguments.
+
+    None where there is none, and where the device has a kernel of its own, which a dispatch mode
+    sees. Public: ``torch.library.get_kernel``, whose result's method ``call_boxed`` is documented
+    with it.
+    """
+    if has_kernel(op.name(), key.removeprefix("Autograd")):
+        return None
+    try:
+        kernel: Callable[..., Any] = torch.library.get_kernel(op, key).call_boxed
+    except RuntimeError:
+        return None
+    return kernel
+
+
 class Kernels:
-    """Kernels in Python for operators of torch, until they are removed.
+    """Kernels in Python for operators of one library, until they are removed.
 
     Public: ``torch.library.Library``, which has no public way to remove them.
     """
 
-    def __init__(self) -> None:
-        self._library = torch.library.Library("aten", "IMPL")
-        self.keys: list[str] = []
+    def __init__(self, namespace: str) -> None:
+        self._library = torch.library.Library(namespace, "IMPL")
 
-    def register(self, op: OpOverload, kernel: Callable[..., Any], keys: Sequence[str]) -> None:
-        """Have ``kernel`` run ``op`` where one of these dispatch keys comes first."""
-        for key in keys:
-            self._library.impl(op, kernel, key)
-            self.keys.append(key)
+    def register(self, op: OpOverload, kernel: Callable[..., Any], key: str) -> None:
+        """Have ``kernel(keyset, *args, **kwargs)`` run ``op`` where this key comes first."""
+        self._library.impl(op, kernel, key, with_keyset=True)
 
     def remove(self) -> None:
         """Remove the kernels; does nothing the second time."""

@@ -123,7 +123,7 @@ def add_device_option(parser: Any) -> None:
 
 
 def add_run_options(parser: ArgumentParser) -> None:
-    """Add the options of the measurement: runs, operator latency, causal attention."""
+    """Add the options of the measurement: runs, operator latency, conventions."""
     group = parser.add_argument_group("measurement")
     group.add_argument(
         "--warm-up",
@@ -149,6 +149,12 @@ def add_run_options(parser: ArgumentParser) -> None:
         choices=("full", "half"),
         default="full",
         help="count causal attention in full, or only the half that the mask keeps (default: full)",
+    )
+    group.add_argument(
+        "--flops",
+        choices=("all", "contractions"),
+        default="all",
+        help="count all FLOPs, or only 2 for each MAC of a contraction (default: all)",
     )
     group.add_argument(
         "--target-device",

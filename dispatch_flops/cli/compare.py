@@ -87,6 +87,8 @@ def _run_differences(before: Profile, after: Profile) -> Iterator[str]:
         ("device", lambda profile: profile.run.device),
         ("causal attention", lambda profile: profile.run.causal),
         ("FLOPs", lambda profile: profile.run.flops),
+        ("operators of tensor subclasses", lambda profile: profile.run.subclass),
+        ("target of attention without data", lambda profile: profile.run.target),
     ):
         first, second = value_of(before), value_of(after)
         if first != second:

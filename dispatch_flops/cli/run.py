@@ -59,6 +59,7 @@ def _profile(options: Namespace, prepared: PreparedModel) -> Profile:
             repeats=options.repeats,
             mode=options.mode,
             causal=options.causal,
+            flops=options.flops,
             target=options.target_device,
             backward=options.backward,
             operator_latency=options.operator_latency,

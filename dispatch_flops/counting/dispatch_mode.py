@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,12 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload, TorchDispatchMode
-from dispatch_flops.counting import meta_attention, meta_tensors
+from dispatch_flops.counting import autograd_kernels, meta_attention, meta_tensors
+from dispatch_flops.counting.composite_calls import run_composite
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
+from dispatch_flops.counting.plans import SHARED_PLANS, Plan
 from dispatch_flops.counting.signatures import (
     TWICE,
     all_strided,
@@ -30,10 +32,10 @@ from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, i
 from dispatch_flops.counting.thread_state import ThreadState
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
-from dispatch_flops.operators.composites import is_composite
+from dispatch_flops.operators.composites import is_composite, is_of_extension
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
-from dispatch_flops.operators.numbers import BY_TYPE, BY_VALUE, NumberKeys, number_keys
+from dispatch_flops.operators.numbers import BY_TYPE, number_keys
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import ZERO
@@ -51,36 +53,6 @@ _RUNS_OPERATORS = frozenset(
     ("aten._transformer_encoder_layer_fwd.default", "aten._native_multi_head_attention.default")
 )
 _LIMIT = 8192  # signatures kept before all are dropped
-
-Strategy = Callable[["CountingMode", "Plan", Any, dict[str, Any]], Any]
-
-
-def _no_parts(*args: Any, **kwargs: Any) -> Any:
-    return NotImplemented
-
-
-@dataclass(slots=True, eq=False)
-class Plan:
-    """What to do when one overload reaches the mode.
-
-    call: runs the operator. fixed: the cost of every call, where signatures make no difference.
-    strategy: takes the place of running and recording the operator; None for most operators.
-    parts: runs the operators that a composite operator consists of.
-    numbers: which numbers among the arguments decide the cost by their values.
-    by_thread: the plan of each thread, where ``overridden`` gives threads different rules.
-    """
-
-    func: Any
-    name: str
-    call: Callable[..., Any]
-    rule: Rule | None
-    fixed: CallCost | None = None
-    cache: dict[Any, CallCost] = field(default_factory=dict)
-    strategy: Strategy | None = None
-    parts: Callable[..., Any] = _no_parts
-    numbers: NumberKeys = BY_VALUE
-    reads_data: bool = False
-    by_thread: dict[int, Plan] | None = None
 
 
 class _SubclassState(threading.local):
@@ -110,12 +82,13 @@ class CountingMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.higher_order = HigherOrderState()
         self._timer = timer
-        self._tracker = tracker
+        self.tracker = tracker
         self._local = tracker.local
         self._conventions = conventions
         self._own_rules = own_rules
         self._on_full = on_full
         self._plans: dict[Any, Plan] = {}
+        self._own_prices: dict[Any, CallCost] = {}  # of shared plans, but not for other counters
         self._signatures = 0
         self._plain_types: set[tuple[type, ...]] = set()
         self._subclass = _SubclassState()
@@ -175,7 +148,7 @@ class CountingMode(TorchDispatchMode):
         task = _graph_task()
         module_phase = thread.current
         if task != -1 or module_phase is None:
-            module_phase = self._tracker.locate(thread, task, args)
+            module_phase = self.tracker.locate(thread, task, args)
         module_phase.counts[cost] += 1
         if timer is not None:
             timer.record(module_phase, cost)
@@ -186,6 +159,7 @@ class CountingMode(TorchDispatchMode):
         """Enter the mode in this thread until ``undo`` runs."""
         flags = _torch.mode_flags()
         meta_attention.start(self, self._conventions.target, undo)
+        autograd_kernels.start(self, self._own_rules, undo)
         undo.add(lambda: self._leave(flags))
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -210,6 +184,7 @@ class CountingMode(TorchDispatchMode):
     def rules_changed(self) -> None:
         """Drop all plans: rules were added or removed."""
         self._plans.clear()
+        self._own_prices.clear()
 
     def _decide(self, func: Any) -> Plan:
         """Return the plan of an overload that is met for the first time."""
@@ -218,35 +193,61 @@ class CountingMode(TorchDispatchMode):
             plan = Plan(func, registry.name_of(func), func, None, strategy=_call_through)
             plan.by_thread = {}
         else:
-            plan = self._make_plan(func)
+            plan = self._adapt(self._find_plan(func, changes))
         self._plans[func] = plan
         if registry.changes() != changes:  # in another thread, while the plan was made
             self._plans.pop(func, None)
         return plan
+
+    def rule_of(self, func: Any) -> Rule | None:
+        """Return the rule that applies to an operator in this thread."""
+        return self._plan_of(func).rule
+
+    def record_call(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> CallCost:
+        """Record a call that ran elsewhere and returned ``out``; return its cost."""
+        return self._record(self._plan_of(func), args, kwargs, out)
+
+    def _plan_of(self, func: Any) -> Plan:
+        plan = self._plans.get(func) or self._decide(func)
+        return plan if plan.by_thread is None else self._plan_of_thread(plan)
 
     def _plan_of_thread(self, plan: Plan) -> Plan:
         """Return the plan of this thread for an operator that a thread has overridden."""
         assert plan.by_thread is not None
         thread = threading.get_ident()
         if thread not in plan.by_thread:
-            plan.by_thread[thread] = self._make_plan(plan.func)
+            plan.by_thread[thread] = self._adapt(self._make_plan(plan.func))
         return plan.by_thread[thread]
+
+    def _find_plan(self, func: Any, changes: int) -> Plan:
+        """Return an earlier counter's plan, or a new one, which later counters may use."""
+        if self._own_rules:
+            return self._make_plan(func)
+        key = (type(self), func, self._conventions)
+        plan = SHARED_PLANS.find(key)
+        if plan is None:
+            plan = self._make_plan(func)
+            SHARED_PLANS.add(key, plan, changes)
+        return plan
 
     def _make_plan(self, func: Any) -> Plan:
         if isinstance(func, HigherOrderOperator):
-            plan = self._plan_higher_order(func)
-        else:
-            plan = self._plan_operator(func)
+            return self._plan_higher_order(func)
+        return self._plan_operator(func)
+
+    def _adapt(self, plan: Plan) -> Plan:
+        """Return the plan with what this counter alone adds to the operator's call."""
+        call = plan.call
         if self._timer is not None:
             self._timer.disregard_reach()
             is_free = plan.fixed is not None and plan.fixed.kind == "free"
-            plan.call = self._timer.timed(plan.call, is_free=is_free)
+            call = self._timer.timed(call, is_free=is_free)
         if plan.reads_data:
-            plan.call = meta_tensors.with_advice(plan.call, func, self._conventions.meta_value)
-        return plan
+            call = meta_tensors.with_advice(call, plan.func, self._conventions.meta_value)
+        return plan if call is plan.call else replace(plan, call=call)
 
     def _plan_operator(self, func: OpOverload) -> Plan:
-        rule = registry.lookup(func, self._own_rules, home=self._tracker.home_thread)
+        rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
         plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
         plan.reads_data = meta_tensors.reads_data(func)
         plan.numbers = number_keys(func, rule)
@@ -260,6 +261,8 @@ class CountingMode(TorchDispatchMode):
             if func is meta_attention.ATTENTION:
                 parts = partial(meta_attention.attend, self._conventions.target)
             plan.parts = _torch.with_autocast(parts, func)
+            if is_of_extension(func):
+                plan.parts = partial(run_composite, self, func, plan.parts)
         elif func is _TIMES_NUMBER:
             plan.strategy = _multiply
         elif plan.name in _SHAPES_OF_ZEROS:
@@ -271,7 +274,7 @@ class CountingMode(TorchDispatchMode):
         return plan
 
     def _plan_higher_order(self, func: HigherOrderOperator) -> Plan:
-        rule = registry.lookup(func, self._own_rules, home=self._tracker.home_thread)
+        rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
         plan = Plan(func, registry.name_of(func), func, rule)
         if rule is None:
             plan.fixed = CallCost(plan.name, "unknown")
@@ -315,7 +318,7 @@ class CountingMode(TorchDispatchMode):
         func = plan.func
         if is_traced(types):
             return func(*args, **kwargs)
-        self._tracker.join_thread().param_sink.update(
+        self.tracker.join_thread().param_sink.update(
             id(t) for t in tensors_in((args, kwargs)) if isinstance(t, _Parameter)
         )
         if plan.rule is not None and not plan.rule.builtin:
@@ -343,7 +346,7 @@ class CountingMode(TorchDispatchMode):
     def handle_higher_order(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a higher-order operator by its handler."""
         context = HigherOrderContext(
-            self, self._tracker, self._conventions, self._own_rules, self.higher_order
+            self, self.tracker, self._conventions, self._own_rules, self.higher_order
         )
         return HANDLERS[func.name()](context, func, args, kwargs)
 
@@ -355,19 +358,20 @@ class CountingMode(TorchDispatchMode):
         self._record(plan, args, kwargs, out)
         return out
 
-    def _record(self, plan: Plan, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        """Record a call that has just returned ``out``."""
-        thread = self._tracker.join_thread()
+    def _record(self, plan: Plan, args: Any, kwargs: dict[str, Any], out: Any) -> CallCost:
+        """Record a call that has just returned ``out``; return its cost."""
+        thread = self.tracker.join_thread()
         cost = plan.fixed
         if cost is None:
             cost = self._cost_of(plan, thread, args, kwargs, out)
         elif args and isinstance(args[0], _Parameter):
             thread.param_sink.add(id(args[0]))
-        module_phase = self._tracker.here(args)
+        module_phase = self.tracker.here(args)
         module_phase.counts[cost] += 1
         if self._timer is not None:
             self._timer.record(module_phase, cost)
         thread.last_seq = _sequence_nr()
+        return cost
 
     def _cost_of(
         self, plan: Plan, thread: ThreadState, args: Any, kwargs: dict[str, Any], out: Any
@@ -383,6 +387,8 @@ class CountingMode(TorchDispatchMode):
                 key = (key, signature_of(out, set(), [], BY_TYPE))
             if key in plan.cache:
                 return plan.cache[key]
+            if plan.is_shared and (plan.func, key) in self._own_prices:
+                return self._own_prices[plan.func, key]
         except (TypeError, RuntimeError):  # not hashable, or without a shape or strides
             key = None
             thread.param_sink.update(
@@ -393,12 +399,16 @@ class CountingMode(TorchDispatchMode):
             self._forget_signatures()
         self._signatures += 1
         if key is not None and plan.rule.cacheable and all_strided(args, kwargs):
-            plan.cache[key] = cost
+            if not plan.is_shared:
+                plan.cache[key] = cost
+            elif not SHARED_PLANS.add_price(plan, key, cost):
+                self._own_prices[plan.func, key] = cost
         return cost
 
     def _forget_signatures(self) -> None:
         for plan in list(self._plans.values()):
             plan.cache.clear()
+        self._own_prices.clear()
         self._signatures = 0
         self._on_full()
 

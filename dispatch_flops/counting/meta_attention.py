@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import FakeTensor
+from dispatch_flops.counting import autograd_kernels
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators.conventions import Target
 from dispatch_flops.operators.tensors import has_no_data
@@ -217,7 +218,6 @@ def _padded(tensor: Tensor, multiple: int) -> Tensor:
 
 _lock = threading.RLock()
 _targets: dict[Any, Target] = {}
-_kernels: list[_torch.Kernels] = []  # the one that is registered, if any
 
 
 def start(mode: Any, target: Target, undo: UndoStack) -> None:
@@ -239,21 +239,12 @@ def _stop(mode: Any) -> None:
 
 
 def _register() -> None:
-    """Register kernels for what the active counters need; none without counters."""
+    """Provide kernels for what the active counters need; none without counters."""
     # AutogradOther is for meta tensors in function transforms, AutogradCPU for fake tensors.
     keys = ["AutogradMeta", "AutogradOther"] if _targets else []
     if "cuda" in _targets.values():
         keys.append("AutogradCPU")
-    if [kernels.keys for kernels in _kernels] == [keys]:
-        return  # other threads may be using them
-    while _kernels:
-        _kernels[-1].remove()
-        _kernels.pop()
-    if not keys:
-        return
-    kernels = _torch.Kernels()
-    _kernels.append(kernels)
-    kernels.register(ATTENTION, _run, keys)
+    autograd_kernels.provide(ATTENTION, dict.fromkeys(keys, _run))
 
 
 def _run(*args: Any, **kwargs: Any) -> Tensor:

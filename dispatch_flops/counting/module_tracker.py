@@ -450,6 +450,19 @@ class Tracker:
         for observer, stamp in zip(self._observers, stamps, strict=True):
             observer.leave(thread, call, stamp)
 
+    def enter_operator(self, operator: Any, parts: ModulePhase) -> None:
+        """Record what this thread runs in ``parts`` until ``leave_operator``."""
+        thread = self.join_thread()
+        thread.stack.append(OpenCall(None, operator, parts, _graph_task()))
+        thread.current = parts
+
+    def leave_operator(self, operator: Any) -> None:
+        """End what ``enter_operator`` began."""
+        thread = self.join_thread()
+        if any(call.owner is operator for call in thread.stack):
+            _pop_until(thread.stack, operator)
+        self._resume(thread, _sequence_nr())
+
     def _note_first_call(self, module: nn.Module, named: ModuleName) -> None:
         if not named.is_wrapper and not named.fqn.startswith(OUTSIDE):
             arguments = call_arguments(module)

@@ -76,6 +76,8 @@ def run_info(
         torch_version=str(torch.__version__),
         causal=conventions.causal,
         flops=conventions.flops,
+        subclass=conventions.subclass,
+        target=conventions.target,
         python_version=platform.python_version(),
         dispatch_flops_version=_own_version(),
         platform=_platform(),

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import torch
+
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 
 _DEVICES = ("CPU", "CUDA")
+_AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA")
+_BACKENDS = (*_DEVICES, "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+# Libraries of torch's own whose composite operators consist of others, or compute nothing.
+_OF_TORCH = frozenset(
+    ("aten", "prim", "prims", "quantized", "mkldnn", "sparse", "inductor", "export", "_test")
+)
 
 
 def is_composite(func: OpOverload) -> bool:
@@ -17,3 +25,47 @@ def is_composite(func: OpOverload) -> bool:
     if not _torch.is_decomposable(func):
         return False
     return not any(_torch.has_kernel(func.name(), device) for device in _DEVICES)
+
+
+def is_taken_apart(func: OpOverload) -> bool:
+    """Return True if autograd runs all of ``func``, so that no dispatch mode sees it.
+
+    It is composite, as is a C++ extension's ``m.def("op", &function)``, or has only an Autograd
+    kernel.
+    """
+    name = func.name()
+    if _torch.has_kernel(name, _torch.COMPOSITE.name):
+        return is_composite(func)
+    return any(_torch.has_kernel(name, key) for key in _AUTOGRAD) and not any(
+        _torch.has_kernel(name, key) for key in _BACKENDS
+    )
+
+
+def is_of_extension(func: OpOverload) -> bool:
+    """Return True for an operator of a library that torch does not ship."""
+    return func.namespace not in _OF_TORCH
+
+
+_extensions: dict[str, OpOverload | None] = {}  # by name; None for what a mode sees
+
+
+def operators_of_extensions() -> list[OpOverload]:
+    """Return the operators that are taken apart and belong to no library of torch."""
+    for name in _torch.all_operator_names():
+        if name not in _extensions:
+            _extensions[name] = _find_extension(name)
+    found = [op for op in _extensions.values() if op is not None]
+    for op in found:  # its kernels may have been registered since the last time
+        if any(_torch.has_kernel(op.name(), key) for key in _BACKENDS):
+            _extensions[op.name()] = None
+    return [op for op in found if is_taken_apart(op)]
+
+
+def _find_extension(name: str) -> OpOverload | None:
+    """Return the overload called ``"lib::op.overload"`` if its library is not torch's own."""
+    library, _, rest = name.partition("::")
+    if library in _OF_TORCH:
+        return None
+    packet, _, overload = rest.partition(".")
+    op = getattr(getattr(getattr(torch.ops, library), packet, None), overload or "default", None)
+    return op if isinstance(op, OpOverload) else None

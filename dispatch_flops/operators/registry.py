@@ -367,6 +367,25 @@ def _candidate_keys(op: Any) -> list[Any]:
     return [key for key in keys if key is not None]
 
 
+def operators_with_formulas(*extras: Mapping[Any, Rule]) -> set[OpOverload]:
+    """Return the loaded overloads that have a formula of the user's.
+
+    extras: counters' own rules.
+    """
+    layers = (_USER, *(override.rules for override in list(_OVERRIDES)), *extras)
+    found: set[OpOverload] = set()
+    for key in {key for rules in layers for key in rules}:
+        known = _find_loaded(key) if isinstance(key, str) else key
+        if isinstance(known, OpOverload):
+            found.add(known)
+        elif isinstance(known, OpOverloadPacket):
+            in_place = _find_loaded(f"{_torch.packet_name(known)}_")
+            for packet in (known, in_place):
+                if isinstance(packet, OpOverloadPacket):
+                    found.update(_torch.overloads_of(packet))
+    return found
+
+
 def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:
     """Return the rules of ``nn.Module`` classes; those in ``extra`` replace the registry's."""
     overrides = reversed(list(_overrides_in(threading.get_ident())))

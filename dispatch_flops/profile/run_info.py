@@ -46,6 +46,9 @@ class RunInfo:
         on all ranks. Both are known from an engine alone.
     step: number of the profiled step. causal: how causal attention was counted, "full" or "half".
     flops: which FLOPs were counted, "all" or those of "contractions" alone.
+    subclass: on tensor subclasses, "executed" or "logical" operators were counted.
+    target: the device, "cpu" or "cuda", whose rules chose the kernel of attention on tensors
+        without data.
     inputs: the tensors of the model's first call. training, grad_mode ("grad", "no_grad" or
         "inference") and autocast (the dtype, or None where it is off) are of that call, too.
         inputs, training and grad_mode are None where no call was seen.
@@ -70,6 +73,8 @@ class RunInfo:
     step: int = 1
     causal: str = "full"
     flops: str = "all"
+    subclass: str = "executed"
+    target: str = "cpu"
     inputs: tuple[TensorInput, ...] | None = None
     training: bool | None = None
     grad_mode: str | None = None
@@ -92,6 +97,9 @@ _RECORDED = (
     "dispatch_flops_version", "platform", "command", "date",
 )  # fmt: skip
 
+# Conventions and their defaults, which a saved profile leaves out: older files have none of them.
+_CONVENTIONS = {"flops": "all", "subclass": "executed", "target": "cpu"}
+
 
 def run_to_row(run: RunInfo) -> dict[str, Any]:
     """Return the run as plain data."""
@@ -99,8 +107,9 @@ def run_to_row(run: RunInfo) -> dict[str, Any]:
     for name in _RECORDED:
         if row[name] is None:
             del row[name]
-    if run.flops == "all":  # the default, as in files written before there was a choice
-        del row["flops"]
+    for name, default in _CONVENTIONS.items():
+        if row[name] == default:
+            del row[name]
     if run.mesh is not None:
         row["mesh"] = [to_row(dim) for dim in run.mesh]
     if run.inputs is not None:

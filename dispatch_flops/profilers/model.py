@@ -13,7 +13,7 @@ from dispatch_flops.counting.eager_stance import eager_stance
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import device_name
 from dispatch_flops.errors import ConfigError, TargetError
-from dispatch_flops.operators.conventions import Causal, Subclass, Target
+from dispatch_flops.operators.conventions import Causal, Flops, Subclass, Target
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, ModuleNode, PhaseSeconds, Profile, StepTiming
 from dispatch_flops.profilers.counter import FlopCounterMode
@@ -56,6 +56,7 @@ def profile_model(
     operator_latency: bool = False,
     ignore_modules: Sequence[type[nn.Module]] | None = None,
     causal: Causal = "full",
+    flops: Flops = "all",
     subclass: Subclass = "executed",
     custom_mapping: Mapping[Any, Formula] | None = None,
     meta_value: float | None = None,
@@ -84,7 +85,7 @@ def profile_model(
     operator_latency: also time every operator, while counting.
     ignore_modules: classes of modules to exclude, with everything below them. Their parameters
         are still counted.
-    causal, subclass, custom_mapping, meta_value, target, strict: see ``FlopCounterMode``.
+    causal, flops, subclass, custom_mapping, meta_value, target, strict: see ``FlopCounterMode``.
 
     Latencies in the profile are in seconds, None where nothing was measured.
     Raises TargetError for a model or inputs that cannot be used, ConfigError for the value of an
@@ -100,6 +101,7 @@ def profile_model(
         custom_mapping=custom_mapping,
         strict=strict,
         causal=causal,
+        flops=flops,
         subclass=subclass,
         meta_value=meta_value,
         target=target,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dispatch_flops.profile import RunInfo
 from dispatch_flops.renderers.text import one_line
 
 _MAC = (
@@ -24,6 +25,9 @@ def counting(flops: str) -> str:
     return _MAC + _COUNTING.get(flops, f"flops = {one_line(flops)}")
 
 
-def attention_counting(causal: str) -> str:
-    """Return how attention is counted; ``causal`` is that of the profile's ``RunInfo``."""
-    return _ATTENTION.get(causal, f"causal = {one_line(causal)}")
+def attention_counting(run: RunInfo) -> str:
+    """Return how attention is counted in a run."""
+    counted = _ATTENTION.get(run.causal, f"causal = {one_line(run.causal)}")
+    if run.target == "cpu":
+        return counted
+    return f"{counted}; without data, the kernel that {one_line(run.target)} would choose"

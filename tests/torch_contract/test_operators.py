@@ -302,3 +302,31 @@ def test_kernels_for_autograd_keys_run_first_until_they_are_removed() -> None:
     library._destroy()
     assert not has_kernel(name, "AutogradMeta")
     assert torch.nn.functional.scaled_dot_product_attention(q, q, q).shape == q.shape
+
+
+# -- kernels under autograd's keys ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_kernel_under_an_autograd_key_can_be_replaced_by_one_that_calls_it(mode: Any) -> None:
+    """dispatch_flops relies on this for composite operators (counting/autograd_kernels.py)."""
+    op, seen = aten.linear.default, []
+    kernel = torch.library.get_kernel(op, "AutogradCPU")
+
+    def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(len(args))
+        return kernel.call_boxed(keyset, *args, **kwargs)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(op, run, "AutogradCPU", with_keyset=True)
+    try:
+        layer = torch.nn.Linear(3, 5)
+        with mode(), Noting() as modes:
+            out = layer(torch.ones(2, 3))
+    finally:
+        library._destroy()
+    assert seen == [3]
+    assert modes.seen[-1] == "aten.addmm.default"
+    assert out.requires_grad is (mode is torch.enable_grad)
+    layer(torch.ones(2, 3))
+    assert seen == [3]

@@ -109,7 +109,7 @@ def addmm(
     return product_and_bias(inner_products(a, b), a, b, out, bias=bias, beta=beta, alpha=alpha)
 
 
-@register_flops(packets("_addmm_activation"))
+@register_flops(packets("_addmm_activation"), cacheable=False)  # the cost depends on the device
 @tells_apart(0, 1)
 def addmm_activation(
     bias: torch.Tensor,

@@ -56,7 +56,7 @@ def _conventions(profile: Profile) -> Iterator[str]:
     yield f"Scope: {', '.join(_scope(profile))}."
     yield from (f"{label}: {text}" for label, text in run_facts(profile.run))
     yield f"Counting: {counting(profile.run.flops)}"
-    yield f"Attention: {attention_counting(profile.run.causal)}."
+    yield f"Attention: {attention_counting(profile.run)}."
     yield f"Latency: {', '.join(_latency(profile))}."
     outside = profile.outside.total()
     if outside.flops:

@@ -181,7 +181,7 @@ def _facts(profile: Profile, machine: Machine | None) -> Iterator[tuple[str, str
     if run.batch_size is not None:
         yield "Batch size", str(run.batch_size)
     yield from run_facts(run)
-    yield "Attention", attention_counting(run.causal)
+    yield "Attention", attention_counting(run)
     if timing.method:
         yield "Latency", timing.method
     if timing.repeats > 1:

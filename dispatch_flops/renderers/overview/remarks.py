@@ -33,7 +33,7 @@ def remarks(profile: Profile) -> Iterator[str]:
     if free:
         yield f"Free (views, copies, indexing, random numbers): {_some(free)}."
     if profile.run.causal != "full":
-        yield f"Attention: {attention_counting(profile.run.causal)}."
+        yield f"Attention: {attention_counting(profile.run)}."
     if inexact_phases(profile) or inexact_latencies(profile.root, profile.timing):
         yield "~ latency may be off by more than 10 %."
     yield from (f"Note: {one_line(note)}" for note in profile.notes)

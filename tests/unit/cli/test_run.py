@@ -56,6 +56,15 @@ class TestMeasure:
             profile = saved("p.json", "attention.py:Net", *shape, "--target-device", target)
             assert f"aten._scaled_dot_product_{kernel}.default" in profile.by_operator()
             assert profile.total().macs == 2 * 3 * 5 * 5 * 2 * 8
+            assert profile.run.target == target
+
+    def test_flops_of_contractions_are_two_per_mac(self, saved: Save) -> None:
+        contractions = saved("p.json", "net.py:make", "--backward", "--flops", "contractions")
+        assert contractions.total().flops == 2 * contractions.total().macs > 0
+        assert contractions.run.flops == "contractions"
+        everything = saved("p.json", "net.py:make", "--backward")
+        assert everything.total().macs == contractions.total().macs
+        assert everything.total().flops > contractions.total().flops
 
     def test_shapes_dtype_and_sizes_apply(self, saved: Save) -> None:
         arguments = ["net.py:Net", "--input-shape", "batch,width", "--input-shape", "mask=1:int64"]

@@ -31,6 +31,11 @@ class TestSweep:
         assert found == [(b, w, macs(w, b)) for b in (2, 3) for w in (10, 20)]
         assert [int(row["params"]) for row in rows[:2]] == [params(10), params(20)]
 
+    def test_flops_of_contractions_are_two_per_mac(self, run: Run) -> None:
+        arguments = ("--set", "batch=2,3", "--flops", "contractions", "--format", "csv")
+        rows = csv.DictReader(io.StringIO(run("sweep", "net.py:make", *arguments).out))
+        assert all(int(row["flops"]) == 2 * int(row["macs"]) > 0 for row in rows)
+
     def test_measured_latency_is_shown(self, run: Run) -> None:
         assert "fwd latency" in run("sweep", "net.py:make", "--set", "batch=2").out
 

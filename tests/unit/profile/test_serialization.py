@@ -380,3 +380,14 @@ def test_mutated_profile_is_read_or_raises_format_error(name: str) -> None:
             except ProfileFormatError:
                 refused += 1
     assert refused > 100
+
+
+def test_conventions_of_a_run_are_saved_where_they_are_not_the_defaults() -> None:
+    chosen = RunInfo(causal="half", flops="contractions", subclass="logical", target="cuda")
+    profile = dataclasses.replace(lenet5(), run=chosen)
+    row = json.loads(profile.to_json())["run"]
+    names = ("causal", "flops", "subclass", "target")
+    assert [row[name] for name in names] == ["half", "contractions", "logical", "cuda"]
+    assert Profile.from_json(profile.to_json()).run == chosen
+    row = json.loads(lenet5().to_json())["run"]
+    assert [row.get(name) for name in names] == ["full", None, None, None]

@@ -97,3 +97,9 @@ def test_names_of_inputs_are_not_markup_in_a_notebook(profile: Profile) -> None:
     odd = (dataclasses.replace(X, name="<b>"),)
     page = notebook.render(dataclasses.replace(profile, run=dataclasses.replace(RUN, inputs=odd)))
     assert "&lt;b&gt; float32" in page
+
+
+def test_target_of_attention_without_data_is_shown_where_it_is_not_the_cpu() -> None:
+    profile = dataclasses.replace(lenet5(), run=RunInfo(target="cuda"))
+    assert "the kernel that cuda would choose" in deepspeed.render(profile, View())
+    assert "would choose" not in deepspeed.render(lenet5(), View())

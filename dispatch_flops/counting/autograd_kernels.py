@@ -1,0 +1,130 @@
+"""Kernels that show active counters the operators which autograd takes apart.
+
+Outside inference mode, autograd takes a composite operator apart before a dispatch mode sees it,
+and an operator that has only an Autograd kernel never reaches one. While a counter is active, the
+operators of this kind that have a formula of the user's, or belong to an extension, get kernels
+for autograd's dispatch keys. Other operators, and threads without a counter, pay nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
+from dispatch_flops.counting.composite_calls import run_composite
+from dispatch_flops.counting.undo import UndoStack
+from dispatch_flops.operators import registry
+from dispatch_flops.operators.composites import is_taken_apart, operators_of_extensions
+from dispatch_flops.operators.registry import Rule
+
+Kernel = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What an operator needs: kernels of the package's own by key, and whether it is observed."""
+
+    provided: tuple[tuple[str, Kernel], ...] = ()
+    is_observed: bool = False
+
+
+_lock = threading.RLock()
+_counters: dict[Any, Mapping[Any, Rule]] = {}  # active modes, with their own rules
+_provided: dict[OpOverload, Mapping[str, Kernel]] = {}
+_registered: dict[OpOverload, tuple[_Wanted, _torch.Kernels]] = {}
+
+
+def start(mode: Any, own_rules: Mapping[Any, Rule], undo: UndoStack) -> None:
+    """Show ``mode`` the operators that autograd takes apart until ``undo`` runs."""
+    undo.add(lambda: _stop(mode))
+    with _lock:
+        _counters[mode] = own_rules
+        _update()
+
+
+def _stop(mode: Any) -> None:
+    with _lock:
+        _counters.pop(mode, None)
+        _update()
+
+
+def provide(op: OpOverload, kernels: Mapping[str, Kernel]) -> None:
+    """Run ``op`` by these kernels where their dispatch keys come first; by none if empty."""
+    with _lock:
+        if kernels:
+            _provided[op] = kernels
+        else:
+            _provided.pop(op, None)
+        _update()
+
+
+class _Reader:
+    """Is told when formulas are registered or removed while a counter is active."""
+
+    def rules_changed(self) -> None:
+        if _counters:
+            with _lock:
+                _update()
+
+
+_reader = _Reader()
+registry.watch(_reader)
+
+
+def _update() -> None:
+    """Register the kernels that are wanted now, and remove all others."""
+    wanted = _wanted()
+    for op, (registered, kernels) in list(_registered.items()):
+        if wanted.get(op) != registered:  # other threads may be using those that stay
+            kernels.remove()
+            del _registered[op]
+    for op, needs in wanted.items():
+        if op not in _registered:
+            kernels = _torch.Kernels(op.namespace)
+            _registered[op] = needs, kernels  # before the first is registered: it may raise
+            _register(op, needs, kernels)
+
+
+def _wanted() -> dict[OpOverload, _Wanted]:
+    observed: set[OpOverload] = set()
+    if _counters:
+        observed.update(operators_of_extensions())
+        for op in registry.operators_with_formulas(*_counters.values()):
+            if is_taken_apart(op):
+                observed.add(op)
+    return {
+        op: _Wanted(tuple(_provided.get(op, {}).items()), op in observed)
+        for op in {*observed, *_provided}
+    }
+
+
+def _register(op: OpOverload, needs: _Wanted, kernels: _torch.Kernels) -> None:
+    provided = {key: _with_keyset(kernel) for key, kernel in needs.provided}
+    keys = dict.fromkeys(_torch.AUTOGRAD_KEYS if needs.is_observed else ())
+    for key in {**keys, **provided}:
+        kernel = provided.get(key) or _torch.autograd_kernel(op, key)
+        if kernel is not None:
+            kernels.register(op, _observed(op, kernel) if needs.is_observed else kernel, key)
+
+
+def _with_keyset(kernel: Kernel) -> Kernel:
+    return lambda keyset, *args, **kwargs: kernel(*args, **kwargs)
+
+
+def _observed(op: OpOverload, kernel: Kernel) -> Kernel:
+    """Return ``kernel``, with its calls recorded by the counters that are active in the thread."""
+
+    def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        call = partial(kernel, keyset)
+        active: list[Any] = _torch.modes_in_force()
+        for mode in reversed(active):
+            if mode in _counters:
+                call = partial(run_composite, mode, op, call)
+        return call(*args, **kwargs)
+
+    return run

@@ -1,0 +1,129 @@
+"""Record calls of operators that autograd takes apart before a dispatch mode sees them.
+
+With a formula of the user's such a call is one operator: its parts run, but are not recorded. What
+autograd runs for it in backward is recorded as for any other operator. Without a formula its parts
+are recorded. An extension's operator of which no part computes is recorded as unknown, for its
+kernels bypass the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
+from dispatch_flops.counting.module_tracker import Tracker
+from dispatch_flops.counting.thread_state import ModulePhase
+from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.operators.registry import Rule
+from dispatch_flops.operators.tensors import tensors_in, untraced
+
+BYPASSES = (
+    "it ran no operator that computes: its kernels bypass the dispatcher. Register a formula for it"
+)
+
+
+class Recorder(Protocol):
+    """What is needed of the dispatch mode that counts."""
+
+    tracker: Tracker
+
+    def rule_of(self, func: OpOverload) -> Rule | None:
+        """Return the rule that applies in this thread."""
+
+    def record_call(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> CallCost:
+        """Record a call that has returned ``out``; return its cost."""
+
+
+def run_composite(
+    mode: Recorder, func: OpOverload, run: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Run ``func`` by ``run`` while ``mode`` sees its parts; record the one or the others."""
+    rule = mode.rule_of(func)
+    here = mode.tracker.here(args)
+    parts = ModulePhase(here.fqn, here.phase)
+    has_formula = rule is not None and not rule.builtin
+    seconds = parts.seconds = _SecondsOfParts()
+    try:
+        with _recorded_in(mode.tracker, func, parts):
+            out = run(*args, **kwargs)
+    except BaseException:  # as checkpointing raises where it needs no more
+        _give(parts, seconds, here)
+        raise
+    if has_formula:
+        with _torch.modes_disabled(), untraced():
+            seconds.give_to(here, mode.record_call(func, args, kwargs, out))
+        return out
+    if _computes_unseen(func, args, kwargs, out, parts):
+        here.counts[CallCost(str(func), "unknown", error=BYPASSES)] += 1
+    _give(parts, seconds, here)
+    return out
+
+
+def _give(parts: ModulePhase, seconds: _SecondsOfParts, here: ModulePhase) -> None:
+    for cost, calls in parts.counts.items():
+        here.counts[cost] += calls
+    seconds.give_to(here)
+
+
+@contextmanager
+def _recorded_in(tracker: Tracker, func: OpOverload, parts: ModulePhase) -> Iterator[None]:
+    """Record the operators that this thread runs in the block in ``parts``."""
+    tracker.enter_operator(func, parts)
+    try:
+        yield
+    finally:
+        tracker.leave_operator(func)
+
+
+class _SecondsOfParts(defaultdict[CallCost, float]):
+    """Seconds of an operator's parts; those of events are known only after its end."""
+
+    def __init__(self) -> None:
+        super().__init__(float)
+        self._owner: ModulePhase | None = None
+        self._cost: CallCost | None = None
+
+    def give_to(self, module_phase: ModulePhase, cost: CallCost | None = None) -> None:
+        """Add these seconds and later ones there: to ``cost``, or to that of each part."""
+        self._owner, self._cost = module_phase, cost
+        for part, seconds in self.items():
+            self[part] = seconds
+        self.clear()
+
+    def __setitem__(self, part: CallCost, seconds: float) -> None:
+        if self._owner is None:
+            super().__setitem__(part, seconds)
+        else:
+            self._owner.seconds[self._cost or part] += seconds
+
+    def __missing__(self, part: CallCost) -> float:
+        return 0.0
+
+
+def _computes_unseen(
+    func: OpOverload, args: Any, kwargs: Any, out: Any, parts: ModulePhase
+) -> bool:
+    """Return True if a call has a result that no visible operator computed.
+
+    A view of an argument needs no kernel. A call that only moves data by visible operators cannot
+    be told from one that allocates its result for a kernel of its own.
+    """
+    if any(cost.kind != "free" for cost in parts.counts):
+        return False
+    given = {_memory(tensor) for tensor in tensors_in((args, kwargs))}
+    is_fresh = any(_memory(tensor) not in given for tensor in tensors_in(out))
+    return is_fresh or _torch.schema_of(func).is_mutable
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """Return what two views of the same memory have in common."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse, or a wrapper around others
+        return id(tensor)
