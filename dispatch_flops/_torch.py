@@ -535,6 +535,44 @@ def options_of_mode(mode: str) -> dict[str, Any]:
     return list_mode_options(mode)
 
 
+# -- torch.distributed ------------------------------------------------------------------------
+
+
+def process_group(argument: Any) -> Any:
+    """The process group that an operator of c10d, or a functional one, was given. Public: none.
+
+    c10d's operators take it as a script object, functional ones by name or as itself.
+    """
+    from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
+
+    if isinstance(argument, str):
+        return _resolve_process_group(argument)  # type: ignore[arg-type]
+    if isinstance(argument, ProcessGroup):
+        return argument
+    return ProcessGroup.unbox(argument)
+
+
+def ranks_of_group(group: Any) -> tuple[int, ...]:
+    """The global ranks in a group, in its order.
+
+    Public: ``get_process_group_ranks``, which knows only groups that torch.distributed has made.
+    """
+    from torch.distributed import distributed_c10d
+
+    known = distributed_c10d._world.pg_group_ranks
+    return tuple(known[group]) if group in known else tuple(range(group.size()))
+
+
+def whole_mesh(mesh: Any) -> Any:
+    """The device mesh of which this one is a slice; itself if it is none. Public: none."""
+    return mesh._get_root_mesh()
+
+
+# Modules of torch.distributed, in sys.modules once the program uses them.
+FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+FSDP1 = ("torch.distributed.fsdp._flat_param", "torch.distributed.fsdp._runtime_utils")
+PIPELINES = "torch.distributed.pipelining.schedules"
+
 # -- what cannot be moved here ----------------------------------------------------------------
 #
 # Attributes of objects that torch hands out, names of Python frames, keys: asked where they are
@@ -548,6 +586,11 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 #                             MODULE_CALL_CODE
 # counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
 #                             backward; the closure (frame) of _checkpoint_hook's pack_hook
+# counting/communication_causes  in frames of FSDP2: self.modules, self._training_state; of FSDP1:
+#                             FlatParamHandle's _fully_sharded_module and _training_state; of
+#                             pipelines: _batch_p2p (desc), action, stage, self._stage, and the
+#                             functions that initialise stages; variable of AccumulateGrad
+# operators/communication     groups' group_desc and group_name
 # counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached
 # counting/dispatch_mode      _should_skip_dynamo, ignore_compile_internals and
 #                             supports_higher_order_operators, overridden; _is_zerotensor()
@@ -556,7 +599,8 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 # counting/module_names       modules' _modules, _parameters, _buffers (conventional); likewise
 #                             counting/parameters, counting/placement, profilers/isolation,
 #                             compile/attribution
-# counting/compiled_modules   _orig_mod in _modules; _compiled_call_impl
+# counting/wrappers           _orig_mod, _fsdp_wrapped_module and _checkpoint_wrapped_module in
+#                             _modules; _compiled_call_impl
 # timing/idle_modules         names of the tables _global_forward_hooks, ...; _call_impl, set
 # operators/tensors           tensors' _nested_tensor_size(), _values(), _indices(); in formulas
 #                             _nnz(), _is_zerotensor()

@@ -17,6 +17,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload, TorchDispatchMode
 from dispatch_flops.counting import autograd_kernels, meta_attention, meta_tensors
+from dispatch_flops.counting.communication import CommunicationRecorder
 from dispatch_flops.counting.composite_calls import run_composite
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.module_tracker import Tracker
@@ -29,9 +30,10 @@ from dispatch_flops.counting.signatures import (
     signature_of,
 )
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
-from dispatch_flops.counting.thread_state import ThreadState
+from dispatch_flops.counting.thread_state import ModulePhase, ThreadState
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
+from dispatch_flops.operators.communication import is_communication
 from dispatch_flops.operators.composites import is_composite, is_of_extension
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
@@ -81,6 +83,7 @@ class CountingMode(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.higher_order = HigherOrderState()
+        self.communication = CommunicationRecorder(tracker)
         self._timer = timer
         self.tracker = tracker
         self._local = tracker.local
@@ -253,7 +256,9 @@ class CountingMode(TorchDispatchMode):
         plan.numbers = number_keys(func, rule)
         if _runs_operators(func):
             plan.call = _torch.with_autocast(plan.call, func)
-        if rule is not None and not rule.is_recorded:
+        if is_communication(func) or func.namespace == "fsdp":
+            plan.strategy = _communicate
+        elif rule is not None and not rule.is_recorded:
             plan.strategy = _call_through
         elif (rule is None or rule.builtin) and is_composite(func):
             plan.strategy = _decompose
@@ -358,20 +363,37 @@ class CountingMode(TorchDispatchMode):
         self._record(plan, args, kwargs, out)
         return out
 
-    def _record(self, plan: Plan, args: Any, kwargs: dict[str, Any], out: Any) -> CallCost:
-        """Record a call that has just returned ``out``; return its cost."""
+    def _record(
+        self,
+        plan: Plan,
+        args: Any,
+        kwargs: dict[str, Any],
+        out: Any,
+        module_phase: ModulePhase | None = None,
+    ) -> CallCost:
+        """Record a call that has just returned ``out``; return its cost.
+
+        module_phase: where its cost belongs; None for what the thread runs now.
+        """
         thread = self.tracker.join_thread()
         cost = plan.fixed
         if cost is None:
             cost = self._cost_of(plan, thread, args, kwargs, out)
         elif args and isinstance(args[0], _Parameter):
             thread.param_sink.add(id(args[0]))
-        module_phase = self.tracker.here(args)
+        module_phase = module_phase or self.tracker.here(args)
         module_phase.counts[cost] += 1
         if self._timer is not None:
             self._timer.record(module_phase, cost)
         thread.last_seq = _sequence_nr()
         return cost
+
+    def communicate(self, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a communication operator; record its cost and what it sends; return its result."""
+        out = plan.call(*args, **kwargs)
+        module_phase = self.communication.record(plan.func, args, kwargs, out)
+        self._record(plan, args, kwargs, out, module_phase)
+        return out
 
     def _cost_of(
         self, plan: Plan, thread: ThreadState, args: Any, kwargs: dict[str, Any], out: Any
@@ -419,6 +441,11 @@ class CountingMode(TorchDispatchMode):
 def _call_through(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
     """Answer a question about a tensor's metadata; such calls are not recorded."""
     return plan.func(*args, **kwargs)
+
+
+def _communicate(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator that sends or receives, or packs what FSDP2 sends."""
+    return mode.communicate(plan, args, kwargs)
 
 
 def _decompose(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:

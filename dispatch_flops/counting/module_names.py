@@ -1,8 +1,8 @@
 """Fully qualified names of modules, including shared, replaced and newly created ones.
 
 A module has one canonical name, as ``named_modules()`` gives it. If several parents hold it, it
-has a further name below each parent that calls it. ``torch.compile``'s wrapper and the module
-inside it share a name: ``_orig_mod`` is not a part of it.
+has a further name below each parent that calls it. A wrapper, such as ``torch.compile``'s or
+FSDP's, and the module inside it share a name: ``_orig_mod`` is not a part of it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from dispatch_flops.counting.compiled_modules import WRAPPED, wrapped_module
 from dispatch_flops.counting.module_facts import UNREAD, ModuleFacts, facts_of
 from dispatch_flops.counting.parameters import parameter_facts
+from dispatch_flops.counting.wrappers import WRAPPED, wrapped_module, wrapping_attribute
 from dispatch_flops.operators.tensors import storages_of, untraced
 from dispatch_flops.profile import OUTSIDE
 
@@ -28,7 +28,7 @@ class ModuleName:
     """One name of a module, as a node of the tree of modules.
 
     is_shared: the module, or one above it, has several parents: its name depends on its caller.
-    is_wrapper: the module is ``torch.compile``'s wrapper of the module of that name.
+    is_wrapper: the module is a wrapper of the module of that name, such as ``torch.compile``'s.
     is_expert: the module is an expert of a mixture, an entry of a ModuleList or ModuleDict. The
         container's name or class, or the entry's class, says "expert".
     facts: as they were when they were last read; the module may be gone by now.
@@ -141,6 +141,20 @@ class ModuleNames:
         """Return an id for the memory of each parameter's gradient."""
         parameters = (p for module in self.modules() for p in module._parameters.values())
         return storages_of([p.grad for p in parameters if p is not None])
+
+    def fqn_of(self, module: nn.Module) -> str | None:
+        """Return the canonical fqn of a known module, else None."""
+        named = self._by_id.get(id(module))
+        return named.canonical().fqn if named is not None and named.module() is module else None
+
+    def owners_under_data_parallel(self) -> dict[int, str]:
+        """Return ``{id of a parameter: fqn of its DistributedDataParallel model}``."""
+        owners: dict[int, str] = {}
+        for named in list(self._by_id.values()):
+            module = named.module()
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                owners |= {id(p): named.canonical().fqn for p in module.module.parameters()}
+        return owners
 
     # -- naming the modules of a tree -------------------------------------------------------
 
@@ -315,7 +329,7 @@ class ModuleNames:
         return self._add_tree(module, self._unique_fqn(f"{OUTSIDE}.{name}"), None)
 
     def _find_wrapped(self, module: nn.Module) -> ModuleName | None:
-        """Return the name of the known module that ``module`` wraps for ``torch.compile``."""
+        """Return the name of the known module that ``module`` wraps."""
         inner = wrapped_module(module)
         wrapped = self._by_id.get(id(inner)) if inner is not None else None
         return wrapped if wrapped is not None and wrapped.module() is inner else None
@@ -335,8 +349,8 @@ class ModuleNames:
         """
         fqn = at.fqn
         for name in path:
+            fqn = fqn if name == wrapping_attribute(module) else join(fqn, name)
             module = module._modules[name]  # type: ignore[assignment]
-            fqn = fqn if name == WRAPPED else join(fqn, name)
             known = self._by_id.get(id(module))
             if known is not None and known.module() is module and known.fqn == fqn:
                 at = known
@@ -362,8 +376,16 @@ class ModuleNames:
 
 
 def _own_children(named: ModuleName, module: nn.Module) -> list[tuple[ModuleName, str, nn.Module]]:
-    """Return ``(named, attribute, child)`` for every child of ``module``, whose name is given."""
-    return [(named, name, child) for name, child in module._modules.items() if child is not None]
+    """Return ``(named, attribute, child)`` for every child of ``module``, whose name is given.
+
+    The attribute of the module that a wrapper holds is ``WRAPPED``.
+    """
+    wrapping = wrapping_attribute(module)
+    return [
+        (named, WRAPPED if name == wrapping else name, child)
+        for name, child in module._modules.items()
+        if child is not None
+    ]
 
 
 def _sort_children(named: ModuleName, children: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dispatch_flops._torch import FakeTensor
+from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import RunInfo
 
@@ -63,17 +64,25 @@ class Placement:
 
 
 def run_info(
-    modules: Iterable[nn.Module], conventions: Conventions, call: Mapping[str, Any] | None = None
+    modules: Iterable[nn.Module],
+    conventions: Conventions,
+    call: Mapping[str, Any] | None = None,
+    ranks: Ranks | None = None,
 ) -> RunInfo:
     """Return the facts of a run of these modules.
 
-    call: the fields that ``call_facts`` returns, where a call was seen.
+    call: the fields that ``call_facts`` returns, where a call was seen. ranks: None for a program
+        of one process.
     """
+    ranks = ranks or Ranks()
     placement = Placement.of(modules)
     return RunInfo(
         device=placement.type,
         device_name=device_name(next(iter(placement.accelerators), placement.type)),
         torch_version=str(torch.__version__),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        mesh=ranks.mesh,
         causal=conventions.causal,
         flops=conventions.flops,
         subclass=conventions.subclass,

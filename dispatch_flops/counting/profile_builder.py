@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dispatch_flops.counting.aggregation import RecordedCalls
+from dispatch_flops.counting.communication import CountedCalls, communication_totals
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.output_shapes import Shapes
 from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
@@ -31,6 +32,8 @@ class Observed:
     latency_s: seconds in forward; None if modules take as long as their operators.
     tokens: rows that entered an expert of a mixture.
     output_shapes: of the tensors that the first call returned.
+    communication: number of calls by module, phase and what is sent; keys are not fqns.
+    mesh_dims: ``{ranks of a group: name of the mesh dimension}``.
     """
 
     calls: Mapping[str, int] = field(default_factory=dict)
@@ -38,6 +41,8 @@ class Observed:
     latency_s: Mapping[str, float] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
     output_shapes: Mapping[str, Shapes] = field(default_factory=dict)
+    communication: CountedCalls = field(default_factory=dict)
+    mesh_dims: Mapping[tuple[int, ...], str] = field(default_factory=dict)
 
 
 def build_profile(
@@ -58,6 +63,9 @@ def build_profile(
         run=run,
         notes=notes,
         ran_elsewhere=builder.ran_elsewhere(),
+        communication=communication_totals(
+            observed.communication, builder.shown, observed.mesh_dims
+        ),
     ).check()
 
 
@@ -113,7 +121,7 @@ class ProfileBuilder:
         calls = self._observed.calls
         called = {named for fqn, named in self._canonical.items() if calls.get(fqn)}
         return tuple(
-            self._shown(fqn)
+            self.shown(fqn)
             for fqn, named in self._canonical.items()
             if named in called and not calls.get(fqn)
         )
@@ -158,7 +166,7 @@ class ProfileBuilder:
         self, fqn: str, named: ModuleName | None, children: tuple[ModuleNode, ...]
     ) -> ModuleNode:
         ops = tuple(sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))))
-        shown = self._shown(fqn)
+        shown = self.shown(fqn)
         params = self._params[self._holder(fqn)]
         parent = named.parent.fqn if named is not None and named.parent is not None else OUTSIDE
         name = fqn[len(parent) + 1 :] if fqn.startswith(f"{parent}.") else shown
@@ -191,7 +199,7 @@ class ProfileBuilder:
         measured = self._observed.latency_s.get(fqn)
         return None if measured is None else max(measured, in_operators or 0.0)
 
-    def _shown(self, fqn: str) -> str:
+    def shown(self, fqn: str) -> str:
         """Return the fqn as the profile shows it."""
         if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
             return fqn[len(self._prefix) + 1 :]

@@ -23,7 +23,8 @@ _PARTS = {
 _ENGINES = "deepspeed.runtime."
 _ENGINE_METHODS = ("step", "backward")
 ENGINE = f"{OUTSIDE}.DeepSpeed engine"
-_PARTS_DEPTH = 16  # frames between an operator and the function of torch that runs it, at most
+# Frames between an operator and the function of torch that runs it, at most. DTensor takes many.
+_PARTS_DEPTH = 64
 # Nodes between a parameter and the operator that uses it.
 _PASSING = ("TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0")
 

@@ -70,7 +70,9 @@ def cost_of_call(
 
     Never raises: if the formula does, the cost is unknown and ``error`` holds the exception.
     """
-    kwargs = _without_outs(func, kwargs)
+    kwargs, outs = _split_outs(func, kwargs)
+    if out is None and outs:  # such an operator returns nothing
+        out = outs[0] if len(outs) == 1 else outs
     promoting = rule.kind == "pointwise"
     dtype = rule.computes_in or compute_dtype(args, kwargs, out, promoting=promoting)
     try:
@@ -81,8 +83,8 @@ def cost_of_call(
         if conventions.flops == "contractions" and (rule.builtin or not _is_int(answer)):
             own, shares = _contractions_only(own), tuple(map(_contractions_only_share, shares))
         if rule.moves and not (own.bytes_read or own.bytes_written):
-            ins, outs = _bytes_moved(func, args, kwargs, out, read)
-            own = dataclasses.replace(own, bytes_read=ins, bytes_written=outs)
+            ins, written = _bytes_moved(func, args, kwargs, out, read)
+            own = dataclasses.replace(own, bytes_read=ins, bytes_written=written)
     except Exception as error:
         return CallCost(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
     return CallCost(name, rule.kind, dtype, own, shares)
@@ -159,12 +161,15 @@ def _contractions_only_share(share: Share) -> Share:
     return dataclasses.replace(share, cost=_contractions_only(share.cost))
 
 
-def _without_outs(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments that are inputs: an ``out=`` tensor is a result."""
+def _split_outs(func: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Return the keyword arguments that are inputs, and those that receive results."""
     if not kwargs or not isinstance(func, OpOverload):
-        return kwargs
-    outs = {argument.name for argument in _torch.schema_of(func).arguments if argument.is_out}
-    return {name: value for name, value in kwargs.items() if name not in outs} if outs else kwargs
+        return kwargs, ()
+    names = {argument.name for argument in _torch.schema_of(func).arguments if argument.is_out}
+    outs = tuple(value for name, value in kwargs.items() if name in names)
+    if not outs:
+        return kwargs, ()
+    return {name: value for name, value in kwargs.items() if name not in names}, outs
 
 
 def _is_view(func: Any) -> bool:

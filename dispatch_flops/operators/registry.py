@@ -146,7 +146,7 @@ def register_flops(
             macs = x.shape[0] * (w1.numel() + w2.numel())
             return OpCost(macs=macs, flops=2 * macs)
     """
-    keys = list(dict.fromkeys(_to_keys(targets)))
+    keys = list(dict.fromkeys(to_keys(targets)))
     if by_name:
         _refuse_without_schema(keys)
 
@@ -240,7 +240,7 @@ def unregister_flops(targets: Any) -> None:
 
         unregister_flops(torch.ops.mylib.fused_mlp)
     """
-    keys = list(dict.fromkeys(map(_registered_key, _to_keys(targets))))
+    keys = list(dict.fromkeys(map(_registered_key, to_keys(targets))))
     for key in keys:
         if key not in _USER:
             raise UnknownOperatorError(
@@ -317,7 +317,7 @@ def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
     return {
         key: Rule(kind="formula", formula=_accepted(formula, [key]), builtin=False)
         for target, formula in mapping.items()
-        for key in _to_keys(target)
+        for key in to_keys(target)
     }
 
 
@@ -418,10 +418,10 @@ def name_of(key: Any) -> str:
     return str(getattr(key, "__name__", key))
 
 
-def _to_keys(targets: Any) -> list[Any]:
+def to_keys(targets: Any) -> list[Any]:
     """Return the registry keys of ``targets``, a target or a nested collection of them."""
     if isinstance(targets, (list, tuple, set, frozenset)):
-        return [key for target in targets for key in _to_keys(target)]
+        return [key for target in targets for key in to_keys(target)]
     return [_to_key(targets)]
 
 
@@ -501,5 +501,5 @@ def declare_free(
     formula: returns the bytes, where they are not those of all input and output tensors.
     """
     rule = Rule(kind="free", formula=formula, note=reason, moves=moves, is_recorded=is_recorded)
-    for key in _to_keys(list(targets)):
+    for key in to_keys(list(targets)):
         add_rule(key, rule)

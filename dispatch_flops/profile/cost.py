@@ -14,7 +14,8 @@ from typing import Literal
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.units import ratio
 
-Phase = Literal["forward", "backward", "recompute", "optimizer"]
+# "setup" is the extra micro-batch by which a pipeline infers its shapes. It is not part of a step.
+Phase = Literal["forward", "backward", "recompute", "optimizer", "setup"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
 

@@ -17,6 +17,7 @@ from torch import nn
 from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.errors import (
     AlreadyActiveError,
+    ConfigError,
     NotProfiledError,
     TargetError,
     UncountedOpsError,
@@ -72,6 +73,8 @@ class FlopCounterMode:
     latency: time modules and operators in the same pass, in seconds, without the profiler's own
         overhead (default False). On the meta device there are no latencies. ``profile_model``
         takes more exact ones, in a pass without counting.
+    mesh: the program's ``DeviceMesh``, which names the groups of ``profile.communication``; None
+        (the default): the mesh of the model's DTensor parameters, if it has any.
 
     The program runs unchanged, except that compiled callables run their eager code inside the
     block; their compiled code stays intact. Only this process is counted: the thread that entered
@@ -97,6 +100,7 @@ class FlopCounterMode:
         meta_value: float | None = None,
         target: Target = "cpu",
         latency: bool = False,
+        mesh: Any = None,
     ) -> None:
         self._roots = _as_modules(mods)
         self.depth = depth
@@ -107,6 +111,9 @@ class FlopCounterMode:
             causal=causal, subclass=subclass, meta_value=meta_value, flops=flops, target=target
         )
         self._latency = latency
+        if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
+            raise ConfigError(f"mesh is a {type(mesh).__name__}; pass a DeviceMesh or None")
+        self._mesh = mesh
         self._profile: Profile | None = None
         self._set_inactive()
 
@@ -127,7 +134,13 @@ class FlopCounterMode:
         self._set_inactive()
 
     def __enter__(self) -> FlopCounterMode:
-        session = Session(self._roots, self._conventions, self._own_rules, is_timed=self._latency)
+        session = Session(
+            self._roots,
+            self._conventions,
+            self._own_rules,
+            is_timed=self._latency,
+            mesh=self._mesh,
+        )
         try:
             # Claiming is one step, so that neither a thread nor an interrupt comes between.
             if self._active.setdefault("session", session) is not session:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.compiled_modules import unwrap
 from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.placement import brought_to
+from dispatch_flops.counting.wrappers import unwrap
 from dispatch_flops.errors import TargetError
 from dispatch_flops.operators.tensors import tensors_in
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops.counting.compiled_modules import find_submodule, is_compiled
 from dispatch_flops.counting.eager_stance import eager_stance
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import device_name
+from dispatch_flops.counting.wrappers import find_submodule, is_compiled
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.operators.conventions import Causal, Flops, Subclass, Target
 from dispatch_flops.operators.registry import Formula

@@ -20,6 +20,7 @@ from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.opaque_modules import OpaqueModules
 from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
+from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.errors import WrongThreadError
 from dispatch_flops.operators import registry
@@ -41,7 +42,10 @@ class Session:
         own_rules: Mapping[Any, registry.Rule],
         *,
         is_timed: bool,
+        mesh: Any = None,
     ) -> None:
+        self._mesh = mesh
+        self._ranks = Ranks()
         self._conventions = conventions
         self._names = ModuleNames(roots)
         self._calls = CallAggregator()
@@ -62,6 +66,7 @@ class Session:
             return
         self._thread = threading.get_ident()
         try:
+            self._find_ranks()
             take_eager_stance(self._undo)
             self._tracker.start(self._undo)
             self._opaque.start(self._undo)
@@ -135,6 +140,7 @@ class Session:
 
         The result keeps neither modules nor tensors alive.
         """
+        self._find_ranks()
         with garbage_collection_later():
             self._names.read_facts()
             observed = Observed(
@@ -143,10 +149,24 @@ class Session:
                 tokens=self._tracker.tokens(),
                 output_shapes=self._tracker.output_shapes(),
                 latency_s=self._pass.module_seconds(),
+                mesh_dims=self._ranks.mesh_dims,
+                communication=self._mode.communication.calls(),
             )
-            run = run_info(self._names.modules(), self._conventions, self._tracker.first_call)
-        notes = (*_notes_of(self._conventions), *self._mode.higher_order.notes)
+            run = run_info(
+                self._names.modules(), self._conventions, self._tracker.first_call, self._ranks
+            )
+        notes = (
+            *_notes_of(self._conventions),
+            *self._mode.higher_order.notes,
+            *self._mode.communication.notes,
+        )
         return partial(_build, calls, self._names, observed, run, notes)
+
+    def _find_ranks(self) -> None:
+        """Find this process's rank, unless its process group is gone by now."""
+        ranks = Ranks.of(self._names.modules(), self._mesh)
+        if ranks.world_size is not None:
+            self._ranks = ranks
 
     def _aggregate(self) -> None:
         """Aggregate this thread's calls, so that memory does not grow with their signatures."""

@@ -226,8 +226,8 @@ def test_warning_of_global_hooks_on_a_compiled_module_has_its_text() -> None:
 
 
 def test_compiled_module_holds_the_original_as_orig_mod() -> None:
-    """dispatch_flops relies on this for names (counting/compiled_modules.py: ``WRAPPED``) and for
-    knowing that a model is compiled (counting/compiled_modules.py: ``is_compiled``).
+    """dispatch_flops relies on this for names (counting/wrappers.py: ``WRAPPED``) and for
+    knowing that a model is compiled (counting/wrappers.py: ``is_compiled``).
     """
     layer = nn.Linear(2, 2)
     wrapper = torch.compile(layer, backend="eager")
@@ -238,7 +238,7 @@ def test_compiled_module_holds_the_original_as_orig_mod() -> None:
 
 def test_compile_in_place_sets_compiled_call_impl() -> None:
     """dispatch_flops relies on this for knowing that a model is compiled
-    (counting/compiled_modules.py: ``is_compiled``).
+    (counting/wrappers.py: ``is_compiled``).
     """
     layer = nn.Linear(2, 2)
     assert layer._compiled_call_impl is None

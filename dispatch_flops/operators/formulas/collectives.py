@@ -10,12 +10,14 @@ Symmetric memory fuses some collectives with matrix products, which count.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from dispatch_flops.operators.communication import FORMS, moved_bytes
 from dispatch_flops.operators.formulas._arithmetic import contract
-from dispatch_flops.operators.registry import declare_free, register_flops
+from dispatch_flops.operators.registry import Rule, add_rule, declare_free, register_flops, to_keys
 from dispatch_flops.profile.cost import OpCost
 
 
@@ -24,23 +26,21 @@ def named(library: str, names: str) -> list[str]:
     return [f"{library}::{name}" for name in names.split()]
 
 
-_COLLECTIVES = {
-    "c10d": """
-        _allgather_base_ _reduce_scatter_base_ allgather_ allgather_coalesced_
-        allgather_into_tensor_coalesced_ allreduce_ allreduce_coalesced_ alltoall_ alltoall_base_
-        barrier broadcast_ check_for_nan gather_ gather_into_tensor_ monitored_barrier_ recv_
-        recv_any_source_ reduce_ reduce_scatter_ reduce_scatter_tensor_coalesced_ scatter_ send
-    """,
-    "_c10d_functional": """
-        all_gather_into_tensor all_gather_into_tensor_coalesced all_gather_into_tensor_out
-        all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ all_to_all_single
-        _wrap_tensor_autograd batch_p2p_ops broadcast broadcast_ irecv isend reduce_scatter_tensor
-        reduce_scatter_tensor_coalesced reduce_scatter_tensor_out
-    """,
-    "_c10d_functional_autograd": """
-        all_gather_into_tensor all_to_all_single reduce_scatter_tensor
-    """,
-    "_dtensor": "shard_dim_alltoall",
+for _name, _form in FORMS.items():
+    _rule = Rule(
+        kind="free",
+        formula=partial(moved_bytes, _name),
+        note="communication, not compute",
+        by_name=True,
+        cacheable=False,  # a broadcast's bytes depend on the rank in the group
+        moves=_form.kind != "barrier",
+    )
+    for _key in to_keys(_name):
+        add_rule(_key, _rule)
+
+_OTHERS = {
+    "c10d": "check_for_nan gather_into_tensor_",
+    "_c10d_functional": "_wrap_tensor_autograd batch_p2p_ops",
     "symm_mem": """
         _barrier _low_contention_all_gather _low_contention_all_gather_ce_multicast
         _low_contention_all_gather_ce_multicast_out _low_contention_reduce_scatter _rendezvous
@@ -57,7 +57,7 @@ _COLLECTIVES = {
     """,
 }
 
-for _library, _names in _COLLECTIVES.items():
+for _library, _names in _OTHERS.items():
     declare_free(named(_library, _names), "communication, not compute")
 
 declare_free(named("_c10d_functional", "wait_tensor wait_tensors"), "waits for communication")

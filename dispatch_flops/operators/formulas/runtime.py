@@ -14,6 +14,7 @@ from dispatch_flops import _torch
 from dispatch_flops.operators.formulas._arithmetic import adds, cost_of, muls
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.registry import declare_free, register_flops
+from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import ZERO, OpCost, flops
 
 Tensor = torch.Tensor
@@ -72,14 +73,25 @@ _PRIMS_FREE = """
     _low_memory_max_pool_offsets_to_indices normal rev reshape slice slice_in_dim squeeze view_of
     where _make_token _sink_tokens
 """
-_FSDP_FREE = """
-    all_gather_copy_in chunk_cat chunk_cat_mixed_dtype copy_ split_with_sizes_copy
-"""
+_FSDP_FREE = "chunk_cat chunk_cat_mixed_dtype split_with_sizes_copy"
 
 declare_free(
     [f"prims::{name}" for name in _PRIMS_FREE.split()], "moves data or makes random numbers"
 )
 declare_free([f"fsdp::{name}" for name in _FSDP_FREE.split()], "packs data for communication")
+
+
+def _copied_in(inputs: Any, *_: Any, out: Any, **__: Any) -> OpCost:
+    """Bytes of this rank's shards and of its part of the buffer; ``out`` is (part, buffer)."""
+    return OpCost(bytes_read=nbytes(inputs), bytes_written=nbytes(out[0]))
+
+
+def _copied(target: Any, source: Any, *_: Any, **__: Any) -> OpCost:
+    return OpCost(bytes_read=nbytes(source), bytes_written=nbytes(target))
+
+
+declare_free(["fsdp::all_gather_copy_in"], "packs data for communication", formula=_copied_in)
+declare_free(["fsdp::copy_"], "copy", formula=_copied)
 
 
 @register_flops("prims::fma")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dispatch_flops.counting.compiled_modules import find_submodule, is_compiled, unwrap
+from dispatch_flops.counting.wrappers import find_submodule, is_compiled, unwrap
 
 
 def wrap(module: nn.Module) -> nn.Module:

@@ -1,0 +1,130 @@
+"""Run functions on real gloo processes, several workloads per spawn.
+
+A workload is a module-level function of a test file; it returns what can be pickled. The processes
+import that file by its path, run the workloads in turn and send the results back.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dispatch_flops import Profile
+from tests.helpers.paths import REPOSITORY
+
+TIMEOUT_S = 240
+
+
+class Results:
+    """What workloads returned, by name and rank; a workload that raised fails its tests alone."""
+
+    def __init__(self, by_rank: list[dict[str, Any]]) -> None:
+        self._by_rank = by_rank
+
+    def of(self, workload: str) -> list[Any]:
+        """Return the result of each rank; raises AssertionError with the traceback of one."""
+        found = [results[workload] for results in self._by_rank]
+        for rank, (error, _) in enumerate(found):
+            assert error is None, f"rank {rank}: {error}"
+        return [result for _, result in found]
+
+
+def run_on_ranks(file: str, workloads: list[str], world_size: int, folder: Path) -> Results:
+    """Run each function of ``file`` on that many gloo processes.
+
+    folder: a temporary folder of this run's own.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "tests.helpers.ranks", file, str(world_size), str(folder)]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), *workloads],
+            env=environment,
+            cwd=REPOSITORY,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    errors = []
+    try:
+        for process in processes:
+            _, error = process.communicate(timeout=TIMEOUT_S)
+            errors.append(error)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    by_rank = []
+    for rank in range(world_size):
+        path = folder / f"{rank}.pickle"
+        assert path.exists(), f"rank {rank} ended without results: {errors[rank][-3000:]}"
+        by_rank.append(pickle.loads(path.read_bytes()))
+    return Results(by_rank)
+
+
+def rows_of(profile: Profile) -> dict[tuple[str, str, str], tuple[int, int]]:
+    """Return ``{(module, phase, kind): (calls, payload bytes)}`` of the communication."""
+    rows: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for total in profile.communication:
+        key = (total.fqn, total.phase, total.kind)
+        calls, size = rows.get(key, (0, 0))
+        rows[key] = calls + total.calls, size + total.payload_bytes
+    return rows
+
+
+def _load(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("workloads", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["workloads"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _run(workload: Any) -> tuple[str | None, Any]:
+    try:
+        return None, workload()
+    except Exception:
+        return traceback.format_exc(), None
+
+
+def main(file: str, world_size: str, folder: str, rank: str, *names: str) -> None:
+    """Run the workloads as one of the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    workloads = _load(file)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(f"{folder}/store", int(world_size)),
+        rank=int(rank),
+        world_size=int(world_size),
+        timeout=timedelta(seconds=60),
+    )
+    results = {}
+    for name in names:
+        torch.manual_seed(0)
+        results[name] = _run(getattr(workloads, name))
+        if results[name][0] is not None:
+            break  # the ranks may be out of step
+    for name in names:
+        results.setdefault(name, ("an earlier workload failed", None))
+    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
