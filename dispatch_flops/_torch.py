@@ -307,6 +307,10 @@ ENGINE_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
 
 # -- tensors ----------------------------------------------------------------------------------
 
+# The address of a tensor's StorageImpl, the same for all views of a storage, also on meta; raises
+# NotImplementedError for a tensor without one. Public: untyped_storage().data_ptr() is 0 on meta.
+storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
+
 # Tensors without data; those that tracers compute with; jagged nested ones. Public: none.
 FakeTensor = torch._subclasses.fake_tensor.FakeTensor
 FunctionalTensor = torch._subclasses.functional_tensor.FunctionalTensor

@@ -23,12 +23,7 @@ from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, H
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import SHARED_PLANS, Plan
-from dispatch_flops.counting.signatures import (
-    TWICE,
-    all_strided,
-    call_signature,
-    signature_of,
-)
+from dispatch_flops.counting.signatures import TWICE, call_signature, signature_of
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.counting.thread_state import ModulePhase, ThreadState
 from dispatch_flops.counting.undo import UndoStack
@@ -90,7 +85,7 @@ class CountingMode(TorchDispatchMode):
         self._conventions = conventions
         self._own_rules = own_rules
         self._on_full = on_full
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[int, Plan] = {}  # by the id of the operator, which the plan keeps
         self._own_prices: dict[Any, CallCost] = {}  # of shared plans, but not for other counters
         self._signatures = 0
         self._plain_types: set[tuple[type, ...]] = set()
@@ -115,7 +110,7 @@ class CountingMode(TorchDispatchMode):
                 return self.__torch_dispatch__(func, types, args, kwargs)
             finally:
                 timer.end()
-        plan = self._plans.get(func)
+        plan = self._plans.get(id(func))  # an overload's own hash runs in Python
         if plan is None:
             plan = self._decide(func)
         if plan.strategy is not None or (
@@ -134,15 +129,21 @@ class CountingMode(TorchDispatchMode):
                     and not kwargs
                     and (a := args[0]).__class__ is _Tensor
                     and (b := args[1]).__class__ is _Tensor
-                    and a.is_contiguous()  # then no stride is 0
+                    and a.is_contiguous()  # then no elements share memory
                     and b.is_contiguous()
                 ):
                     key: Any = (a.shape, a.dtype, b.shape, b.dtype)
                     if a is b:
-                        key += (TWICE,)
+                        cost = plan.cache[(*key, TWICE)]
+                    else:
+                        cost = plan.cache[key]
+                        gap = a.data_ptr() - b.data_ptr()
+                        if -cost.second_bytes < gap < cost.first_bytes:  # they may share memory
+                            key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
+                            cost = plan.cache[key]
                 else:
                     key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
-                cost = plan.cache[key]
+                    cost = plan.cache[key]
             elif args and args[0].__class__ is _Parameter:
                 thread.param_sink.add(id(args[0]))
         except (AttributeError, KeyError, TypeError, RuntimeError):
@@ -197,9 +198,9 @@ class CountingMode(TorchDispatchMode):
             plan.by_thread = {}
         else:
             plan = self._adapt(self._find_plan(func, changes))
-        self._plans[func] = plan
+        self._plans[id(func)] = plan
         if registry.changes() != changes:  # in another thread, while the plan was made
-            self._plans.pop(func, None)
+            self._plans.pop(id(func), None)
         return plan
 
     def rule_of(self, func: Any) -> Rule | None:
@@ -420,7 +421,9 @@ class CountingMode(TorchDispatchMode):
         if self._signatures >= _LIMIT and not self.higher_order.deferring:
             self._forget_signatures()
         self._signatures += 1
-        if key is not None and plan.rule.cacheable and all_strided(args, kwargs):
+        if key is not None and plan.rule.cacheable:
+            if len(args) == 2 and all(isinstance(a, _Tensor) for a in args):
+                cost.first_bytes, cost.second_bytes = (a.nbytes for a in args)
             if not plan.is_shared:
                 plan.cache[key] = cost
             elif not SHARED_PLANS.add_price(plan, key, cost):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from dispatch_flops import _torch
+from dispatch_flops.operators.memory import has_overlap
 from dispatch_flops.operators.numbers import BY_VALUE, NUMBERS, NumberKeys
-from dispatch_flops.operators.tensors import tensors_in
 
-TWICE = (0, 0)  # what a signature ends with if its only two tensors are the same one
+TWICE = ((0, 0, None), (0, 0, None))  # what ``_views`` returns for a contiguous tensor given twice
+_storage = _torch.storage_address
 
 
 def call_signature(args: Any, kwargs: Any, used_params: set[int], numbers: NumberKeys) -> Any:
@@ -20,20 +23,21 @@ def call_signature(args: Any, kwargs: Any, used_params: set[int], numbers: Numbe
     numbers: which numbers count by their value, and which by their type.
 
     Adds the ids of parameters among the arguments to ``used_params``. Raises TypeError for an
-    argument without a signature, and RuntimeError for a tensor without a shape.
+    argument without a signature, and RuntimeError for a tensor without a shape or a storage, as
+    nested and sparse ones are.
     """
     key: list[Any] = []
-    seen: list[int] = []
+    tensors: list[Tensor] = []
     by_value = numbers.by_value
     for a in args:
         cls = a.__class__
         if cls is Tensor or cls is Parameter:
-            seen.append(id(a))
+            tensors.append(a)
             if cls is Parameter:
                 used_params.add(id(a))
-            key += (a.shape, a.dtype)
-            if not a.is_contiguous():
-                key.append(_memory_of(a))
+            key += (shape := a.shape, a.dtype)
+            if not a.is_contiguous() and has_overlap(shape, strides := a.stride()):
+                key.append(strides)
         elif cls in by_value:
             key += (cls, a)
         elif cls in NUMBERS:
@@ -41,50 +45,60 @@ def call_signature(args: Any, kwargs: Any, used_params: set[int], numbers: Numbe
         elif cls is list and a and a[0].__class__ is int and not numbers.in_lists:
             key.append(tuple(a))  # all are ints, as the schema says
         else:
-            key += (cls, signature_of(a, used_params, seen, numbers))
+            key += (cls, signature_of(a, used_params, tensors, numbers))
     if kwargs:
-        key.append(signature_of(kwargs, used_params, seen, numbers))
-    if len(seen) > 1 and len({*seen}) < len(seen):  # the memory of a repeated tensor counts once
-        key.append(tuple([seen.index(identity) for identity in seen]))
+        key.append(signature_of(kwargs, used_params, tensors, numbers))
+    if len(tensors) > 1 and len({*map(_storage, tensors)}) < len(tensors):
+        key.append(_views(tensors))
     return tuple(key)
 
 
 def signature_of(
-    value: Any, used_params: set[int], seen: list[int], numbers: NumberKeys = BY_VALUE
+    value: Any, used_params: set[int], tensors: list[Tensor], numbers: NumberKeys = BY_VALUE
 ) -> Any:
     """Return a hashable stand-in for an argument; raises TypeError if there is none.
 
-    Appends the ids of the tensors in it to ``seen``.
+    Appends the tensors in it to ``tensors``.
     """
     if isinstance(value, Tensor):
-        seen.append(id(value))
+        if value.layout is not torch.strided:
+            raise TypeError
+        tensors.append(value)
         if isinstance(value, Parameter):
             used_params.add(id(value))
-        return (value.shape, value.dtype, _memory_of(value))
+        shape, strides = value.shape, value.stride()
+        return (shape, value.dtype, strides if has_overlap(shape, strides) else None)
     if value.__class__ in NUMBERS and value.__class__ not in numbers.by_value:
         return value if value in numbers.told_apart else None
     if isinstance(value, (list, tuple)):
         if not numbers.in_lists:
             numbers = BY_VALUE
-        return tuple([(v.__class__, signature_of(v, used_params, seen, numbers)) for v in value])
+        return tuple([(v.__class__, signature_of(v, used_params, tensors, numbers)) for v in value])
     if isinstance(value, dict):
         items = value.items()
         return tuple(
-            [(k, v.__class__, signature_of(v, used_params, seen, numbers)) for k, v in items]
+            [(k, v.__class__, signature_of(v, used_params, tensors, numbers)) for k, v in items]
         )
     if isinstance(value, torch.ScriptObject):  # packed weights: a key would keep them alive
         raise TypeError
     return value
 
 
-def _memory_of(tensor: Tensor) -> Any:
-    """Return what a tensor's bytes depend on besides its shape: its strides if one of them is 0."""
-    if tensor.layout is not torch.strided:
-        return tensor.layout
-    strides = tensor.stride()
-    return strides if 0 in strides else None
+def _views(tensors: list[Tensor]) -> Any:
+    """Return what each tensor that shares a storage with others shows of it.
 
-
-def all_strided(args: Any, kwargs: Any) -> bool:
-    """Return True if no tensor among the arguments is sparse or otherwise irregular."""
-    return all(t.layout is torch.strided for t in tensors_in((args, kwargs)))
+    That is a number for the storage, the offset in bytes from the first of its tensors, and the
+    strides unless the tensor is contiguous.
+    """
+    storages = [*map(_storage, tensors)]
+    shared = [storage for storage, count in Counter(storages).items() if count > 1]
+    numbers = {storage: number for number, storage in enumerate(shared)}
+    starts: dict[int, Any] = {}
+    views = []
+    for tensor, storage in zip(tensors, storages, strict=True):
+        if storage in numbers:
+            start = tensor.storage_offset() * tensor.element_size()
+            offset = start - starts.setdefault(storage, start)
+            strides = None if tensor.is_contiguous() else tensor.stride()
+            views.append((numbers[storage], offset, strides))
+    return tuple(views)

@@ -15,7 +15,8 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.operators.access import named_arguments
-from dispatch_flops.operators.tensors import nbytes, tensors_in
+from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile import CommGroup
 from dispatch_flops.profile.communication import CommKind
 from dispatch_flops.profile.cost import OpCost

@@ -16,8 +16,9 @@ from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.access import access_of, named_arguments
 from dispatch_flops.operators.conventions import Conventions, using
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.tensors import is_inexact_dtype, nbytes, tensors_in
+from dispatch_flops.operators.tensors import is_inexact_dtype, tensors_in
 from dispatch_flops.profile.cost import COST_FIELDS, OpCost, Phase, Share, Split, counts_of
 
 
@@ -31,6 +32,7 @@ class CallCost:
     cost: what belongs to the calling module in the observed phase; None if unknown.
     shares: what belongs to submodules or to other phases.
     error: the exception that the formula raised, as text.
+    first_bytes, second_bytes: sizes of a call's tensors, if they are its only two arguments.
     """
 
     op: str
@@ -39,6 +41,8 @@ class CallCost:
     cost: OpCost | None = None
     shares: tuple[Share, ...] = ()
     error: str | None = None
+    first_bytes: int = 0
+    second_bytes: int = 0
 
     def parts(self, phase: Phase) -> Iterator[tuple[str, Phase, OpCost]]:
         """Yield ``(child, phase, cost)`` for each part of the cost of a call made in ``phase``.

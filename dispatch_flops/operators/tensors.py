@@ -1,10 +1,9 @@
-"""Properties of tensors that formulas and the counter need: sizes, layouts, bytes."""
+"""Properties of tensors that formulas and the counter need: sizes, layouts, what they store."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -56,26 +55,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name, None))
 
 
-def nbytes(*values: Any) -> int:
-    """Return the bytes of memory that the tensors in ``values`` hold, each element once.
-
-    A tensor that occurs twice counts once, and so does every element along a dimension of
-    stride 0, as ``expand`` makes it. ``values`` may be nested (see ``tensors_in``).
-    """
-    distinct = {id(tensor): tensor for tensor in tensors_in(values)}
-    return sum(map(_bytes_of, distinct.values()))
-
-
-def distinct_elements(tensor: torch.Tensor) -> int:
-    """Return how many elements a dense tensor has in memory: a dimension of stride 0 holds one."""
-    if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel():
-        return int(tensor.numel())
-    if tensor.is_contiguous():
-        return int(tensor.numel())
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return int(math.prod(size for size, stride in pairs if stride))
-
-
 def is_inexact(*tensors: torch.Tensor | None) -> bool:
     """Return True if one of the tensors holds floating-point or complex numbers."""
     return any(t is not None and is_inexact_dtype(t.dtype) for t in tensors)
@@ -117,18 +96,6 @@ def stored_elements(tensor: torch.Tensor) -> int:
 def is_sparse(tensor: torch.Tensor) -> bool:
     """Return True for COO, CSR, CSC, BSR and BSC; nested and oneDNN tensors are dense."""
     return tensor.layout in _SPARSE_LAYOUTS
-
-
-def _bytes_of(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements in memory, or of a sparse tensor's parts."""
-    parts: tuple[torch.Tensor, ...] = (tensor,)
-    if tensor.layout is torch.sparse_coo:
-        parts = (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    return sum(distinct_elements(part) * part.element_size() for part in parts)
 
 
 def has_no_data(value: Any) -> bool:

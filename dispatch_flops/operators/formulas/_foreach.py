@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import same_numbers
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import declare_free
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost
 
 VIEWS = """

@@ -14,8 +14,9 @@ import torch
 
 from dispatch_flops.operators.access import Access, Arguments, declare_access
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
-from dispatch_flops.operators.tensors import is_given, nbytes
+from dispatch_flops.operators.tensors import is_given
 
 Tensor = torch.Tensor
 

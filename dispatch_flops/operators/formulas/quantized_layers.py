@@ -26,8 +26,8 @@ from dispatch_flops.operators.formulas.fake_quantize import (
 )
 from dispatch_flops.operators.formulas.linear import post_op
 from dispatch_flops.operators.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import declare_free, register_flops
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import ZERO, OpCost, contraction, flops
 
 Tensor = torch.Tensor

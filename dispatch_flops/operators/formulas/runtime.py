@@ -13,8 +13,8 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops.operators.formulas._arithmetic import adds, cost_of, muls
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import declare_free, register_flops
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import ZERO, OpCost, flops
 
 Tensor = torch.Tensor

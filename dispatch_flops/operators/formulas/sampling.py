@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import declare_free, register_flops
-from dispatch_flops.operators.tensors import nbytes
 from dispatch_flops.profile.cost import OpCost, flops
 
 Tensor = torch.Tensor

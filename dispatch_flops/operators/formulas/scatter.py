@@ -15,9 +15,10 @@ import torch
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.partial_access import picked_bytes
 from dispatch_flops.operators.formulas.pointwise import per_element
+from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import declare_free, register_flops
-from dispatch_flops.operators.tensors import is_inexact, nbytes
+from dispatch_flops.operators.tensors import is_inexact
 from dispatch_flops.profile.cost import OpCost, contraction
 
 Tensor = torch.Tensor

@@ -139,6 +139,76 @@ CASES: dict[str, Case] = {
         F32 * 2 * 3 * 5 * 8,
         F32 * 2 * 3 * (5 * 8 + 5),
     ),
+    # -- views of one storage share their elements
+    "detached": (lambda: A * A.detach(), "mul.Tensor", F32 * 15, F32 * 15),
+    "viewed": (lambda: A * A.view(3, 5), "mul.Tensor", F32 * 15, F32 * 15),
+    "row of itself": (lambda: A - A[2], "sub.Tensor", F32 * 15, F32 * 15),
+    "column of itself": (lambda: A - A[:, 3:4], "sub.Tensor", F32 * 15, F32 * 15),
+    "transposed product": (
+        lambda: (lambda x: x.t() @ x)(ones(3, 5)),
+        "mm.default",
+        F32 * 15,
+        F32 * 25,
+    ),
+    "differences of rows": (lambda: A[1:] - A[:-1], "sub.Tensor", F32 * 15, F32 * 10),
+    "differences of columns": (lambda: A[:, 1:] - A[:, :-1], "sub.Tensor", F32 * 15, F32 * 12),
+    "halves": (lambda: A[:1] * A[2:], "mul.Tensor", F32 * 10, F32 * 5),
+    "even and odd": (lambda: A[:, :4:2] * A[:, 1:4:2], "mul.Tensor", F32 * 12, F32 * 6),
+    "real and whole": (
+        lambda: (lambda z: torch.mul(z, z.real))(torch.ones(3, 5, dtype=torch.complex64)),
+        "mul.Tensor",
+        2 * F32 * 15,
+        2 * F32 * 15,
+    ),
+    "attention to slices of one projection": (
+        lambda: (
+            lambda q, k, v: F.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            )
+        )(*ones(2, 5, 3, 3, 8).unbind(2)),
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        F32 * 3 * 2 * 5 * 3 * 8,
+        F32 * 2 * 3 * (5 * 8 + 5),
+    ),
+    "attention of rotated queries to one latent": (
+        lambda: (lambda q, kv: F.scaled_dot_product_attention(q, kv, kv[..., :8]))(
+            ones(2, 3, 5, 8), ones(2, 3, 7, 8)
+        ),
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        F32 * 2 * 3 * (5 + 7) * 8,
+        F32 * 2 * 3 * (5 * 8 + 5),
+    ),
+    "windows": (lambda: ones(11).unfold(0, 4, 1).sum(1), "sum.dim_IntList", F32 * 11, F32 * 8),
+    "windows with a hop": (
+        lambda: ones(11).unfold(0, 4, 3).sum(1),
+        "sum.dim_IntList",
+        F32 * 10,  # starts at 0, 3 and 6
+        F32 * 3,
+    ),
+    "windows with gaps": (
+        lambda: ones(11).unfold(0, 3, 4).sum(1),
+        "sum.dim_IntList",
+        F32 * 3 * 3,
+        F32 * 3,
+    ),
+    "windows of an image": (
+        lambda: ones(2, 3, 8, 9).unfold(2, 2, 1).unfold(3, 4, 1).sum((4, 5)),
+        "sum.dim_IntList",
+        F32 * X_SIZE,
+        F32 * 2 * 3 * 7 * 6,
+    ),
+    "diagonals of a line": (
+        lambda: ones(11).as_strided((4, 3), (1, 1)).exp(),
+        "exp.default",
+        F32 * 6,
+        F32 * 12,
+    ),
+    "convolution of windows": (
+        lambda: F.conv1d(ones(19).unfold(0, 7, 4)[:, None], ones(5, 1, 3)),
+        "convolution.default",
+        F32 * (19 + 15),
+        F32 * 4 * 5 * 5,
+    ),
     "two tensors": (lambda: A * B, "mul.Tensor", F32 * 30, F32 * 15),
     # -- arguments that are only shapes
     "average pooling backward": (
@@ -507,16 +577,28 @@ def test_bytes_of_a_call_are_those_of_each_element_touched_once(case: str) -> No
     assert (cost.bytes_read, cost.bytes_written) == (read, written)
 
 
-def test_bytes_of_calls_that_differ_only_in_memory_are_those_of_each_call() -> None:
-    """The same shapes: separate, repeated, expanded on one side, and in the other order."""
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_bytes_of_calls_that_differ_only_in_memory_are_those_of_each_call(device: str) -> None:
+    """The same shapes: separate, repeated, expanded, shifted, and in the other order."""
+    a, b, line, long = (ones(*size).to(device) for size in ((3, 5), (3, 5), (5,), (6, 5)))
+    wide = line.expand(3, 5)
     calls: list[tuple[Callable[[], Any], int]] = [
-        (lambda: A + B, 30),
-        (lambda: A + A, 15),
-        (lambda: A + WIDE, 20),
-        (lambda: WIDE + A, 20),
-        (lambda: WIDE + WIDE, 5),
-        (lambda: A + ones(3, 1).expand(3, 5), 18),
-        (lambda: A + ones(5, 3).t(), 30),
+        (lambda: a + b, 30),
+        (lambda: a + a, 15),
+        (lambda: a + wide, 20),
+        (lambda: wide + a, 20),
+        (lambda: wide + wide, 5),
+        (lambda: a + b[:, :1].expand(3, 5), 18),
+        (lambda: a + b.view(5, 3).t(), 30),
+        (lambda: a + a.view(5, 3).t(), 15),
+        (lambda: a + a.detach(), 15),
+        (lambda: b.detach() + b.view(3, 5), 15),
+        (lambda: long[:3] + long[1:4], 20),
+        (lambda: long[1:4] + long[:3], 20),
+        (lambda: long[:3] + long[2:5], 25),
+        (lambda: long[:3] + long[3:6], 30),
+        (lambda: long.as_strided((3, 5), (3, 1)) + a, 11 + 15),
+        (lambda: long.as_strided((3, 5), (4, 1)) + a, 13 + 15),
     ]
     for order in (calls, calls[::-1]):
         profile = profile_of(lambda: [call() for call, _ in order for _ in range(2)])  # noqa: B023

@@ -24,7 +24,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, int, int]] = {
     "add": (lambda: A + B, "aten.add.Tensor", 4 * 2 * 3 * 5, 4 * 3 * 5),
     "add in place": (lambda: A.clone().add_(A), "aten.add_.Tensor", 4 * 2 * 3 * 5, 4 * 3 * 5),
     "add of a number": (lambda: A + 1.0, "aten.add.Tensor", 4 * 3 * 5, 4 * 3 * 5),
-    "add broadcast": (lambda: A + A[0], "aten.add.Tensor", 4 * (3 * 5 + 5), 4 * 3 * 5),
+    "add broadcast": (lambda: A + torch.ones(5), "aten.add.Tensor", 4 * (3 * 5 + 5), 4 * 3 * 5),
     "add bfloat16": (lambda: HALF + HALF.clone(), "aten.add.Tensor", 2 * 2 * 3 * 5, 2 * 3 * 5),
     "add into out": (
         lambda: torch.add(A, B, out=torch.empty(3, 5)),
