@@ -453,6 +453,22 @@ def aot_autograd(
     return backend
 
 
+def graph_breaks() -> list[Any]:
+    """Why and where torch.compile ended graphs early, in this process, the oldest first. Public:
+    ``torch._dynamo.explain``, which runs the program by a backend of its own.
+    """
+    from torch._dynamo.utils import graph_break_reasons
+
+    return graph_break_reasons
+
+
+def compilations() -> list[Any]:
+    """The last compilations of this process, with what failed and why. Public: none."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return get_compilation_metrics()
+
+
 def is_backend_name(name: Any) -> bool:
     """Whether torch.compile knows a backend of that name. Public: ``torch.compiler.list_backends``,
     which leaves out those for debugging.
@@ -611,6 +627,9 @@ PIPELINES = "torch.distributed.pipelining.schedules"
 # operators/torch_formulas    _get_raw of torch's formulas
 # compile/attribution         node.meta: nn_module_stack, fwd_nn_module_stack, is_gradient_acc,
 #                             partitioner_tag, stack_trace, grapharg (source, example); the
-#                             graph's dynamo_compile_id
+#                             graph's dynamo_compile_id; source_fn_stack
+# compile/instances           node.meta: desc; variable of AccumulateGrad
+# compile/eager_parts         reason, user_stack of a graph break; fail_type, fail_reason, co_name,
+#                             co_filename, co_firstlineno of a compilation; texts of reasons
 # compile/templates           node.meta: val; SymInt.node.expr
 # compile/compilers           _boxed_call, asked and set

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from dispatch_flops.profile.cost import Phase
 
 _ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 _FILE = re.compile(r'File "([^"]*)", line')
+_GRADIENTS = "_autograd_grad"  # the call by which torch.func differentiates
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 
 
@@ -34,14 +35,48 @@ class NodeAttribution:
     fqn: the module whose forward the function is.
     function_id: the Python function of which it is a part. Code after a graph break has its own.
     used_params: ids of the parameters among the inputs.
+    parameter_positions: positions, among the inputs of the function, of its own module's
+        parameters, and of those below it.
+    is_of_compiled_autograd: the function is a backward pass that torch.compile traced.
     """
 
     def __init__(self, names: ModuleNames, traced: fx.GraphModule) -> None:
         self._names = names
         self._modules = {id(module): module for module in _all_modules(names)}
-        self.fqn = self._find_own_fqn(traced)
         self.function_id = str(traced.meta.get("dynamo_compile_id", id(traced))).partition("/")[0]
-        self.used_params = {id(p) for _, p in _inputs(traced) if isinstance(p, nn.Parameter)}
+        self.is_of_compiled_autograd = self.function_id.startswith("!")
+        self._own_module: nn.Module | None = None
+        self.fqn = self._find_own_fqn(traced)
+        self.used_params = {id(p) for _, _, p in _inputs(traced) if isinstance(p, nn.Parameter)}
+        own = self._own_parameters(traced)
+        self.parameter_positions = frozenset(own)
+        self._parameter_paths = tuple(own.values())
+
+    @property
+    def has_siblings(self) -> bool:
+        """True if another module of the model might run the same compiled function."""
+        own = self._own_module
+        return (
+            own is not None
+            and bool(self._parameter_paths)
+            and any(
+                module is not own and type(module) is type(own) for module in self._modules.values()
+            )
+        )
+
+    def find_sibling(self, parameter: nn.Parameter) -> str | None:
+        """Return the fqn of the module that holds ``parameter`` where the traced one has its own.
+
+        Its parameters become used ones. None without such a module of the same class.
+        """
+        for module in self._modules.values():
+            if type(module) is not type(self._own_module):
+                continue
+            held = [_held(module, path) for path in self._parameter_paths]
+            if any(found is parameter for found in held):
+                self.used_params.update(id(found) for found in held if found is not None)
+                return self._names.find(module, self._names.roots).fqn
+        return None
 
     def fqn_of(self, node: fx.Node) -> str:
         """Return the fqn of the module to which the node belongs."""
@@ -75,35 +110,55 @@ class NodeAttribution:
     def _find_own_fqn(self, traced: fx.GraphModule) -> str:
         """Return the fqn of the module whose forward was compiled; "outside" for a function."""
         calls = [node for node in traced.graph.nodes if node.op.startswith("call_")]
-        if calls and all(is_from_optimizer(node) for node in calls):
+        if self.is_of_compiled_autograd or (
+            calls and all(is_from_optimizer(node) for node in calls)
+        ):
             return OUTSIDE
         entered = {id(m) for node in traced.graph.nodes for _, m in self._traced_in(node)}
-        for source, value in _inputs(traced):
+        for _, source, value in _inputs(traced):
             owner = self._find_owner(value, _ATTRIBUTE.findall(source))
             if owner is not None:
                 if id(owner) in entered:
                     return OUTSIDE
+                self._own_module = owner
                 return self._names.find(owner, self._names.roots).fqn
         for root in self._names.roots:
             module = root.module()
             if module is not None and id(module) not in entered:
+                self._own_module = module
                 return root.fqn
         return OUTSIDE
+
+    def _own_parameters(self, traced: fx.GraphModule) -> dict[int, tuple[str, ...]]:
+        """Return ``{position among the inputs: attributes from the own module down}``."""
+        own: dict[int, tuple[str, ...]] = {}
+        for position, source, value in _inputs(traced):
+            path = tuple(_ATTRIBUTE.findall(source))
+            if isinstance(value, nn.Parameter) and _held(self._own_module, path) is value:
+                own[position] = path
+        return own
 
     def _find_owner(self, value: Any, attributes: list[str]) -> nn.Module | None:
         """Return the module that has ``value`` at the end of this chain of attributes."""
         if value is None or not attributes:
             return None
-        *path, last = attributes
         for module in self._modules.values():
-            at: Any = module
-            for name in path:
-                at = at._modules[name] if at is not None and name in at._modules else None
-            if at is not None and any(
-                value is held for held in (at._parameters.get(last), at._buffers.get(last))
-            ):
+            if _held(module, attributes) is value:
                 return module
         return None
+
+
+def _held(module: nn.Module | None, attributes: Sequence[str]) -> Any:
+    """Return the parameter or buffer at the end of this chain of attributes; None without one."""
+    if not attributes:
+        return None
+    *path, last = attributes
+    for name in path:
+        module = module._modules.get(name) if module is not None else None
+    if module is None:
+        return None
+    found = module._parameters.get(last)
+    return module._buffers.get(last) if found is None else found
 
 
 def is_from_optimizer(node: fx.Node) -> bool:
@@ -116,14 +171,17 @@ def is_from_optimizer(node: fx.Node) -> bool:
 def phase_of(node: fx.Node, *, is_backward: bool) -> Phase:
     """Return the phase of a node.
 
-    A forward node that the partitioner put into the backward graph is recomputation.
+    A forward node that the partitioner put into the backward graph is recomputation. What
+    ``torch.func.grad`` runs is one call in the traced function.
     """
     if is_from_optimizer(node):
         return "optimizer"
     tag = str(node.meta.get("partitioner_tag") or "")
     if is_backward:
         return "recompute" if tag == "is_forward" else "backward"
-    return "backward" if tag.endswith("backward") else "forward"
+    called = [name for name, _ in node.meta.get("source_fn_stack") or ()]
+    is_gradient = any(str(name).startswith(_GRADIENTS) for name in called)
+    return "backward" if is_gradient or tag.endswith("backward") else "forward"
 
 
 def _all_modules(names: ModuleNames) -> Iterator[nn.Module]:
@@ -133,15 +191,15 @@ def _all_modules(names: ModuleNames) -> Iterator[nn.Module]:
             yield from module.modules()
 
 
-def _inputs(traced: fx.GraphModule) -> Iterator[tuple[str, Any]]:
-    """Yield ``(expression in the program, tensor)`` for the inputs of a traced function."""
-    for node in traced.graph.find_nodes(op="placeholder"):
+def _inputs(traced: fx.GraphModule) -> Iterator[tuple[int, str, Any]]:
+    """Yield ``(position, expression in the program, tensor)`` of a traced function's inputs."""
+    for position, node in enumerate(traced.graph.find_nodes(op="placeholder")):
         argument = node.meta.get("grapharg")
         source = getattr(argument, "source", None)
         if argument is None or source is None:
             continue
         name = source.name
         try:
-            yield (name() if callable(name) else name), argument.example
+            yield position, (name() if callable(name) else name), argument.example
         except AssertionError:  # torch.compile has dropped the example
             continue

@@ -14,9 +14,9 @@ from torch import fx, nn
 from dispatch_flops import _torch
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.compilers import Compiler
-from dispatch_flops.compile.graph import GraphCost
+from dispatch_flops.compile.eager_parts import EagerParts
+from dispatch_flops.compile.graph import GraphCost, Run
 from dispatch_flops.compile.step import Step
-from dispatch_flops.compile.templates import Sizes
 from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import run_info
@@ -28,11 +28,12 @@ from dispatch_flops.operators import (
     registry,
 )
 from dispatch_flops.operators.conventions import Causal, Conventions, Flops
+from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
 from dispatch_flops.profile.cost import PHASES, ZERO, OpCost, Phase
 
-_Run = tuple[int, Sizes]  # the index of a graph, and the sizes in its inputs
+_Run = tuple[int, Run]  # the index of a graph, and what it ran for
 
 
 def counting_backend(
@@ -63,7 +64,8 @@ def counting_backend(
         cost. Without it (the default) they issue an UncountedWarning, once.
 
     Modules of one class may share a compiled graph, if they are compiled one by one or after a
-    graph break. The first of them is then shown with the cost of all; totals are exact.
+    graph break. Each is shown with its own runs if it has parameters; without, the first of them is
+    shown with the cost of all. Totals are exact either way.
 
     Raises TargetError for a backend that torch does not know and for a model that is not one, and
     ConfigError for a mode, options or convention that is not allowed.
@@ -99,7 +101,7 @@ class CountingBackend:
         self._own_rules = own_rules
         self._strict = strict
         self._warned = False
-        self._used_params: set[int] = set()
+        self._eager_parts = EagerParts()
         self._runs_at_last_step: Counter[_Run] = Counter()
         self._last_step_s = time.perf_counter()
 
@@ -115,9 +117,9 @@ class CountingBackend:
 
         Raises ConfigError for mode or options that do not fit the backend.
         """
+        self._eager_parts.read()
         with _torch.modes_disabled():
             attribution = NodeAttribution(self._names, graph)
-        self._used_params |= attribution.used_params
         add_graph = partial(self._add_graph, attribution)
         return self._compiler.compile(graph, example_inputs, add_graph, mode, options)
 
@@ -133,6 +135,9 @@ class CountingBackend:
 
     def step(self) -> Step:
         """Return what ran since the previous call, or since the backend was made.
+
+        Code that ``torch.compile`` left eager is in ``Step.uncounted``, with the number 1, from the
+        step on in which it was found.
 
         Raises UncountedOpsError under ``strict`` if some of it has no known cost.
         """
@@ -158,31 +163,38 @@ class CountingBackend:
         with _torch.modes_disabled():
             module_phases: dict[tuple[str, Phase], ModulePhase] = {}
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
-            for (index, sizes), times in self._runs().items():
-                run = self.graphs[index].cost(sizes)
+            for (index, (module, sizes)), times in self._runs().items():
+                graph = self.graphs[index]
+                run = graph.cost(sizes)
                 notes |= dict.fromkeys(run.notes)
-                for (fqn, phase, cost), calls in run.costs.items():
+                for (traced_in, phase, cost), calls in run.costs.items():
+                    fqn = graph.fqn_in(module, traced_in)
                     found = module_phases.setdefault((fqn, phase), ModulePhase(fqn, phase))
                     found.counts[cost] += calls * times
+            used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
+            for cost in self._eager_parts.found():
+                outside: tuple[str, Phase] = (OUTSIDE, "forward")
+                module_phases.setdefault(outside, ModulePhase(*outside)).counts[cost] = 1
             self._names.read_facts()
             return build_profile(
                 CallAggregator().including(module_phases.values()),
                 self._names,
-                Observed(calls=self._module_calls(), used_params=self._used_params),
+                Observed(calls=self._module_calls(), used_params=used_params),
                 run_info(self._names.modules(), self._conventions),
                 notes=tuple(notes),
             )
 
     def _report_uncounted(self, runs: Mapping[_Run, int]) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
-        found: Counter[str] = Counter()
-        errors: dict[str, str] = {}
+        costs: Counter[CallCost] = Counter(self._eager_parts.found())
         with _torch.modes_disabled():
-            for (index, sizes), times in runs.items():
+            for (index, (_, sizes)), times in runs.items():
                 for cost, calls in self.graphs[index].cost(sizes).uncounted.items():
-                    found[cost.op] += calls * times
-                    if cost.error:
-                        errors[cost.op] = cost.error
+                    costs[cost] += calls * times
+        found: Counter[str] = Counter()
+        for cost, calls in costs.items():
+            found[cost.op] += calls
+        errors = {cost.op: cost.error for cost in costs if cost.error}
         if found and (self._strict or not self._warned):
             text = _describe(found, errors)
             if self._strict:
@@ -199,7 +211,7 @@ class CountingBackend:
             cost = GraphCost(
                 graph,
                 attribution,
-                is_backward=is_backward,
+                is_backward=is_backward or attribution.is_of_compiled_autograd,
                 conventions=self._conventions,
                 own_rules=self._own_rules,
             )
@@ -212,10 +224,11 @@ class CountingBackend:
         function_runs: Counter[tuple[str, str]] = Counter()
         for graph in self.graphs:
             if not graph.is_backward:
-                times = graph.runs.total()
-                function_runs[graph.function] += times
-                for fqn, count in graph.module_calls.items():
-                    calls[fqn] += count * times
+                own_fqn, function = graph.function
+                for (module, _), times in graph.runs.items():
+                    function_runs[graph.fqn_in(module, own_fqn), function] += times
+                    for fqn, count in graph.module_calls.items():
+                        calls[graph.fqn_in(module, fqn)] += count * times
         # Graph breaks split a forward into several functions, of which each runs once per call.
         own: dict[str, int] = {}
         for (fqn, _), times in function_runs.items():
@@ -226,16 +239,16 @@ class CountingBackend:
     def _runs(self) -> Counter[_Run]:
         return Counter(
             {
-                (index, sizes): times
+                (index, run): times
                 for index, graph in enumerate(self.graphs)
-                for sizes, times in graph.runs.items()
+                for run, times in graph.runs.items()
             }
         )
 
     def _costs_by_phase(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
         costs = dict.fromkeys(PHASES, ZERO)
         with _torch.modes_disabled():
-            for (index, sizes), times in runs.items():
+            for (index, (_, sizes)), times in runs.items():
                 for phase, cost in self.graphs[index].cost(sizes).by_phase.items():
                     costs[phase] += cost * times
         return costs

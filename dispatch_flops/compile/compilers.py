@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from dispatch_flops import _torch
-from dispatch_flops.compile.graph import GraphCost
+from dispatch_flops.compile.graph import FIXED_RUN, GraphCost
 from dispatch_flops.errors import ConfigError, TargetError
 
 AddGraph = Callable[[fx.GraphModule, bool], GraphCost]  # the graph, is_backward
@@ -83,12 +83,12 @@ def count_runs(cost: GraphCost, compiled: Compiled) -> Compiled:
 
     cost: of the graph. compiled: takes a list of inputs, and may empty it.
     """
-    runs, read_sizes = cost.runs, cost.read_sizes
+    runs, read = cost.runs, cost.run_reader()
 
     def run(inputs: list[Any]) -> Any:
-        sizes = () if read_sizes is None else read_sizes(inputs)
+        found = FIXED_RUN if read is None else read(inputs)
         out = compiled(inputs)
-        runs[sizes] += 1
+        runs[found] += 1
         return out
 
     return _mark_boxed(run)

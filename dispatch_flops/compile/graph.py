@@ -16,6 +16,7 @@ from torch import fx
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, OpOverload
 from dispatch_flops.compile.attribution import NodeAttribution, phase_of
+from dispatch_flops.compile.instances import Instances
 from dispatch_flops.compile.subgraphs import count_functions, runs_functions
 from dispatch_flops.compile.templates import (
     Sizes,
@@ -27,13 +28,17 @@ from dispatch_flops.compile.templates import (
     is_symbolic,
     size_reader,
 )
+from dispatch_flops.counting.module_names import join
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
+from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 
 Costs = Counter[tuple[str, Phase, CallCost]]
+Run = tuple[str | None, Sizes]  # the fqn of the module that ran a shared graph, and the sizes
+FIXED_RUN: Run = (None, ())
 _INLINED = ("invoke_subgraph", "strict_mode", "hints_wrapper", "local_map_hop", "foreach_map")
 _UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 
@@ -82,7 +87,8 @@ class GraphCost:
 
     function: the compiled function of which the graph is a part, as ``(fqn, function_id)``.
     module_calls: ``{fqn: its calls in one run}``; empty for a backward graph.
-    runs: number of runs by the sizes that ``read_sizes`` returned; () if all shapes are fixed.
+    used_params: ids of the parameters that take part.
+    runs: number of runs by what ``run_reader()`` read.
     """
 
     def __init__(
@@ -97,7 +103,11 @@ class GraphCost:
         self.is_backward = is_backward
         self.function = (attribution.fqn, attribution.function_id)
         self.module_calls = {} if is_backward else attribution.module_calls(graph.graph)
-        self.runs: Counter[Sizes] = Counter()
+        self.used_params = attribution.used_params
+        self.runs: Counter[Run] = Counter()
+        self._instances: Instances | None = None
+        if attribution.has_siblings:
+            self._instances = Instances(attribution, graph, is_backward=is_backward)
         self._conventions = conventions
         self._own_rules = own_rules
         self._calls = list(_calls_of(graph, attribution, is_backward=is_backward))
@@ -107,10 +117,27 @@ class GraphCost:
         self._by_sizes: dict[Sizes, RunCost] = {}
         registry.watch(self)
 
-    @property
-    def read_sizes(self) -> Callable[[Sequence[Any]], Sizes] | None:
-        """Function that reads the sizes from a run's inputs; None if the cost never varies."""
-        return size_reader(tuple(self._symbols.values())) if self._symbols else None
+    def run_reader(self) -> Callable[[Sequence[Any]], Run] | None:
+        """Return what reads a run's module and sizes from its inputs; None if they never vary."""
+        read_sizes = size_reader(tuple(self._symbols.values())) if self._symbols else None
+        instances = self._instances
+        if instances is None:
+            return None if read_sizes is None else lambda inputs: (None, read_sizes(inputs))
+        running = instances.running
+        return lambda inputs: (running(inputs), () if read_sizes is None else read_sizes(inputs))
+
+    def fqn_in(self, module: str | None, fqn: str) -> str:
+        """Return the fqn that a node of ``fqn`` has in a run of ``module``.
+
+        module: the fqn of a sibling of the module that was traced, or None.
+        """
+        traced, _ = self.function
+        if module is None or module == traced or traced == OUTSIDE:
+            return fqn
+        if fqn == traced:
+            return module
+        below = f"{traced}." if traced else ""
+        return join(module, fqn[len(below) :]) if fqn.startswith(below) else fqn
 
     def rules_changed(self) -> None:
         """Drop the computed costs: rules were added or removed."""

@@ -9,6 +9,7 @@ hooks nor gradient hooks are needed, and nothing is written on the user's module
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -29,6 +30,7 @@ from torch.optim.optimizer import (
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.checkpoints import checkpoint_variables, recomputing_frame
+from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.observers import ModuleObserver
@@ -63,6 +65,7 @@ _current_node = _torch.current_node
 _graph_task = _torch.graph_task_id
 _is_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch.compiler.is_dynamo_compiling
+_NOT_CALLS = ("recompute", "setup")  # phases in which a forward does not count as a call
 
 
 class Tracker:
@@ -97,6 +100,8 @@ class Tracker:
     def start(self, undo: UndoStack) -> None:
         """Install the hooks until ``undo`` runs; follow the backward passes of this thread."""
         self._home = self.join_thread(is_entered=True)
+        if _torch.PIPELINES in sys.modules:
+            self._home.current = None
         self.home_thread = threading.get_ident()
         self._drop_ended_calls(self._home)
         hooks = (
@@ -173,6 +178,8 @@ class Tracker:
         call = thread.stack[-1]
         if call.task == task and call.module_phase is not None:
             return call.module_phase
+        if task != thread.known_task:
+            self._note_task(thread, task)
         self._note_backward(thread)
         # A backward pass within a module's recomputation is part of the recomputation.
         phase: Phase = "backward"
@@ -221,12 +228,21 @@ class Tracker:
         fqn = owner_by_parameters(node, self._parameter_owners)
         return fqn if fqn is not None and fqn in self.names.by_fqn else UNATTRIBUTED
 
+    def _note_task(self, thread: ThreadState, task: int) -> None:
+        """Note that a backward pass starts; autograd's threads have no frames of its caller."""
+        thread.known_task = task
+        if thread.is_entered or self._home is None:
+            thread.is_in_setup = is_in_pipeline_setup()
+        else:
+            thread.is_in_setup = self._home.is_in_setup
+
     def _note_backward(self, thread: ThreadState) -> None:
         if not thread.is_entered and self._home is not None:
             thread = self._home
-        if thread.current is not None:
+        is_outside = len(thread.stack) == 1
+        if thread.current is not None or (is_outside and not thread.is_after_backward):
             thread.current = None
-            if len(thread.stack) == 1:
+            if is_outside:
                 thread.is_after_backward = True
                 thread.forget_gradients()
                 thread.param_sink = thread.discarded_params
@@ -235,6 +251,8 @@ class Tracker:
         """Locate an operator that follows a backward pass or belongs to an optimizer."""
         self._drop_raised_steps(thread)
         call = thread.stack[-1]
+        if len(thread.stack) == 1:
+            thread.is_in_setup = is_in_pipeline_setup()
         self._resume(thread, thread.last_seq)
         if call.has_closure and _is_grad_enabled():  # steps disable gradients, closures enable them
             thread.mark(thread.last_seq, OUTSIDE)
@@ -294,8 +312,9 @@ class Tracker:
         is_outside = call.module_phase is None
         if call.module_phase is None:
             thread.mark(seq, OUTSIDE)
-            after_backward = thread.is_after_backward
-            thread.current = None if after_backward else thread.module_phase(OUTSIDE, "forward")
+            # Between the modules of a pipeline its setup may run.
+            may_be_other = thread.is_after_backward or _torch.PIPELINES in sys.modules
+            thread.current = None if may_be_other else thread.module_phase(OUTSIDE, "forward")
         else:
             thread.mark(seq, call.module_phase.fqn)
             is_unsure = call.step or call.is_in_hooks
@@ -358,6 +377,8 @@ class Tracker:
                 self._note_first_call(module, named)
             if len(stack) > 1:
                 self._drop_ended_calls(thread, module)
+        if len(stack) == 1:
+            thread.is_in_setup = is_in_pipeline_setup()
         task = _graph_task()
         if task == NO_TASK:
             module_phase = thread.module_phase(named.fqn, "forward")
@@ -366,7 +387,7 @@ class Tracker:
         else:
             module_phase = thread.module_phase(named.fqn, self._phase_in_backward(named.fqn))
             thread.recompute_task = task
-        if module_phase.phase != "recompute" and not named.is_wrapper:
+        if module_phase.phase not in _NOT_CALLS and not named.is_wrapper:
             thread.calls[named.fqn] += 1
         hooks = _saved_tensors_hooks(True)
         if hooks is not None:
@@ -504,7 +525,7 @@ def _count_tokens(thread: ThreadState, expert: OpenCall, args: Any, output: Any)
     """
     if expert.named is None or expert.named.is_wrapper:
         return
-    if expert.module_phase is not None and expert.module_phase.phase != "recompute":
+    if expert.module_phase is not None and expert.module_phase.phase not in _NOT_CALLS:
         with untraced():
             rows = _rows((*args, *tensors_in(output)))
         if type(rows) is int:  # under torch.export it is symbolic

@@ -59,6 +59,8 @@ class ThreadState:
     is_entered: the thread entered the counter; otherwise autograd started it.
     current: where the next operator is recorded; None: ask ``Tracker.locate``.
     used_params: ids of the parameters that took part in an operator.
+    is_in_setup: a pipeline infers its metadata; whatever runs then is of the phase "setup".
+    known_task: the graph task of which that was last asked.
     param_sink: the set to which the mode adds ids: ``used_params``, or in an optimizer step
         ``discarded_params``.
     output_shapes: of what the first call of each module returned, by fqn.
@@ -80,6 +82,8 @@ class ThreadState:
         self.fqns: list[str] = [UNATTRIBUTED, OUTSIDE]
         self.start = self.last_seq = start
         self.is_after_backward = False
+        self.is_in_setup = False
+        self.known_task = NO_TASK
         self.gradients: frozenset[int] | None = None
         self.is_on_gradients = False
         self.made_graph_in_backward = False
@@ -88,6 +92,8 @@ class ThreadState:
 
     def module_phase(self, fqn: str, phase: Phase) -> ModulePhase:
         """Return where calls of this module in this phase are recorded."""
+        if self.is_in_setup:
+            phase = "setup"
         found = self.module_phases.get((fqn, phase))
         if found is None:
             found = self.module_phases[fqn, phase] = ModulePhase(fqn, phase)

@@ -287,6 +287,75 @@ def test_stack_trace_of_an_optimizers_nodes_ends_in_torch_optim() -> None:
     torch._dynamo.reset()
 
 
+def test_desc_of_a_placeholder_is_its_position_in_the_traced_function(
+    trained: tuple[Net, Graphs],
+) -> None:
+    """dispatch_flops relies on this for the module that runs a shared graph (compile/instances.py:
+    ``_position_of_parameter``).
+    """
+    _, graphs = trained
+    traced = len(graphs.inputs[0])
+    placeholders = graphs.forward[0].graph.find_nodes(op="placeholder")
+    positions = [getattr(node.meta.get("desc"), "idx", None) for node in placeholders]
+    assert positions == list(range(traced))
+
+
+def test_node_of_a_compiled_backward_leads_to_the_parameters() -> None:
+    """dispatch_flops relies on this for the module whose backward runs (compile/instances.py:
+    ``_parameter``): the running node's ``next_functions``, and ``variable`` of these.
+    """
+    torch._dynamo.reset()
+    found: list[Any] = []
+
+    class Watching(Graphs):
+        def _compile(self, kept: list[Any], graph: fx.GraphModule, inputs: Any) -> Any:
+            compiled = super()._compile(kept, graph, inputs)
+
+            def run(inputs: list[Any]) -> Any:
+                node = torch._C._current_autograd_node()
+                if node is not None:
+                    found.extend(getattr(f, "variable", None) for f, _ in node.next_functions)
+                return compiled(inputs)
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+    model = Net()
+    torch.compile(model, backend=Watching())(torch.ones(2, 3)).sum().backward()
+    assert any(value is model.a.weight for value in found)
+    torch._dynamo.reset()
+
+
+def test_source_fn_stack_names_the_call_that_torch_func_differentiates_by() -> None:
+    """dispatch_flops relies on this for the backward of ``torch.func.grad``
+    (compile/attribution.py: ``phase_of``).
+    """
+    torch._dynamo.reset()
+    graphs = Graphs()
+    weight = torch.ones(3, 3)
+
+    def function(x: Tensor) -> Tensor:
+        return torch.func.grad(lambda w: (x @ w).sin().sum())(weight)
+
+    torch.compile(function, backend=graphs)(torch.ones(2, 3))
+    stacks = [n.meta.get("source_fn_stack") or [] for n in products(graphs.forward[0])]
+    names = [[str(name) for name, _ in stack] for stack in stacks]
+    assert sum(any(n.startswith("_autograd_grad") for n in stack) for stack in names) == 1, names
+    torch._dynamo.reset()
+
+
+def test_compile_id_of_compiled_autograd_begins_with_an_exclamation_mark() -> None:
+    """dispatch_flops relies on this for telling a traced backward pass (compile/attribution.py:
+    ``is_of_compiled_autograd``).
+    """
+    torch._dynamo.reset()
+    graphs = Graphs()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=graphs)):
+        Net()(torch.ones(2, 3)).sum().backward()
+    assert str(graphs.top[0].meta.get("dynamo_compile_id")).startswith("!")
+    torch._dynamo.reset()
+
+
 # -- dynamic shapes -------------------------------------------------------------------------------
 
 

@@ -265,3 +265,40 @@ def test_polyfills_lie_in_their_own_folder() -> None:
     builtins by (compile/attribution.py: ``is_from_optimizer``).
     """
     assert (Path(torch.__file__).parent / "_dynamo" / "polyfills" / "__init__.py").exists()
+
+
+# -- what is left eager --------------------------------------------------------------------------
+
+
+def test_graph_breaks_and_failed_compilations_are_recorded_for_the_process() -> None:
+    """dispatch_flops relies on this for naming code that runs outside of graphs
+    (compile/eager_parts.py): ``reason`` and ``user_stack`` of a break; ``fail_type``,
+    ``fail_reason`` and the function's place of a compilation.
+    """
+    from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
+
+    torch._dynamo.reset()
+
+    @torch.compiler.disable
+    def helper(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def breaking(x: torch.Tensor) -> torch.Tensor:
+        return helper(x.sin()).cos()
+
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x.sin()
+            torch._dynamo.graph_break()
+        return x
+
+    breaks = len(graph_break_reasons)
+    torch.compile(breaking, backend="eager")(torch.ones(2))
+    (found,) = graph_break_reasons[breaks:]
+    assert "disable" in found.reason and found.user_stack[-1].name == "breaking"
+    torch.compile(failing, backend="eager")(torch.ones(2))
+    record = get_compilation_metrics()[-1]
+    assert record.fail_type is not None and record.fail_reason
+    assert record.co_name == "failing" and record.co_filename == __file__
+    assert record.co_firstlineno
+    torch._dynamo.reset()

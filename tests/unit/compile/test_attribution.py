@@ -1,0 +1,159 @@
+"""Modules and phases of compiled graphs, where neither is written in the graph.
+
+Truth is the eager counter on the same program, and a product of sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dispatch_flops import Profile
+from dispatch_flops.compile import counting_backend
+from tests.helpers.profiling import profile_of
+
+# a warning of torch.compile about inputs that are not leaves
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+A, B, C, D = 3, 5, 7, 11
+BLOCK = A * 2 * B * C
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(B, C)
+        self.down = nn.Linear(C, B)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x))) @ self.down.weight @ self.down.weight.t()
+
+
+class Net(nn.Module):
+    """Model of four blocks, of which one is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+        self.head = nn.Linear(B, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in (*self.blocks, self.blocks[2]):
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def train(model: nn.Module, batches: tuple[int, ...] = (A,)) -> None:
+    for batch in batches:
+        model(torch.ones(batch, B)).sum().backward()
+
+
+def infer(model: nn.Module, batches: tuple[int, ...] = (A,)) -> None:
+    with torch.no_grad():
+        for batch in batches:
+            model(torch.ones(batch, B))
+
+
+def macs(profile: Profile, phase: Any, *, under: str = "") -> dict[str, int]:
+    costs = profile.by_module(phase)
+    return {fqn: cost.macs for fqn, cost in costs.items() if cost.macs and fqn.startswith(under)}
+
+
+def calls(profile: Profile, *, under: str) -> dict[str, int]:
+    return {node.fqn: node.calls for node in profile.root.walk() if node.fqn.startswith(under)}
+
+
+# -- blocks that share a graph ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("run", [train, infer])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_blocks_compiled_one_by_one_are_shown_with_their_own_runs(
+    run: Any, dynamic: bool, frozen: bool
+) -> None:
+    model = Net()
+    if frozen:
+        model.blocks[1].requires_grad_(False)
+    batches = (A, 2 * A) if dynamic else (A,)
+    eager = profile_of(run, model, batches, model=model)
+    backend = counting_backend("aot_eager", model, strict=True)
+    for block in model.blocks:
+        block.compile(backend=backend, dynamic=dynamic)
+    run(model, batches)
+    profile = backend.profile()
+    for phase in ("forward", "backward"):
+        found = macs(profile, phase, under="blocks.")
+        assert found == macs(eager, phase, under="blocks.")
+    assert calls(profile, under="blocks.") == calls(eager, under="blocks.")
+    graphs = {graph.function for graph in backend.graphs}
+    assert len(graphs) < 4  # some blocks share one
+    active = {node.fqn: node.active_params for node in profile.root.walk()}
+    assert active["blocks.3"] == 2 * B * C + B + C
+
+
+def test_block_made_after_the_backend_is_shown_with_its_own_runs() -> None:
+    model = Net()
+    backend = counting_backend("aot_eager", model)
+    blocks = [torch.compile(block, backend=backend) for block in model.blocks]
+    with torch.no_grad():
+        for block in blocks:
+            block(torch.ones(A, B))
+        assert macs(backend.profile(), "forward", under="blocks.3.") == {
+            "blocks.3.up": A * B * C,
+            "blocks.3.down": A * B * C,
+        }
+
+
+# -- whole steps ----------------------------------------------------------------------------------
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(B, C)
+        self.down = nn.Linear(C, B)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def test_compiled_gradient_of_a_function_is_backward() -> None:
+    model = Two()
+    parameters = dict(model.named_parameters())
+    backend = counting_backend("aot_eager", model)
+
+    @torch.compile(backend=backend)
+    def gradient(parameters: dict[str, Tensor], x: Tensor) -> Any:
+        return torch.func.grad(lambda p: functional_call(model, p, (x,)).sum())(parameters)
+
+    gradient(parameters, torch.ones(A, B))
+    costs = backend.step().costs
+    assert costs["forward"].macs == 2 * A * B * C
+    assert costs["backward"].macs == 3 * A * B * C  # the input has no gradient
+    assert macs(backend.profile(), "forward") == {"": BLOCK, "up": BLOCK // 2, "down": BLOCK // 2}
+
+
+@pytest.mark.parametrize("is_forward_compiled", [False, True])
+def test_compiled_autograd_is_backward(is_forward_compiled: bool) -> None:
+    model = Two()
+    backend = counting_backend("aot_eager", model)
+    forward = torch.compile(model, backend=backend) if is_forward_compiled else model
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend)):
+        forward(torch.ones(A, B)).sum().backward()
+    costs = backend.step().costs
+    assert costs["forward"].macs == (2 * A * B * C if is_forward_compiled else 0)
+    assert costs["backward"].macs == 3 * A * B * C
+    assert backend.profile().root.calls == is_forward_compiled

@@ -1,0 +1,159 @@
+"""Code of a compiled program that runs outside its graphs: it is named, and never silently 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dispatch_flops.compile import counting_backend
+from dispatch_flops.errors import UncountedOpsError, UncountedWarning
+
+# what torch says of graph breaks, of LSTMs and of the recompile limit is logged, not warned of
+A, B = 3, 5
+ONE = A * B * B  # a product of one layer
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(B, B)
+        self.last = nn.Linear(B, B)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))
+
+
+@torch.compiler.disable
+def eagerly(module: nn.Module, x: Tensor) -> Tensor:
+    return module(x)
+
+
+class Disabled(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return eagerly(self.last, self.first(x)).relu()
+
+
+class DisabledFirst(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return eagerly(self.first, x)
+
+
+class BreakInLoop(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.last):
+            x = x @ layer.weight
+            torch._dynamo.graph_break()
+        return x
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(B, B)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+class Printing(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        print("between")
+        return self.last(x)
+
+
+class Branching(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if x.sum() > float("-inf"):
+            return self.last(x)
+        return x
+
+
+class Reading(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x)) * x.sum().item()
+
+
+class Broken(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.last(x)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def run(model: nn.Module, backend: Any, *batches: int, **options: Any) -> None:
+    compiled = torch.compile(model, backend=backend, **options)
+    with torch.no_grad():
+        for batch in batches:
+            compiled(torch.ones(batch, B))
+
+
+@pytest.mark.parametrize(
+    ("model", "macs", "name"),
+    [
+        (Disabled, ONE, "forward (test_eager_parts.py:"),
+        (DisabledFirst, 0, "forward (test_eager_parts.py:"),
+        (BreakInLoop, 0, "forward (test_eager_parts.py:"),
+        (Recurrent, 0, "forward (test_eager_parts.py:"),
+    ],
+)
+def test_code_that_is_left_eager_is_named_and_makes_a_lower_bound(
+    model: Any, macs: int, name: str
+) -> None:
+    backend = counting_backend("aot_eager")
+    run(model(), backend, A)
+    with pytest.warns(UncountedWarning, match="eager code"):
+        step = backend.step()
+    assert step.total.macs == macs
+    assert step.is_lower_bound
+    assert all(calls == 1 for calls in step.uncounted.values())
+    assert any(name in found for found in step.uncounted)
+    profile = backend.profile()
+    assert profile.is_lower_bound
+    assert set(profile.uncounted_ops()) == set(step.uncounted)
+
+
+def test_recompile_limit_is_named() -> None:
+    backend = counting_backend("aot_eager")
+    with torch._dynamo.config.patch(recompile_limit=2):
+        run(Net(), backend, 2, 3, 5, 7, dynamic=False)
+    with pytest.warns(UncountedWarning, match="recompile limit"):
+        step = backend.step()
+    assert step.total.macs == (2 + 3) * 2 * B * B
+    assert step.is_lower_bound
+
+
+def test_strict_backend_raises_where_code_is_left_eager() -> None:
+    backend = counting_backend("aot_eager", strict=True)
+    run(Disabled(), backend, A)
+    with pytest.raises(UncountedOpsError, match="disable"):
+        backend.step()
+
+
+@pytest.mark.parametrize("model", [Net, Printing, Branching, Reading, Broken])
+def test_break_at_which_no_arithmetic_runs_is_exact(model: Any) -> None:
+    backend = counting_backend("aot_eager", strict=True)
+    run(model(), backend, A)
+    step = backend.step()
+    assert step.total.macs == 2 * ONE
+    assert not step.uncounted
+
+
+def test_backend_does_not_name_what_was_left_eager_before_it_was_made() -> None:
+    run(Disabled(), "eager", A)
+    torch._dynamo.reset()
+    backend = counting_backend("aot_eager", strict=True)
+    run(Net(), backend, A)
+    assert backend.step().total.macs == 2 * ONE
