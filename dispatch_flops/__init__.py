@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dispatch_flops import analysis, compile, errors, integrations, renderers
+    from dispatch_flops import analysis, compile, distributed, errors, integrations, renderers
     from dispatch_flops.analysis.diff import diff
     from dispatch_flops.analysis.machines import Machine
     from dispatch_flops.compile.backend import counting_backend
@@ -49,6 +49,7 @@ __all__ = [
     "compile",
     "counting_backend",
     "diff",
+    "distributed",
     "errors",
     "get_model_profile",
     "integrations",
@@ -60,7 +61,7 @@ __all__ = [
     "unregister_flops",
 ]
 
-_ROOMS = frozenset(("analysis", "compile", "errors", "integrations", "renderers"))
+_ROOMS = frozenset(("analysis", "compile", "distributed", "errors", "integrations", "renderers"))
 _HOME = {
     "CommGroup": "profile.communication",
     "CommTotal": "profile.communication",

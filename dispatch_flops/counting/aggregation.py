@@ -6,12 +6,12 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dispatch_flops.counting.module_names import ModuleName, join
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators.costing import CallCost
-from dispatch_flops.profile import OpTotal
+from dispatch_flops.profile import OpTotal, sum_known
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase, add_costs
 
 
@@ -134,48 +134,81 @@ class RecordedCalls:
 
         names: the known modules by fqn. A share of a cost goes to its child if that is known.
         """
-        sums = defaultdict(_Sum, {key: replace(total) for key, total in self._sums.items()})
-        for calls in self._calls:
-            _add_calls(sums, calls)
-        merged: defaultdict[_Key, _Sum] = defaultdict(_Sum)
-        for key, part in sums.items():
-            child = join(key.fqn, key.child) if key.child else key.fqn
-            fqn = child if child in names else key.fqn
-            total = merged[key._replace(fqn=fqn, child="")]
-            total.calls += part.calls
-            total.uncounted += part.uncounted
-            total.cost += part.cost
-            total.add_latency(part.latency_s)
-        by_fqn: defaultdict[str, list[OpTotal]] = defaultdict(list)
-        for key, total in merged.items():
-            is_unknown = total.calls > 0 and total.uncounted == total.calls
-            by_fqn[key.fqn].append(
-                OpTotal(
-                    op=key.op,
-                    phase=key.phase,
-                    dtype=key.dtype,
-                    kind=key.kind,
-                    calls=total.calls,
-                    cost=None if is_unknown else total.cost,
-                    uncounted=total.uncounted,
-                    error=key.error,
-                    latency_s=total.latency_s,
-                )
-            )
-        return by_fqn
+        found: defaultdict[str, dict[_Key, OpTotal]] = defaultdict(dict)
+
+        def add(fqn: str, parts: Iterable[tuple[_Key, OpTotal]]) -> None:
+            for key, total in parts:
+                at = fqn
+                if key.child:
+                    child = join(fqn, key.child)
+                    at = child if child in names else fqn
+                    key = key._replace(child="")
+                totals = found[at]
+                totals[key] = _merge(totals[key], total) if key in totals else total
+
+        for key, total in self._sums.items():
+            add(key.fqn, [(key._replace(fqn=""), _op_total(key, total))])
+        # Most modules make the same calls as another one: they share these totals.
+        shared: dict[Any, list[tuple[_Key, OpTotal]]] = {}
+        for fqn, phase, counts, seconds in self._calls:
+            for call in {**counts, **seconds} if seconds else counts:
+                same = (phase, call, counts.get(call, 0), seconds.get(call))
+                if same not in shared:
+                    sums: defaultdict[_Key, _Sum] = defaultdict(_Sum)
+                    _add_call(sums, "", *same)
+                    shared[same] = [(key, _op_total(key, total)) for key, total in sums.items()]
+                add(fqn, shared[same])
+        return {fqn: list(totals.values()) for fqn, totals in found.items()}
 
 
 def _add_calls(sums: defaultdict[_Key, _Sum], recorded: _Calls) -> None:
     counts, seconds = recorded.counts, recorded.seconds
     for call in {**counts, **seconds}:  # events tell the time of a call later
-        calls = counts.get(call, 0)
-        total = sums[_key(recorded.fqn, "", recorded.phase, call)]
-        total.calls += calls
-        total.add_latency(seconds.get(call))
-        if call.cost is None:
-            total.uncounted += calls
-        for child, phase, cost in call.parts(recorded.phase):
-            sums[_key(recorded.fqn, child, phase, call)].cost += cost * calls
+        _add_call(sums, recorded.fqn, recorded.phase, call, counts.get(call, 0), seconds.get(call))
+
+
+def _add_call(
+    sums: defaultdict[_Key, _Sum],
+    fqn: str,
+    phase: Phase,
+    call: CallCost,
+    calls: int,
+    seconds: float | None,
+) -> None:
+    total = sums[_key(fqn, "", phase, call)]
+    total.calls += calls
+    total.add_latency(seconds)
+    if call.cost is None:
+        total.uncounted += calls
+    for child, charged, cost in call.parts(phase):
+        sums[_key(fqn, child, charged, call)].cost += cost * calls
+
+
+def _op_total(key: _Key, total: _Sum) -> OpTotal:
+    is_unknown = total.calls > 0 and total.uncounted == total.calls
+    return OpTotal(
+        op=key.op,
+        phase=key.phase,
+        dtype=key.dtype,
+        kind=key.kind,
+        calls=total.calls,
+        cost=None if is_unknown else total.cost,
+        uncounted=total.uncounted,
+        error=key.error,
+        latency_s=total.latency_s,
+    )
+
+
+def _merge(a: OpTotal, b: OpTotal) -> OpTotal:
+    """Return two totals of one key as one; the time of a call may come without its number."""
+    calls, uncounted = a.calls + b.calls, a.uncounted + b.uncounted
+    return replace(
+        a,
+        calls=calls,
+        uncounted=uncounted,
+        cost=None if calls > 0 and uncounted == calls else add_costs((a.cost, b.cost)),
+        latency_s=sum_known((a.latency_s, b.latency_s)),
+    )
 
 
 def _key(fqn: str, child: str, phase: Phase, call: CallCost) -> _Key:

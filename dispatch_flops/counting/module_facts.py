@@ -32,7 +32,7 @@ def facts_of(module: nn.Module) -> ModuleFacts:
         type(module).__name__,
         _extra_repr(module),
         parameter_facts(module),
-        tuple([name for name, _ in module._modules.items()]) if len(module._modules) else (),
+        tuple([name for name, _ in module._modules.items()]),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import nn
 
 from dispatch_flops import _torch
 
+_Parameter = nn.Parameter
 Holder = TypeVar("Holder", bound=Hashable)
 
 
@@ -29,7 +29,7 @@ class ParameterFacts(NamedTuple):
     is_hidden: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ParameterCounts:
     """Elements of the distinct parameters of a module.
 
@@ -42,49 +42,43 @@ class ParameterCounts:
     active: int = 0
     trainable: int = 0
 
-    @classmethod
-    def of(cls, facts: ParameterFacts, used: Collection[int]) -> ParameterCounts:
-        """Return the counts of a module whose only parameter this is."""
+    def add_own(self, facts: ParameterFacts, used: Collection[int]) -> None:
+        """Add a parameter that the module holds itself."""
         elements = facts.elements
-        is_used = facts.key in used
-        return cls(elements, elements, elements * is_used, elements * facts.is_trainable)
+        self.own += elements
+        self.total += elements
+        if facts.key in used:
+            self.active += elements
+        if facts.is_trainable:
+            self.trainable += elements
 
-    def inherited(self) -> ParameterCounts:
-        """Return what these counts add to a module above: the same, but not its own."""
-        return dataclasses.replace(self, own=0)
-
-    def __add__(self, other: ParameterCounts) -> ParameterCounts:
-        return ParameterCounts(
-            self.own + other.own,
-            self.total + other.total,
-            self.active + other.active,
-            self.trainable + other.trainable,
-        )
+    def add(self, other: ParameterCounts, *, inherited: bool = False) -> None:
+        """Add other counts; if ``inherited``, as those of a module below."""
+        if not inherited:
+            self.own += other.own
+        self.total += other.total
+        self.active += other.active
+        self.trainable += other.trainable
 
 
 def parameter_facts(module: nn.Module) -> tuple[ParameterFacts, ...]:
     """Return the facts of the module's own parameters."""
-    parameters = [p for _, p in module._parameters.items() if p is not None]
-    if not parameters:
-        return ()
-    offloaded = getattr(module, "_hf_hook", None) is not None
-    return tuple(
-        [
-            ParameterFacts(
-                id(parameter),
-                elements_of(parameter),
-                parameter.requires_grad,
-                type(parameter) is not nn.Parameter or (offloaded and parameter.is_meta),
-            )
-            for parameter in parameters
-        ]
-    )
+    facts = []
+    for _, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        # All modules are asked when a counter's block ends: most parameters take the short way.
+        is_plain = type(parameter) is _Parameter
+        elements = (parameter.numel() if is_plain else 0) or elements_of(parameter)
+        is_hidden = not is_plain or (
+            parameter.is_meta and getattr(module, "_hf_hook", None) is not None
+        )
+        facts.append(ParameterFacts(id(parameter), elements, parameter.requires_grad, is_hidden))
+    return tuple(facts)
 
 
 def elements_of(parameter: Any) -> int:
     """Return the number of elements: of the whole parameter if it is partitioned, 0 if lazy."""
-    if type(parameter) is nn.Parameter and not parameter.__dict__:
-        return int(parameter.numel())
     whole = getattr(parameter, "ds_numel", None)  # ZeRO-3 leaves an empty parameter on each rank
     if whole is not None:
         return int(whole)
@@ -107,16 +101,17 @@ def count_held(
     for holder, below in held.items():
         for found in below:
             above[found].append(holder)
-    known = {facts.key: facts for parameters in own.values() for facts in parameters}
-    holders: dict[int, dict[Holder, None]] = {key: {} for key in known}
+    holders: dict[int, tuple[ParameterFacts, list[Holder]]] = {}
     for holder, parameters in own.items():
         for facts in parameters:
-            holders[facts.key][holder] = None
+            by = holders.setdefault(facts.key, (facts, []))[1]
+            if holder not in by:
+                by.append(holder)
     # Parameters with the same holders are counted as one group, usually those of one module.
     groups: defaultdict[tuple[Holder, ...], ParameterCounts] = defaultdict(ParameterCounts)
-    for key, by in holders.items():
-        groups[tuple(by)] += ParameterCounts.of(known[key], used)
-    counts = dict.fromkeys(held, ParameterCounts())
+    for facts, by in holders.values():
+        groups[tuple(by)].add_own(facts, used)
+    counts = {holder: ParameterCounts() for holder in held}
     # Most models are trees. What has a single holder adds its counts to it, from the leaves up.
     waiting = {holder: len(below) for holder, below in held.items()}
     ready = [holder for holder, below in held.items() if not below]
@@ -125,14 +120,14 @@ def count_held(
             waiting[upper] -= 1
             if not waiting[upper]:
                 ready.append(upper)
-        if len(above[holder]) == 1:
-            counted = groups.pop((holder,), ParameterCounts())
-            counts[holder] += counted
-            groups[(above[holder][0],)] += counted.inherited()
+        if len(above[holder]) == 1 and (holder,) in groups:
+            counted = groups.pop((holder,))
+            counts[holder].add(counted)
+            groups[(above[holder][0],)].add(counted, inherited=True)
     # The remaining groups are added to each holder at or above them.
     for group, counted in groups.items():
         for position, holder in enumerate(_at_or_above(group, above)):
-            counts[holder] += counted if position < len(group) else counted.inherited()
+            counts[holder].add(counted, inherited=position >= len(group))
     return counts
 
 

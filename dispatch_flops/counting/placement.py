@@ -137,9 +137,11 @@ def _devices_and_types(
     devices: dict[torch.device, None] = {}
     types: set[type[torch.Tensor]] = set()
     for module in modules:
-        for tensor in _held_by(module):
-            devices[tensor.device] = None
-            types.add(type(tensor))
+        for table in (module._parameters, module._buffers):
+            for tensor in table.values():
+                if tensor is not None:
+                    devices[tensor.device] = None
+                    types.add(type(tensor))
     return devices, types
 
 

@@ -23,6 +23,8 @@ from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.seconds import timed_phase
 from dispatch_flops.profile.tree import SEVERAL_MODELS
 
+_NOT_MEASURED = PhaseSeconds()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
@@ -78,6 +80,9 @@ class ProfileBuilder:
         self._names = names
         self._ops = ops
         self._observed = observed
+        self._is_timed = observed.latency_s is not None or any(
+            op.latency_s is not None for totals in ops.values() for op in totals
+        )
         self._used_params = {*observed.used_params, *self._used_hidden_params()}
         self._children = names.children()
         for fqn in ops:  # named parts of the outside that are not modules
@@ -165,7 +170,7 @@ class ProfileBuilder:
     def _build_node(
         self, fqn: str, named: ModuleName | None, children: tuple[ModuleNode, ...]
     ) -> ModuleNode:
-        ops = tuple(sorted(self._ops.get(fqn, ()), key=lambda op: (op.phase, op.op, str(op.dtype))))
+        ops = tuple(sorted(self._ops.get(fqn, ()), key=_order))
         shown = self.shown(fqn)
         params = self._params[self._holder(fqn)]
         parent = named.parent.fqn if named is not None and named.parent is not None else OUTSIDE
@@ -182,14 +187,21 @@ class ProfileBuilder:
             trainable_params=params.trainable,
             ops=ops,
             children=children,
-            seconds=PhaseSeconds(
-                {
-                    "forward": self._latency_s(fqn, _seconds("forward", ops, children)),
-                    "backward": _seconds("backward", ops, children),
-                }
-            ),
+            seconds=self._seconds(fqn, ops, children),
             tokens=self._observed.tokens.get(fqn),
             output_shapes=self._observed.output_shapes.get(fqn),
+        )
+
+    def _seconds(
+        self, fqn: str, ops: tuple[OpTotal, ...], children: tuple[ModuleNode, ...]
+    ) -> PhaseSeconds:
+        if not self._is_timed:
+            return _NOT_MEASURED
+        return PhaseSeconds(
+            {
+                "forward": self._latency_s(fqn, _seconds("forward", ops, children)),
+                "backward": _seconds("backward", ops, children),
+            }
         )
 
     def _latency_s(self, fqn: str, in_operators: float | None) -> float | None:
@@ -204,6 +216,10 @@ class ProfileBuilder:
         if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
             return fqn[len(self._prefix) + 1 :]
         return fqn
+
+
+def _order(op: OpTotal) -> tuple[str, ...]:
+    return str(op.phase), op.op, str(op.dtype)
 
 
 def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode]) -> float | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Iterator
 
 from dispatch_flops.profile.communication import COMM_KINDS, CommTotal
 from dispatch_flops.profile.cost import ZERO, counts_of
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, sum_of_parts
+
+_COUNTS = ("calls", "own_params", "total_params", "active_params", "trainable_params")
+_counts_of = operator.attrgetter(*_COUNTS)
 
 
 def params_outside(*roots: ModuleNode) -> dict[int, int]:
@@ -27,9 +31,9 @@ def flaws(node: ModuleNode, params_elsewhere: int) -> Iterator[str]:
     params_elsewhere: own parameters of all nodes that are not at or below it.
     """
     yield from _wrong_totals(node)
-    for name in ("calls", "own_params", "total_params", "active_params", "trainable_params"):
-        if not _is_count(getattr(node, name)):
-            yield f"{name} = {getattr(node, name)!r} is not a count"
+    for name, count in zip(_COUNTS, _counts_of(node), strict=True):
+        if not _is_count(count):
+            yield f"{name} = {count!r} is not a count"
     if node.tokens is not None and not _is_count(node.tokens):
         yield f"tokens = {node.tokens!r} is not a count"
     below = [child.total_params for child in node.children]
@@ -48,7 +52,10 @@ def flaws(node: ModuleNode, params_elsewhere: int) -> Iterator[str]:
 
 
 def _wrong_totals(node: ModuleNode) -> Iterator[str]:
-    totals, parts = node._totals, sum_of_parts(node)
+    totals = node.__dict__.get("_totals")
+    if totals is None:  # not computed yet; they will be the sums
+        return
+    parts = sum_of_parts(node)
     if totals != parts:
         for phase in {**totals, **parts}:
             total, expected = totals.get(phase, ZERO), parts.get(phase, ZERO)
