@@ -20,7 +20,7 @@ def shapes_of(output: Any) -> Shapes:
 
     A size that is a symbol is -1. An output that cannot be read has no shapes.
     """
-    if output.__class__ is torch.Tensor:
+    if output.__class__ is torch.Tensor and _torch.tracing_state() is None:
         with _torch.torch_functions_disabled():
             return (_shape(output),)
     try:

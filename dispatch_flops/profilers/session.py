@@ -164,7 +164,7 @@ class Session:
 
     def _find_ranks(self) -> None:
         """Find this process's rank, unless its process group is gone by now."""
-        ranks = Ranks.of(self._names.modules(), self._mesh)
+        ranks = Ranks.of(self._names, self._mesh)
         if ranks.world_size is not None:
             self._ranks = ranks
 
