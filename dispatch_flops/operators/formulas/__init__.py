@@ -15,6 +15,7 @@ Where a new formula goes, by what the operator does:
 - moving and picking: ``scatter`` (embeddings too), ``sequence``; ``partial_access`` (bytes alone)
 - reals to integers and back: ``fake_quantize``
 - random numbers and dropout: ``sampling``
+- memory that kernels allocate for themselves: ``kernel_workspaces``
 - no arithmetic: ``free``, each group with its reason; ``collectives``; ``runtime`` (operators of
   torch's own machinery)
 
