@@ -18,6 +18,7 @@ from dispatch_flops.profile.cost import (
     add_costs,
     check_phase,
 )
+from dispatch_flops.profile.memory import ModuleMemory
 from dispatch_flops.profile.seconds import PhaseSeconds
 
 
@@ -65,6 +66,7 @@ class ModuleNode:
     latency_spread_s: median distance of the runs from their median ``latency_s``; None where
         there was one run.
     tokens: rows that entered the forward of an expert in a mixture of experts; else None.
+    memory: bytes that it holds, and the most while it ran; None where memory was not followed.
     """
 
     fqn: str
@@ -81,6 +83,7 @@ class ModuleNode:
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
     latency_spread_s: float | None = None
     tokens: int | None = None
+    memory: ModuleMemory | None = None
 
     # Written out because the generated methods recurse, and a model may be deeper than
     # Python's stack.
