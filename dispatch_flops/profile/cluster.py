@@ -14,6 +14,7 @@ from dispatch_flops.profile.cost import PHASES, OpCost, Phase, add_costs, check_
 from dispatch_flops.profile.profile import Profile
 from dispatch_flops.profile.run_info import MeshDim
 from dispatch_flops.profile.seconds import sum_known, timed_phase
+from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.units import ratio
 
 CLUSTER_SCHEMA = "dispatch_flops.cluster"
