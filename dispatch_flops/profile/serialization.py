@@ -110,6 +110,8 @@ def node_to_rows(root: ModuleNode) -> list[dict[str, Any]]:
     for node in nodes:
         row = to_row(node)
         del row["ops"], row["children"]  # to the end, where a reader of the file expects them
+        if node.local_params is None:
+            del row["local_params"]
         row["ops"] = [dataclasses.asdict(op) for op in node.ops]
         row["children"] = [position[id(child)] for child in node.children]
         rows.append(row)
