@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.counting.communication import CountedCalls, communication_totals
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
+from dispatch_flops.counting.output_shapes import Shapes
 from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
 from dispatch_flops.profile import (
     OUTSIDE,
@@ -32,6 +33,7 @@ class Observed:
     calls: times that forward ran. used_params: ids of the parameters that took part in an operator.
     latency_s: seconds in forward; None if modules take as long as their operators.
     tokens: rows that entered an expert of a mixture.
+    output_shapes: of the tensors that the first call returned.
     communication: number of calls by module, phase and what is sent; keys are not fqns.
     mesh_dims: ``{ranks of a group: name of the mesh dimension}``.
     """
@@ -40,6 +42,7 @@ class Observed:
     used_params: Collection[int] = ()
     latency_s: Mapping[str, float] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
+    output_shapes: Mapping[str, Shapes] = field(default_factory=dict)
     communication: CountedCalls = field(default_factory=dict)
     mesh_dims: Mapping[tuple[int, ...], str] = field(default_factory=dict)
 
@@ -82,6 +85,7 @@ class ProfileBuilder:
         )
         self._used_params = {*observed.used_params, *self._used_hidden_params()}
         self._children = names.children()
+        self.shown = names.shown
         for fqn in ops:  # named parts of the outside that are not modules
             if fqn not in self._children:
                 self._children[fqn] = []
@@ -92,8 +96,6 @@ class ProfileBuilder:
             if fqn.startswith(f"{OUTSIDE}.")
             and (fqn not in names.by_fqn or names.by_fqn[fqn].parent is None)
         ]
-        # If a single root was found in the run, it is the model: its fqns lose their prefix.
-        self._prefix = names.roots[0].fqn if len(names.roots) == 1 else ""
         self._canonical = {fqn: named.canonical() for fqn, named in list(names.by_fqn.items())}
         self._params = self._count_params()
 
@@ -188,6 +190,7 @@ class ProfileBuilder:
             children=children,
             seconds=self._seconds(fqn, ops, children),
             tokens=self._observed.tokens.get(fqn),
+            output_shapes=self._observed.output_shapes.get(fqn),
         )
 
     def _seconds(
@@ -208,12 +211,6 @@ class ProfileBuilder:
             return in_operators
         measured = self._observed.latency_s.get(fqn)
         return None if measured is None else max(measured, in_operators or 0.0)
-
-    def shown(self, fqn: str) -> str:
-        """Return the fqn as the profile shows it."""
-        if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
-            return fqn[len(self._prefix) + 1 :]
-        return fqn
 
 
 def _order(op: OpTotal) -> tuple[str, ...]:

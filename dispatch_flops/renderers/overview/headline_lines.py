@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from dispatch_flops.analysis.efficiency import machine_of
 from dispatch_flops.analysis.headline import Headline, headline
-from dispatch_flops.analysis.latency import inexact_phases
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile
@@ -80,7 +79,7 @@ def _time(profile: Profile, top: Headline) -> str:
     if top.seconds is None:
         return ""
     timing = profile.timing
-    mark = "~" if inexact_phases(profile) else ""
+    mark = "~" if top.seconds_are_inexact else ""
     spread = f" ± {seconds_text(timing.spread_s)}" if timing.spread_s is not None else ""
     runs = f", median of {timing.repeats} runs" if timing.repeats > 1 else ""
     rate = flops_per_s_text(ratio(top.hardware_flops, top.seconds))
@@ -88,8 +87,10 @@ def _time(profile: Profile, top: Headline) -> str:
 
 
 def _utilisation(top: Headline, machine: Machine | None) -> str:
-    if machine is None or top.mfu is None:
+    if machine is None:
         return ""
+    if top.mfu is None:
+        return f"n/a of {machine.name}: {top.why_no_mfu}"
     mfu = at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)
     hfu = ""
     if top.hfu is not None and top.hfu != top.mfu:
