@@ -109,7 +109,8 @@ class ModuleNames:
         Later changes of the modules do not change what ``children`` and the names then tell.
         """
         with untraced():
-            flat = flat_parameters([m for n in list(self._by_id.values()) if (m := n.module())])
+            alive = (named.module() for named in list(self._by_id.values()))
+            flat = flat_parameters(module for module in alive if module is not None)
             known = list(self.by_fqn.values())
             for named in (*known, *(n.canonical() for n in known if n.same_as is not None)):
                 module = named.module()
