@@ -1,4 +1,4 @@
-"""Find modules whose work no operator shows: raw kernels bypass the dispatcher."""
+"""Find modules that ran kernels which bypass the dispatcher, so that no operator shows them."""
 
 from __future__ import annotations
 
