@@ -11,6 +11,7 @@ only by the functions that need them. What is called at every operator is torch'
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -313,6 +314,7 @@ storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # ty
 
 # Tensors without data; those that tracers compute with; jagged nested ones. Public: none.
 FakeTensor = torch._subclasses.fake_tensor.FakeTensor
+FakeTensorMode = torch._subclasses.fake_tensor.FakeTensorMode
 FunctionalTensor = torch._subclasses.functional_tensor.FunctionalTensor
 NestedTensor = torch.nested._internal.nested_tensor.NestedTensor
 
@@ -321,6 +323,45 @@ disabled_torch_dispatch: Any = torch._C._disabled_torch_dispatch_impl  # type: i
 
 # Zeros without memory, as forward-mode differentiation has them. Public: none.
 efficient_zeros: Callable[..., torch.Tensor] = torch._efficientzerotensor
+
+# Whether a tensor consists of inner tensors that ``__tensor_flatten__`` names. Public: none.
+is_wrapper_subclass: Callable[[Any], bool] = (
+    torch.utils._python_dispatch.is_traceable_wrapper_subclass
+)
+
+
+def is_opaque(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor whose memory torch does not show, such as oneDNN's. Public: none."""
+    return not torch._C._has_storage(tensor)
+
+
+_BASE_RESIZE: Callable[..., Any] = torch.UntypedStorage.resize_
+_size_followers: list[Callable[[torch.UntypedStorage], None]] = []
+
+
+def follow_storage_sizes(follower: Callable[[torch.UntypedStorage], None]) -> None:
+    """Call ``follower`` after each ``UntypedStorage.resize_``, which is not an operator.
+
+    FSDP releases and allocates the memory of parameters by it. Public: none.
+    """
+    _size_followers.append(follower)
+    torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign, assignment]
+
+
+def unfollow_storage_sizes(follower: Callable[[torch.UntypedStorage], None]) -> None:
+    """End what ``follow_storage_sizes`` began; does nothing the second time."""
+    if follower in _size_followers:
+        _size_followers.remove(follower)
+    if not _size_followers and torch.UntypedStorage.resize_ is _resize:
+        del torch.UntypedStorage.resize_
+
+
+def _resize(storage: torch.UntypedStorage, size: int) -> Any:
+    result = _BASE_RESIZE(storage, size)
+    for follower in tuple(_size_followers):
+        follower(storage)
+    return result
+
 
 # Whether ``torch.jit.trace`` is running, and how to suspend it. Public: none.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
@@ -628,8 +669,132 @@ PIPELINES = "torch.distributed.pipelining.schedules"
 # compile/attribution         node.meta: nn_module_stack, fwd_nn_module_stack, is_gradient_acc,
 #                             partitioner_tag, stack_trace, grapharg (source, example); the
 #                             graph's dynamo_compile_id; source_fn_stack
+# compile/contractions        node.meta: original_aten
 # compile/instances           node.meta: desc; variable of AccumulateGrad
 # compile/eager_parts         reason, user_stack of a graph break; fail_type, fail_reason, co_name,
 #                             co_filename, co_firstlineno of a compilation; texts of reasons
 # compile/templates           node.meta: val; SymInt.node.expr
 # compile/compilers           _boxed_call, asked and set
+
+
+# -- several ranks ---------------------------------------------------------------------------
+
+# Leaves a fake tensor mode for a block: a DeviceMesh reads the values of tensors of its own.
+# Public: none.
+without_fake_mode: Callable[[], AbstractContextManager[Any]] = (
+    torch._subclasses.fake_tensor.unset_fake_temporarily
+)
+
+
+def default_store() -> torch.distributed.Store:
+    """Return the store by which the default process group was initialised. Public: none."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def join_fake_group(rank: int, world_size: int) -> None:
+    """Make this process one rank of a default process group without other processes.
+
+    Public: ``init_process_group("fake")`` once torch.testing._internal has registered it.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group(
+        "fake", rank=rank, world_size=world_size, store=FakeStore()
+    )
+
+
+def clear_sharding_caches() -> None:
+    """Drop what DTensor remembers of meshes: equal meshes of other ranks have other groups.
+
+    Public: none. What a later torch renames is skipped.
+    """
+    from torch.distributed.tensor import _redistribute, _sharding_prop, debug
+
+    debug._clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    clear_planners = getattr(_redistribute, "clear_redistribute_planner_cache", None)
+    if clear_planners is not None:
+        clear_planners()
+    cached = getattr(_sharding_prop.ShardingPropagator, "_propagate_tensor_meta_cached", None)
+    if cached is not None:
+        cached.cache_clear()
+
+
+# Methods and properties of DeviceMesh that read the values of tensors of their own. Public: none.
+MESH_METHODS = ("__init__", "__getitem__", "mesh", "_flatten", "_unflatten", "_get_all_submeshes")
+
+
+# Where DDP compares the shapes of parameters between ranks, in C++, on their data. Public: none.
+DDP_MODULE = "torch.nn.parallel.distributed"
+DDP_VERIFY = "_verify_param_shape_across_processes"
+
+
+def pipeline_schedule_class() -> type[Any]:
+    """Return the base of all pipeline schedules. Public: none.
+
+    Its ``_warmup_p2p(stages, has_backward, p2p_done)`` sends flags between the stages, by which
+    they agree whether they exchange metadata. It is there since torch 2.12.
+    """
+    from torch.distributed.pipelining import schedules
+
+    found: type[Any] = schedules._PipelineSchedule
+    return found
+
+
+def set_inference_modes(stages: Sequence[Any], has_backward: bool) -> None:
+    """Have pipeline stages exchange metadata where one of these stages needs it.
+
+    Public: none; a stage with ``input_args`` and ``output_args`` needs none.
+    """
+    from torch.distributed.pipelining import stage
+
+    modes = stage.InferenceMode
+    needed = any(modes.needs_dynamic(one._user_meta, has_backward) for one in stages)
+    for one in stages:
+        one._inference_mode = modes.DYNAMIC if needed else modes.STATIC
+
+
+# The operators whose future DDP or one of its communication hooks waits for.
+_WITH_FUTURE = ("c10d::allreduce_", "c10d::allgather_")
+
+
+def completed_communication(func: OpOverload, args: Sequence[Any], alive: list[Any]) -> Any:
+    """Return the results of a c10d operator whose communication is done.
+
+    The operators return their first argument, the outputs, and a handle, or the handle alone. The
+    future of torch's own FakeWork has the value None, which DDP and its hooks do not accept.
+    Public: none.
+
+    alive: receives handles that must stay alive as long as they may be waited for.
+    """
+    returns = len(func._schema.returns)
+    if not returns:
+        return None
+    if func.name() in _WITH_FUTURE:
+        work = _completed_work_class()(args[0])
+        alive.append(work)
+    else:
+        work = torch._C._distributed_c10d.FakeWork()
+    handle = torch._C._distributed_c10d.Work.boxed(work)
+    return (args[0], handle) if returns == 2 else handle
+
+
+@functools.cache
+def _completed_work_class() -> Any:
+    class CompletedWork(torch._C._distributed_c10d.Work):
+        def __init__(self, result: Any) -> None:
+            super().__init__()
+            self._result = result
+
+        def wait(self, timeout: Any = None) -> bool:
+            return True
+
+        def is_completed(self) -> bool:
+            return True
+
+        def get_future(self) -> Any:
+            future: Any = torch.futures.Future()
+            future.set_result(self._result)
+            return future
+
+    return CompletedWork

@@ -115,10 +115,12 @@ def _run_sweep(options: Namespace) -> int:
 def _utilisation_text(profile: Profile, machine: Machine) -> str:
     top, roof = headline(profile, machine), roofline(profile.op_totals(), machine)
     return (
-        f"{machine.name}: MFU {at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)}, "
+        f"{machine.name}: MFU {at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)}"
+        f"{f' ({top.why_no_mfu})' if top.why_no_mfu else ''}, "
         f"HFU {at_least(fraction_text(top.hfu), top.hfu_is_lower_bound)}; "
         f"at best {seconds_text(roof.attainable_s)}, bound by {roof.bound or 'n/a'}; "
-        f"measured {seconds_text(top.seconds)} ({top.seconds_of})"
+        f"measured {'~' if top.seconds_are_inexact else ''}{seconds_text(top.seconds)} "
+        f"({top.seconds_of})"
         f"{f'; {top.warning}' if top.warning else ''}"
     )
 

@@ -15,6 +15,7 @@ from torch import fx
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, OpOverload
+from dispatch_flops.compile import contractions
 from dispatch_flops.compile.attribution import NodeAttribution, phase_of
 from dispatch_flops.compile.instances import Instances
 from dispatch_flops.compile.subgraphs import count_functions, runs_functions
@@ -45,7 +46,10 @@ _UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """Operator call of one node, with templates in place of tensors."""
+    """Operator call of one node, with templates in place of tensors.
+
+    rule: how the cost is found; None: as registered for ``op``.
+    """
 
     fqn: str
     phase: Phase
@@ -54,6 +58,7 @@ class _Call:
     kwargs: Any
     out: Any
     has_symbols: bool
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +181,7 @@ class GraphCost:
     ) -> tuple[Mapping[CallCost, int], tuple[str, ...]]:
         """Return the operator calls of a node with their number, and notes on them."""
         name, op = registry.name_of(call.op), call.op
-        rule = registry.lookup(op, self._own_rules)
+        rule = call.rule or registry.lookup(op, self._own_rules)
         if rule is not None and not rule.is_recorded:
             return {}, ()
         counts_functions = rule is None and runs_functions(op)
@@ -197,16 +202,23 @@ def _calls_of(
 ) -> Iterator[_Call]:
     templates = Templates()
     for node in _operator_nodes(graph):
+        if contractions.is_remainder(node):
+            continue
         args, kwargs = arguments_of(node)
-        made = templates.of((args, kwargs, node.meta.get("val")))
+        op, rule, out = node.target, None, node.meta.get("val")
+        if contractions.is_product(node):
+            op, rule = contractions.operator_of(node), contractions.RULE
+            out = contractions.result_of(node)
+        made = templates.of((args, kwargs, out))
         yield _Call(
             fqn=attribution.fqn_of(node),
             phase=phase_of(node, is_backward=is_backward),
-            op=node.target,
+            op=op,
             args=made[0],
             kwargs=made[1],
             out=made[2],
             has_symbols=is_symbolic(made),
+            rule=rule,
         )
 
 

@@ -5,6 +5,7 @@ is shown, and how.
 
     overview      totals, a line per module, the top operators and remarks
     table         modules, operators or uncounted operators, plain or Markdown
+    communication what each rank sends and receives, by module and group
     deepspeed     DeepSpeed's three parts and the operators
     csv           a row per module or per operator
     collapsed     stacks for flame-graph tools
@@ -24,6 +25,7 @@ JSON is ``Profile.to_json``.
 from dispatch_flops.renderers import (
     chrome_trace,
     collapsed,
+    communication,
     csv,
     dataframe,
     deepspeed,
@@ -40,6 +42,7 @@ __all__ = [
     "View",
     "chrome_trace",
     "collapsed",
+    "communication",
     "csv",
     "dataframe",
     "deepspeed",

@@ -18,8 +18,9 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("profile",),
     ("operators", "analysis"),
     ("counting", "renderers"),
-    ("compile", "timing", "distributed"),
+    ("compile", "timing", "memory"),
     ("profilers",),
+    ("distributed",),  # a simulated rank is profiled by the counter that users call
     ("__init__",),
     ("integrations",),
     ("cli",),

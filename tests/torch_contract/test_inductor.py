@@ -105,3 +105,29 @@ def test_options_given_to_torch_compile_reach_a_backend_as_keywords() -> None:
 
     torch.compile(function, backend=backend, options={"max_autotune": False})(torch.ones(2))
     assert given == [{"options": {"max_autotune": False}}]
+
+
+def test_original_aten_of_a_product_taken_apart_names_the_product() -> None:
+    """dispatch_flops relies on this for the MACs of products that inductor takes apart
+    (compile/contractions.py).
+    """
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx
+
+    found: list[tuple[str, str]] = []
+
+    def inner(part: fx.GraphModule, inputs: Any, **kwargs: Any) -> Callable[..., Any]:
+        nodes = part.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+        nodes += part.graph.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList)
+        found.extend((str(node.target), str(node.meta.get("original_aten"))) for node in nodes)
+        return boxed(part)
+
+    def backend(graph: fx.GraphModule, example_inputs: Any) -> Any:
+        with config.patch(enable_autograd_cache=False):
+            return compile_fx(graph, example_inputs, inner_compile=inner)
+
+    torch.compile(torch.bmm, backend=backend)(torch.ones(2, 1, 3), torch.ones(2, 3, 1))
+    assert found == [
+        ("aten.mul.Tensor", "aten.bmm.default"),
+        ("aten.sum.dim_IntList", "aten.bmm.default"),
+    ]

@@ -1,0 +1,52 @@
+"""Fake tensor mode for a simulated rank: no memory, no peers, values that are read are 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import FakeTensor, FakeTensorMode
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+
+
+class SimulatedTensorMode(FakeTensorMode):
+    """FakeTensorMode in which communication is done at once and an unknown value reads as 1.
+
+    A communication operator writes into tensors that the caller passed. Without values nothing
+    changes in them, so no kernel runs.
+
+    values_read: number of unknown values that were read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.values_read = 0
+        self._works: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "namespace", None) == "c10d":
+            return _torch.completed_communication(func, args, self._works)
+        if func is _ITEM and (value := self._read(args[0])) is not None:
+            return value
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _read(self, tensor: torch.Tensor) -> bool | float | None:
+        """Return 1 for an unknown value; None for one that torch knows."""
+        if not isinstance(tensor, FakeTensor) or tensor.constant is not None:
+            return None
+        self.values_read += 1
+        if tensor.dtype is torch.bool:
+            return True
+        return 1.0 if tensor.dtype.is_floating_point else 1
+
+    @contextmanager
+    def values_known(self) -> Iterator[None]:
+        """Do not count the values that are read in a block, because no cost depends on them."""
+        before = self.values_read
+        yield
+        self.values_read = before

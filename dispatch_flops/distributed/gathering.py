@@ -1,0 +1,113 @@
+"""``gather``: the profiles of a running program's ranks in one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+import zlib
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+
+from dispatch_flops import _torch
+from dispatch_flops.errors import ConfigError, NotProfiledError
+from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cluster import ClusterProfile, ranks_text
+
+_numbers = itertools.count()  # of this process's calls; all ranks call gather equally often
+
+
+def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> ClusterProfile | None:
+    """Return the profiles of all ranks on rank ``dst``, and None on the other ranks.
+
+    Every rank of the default process group calls it, after the counter's block::
+
+        with FlopCounterMode(model, display=False) as counter:
+            step()
+        cluster = dispatch_flops.distributed.gather(counter.profile)
+        if cluster is not None:
+            print(cluster.maximum("flops"), cluster.straggler("flops"))
+
+    Profiles travel through the store by which the process group was initialised, so no collective
+    runs, and a rank that has ended does not block the others.
+
+    profile: of this rank. dst: the rank that receives.
+    timeout_s: longest time to wait for all other ranks together, in seconds. The profiles of ranks
+        that are late are missing in the result, which names them in ``missing`` and ``notes``.
+
+    Without a process group, the result holds ``profile`` alone. Raises ConfigError if ``dst`` is
+    not a rank, and NotProfiledError on a simulated rank.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return ClusterProfile.merge([profile])
+    rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    if type(dst) is not int or not 0 <= dst < world_size:
+        raise ConfigError(f"dst={dst!r} is not a rank; choose one of 0 to {world_size - 1}")
+    if distributed.get_backend() == "fake":
+        raise NotProfiledError(
+            "a simulated rank has no other ranks; simulate() merges their profiles"
+        )
+    box = _Box(_torch.default_store(), next(_numbers), time.monotonic() + timeout_s)
+    profile = _placed(profile, rank, world_size)
+    if rank != dst:
+        box.send(rank, profile)
+        return None
+    found = {rank: profile}
+    for other in range(world_size):
+        if other != rank and (received := box.receive(other)) is not None:
+            found[other] = received
+    box.confirm()
+    missing = [other for other in range(world_size) if other not in found]
+    cluster = ClusterProfile.merge(found[other] for other in sorted(found))
+    if not missing:
+        return cluster
+    note = f"no profile arrived from rank {ranks_text(missing)} within {timeout_s:g} s"
+    return dataclasses.replace(cluster, notes=(*cluster.notes, note))
+
+
+class _Box:
+    """Profiles of one call of ``gather``, in the store of the process group."""
+
+    def __init__(self, store: Any, number: int, deadline: float) -> None:
+        self._store = store
+        self._name = f"dispatch_flops/gather/{number}"
+        self._deadline = deadline
+
+    def send(self, rank: int, profile: Profile) -> None:
+        """Store the profile of this rank, and wait until it was read.
+
+        The process of this rank may host the store, which must not end before that.
+        """
+        self._store.set(f"{self._name}/{rank}", zlib.compress(profile.to_json().encode()))
+        with suppress(RuntimeError):
+            self._wait(f"{self._name}/done")
+
+    def receive(self, rank: int) -> Profile | None:
+        """Return the profile of a rank; None if it does not arrive in time."""
+        key = f"{self._name}/{rank}"
+        try:
+            self._wait(key)
+            text = zlib.decompress(self._store.get(key)).decode()
+        except RuntimeError:  # the time is over, or the store is gone
+            return None
+        with suppress(RuntimeError):  # some stores keep every key
+            self._store.delete_key(key)
+        return Profile.from_json(text)
+
+    def confirm(self) -> None:
+        """Let the other ranks go on."""
+        with suppress(RuntimeError):
+            self._store.set(f"{self._name}/done", b"1")
+
+    def _wait(self, key: str) -> None:
+        left = max(self._deadline - time.monotonic(), 0.001)
+        self._store.wait([key], timedelta(seconds=left))
+
+
+def _placed(profile: Profile, rank: int, world_size: int) -> Profile:
+    """Return the profile with the place of its rank, which a counter without a group lacks."""
+    run = dataclasses.replace(profile.run, rank=rank, world_size=world_size)
+    return dataclasses.replace(profile, run=run)

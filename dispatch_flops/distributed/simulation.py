@@ -1,0 +1,254 @@
+"""``simulate``: the profile of any rank of a cluster, from one process without the cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from dispatch_flops.distributed.fake_tensors import SimulatedTensorMode
+from dispatch_flops.distributed.messages import (
+    Mailbox,
+    MessageKey,
+    MessageSent,
+    MissingMessageError,
+)
+from dispatch_flops.distributed.shards import Shard, classes, observed_shards, ranks_by_stage
+from dispatch_flops.distributed.virtual_rank import virtual_rank
+from dispatch_flops.distributed.watchdog import time_limit
+from dispatch_flops.errors import ConfigError, TargetError
+from dispatch_flops.operators.conventions import Causal, Flops, Target
+from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cluster import ClusterProfile, mesh_dims
+from dispatch_flops.profilers.counter import FlopCounterMode
+
+Job = Callable[[DeviceMesh], Any]
+
+_NOTE = "simulated in one process, without data and without the other ranks"
+_FILLED = (
+    "{} ranks were not simulated: each has the figures of one of {} simulated ranks of the same "
+    "pipeline stage and the same sizes of parameter shards; communication names the groups of that "
+    "rank"
+)
+_VALUES_READ = (
+    "values were read {} times, as by .item(), and each was taken as 1: costs that depend on data, "
+    "such as tokens per expert, may differ on a real run"
+)
+
+
+def simulate(
+    job: Job,
+    mesh: Mapping[str, int],
+    ranks: Iterable[int] | Literal["representative"] = "representative",
+    *,
+    causal: Causal = "full",
+    flops: Flops = "all",
+    target: Target = "cpu",
+    timeout_s: float | None = 600.0,
+) -> ClusterProfile:
+    """Profile one step of ranks of a cluster, in this process and without the cluster.
+
+        def job(mesh):
+            model = Transformer()
+            for layer in model.layers:
+                fully_shard(layer, mesh=mesh["dp"])
+            fully_shard(model, mesh=mesh["dp"])
+            tokens = torch.zeros(1, 4096, dtype=torch.long)
+            return lambda: model(tokens).sum().backward()
+
+        cluster = simulate(job, mesh={"dp": 64, "tp": 8}, ranks=[77])
+        cluster.ranks[77].total("backward").flops
+
+    job: builds and shards the model from a DeviceMesh, and returns a function without arguments
+        that runs one step, or a pair of the model and that function. The same function runs on
+        real ranks, under torchrun. Here all tensors are fake tensors on the CPU: they take no
+        memory and have no values.
+    mesh: name and size of each dimension, outermost first. World size is the product.
+    ranks: which ranks to simulate. "representative" (the default) simulates one rank of each
+        distinct kind, and fills the cluster from them: one of each pipeline stage, and one of each
+        set of ranks whose parameter shards have equal shapes.
+    causal, flops, target: as for FlopCounterMode.
+    timeout_s: longest time for one rank, in seconds; None for no limit. Other threads than the
+        main one have no limit.
+
+    Progress is printed to stderr, a line for each rank.
+
+    A value that the step reads, as ``.item()`` does, is 1; a note of the cluster says so, because
+    costs that depend on data may be different on a real run, such as those of experts.
+
+    Raises ConfigError for an unusable mesh or a rank outside it, and TargetError if the job does
+    not return a step, if it does not end, or if a process group exists already. What the job
+    raises is raised here, with a note that names the rank.
+    """
+    dims = _checked_mesh(mesh)
+    chosen = _checked_ranks(ranks, math.prod(dims.values()))
+    if distributed.is_initialized():
+        raise TargetError(
+            "a process group exists already; call destroy_process_group() first, or simulate in a "
+            "process of its own"
+        )
+    simulator = _Simulator(
+        job,
+        dims,
+        lambda model: FlopCounterMode(
+            model, display=False, causal=causal, flops=flops, target=target
+        ),
+        timeout_s,
+    )
+    if chosen is None:
+        return simulator.representatives()
+    return simulator.cluster(chosen)
+
+
+class _Simulator:
+    """Simulates ranks one after the other."""
+
+    def __init__(
+        self,
+        job: Job,
+        mesh: Mapping[str, int],
+        new_counter: Callable[[Any], FlopCounterMode],
+        timeout_s: float | None,
+    ) -> None:
+        self._job = job
+        self._mesh = mesh
+        self._new_counter = new_counter
+        self._timeout_s = timeout_s
+        self._mailbox = Mailbox()
+        self._world_size = math.prod(mesh.values())
+        self._values_read = 0
+        self._shards: frozenset[Shard] = frozenset()  # of the rank that was simulated last
+
+    def cluster(self, ranks: Iterable[int]) -> ClusterProfile:
+        """Return the profiles of these ranks."""
+        return self._cluster({rank: self._profile(rank) for rank in ranks}, {})
+
+    def representatives(self) -> ClusterProfile:
+        """Return a profile of one rank of each kind, and the ranks that each stands for."""
+        profiles: dict[int, Profile] = {}
+        represented: dict[int, int] = {}
+        for stage in ranks_by_stage(self._mesh):
+            profiles[stage[0]] = self._profile(stage[0])
+            for head, *others in classes(stage, self._shards, self._mesh):
+                if head not in profiles:
+                    profiles[head] = self._profile(head)
+                represented |= dict.fromkeys(others, head)
+        return self._cluster(profiles, represented)
+
+    def _cluster(
+        self, profiles: Mapping[int, Profile], represented: Mapping[int, int]
+    ) -> ClusterProfile:
+        notes = [_NOTE]
+        if represented:
+            notes.append(_FILLED.format(len(represented), len(profiles)))
+        if self._values_read:
+            notes.append(_VALUES_READ.format(self._values_read))
+        return ClusterProfile(
+            profiles=dict(sorted(profiles.items())),
+            represented=dict(sorted(represented.items())),
+            world_size=self._world_size,
+            notes=tuple(notes),
+        )
+
+    def _profile(self, rank: int) -> Profile:
+        """Return the profile of a rank."""
+        _print_progress(f"simulating rank {rank} of {self._world_size}")
+        profile = self._run(rank, ())
+        assert profile is not None
+        return profile
+
+    def _run(self, rank: int, awaited: tuple[MessageKey, ...]) -> Profile | None:
+        """Run a rank until it has sent the last awaited message; without one, to its end.
+
+        A message of another rank that is missing is awaited first.
+        """
+        while True:
+            try:
+                return self._attempt(rank, awaited[-1] if awaited else None)
+            except MessageSent:
+                return None
+            except MissingMessageError as missing:
+                sender = missing.key.channel.sender
+                if missing.key in awaited:
+                    raise TargetError(
+                        f"ranks {sender} and {rank} wait for messages of each other"
+                    ) from None
+                _print_progress(f"  up to a message of rank {sender} to rank {rank}")
+                self._run(sender, (*awaited, missing.key))
+
+    def _attempt(self, rank: int, awaited: MessageKey | None) -> Profile | None:
+        mode = SimulatedTensorMode()
+        self._mailbox.start_rank(awaited)
+        try:
+            with (
+                time_limit(self._timeout_s, f"rank {rank}"),
+                virtual_rank(rank, self._mesh, mode, self._mailbox) as device_mesh,
+            ):
+                model, step = _as_step(self._job(device_mesh))
+                counter = self._new_counter(model)
+                mode.values_read = 0
+                with observed_shards() as shards, counter:
+                    step()
+        except MissingMessageError:
+            raise
+        except Exception as error:
+            error.add_note(f"dispatch_flops: raised while rank {rank} was simulated")
+            raise
+        if awaited is not None:
+            raise TargetError(f"rank {rank} ended before it sent what another rank waits for")
+        self._values_read += mode.values_read
+        self._shards = frozenset(shards)
+        profile = counter.profile
+        place = {"world_size": self._world_size, "mesh": mesh_dims(rank, self._mesh)}
+        run = dataclasses.replace(profile.run, rank=rank, **place)  # type: ignore[arg-type]
+        return dataclasses.replace(profile, run=run)
+
+
+def _as_step(result: Any) -> tuple[Any, Callable[[], Any]]:
+    """Return the model, or None, and the function that runs a step."""
+    model, step = result if isinstance(result, tuple) and len(result) == 2 else (None, result)
+    if not callable(step) or isinstance(step, nn.Module):
+        raise TargetError(
+            f"the job returned a {type(result).__name__}; return a function without arguments that "
+            "runs one step, or a pair of the model and that function"
+        )
+    return model, step
+
+
+def _checked_mesh(mesh: Any) -> dict[str, int]:
+    if not isinstance(mesh, Mapping) or not mesh:
+        raise ConfigError(f'mesh={mesh!r}: pass names and sizes, such as {{"dp": 2, "tp": 4}}')
+    for name, size in mesh.items():
+        if not isinstance(name, str) or not name or type(size) is not int or size < 1:
+            raise ConfigError(
+                f"mesh has {name!r}: {size!r}; a dimension has a name and a size of at least 1"
+            )
+    return dict(mesh)
+
+
+def _checked_ranks(ranks: Any, world_size: int) -> list[int] | None:
+    """Return the ranks to simulate; None for representatives."""
+    if ranks == "representative":
+        return None
+    if isinstance(ranks, str) or not isinstance(ranks, Iterable):
+        raise ConfigError(f'ranks={ranks!r}: pass a list of ranks, or "representative"')
+    chosen = list(dict.fromkeys(ranks))
+    if not chosen:
+        raise ConfigError('ranks is empty; pass at least one rank, or "representative"')
+    for rank in chosen:
+        if type(rank) is not int or not 0 <= rank < world_size:
+            raise ConfigError(
+                f"rank {rank!r} is out of range; the mesh has ranks 0 to {world_size - 1}"
+            )
+    return chosen
+
+
+def _print_progress(text: str) -> None:
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

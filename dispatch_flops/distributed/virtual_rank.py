@@ -1,0 +1,90 @@
+"""One rank of a cluster in this process: a fake process group, its mesh and fake tensors."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from dispatch_flops import _torch
+from dispatch_flops.distributed.fake_tensors import SimulatedTensorMode
+from dispatch_flops.distributed.messages import Mailbox, delivering, outside_fake_mode
+
+_WITH_PEERS = ("send_object_list", "recv_object_list", "broadcast_object_list")
+_OF_OBJECTS = ("all_gather_object", "gather_object", "scatter_object_list")
+
+
+@contextmanager
+def virtual_rank(
+    rank: int, mesh: Mapping[str, int], mode: SimulatedTensorMode, mailbox: Mailbox
+) -> Iterator[DeviceMesh]:
+    """Make this process one rank of a cluster for a block; yield the device mesh.
+
+    Tensors that the block makes have no data. Process groups of the block, environment variables
+    and everything of torch that is replaced here are as before after it.
+    """
+    world_size = math.prod(mesh.values())
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, _variables(rank, world_size)))
+        _torch.join_fake_group(rank, world_size)
+        stack.callback(distributed.destroy_process_group)
+        _torch.clear_sharding_caches()
+        stack.callback(_torch.clear_sharding_caches)
+        device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+        for owner, name, replacement in _replacements(mode, mailbox):
+            stack.enter_context(mock.patch.object(owner, name, replacement))
+        stack.enter_context(mode)
+        yield device_mesh
+
+
+def _variables(rank: int, world_size: int) -> dict[str, str]:
+    """Return what torchrun tells a process of its place. Each rank has a machine of its own."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank),
+    }
+
+
+def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple[Any, str, Any]]:
+    """Yield owner, name and replacement of what needs data or peers."""
+    for name in _torch.MESH_METHODS:
+        if name in vars(DeviceMesh):
+            yield DeviceMesh, name, _with_real_tensors(vars(DeviceMesh)[name])
+    for name in _WITH_PEERS:
+        yield distributed, name, delivering(getattr(distributed, name), mailbox)
+    for name in _OF_OBJECTS:
+        yield distributed, name, outside_fake_mode(getattr(distributed, name))
+    # All ranks run one program here, so the shapes of their parameters agree.
+    ddp = importlib.import_module(_torch.DDP_MODULE)
+    yield ddp, _torch.DDP_VERIFY, lambda *args, **kwargs: None
+    schedule = _torch.pipeline_schedule_class()
+    if hasattr(schedule, "_warmup_p2p"):
+        yield schedule, "_warmup_p2p", _agreeing(schedule._warmup_p2p, mode)
+
+
+def _with_real_tensors(member: Any) -> Any:
+    if isinstance(member, property):
+        assert member.fget is not None
+        return property(outside_fake_mode(member.fget))
+    return outside_fake_mode(member)
+
+
+def _agreeing(warm_up: Callable[..., None], mode: SimulatedTensorMode) -> Callable[..., None]:
+    """Return the vote of pipeline stages; the stages of other ranks vote as those of this one."""
+
+    def run(schedule: Any, stages: Any, has_backward: bool, *args: Any, **kwargs: Any) -> None:
+        with mode.values_known():
+            warm_up(schedule, stages, has_backward, *args, **kwargs)
+        _torch.set_inference_modes(stages, has_backward)
+
+    return run

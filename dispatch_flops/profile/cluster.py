@@ -1,0 +1,447 @@
+"""The profiles of several ranks of one run, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from dispatch_flops.errors import ConfigError, ProfileFormatError
+from dispatch_flops.profile.communication import CommCost
+from dispatch_flops.profile.cost import OpCost, Phase, add_costs
+from dispatch_flops.profile.profile import Profile
+from dispatch_flops.profile.run_info import MeshDim
+from dispatch_flops.profile.seconds import sum_known, timed_phase
+from dispatch_flops.units import ratio
+
+CLUSTER_SCHEMA = "dispatch_flops.cluster"
+CLUSTER_VERSION = 1
+STAGE_DIMS = ("pp", "pipe", "pipeline", "stage")
+
+By = Literal["macs", "flops", "bytes", "communication", "time", "params"]
+BY: tuple[By, ...] = ("macs", "flops", "bytes", "communication", "time", "params")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """One figure over several ranks.
+
+    minimum, maximum: of one rank. total: of all ranks together. ranks: number of ranks.
+    straggler: the first rank that has the maximum.
+    """
+
+    minimum: float
+    maximum: float
+    total: float
+    ranks: int
+    straggler: int
+
+    @property
+    def imbalance(self) -> float | None:
+        """Maximum divided by mean: 1.0 where all ranks are equal; None where all are 0."""
+        return ratio(self.maximum * self.ranks, self.total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterProfile:
+    """The profiles of the ranks of one run; ranks are shown side by side and never averaged.
+
+    profiles: ``{rank: profile}`` of the ranks that were profiled or simulated.
+    represented: ``{rank: representative}`` of further ranks, whose profile equals that of a
+        simulated one except for the rank.
+    world_size: number of ranks of the run. notes: what a reader must know of the merge.
+
+    Example::
+
+        cluster = ClusterProfile.merge([Profile.from_json(text) for text in texts])
+        cluster.total("backward").flops  # of all ranks together
+        cluster.imbalance("flops")  # maximum / mean over ranks
+        cluster.along("pp")[0].straggler("communication")
+    """
+
+    profiles: Mapping[int, Profile]
+    represented: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    world_size: int
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def merge(cls, profiles: Iterable[Profile]) -> ClusterProfile:
+        """Return the profiles of the ranks of one run together.
+
+        Ranks without a profile are ``missing``. Raises ConfigError without a profile, for two
+        profiles of one rank, and for profiles of different runs.
+        """
+        merged: dict[int, Profile] = {}
+        for profile in profiles:
+            rank = profile.run.rank
+            if rank in merged:
+                raise ConfigError(
+                    f"two profiles are of rank {rank}; merge one profile of each rank of one run"
+                )
+            merged[rank] = profile
+        if not merged:
+            raise ConfigError("there is nothing to merge; pass the profile of at least one rank")
+        ranks = sorted(merged)
+        world_size = _common_world_size([merged[rank] for rank in ranks])
+        return cls(profiles={rank: merged[rank] for rank in ranks}, world_size=world_size)
+
+    # -- ranks ------------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> Mapping[int, Profile]:
+        """``{rank: profile}`` of all known ranks; a represented rank has its representative's."""
+        known = {**self.profiles}
+        known |= {rank: self.profiles[of] for rank, of in self.represented.items()}
+        return MappingProxyType(dict(sorted(known.items())))
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks of the run whose profile is not known."""
+        known = self.profiles.keys() | self.represented.keys()
+        return tuple(rank for rank in range(self.world_size) if rank not in known)
+
+    @property
+    def mesh(self) -> dict[str, int] | None:
+        """``{dimension: size}`` of the device mesh, outermost first; None where none is known."""
+        dims = next(iter(self.profiles.values())).run.mesh
+        return None if dims is None else {dim.name: dim.size for dim in dims}
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return the position of a rank in each mesh dimension; empty where no mesh is known."""
+        run = self.profiles[rank].run if rank in self.profiles else None
+        if run is not None and run.rank == rank and run.coordinates:
+            return run.coordinates
+        mesh = self.mesh or {}
+        return coordinates_of(rank, mesh) if _fills(mesh, self.world_size) else {}
+
+    def stage(self, rank: int) -> int | None:
+        """Return the pipeline stage of a rank, its position in a mesh dimension such as "pp"."""
+        found = self.coordinates(rank)
+        return next((found[name] for name in STAGE_DIMS if name in found), None)
+
+    def along(self, dim: str) -> dict[int, ClusterProfile]:
+        """Return ``{position: the ranks at that position}`` of a mesh dimension.
+
+        Raises ConfigError if the mesh has no such dimension.
+        """
+        mesh = self.mesh or {}
+        if dim not in mesh:
+            raise ConfigError(
+                f"dim={dim!r} is not a mesh dimension; choose one of {', '.join(mesh) or '(none)'}"
+            )
+        at = {rank: self.coordinates(rank).get(dim) for rank in self.ranks}
+        return {
+            position: self._part([rank for rank in at if at[rank] == position])
+            for position in sorted({p for p in at.values() if p is not None})
+        }
+
+    def _part(self, ranks: list[int]) -> ClusterProfile:
+        """Return these ranks alone; one of the ranks of each representative stays profiled."""
+        heads: dict[int, int] = {}
+        for rank in ranks:
+            source = self.represented.get(rank, rank)
+            if source not in heads or rank == source:
+                heads[source] = rank
+        profiles = {head: self.profiles[source] for source, head in heads.items()}
+        represented = {
+            rank: heads[self.represented.get(rank, rank)] for rank in ranks if rank not in profiles
+        }
+        return ClusterProfile(
+            profiles=profiles, represented=represented, world_size=self.world_size, notes=self.notes
+        )
+
+    # -- figures ----------------------------------------------------------------------------
+
+    def total(self, phase: Phase | None = None) -> OpCost:
+        """Return the cost of all known ranks together, in one phase or in all."""
+        return add_costs(
+            self.profiles[rank].total(phase) * len(same) for rank, same in self._classes().items()
+        )
+
+    def communication(self, phase: Phase | None = None) -> CommCost:
+        """Return calls and bytes of communication of all known ranks together."""
+        costs = (
+            CommCost(
+                calls=total.calls * len(same),
+                payload_bytes=total.payload_bytes * len(same),
+                bus_bytes=total.bus_bytes * len(same),
+            )
+            for rank, same in self._classes().items()
+            for total in self.profiles[rank].communication
+            if phase is None or total.phase == phase
+        )
+        return sum(costs, start=CommCost())
+
+    def value(self, rank: int, by: By = "flops", phase: Phase | None = None) -> float | None:
+        """Return a figure of one rank; None where it was not measured.
+
+        by: "macs", "flops", "bytes" (read and written), "communication" (payload bytes), "time"
+            (seconds) or "params" (elements on this rank).
+
+        Raises ConfigError for another ``by`` or an unknown phase, KeyError for an unknown rank.
+        """
+        if by not in BY:
+            raise ConfigError(f"by={by!r}: choose one of {', '.join(BY)}")
+        return _value(self.ranks[rank], by, phase)
+
+    def spread(self, by: By = "flops", phase: Phase | None = None) -> Spread | None:
+        """Return minimum, maximum, total and straggler of a figure; None where not measured."""
+        values = {
+            rank: value
+            for rank in self.profiles
+            if (value := self.value(rank, by, phase)) is not None
+        }
+        return _spread(values, self._classes())
+
+    def minimum(self, by: By = "flops", phase: Phase | None = None) -> float | None:
+        """Return the smallest figure of a rank."""
+        spread = self.spread(by, phase)
+        return None if spread is None else spread.minimum
+
+    def maximum(self, by: By = "flops", phase: Phase | None = None) -> float | None:
+        """Return the largest figure of a rank."""
+        spread = self.spread(by, phase)
+        return None if spread is None else spread.maximum
+
+    def imbalance(self, by: By = "flops", phase: Phase | None = None) -> float | None:
+        """Return maximum / mean over ranks: 1.0 where all are equal; None where all are 0."""
+        spread = self.spread(by, phase)
+        return None if spread is None else spread.imbalance
+
+    def straggler(self, by: By = "flops", phase: Phase | None = None) -> int | None:
+        """Return the first rank that has the largest figure."""
+        spread = self.spread(by, phase)
+        return None if spread is None else spread.straggler
+
+    def by_module(
+        self, by: By = "flops", phase: Phase | None = None
+    ) -> dict[tuple[int | None, str], Spread]:
+        """Return ``{(stage, fqn): spread of the inclusive figure over the ranks of the stage}``.
+
+        Stages are apart, because modules of different stages may have equal names. The stage is
+        None without a pipeline. Communication is that of the module itself.
+        """
+        classes = self._classes()
+        values: dict[tuple[int | None, str], dict[int, float]] = {}
+        for rank, profile in self.profiles.items():
+            stage = self.stage(rank)
+            for fqn, value in _module_values(profile, by, phase):
+                values.setdefault((stage, fqn), {})[rank] = value
+        spreads = {key: _spread(found, classes) for key, found in values.items()}
+        return {key: spread for key, spread in spreads.items() if spread is not None}
+
+    def _classes(self) -> dict[int, list[int]]:
+        """Return ``{profiled rank: all ranks that it stands for, itself first}``."""
+        classes = {rank: [rank] for rank in self.profiles}
+        for rank, source in self.represented.items():
+            classes[source].append(rank)
+        return classes
+
+    # -- saving -----------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cluster as plain dicts, lists, strings and numbers."""
+        return {
+            "schema": CLUSTER_SCHEMA,
+            "version": CLUSTER_VERSION,
+            "world_size": self.world_size,
+            "notes": list(self.notes),
+            "represented": [
+                {"by": rank, "ranks": same[1:]}
+                for rank, same in self._classes().items()
+                if len(same) > 1
+            ],
+            "profiles": [
+                {"rank": rank, "profile": profile.to_dict()}
+                for rank, profile in self.profiles.items()
+            ],
+        }
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Return the cluster as JSON text; ``from_json`` gives back an equal one."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> ClusterProfile:
+        """Return the cluster that ``to_dict`` wrote; raises ProfileFormatError on other data."""
+        if not isinstance(data, dict) or data.get("schema") != CLUSTER_SCHEMA:
+            raise ProfileFormatError(
+                f'this is not a merged profile: the key "schema" is not "{CLUSTER_SCHEMA}"'
+            )
+        if data.get("version") != CLUSTER_VERSION:
+            raise ProfileFormatError(
+                f"saved with cluster version {data.get('version')!r:.60}; this release reads "
+                f"version {CLUSTER_VERSION}: read it with the release that wrote it"
+            )
+        try:
+            return cls(
+                profiles={
+                    _rank(row["rank"]): Profile.from_dict(row["profile"])
+                    for row in data["profiles"]
+                },
+                represented={
+                    _rank(rank): _rank(row["by"])
+                    for row in data["represented"]
+                    for rank in row["ranks"]
+                },
+                world_size=_rank(data["world_size"]),
+                notes=tuple(map(str, data["notes"])),
+            )._checked()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ProfileFormatError(f"the merged profile is damaged: {error}") from error
+
+    def _checked(self) -> ClusterProfile:
+        if not self.profiles:
+            raise ValueError("it has no profiles")
+        known = [*self.profiles, *self.represented]
+        if len(set(known)) < len(known) or not all(rank < self.world_size for rank in known):
+            raise ValueError("a rank is there twice, or is not below world_size")
+        if not set(self.represented.values()) <= self.profiles.keys():
+            raise ValueError("a representative has no profile")
+        return self
+
+    @classmethod
+    def from_json(cls, text: str) -> ClusterProfile:
+        """Return the cluster that ``to_json`` wrote; raises ProfileFormatError on other text."""
+        try:
+            data = json.loads(text)
+        except (RecursionError, ValueError) as error:
+            raise ProfileFormatError(f"this is not JSON: {error}") from None
+        return cls.from_dict(data)
+
+
+def coordinates_of(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
+    """Return the position of a rank in a mesh that holds all ranks in order.
+
+    coordinates_of(5, {"dp": 2, "tp": 4})  # {"dp": 1, "tp": 1}
+    """
+    positions: dict[str, int] = {}
+    for name, size in reversed(list(mesh.items())):
+        rank, positions[name] = divmod(rank, size)
+    return {name: positions[name] for name in mesh}
+
+
+def mesh_dims(rank: int, mesh: Mapping[str, int]) -> tuple[MeshDim, ...]:
+    """Return the dimensions of such a mesh with the positions of ``rank``."""
+    at = coordinates_of(rank, mesh)
+    return tuple(MeshDim(name=name, size=mesh[name], coordinate=at[name]) for name in mesh)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks as text, with ranges: ``[0, 1, 2, 5] -> "0-2, 5"``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    return ", ".join("-".join(map(str, span)) for span in spans)
+
+
+def _fills(mesh: Mapping[str, int], world_size: int) -> bool:
+    ranks = 1
+    for size in mesh.values():
+        ranks *= size
+    return bool(mesh) and ranks == world_size
+
+
+def _common_world_size(profiles: list[Profile]) -> int:
+    """Return the world size of all; raises ConfigError where they are of different runs."""
+    first = profiles[0].run
+    for profile in profiles[1:]:
+        for name in ("world_size", "step", "causal", "flops", "torch_version"):
+            a, b = getattr(first, name), getattr(profile.run, name)
+            if a != b:
+                raise _different_runs(first.rank, profile.run.rank, name, a, b)
+        a, b = _dims(first.mesh), _dims(profile.run.mesh)
+        if a != b:
+            raise _different_runs(first.rank, profile.run.rank, "mesh", a, b)
+    last = profiles[-1].run.rank
+    world_size = first.world_size or last + 1
+    if last >= world_size:
+        raise ConfigError(f"rank {last} is not below world_size={world_size}; check the profiles")
+    return world_size
+
+
+def _different_runs(a: int, b: int, name: str, of_a: Any, of_b: Any) -> ConfigError:
+    return ConfigError(
+        f"the profiles are of different runs: {name} is {of_a} on rank {a} and {of_b} on rank {b}; "
+        "merge the profiles of one run"
+    )
+
+
+def _dims(mesh: tuple[MeshDim, ...] | None) -> dict[str, int] | None:
+    return None if mesh is None else {dim.name: dim.size for dim in mesh}
+
+
+def _value(profile: Profile, by: By, phase: Phase | None) -> float | None:
+    match by:
+        case "params":
+            return profile.total_params
+        case "communication":
+            return sum(
+                total.payload_bytes
+                for total in profile.communication
+                if phase is None or total.phase == phase
+            )
+        case "time":
+            timing = profile.timing
+            if phase is not None:
+                return timing.latency(timed_phase(phase))
+            if timing.iteration_s is not None:
+                return timing.iteration_s
+            return sum_known(timing.seconds.values())
+    return _FIGURE[by](profile.total(phase))
+
+
+_FIGURE: dict[str, Callable[[OpCost], int]] = {
+    "macs": lambda cost: cost.macs,
+    "flops": lambda cost: cost.flops,
+    "bytes": lambda cost: cost.bytes_total,
+}
+
+
+def _module_values(profile: Profile, by: By, phase: Phase | None) -> Iterator[tuple[str, float]]:
+    if by == "communication":
+        sums = {node.fqn: 0 for node in profile.root.walk()}
+        for total in profile.communication:
+            if phase is None or total.phase == phase:
+                sums[total.fqn] = sums.get(total.fqn, 0) + total.payload_bytes
+        yield from sums.items()
+        return
+    for node in profile.root.walk():
+        value: float | None
+        if by == "params":
+            value = node.total_params
+        elif by == "time":
+            value = (
+                sum_known(node.seconds.values())
+                if phase is None
+                else node.latency(timed_phase(phase))
+            )
+        else:
+            value = _FIGURE[by](node.total(phase))
+        if value is not None:
+            yield node.fqn, value
+
+
+def _spread(values: Mapping[int, float], classes: Mapping[int, list[int]]) -> Spread | None:
+    """values: of profiled ranks. classes: the ranks that each stands for."""
+    if not values:
+        return None
+    maximum = max(values.values())
+    return Spread(
+        minimum=min(values.values()),
+        maximum=maximum,
+        total=sum(value * len(classes[rank]) for rank, value in values.items()),
+        ranks=sum(len(classes[rank]) for rank in values),
+        straggler=min(min(classes[rank]) for rank in values if values[rank] == maximum),
+    )
+
+
+def _rank(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r:.60} is not a rank")
+    return number

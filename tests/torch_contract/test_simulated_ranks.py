@@ -1,0 +1,88 @@
+"""What simulated ranks and ``gather`` rely on in torch.distributed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from dispatch_flops import _torch
+
+
+@pytest.fixture
+def fake_rank() -> Iterator[None]:
+    _torch.join_fake_group(3, 4)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("fake_rank")
+def test_fake_group_has_the_rank_and_size_it_was_given() -> None:
+    assert (distributed.get_rank(), distributed.get_world_size()) == (3, 4)
+    assert distributed.get_backend() == "fake"
+
+
+@pytest.mark.usefixtures("fake_rank")
+def test_future_of_the_fake_group_has_no_value() -> None:
+    """If this fails, ``completed_communication`` needs no handle of its own."""
+    work = distributed.all_reduce(torch.ones(2), async_op=True)
+    assert work.get_future().value() is None
+
+
+def test_communication_operators_return_outputs_and_a_handle() -> None:
+    for name in ("allreduce_", "broadcast_", "_allgather_base_", "scatter_"):
+        returns = getattr(torch.ops.c10d, name).default._schema.returns
+        assert [str(result.type).rpartition(".")[2] for result in returns][1:] == ["Work"]
+    for name in ("send", "recv_", "barrier", "alltoall_base_"):
+        assert len(getattr(torch.ops.c10d, name).default._schema.returns) == 1
+
+
+def test_default_store_is_that_of_the_process_group() -> None:
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        _torch.default_store().set("dispatch_flops", "here")
+    finally:
+        distributed.destroy_process_group()
+    assert any("dispatch_flops" in key for key in store.list_keys())
+
+
+def test_fake_mode_is_left_for_a_block() -> None:
+    with _torch.FakeTensorMode():
+        with _torch.without_fake_mode():
+            assert type(torch.ones(1)) is torch.Tensor
+        assert isinstance(torch.ones(1), _torch.FakeTensor)
+
+
+def test_mesh_computes_with_tensors_in_these_methods() -> None:
+    assert {"__init__", "__getitem__", "mesh"} <= vars(DeviceMesh).keys()
+    assert isinstance(vars(DeviceMesh)["mesh"], property)
+
+
+def test_ddp_compares_parameters_by_this_name() -> None:
+    assert hasattr(importlib.import_module(_torch.DDP_MODULE), _torch.DDP_VERIFY)
+
+
+def test_pipeline_stages_vote_in_the_schedule() -> None:
+    from torch.distributed.pipelining import PipelineStage, stage
+
+    if not hasattr(stage, "InferenceMode"):
+        pytest.skip("this torch has no vote")
+    assert hasattr(_torch.pipeline_schedule_class(), "_warmup_p2p")
+    _torch.join_fake_group(0, 2)
+    try:
+        part = PipelineStage(nn.Linear(3, 3), 0, 2, torch.device("cpu"))
+        _torch.set_inference_modes([part], has_backward=True)
+        assert part._inference_mode is stage.InferenceMode.DYNAMIC
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_sharding_caches_can_be_cleared() -> None:
+    _torch.clear_sharding_caches()

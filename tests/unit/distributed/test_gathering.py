@@ -1,0 +1,65 @@
+"""Profiles of real ranks in one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from dispatch_flops.distributed import gather
+from dispatch_flops.errors import ConfigError, NotProfiledError
+from tests.helpers.profiling import profile_of
+from tests.helpers.ranks import run_on_ranks
+
+
+def gather_with_and_without_rank_1() -> list[Any]:
+    """Gather on rank 2 from all ranks, then on rank 0 while rank 1 does not take part."""
+    rank, group = distributed.get_rank(), distributed.group.WORLD
+    profile = profile_of(nn.Linear(3, 5), torch.ones(rank + 1, 3))
+    clusters = [gather(profile, dst=2, timeout_s=60)]
+    if rank != 1:
+        clusters.append(gather(profile, timeout_s=2))
+    assert distributed.group.WORLD is group
+    return [
+        None if cluster is None else (list(cluster.ranks), cluster.missing, cluster.notes)
+        for cluster in clusters
+    ]
+
+
+def test_gather_without_a_process_group_holds_the_profile_alone() -> None:
+    profile = profile_of(nn.Linear(3, 5), torch.ones(7, 3))
+    cluster = gather(profile)
+    assert cluster is not None
+    assert dict(cluster.ranks) == {0: profile}
+    assert cluster.world_size == 1
+
+
+def test_gather_names_the_ranks_that_did_not_send(tmp_path: Path) -> None:
+    results = run_on_ranks(__file__, ["gather_with_and_without_rank_1"], 3, tmp_path)
+    first, second, third = results.of("gather_with_and_without_rank_1")
+    note = "no profile arrived from rank 1 within 2 s"
+    assert first == [None, ([0, 2], (1,), (note,))]
+    assert second == [None]
+    assert third == [([0, 1, 2], (), ()), None]
+
+
+@pytest.mark.parametrize("dst", [-1, 1, "0", None])
+def test_gather_on_a_rank_that_does_not_exist_is_a_config_error(dst: object) -> None:
+    profile = profile_of(nn.Linear(3, 5), torch.ones(7, 3))
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ConfigError, match="is not a rank; choose one of 0 to 0"):
+            gather(profile, dst)  # type: ignore[arg-type]
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_gather_on_a_simulated_rank_says_that_there_are_no_others() -> None:
+    from dispatch_flops.distributed import simulate
+
+    profile = profile_of(nn.Linear(3, 5), torch.ones(7, 3))
+    with pytest.raises(NotProfiledError, match="simulate\\(\\) merges their profiles"):
+        simulate(lambda mesh: lambda: gather(profile), {"dp": 2}, [0])

@@ -1,0 +1,259 @@
+"""A simulated rank equals the real one, and both equal closed forms."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops.distributed import ClusterProfile, gather, simulate
+from dispatch_flops.errors import ConfigError, TargetError
+from tests.helpers.ranks import run_on_ranks
+from tests.models import parallel
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+
+FOUR_RANKS = {
+    "ddp": [("dp", 4)],
+    "plain_ddp": [("dp", 4)],
+    "fsdp_from_meta": [("dp", 4)],
+    "fsdp_tp": [("dp", 2), ("tp", 2)],
+    "pipeline": [("pp", 2), ("dp", 2)],
+    "dynamic_pipeline": [("pp", 2), ("dp", 2)],
+}
+
+
+def run_jobs() -> dict[str, str]:
+    """Run every job as one of the real ranks; rank 0 returns its merged profiles as JSON."""
+    clusters = {}
+    for name, dims in FOUR_RANKS.items():
+        mesh = init_device_mesh(
+            "cpu", tuple(size for _, size in dims), mesh_dim_names=tuple(dim for dim, _ in dims)
+        )
+        built = getattr(parallel, name)(mesh)
+        model, step = built if isinstance(built, tuple) else (None, built)
+        with FlopCounterMode(model, display=False) as counter:
+            step()
+        cluster = gather(counter.profile, timeout_s=60)
+        if cluster is not None:
+            clusters[name] = cluster.to_json()
+    return clusters
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ClusterProfile]:
+    results = run_on_ranks(__file__, ["run_jobs"], 4, tmp_path_factory.mktemp("ranks"))
+    texts: dict[str, str] = results.of("run_jobs")[0]
+    return {name: ClusterProfile.from_json(text) for name, text in texts.items()}
+
+
+def simulated(name: str, **options: Any) -> ClusterProfile:
+    return simulate(getattr(parallel, name), dict(FOUR_RANKS[name]), **options)
+
+
+def figures(profile: Profile) -> dict[str, Any]:
+    """Return every count that a simulated rank shares with the real one."""
+    return {
+        "costs": {
+            (node.fqn, op.op, op.phase): (op.calls, op.cost and (op.cost.macs, op.cost.flops))
+            for node in profile.nodes()
+            for op in node.ops
+            if op.cost is None or op.cost.flops
+        },
+        "modules": {
+            node.fqn: (node.calls, node.own_params, node.total_params, node.trainable_params)
+            for node in profile.nodes()
+        },
+        "communication": sorted(map(repr, profile.communication)),
+        "rank": (profile.run.rank, profile.run.world_size),
+    }
+
+
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name: str) -> None:
+    cluster = simulated(name, ranks=range(4))
+    assert cluster.ranks.keys() == real[name].ranks.keys() == set(range(4))
+    for rank in range(4):
+        assert figures(cluster.ranks[rank]) == figures(real[name].ranks[rank])
+
+
+def macs(profile: Profile) -> list[int]:
+    return [profile.total(phase).macs for phase in ("forward", "backward", "recompute")]
+
+
+def expected(forward: int, layers: int, tp: int = 1, times: int = 1) -> list[int]:
+    """Backward is twice forward; the fused attention's backward recomputes the scores."""
+    scores = layers * parallel.attention_macs(tp) // 2
+    return [times * forward, times * 2 * forward, times * scores]
+
+
+@pytest.mark.parametrize(("name", "tp"), [("ddp", 1), ("fsdp_from_meta", 1), ("fsdp_tp", 2)])
+def test_simulated_rank_has_the_macs_of_the_closed_form(name: str, tp: int) -> None:
+    cluster = simulated(name, ranks=[3])
+    forward = parallel.forward_macs(tp=tp)
+    assert macs(cluster.ranks[3]) == expected(forward, parallel.LAYERS, tp)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_simulated_pipeline_rank_has_the_macs_of_its_stage(rank: int) -> None:
+    cluster = simulated("pipeline", ranks=[rank])
+    forward = parallel.forward_macs(layers=1, has_head=rank >= 2)
+    counted = macs(cluster.ranks[rank])
+    assert counted == expected(forward, 1, times=parallel.MICROBATCHES)
+    assert cluster.stage(rank) == rank // 2
+
+
+def test_representatives_stand_for_ranks_with_equal_shards() -> None:
+    # 50 rows on 4 ranks: 13, 13, 13, 11. 24 and 40 rows are even.
+    cluster = simulated("fsdp_from_meta")
+    assert sorted(cluster.profiles) == [0, 3]
+    assert cluster.represented == {1: 0, 2: 0}
+    every = simulated("fsdp_from_meta", ranks=range(4))
+    assert cluster.total("optimizer") == every.total("optimizer")
+    assert cluster.total() == every.total()
+    assert cluster.straggler() == every.straggler() == 0
+    assert any("2 ranks were not simulated" in note for note in cluster.notes)
+
+
+def test_representatives_are_of_every_stage() -> None:
+    cluster = simulate(parallel.pipeline, {"pp": 2, "dp": 2})
+    assert sorted(cluster.profiles) == [0, 2]
+    assert cluster.represented == {1: 0, 3: 2}
+
+
+def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    simulate(parallel.plain_ddp, {"dp": 4}, ranks=[2])
+    assert capsys.readouterr() == ("", "simulating rank 2 of 4\n")
+
+
+# -- values and messages --------------------------------------------------------------------------
+
+
+def test_values_that_are_read_are_noted() -> None:
+    def job(mesh: Any) -> Callable[[], Any]:
+        model = nn.Linear(3, 5)
+        return lambda: model(torch.ones(7, 3)).sum().item()
+
+    notes = simulate(job, {"dp": 2}, ranks=[0, 1]).notes
+    assert any("values were read 2 times" in note for note in notes)
+
+
+def test_objects_are_delivered_between_simulated_ranks() -> None:
+    """Each rank tells the next one how many rows to compute."""
+
+    def job(mesh: Any) -> Callable[[], Any]:
+        rank = distributed.get_rank()
+        rows = [2]
+        if rank:
+            distributed.recv_object_list(rows, src=rank - 1)
+        if rank < 2:
+            distributed.send_object_list([rows[0] * 3], dst=rank + 1)
+        model = nn.Linear(5, 7)
+        return lambda: model(torch.ones(rows[0], 5))
+
+    cluster = simulate(job, {"dp": 3}, ranks=[2])
+    assert cluster.total("forward").macs == 2 * 3 * 3 * 5 * 7
+
+
+def test_broadcast_object_is_that_of_its_source() -> None:
+    def job(mesh: Any) -> Callable[[], Any]:
+        rows = [11 if distributed.get_rank() == 0 else None]
+        distributed.broadcast_object_list(rows, src=0)
+        model = nn.Linear(5, 7)
+        return lambda: model(torch.ones(rows[0], 5))
+
+    cluster = simulate(job, {"dp": 2}, ranks=[1])
+    assert cluster.total("forward").macs == 11 * 5 * 7
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+
+def linear(mesh: Any) -> Callable[[], Any]:
+    model = nn.Linear(3, 5)
+    return lambda: model(torch.ones(7, 3))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "message"),
+    [
+        ({}, [0], "pass names and sizes"),
+        ([2, 2], [0], "pass names and sizes"),
+        ({"dp": 0}, [0], "size of at least 1"),
+        ({"dp": 2.0}, [0], "size of at least 1"),
+        ({"dp": 2}, [2], "rank 2 is out of range; the mesh has ranks 0 to 1"),
+        ({"dp": 2}, [-1], "rank -1 is out of range"),
+        ({"dp": 2}, [], "ranks is empty"),
+        ({"dp": 2}, "all", 'or "representative"'),
+    ],
+)
+def test_unusable_mesh_or_rank_is_a_config_error(mesh: Any, ranks: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulate(linear, mesh, ranks)
+
+
+def test_job_that_returns_no_step_is_a_target_error() -> None:
+    with pytest.raises(TargetError, match="the job returned a Linear"):
+        simulate(lambda mesh: nn.Linear(3, 5), {"dp": 2}, [0])
+
+
+def test_error_of_the_job_names_the_rank_and_leaves_nothing_behind() -> None:
+    before = dict(os.environ)
+
+    def job(mesh: Any) -> Callable[[], Any]:
+        raise RuntimeError("no such layer")
+
+    with pytest.raises(RuntimeError, match="no such layer") as caught:
+        simulate(job, {"dp": 2}, [1])
+    assert caught.value.__notes__ == ["dispatch_flops: raised while rank 1 was simulated"]
+    assert not distributed.is_initialized()
+    assert dict(os.environ) == before
+    assert type(torch.ones(1)) is torch.Tensor
+
+
+def test_job_that_does_not_end_is_interrupted() -> None:
+    def job(mesh: Any) -> Callable[[], Any]:
+        while True:
+            time.sleep(0.01)
+
+    with pytest.raises(TargetError, match="rank 0 did not end within 0.3 s"):
+        simulate(job, {"dp": 2}, [0], timeout_s=0.3)
+    assert not distributed.is_initialized()
+
+
+def test_ranks_that_wait_for_each_other_are_an_error() -> None:
+    def job(mesh: Any) -> Callable[[], Any]:
+        distributed.recv_object_list([None], src=1 - distributed.get_rank())
+        return lambda: None
+
+    with pytest.raises(TargetError, match="wait for messages of each other"):
+        simulate(job, {"dp": 2}, [0])
+
+
+def test_process_group_of_the_user_is_kept() -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        group = distributed.group.WORLD
+        with pytest.raises(TargetError, match="a process group exists already"):
+            simulate(linear, {"dp": 2}, [0])
+        assert distributed.group.WORLD is group
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_environment_names_the_simulated_rank() -> None:
+    seen: list[str] = []
+
+    def job(mesh: Any) -> Callable[[], Any]:
+        seen.extend(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        return linear(mesh)
+
+    simulate(job, {"dp": 6}, [4])
+    assert seen == ["4", "6", "0"]

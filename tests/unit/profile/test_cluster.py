@@ -1,0 +1,200 @@
+"""Several ranks side by side: two stages of two ranks, each rank with figures of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from dispatch_flops.errors import ConfigError, ProfileFormatError
+from dispatch_flops.profile import PhaseSeconds, Profile, RunInfo, StepTiming
+from dispatch_flops.profile.cluster import ClusterProfile, coordinates_of, mesh_dims, ranks_text
+from dispatch_flops.profile.communication import CommGroup, CommTotal
+from tests.helpers.trees import module, op
+
+MESH = {"pp": 2, "dp": 2}
+MACS = (2 * 3, 2 * 5, 2 * 7, 2 * 11)  # of each rank; 2 FLOPs each
+PAYLOAD = (64, 64, 64, 320)
+SECONDS = (0.25, 0.5, 0.125, 1.0)
+
+
+def of_rank(rank: int, **run: object) -> Profile:
+    layer = module(
+        "Linear",
+        name="0",
+        parent="layers",
+        own_params=10 + rank,
+        ops=(op("aten.mm.default", macs=MACS[rank], n_bytes=(8, 4)),),
+    )
+    layers = module("ModuleDict", layer, name="layers", calls=0)
+    group = CommGroup(name="mesh_dp", size=2, ranks=(0, 1), mesh_dim="dp")
+    total = CommTotal(
+        fqn="layers.0",
+        phase="backward",
+        kind="reduce_scatter",
+        op="c10d._reduce_scatter_base_.default",
+        dtype="float32",
+        group=group,
+        calls=1,
+        payload_bytes=PAYLOAD[rank],
+    )
+    place = {"rank": rank, "world_size": 4, "mesh": mesh_dims(rank, MESH), **run}
+    return Profile(
+        root=module("Net", layers),
+        run=RunInfo(**place),  # type: ignore[arg-type]
+        timing=StepTiming(seconds=PhaseSeconds({"forward": SECONDS[rank]})),
+        communication=(total,),
+    ).check()
+
+
+def in_another_run(**run: object) -> Profile:
+    """Return the profile of rank 1 with other facts of the run."""
+    profile = of_rank(1)
+    return dataclasses.replace(profile, run=dataclasses.replace(profile.run, **run))  # type: ignore[arg-type]
+
+
+def cluster() -> ClusterProfile:
+    return ClusterProfile.merge(of_rank(rank) for rank in (2, 0, 3, 1))
+
+
+def test_merge_keeps_every_rank() -> None:
+    merged = cluster()
+    assert list(merged.ranks) == [0, 1, 2, 3]
+    assert merged.ranks[2] == of_rank(2)
+    assert merged.world_size == 4
+    assert merged.missing == ()
+    assert merged.mesh == MESH
+
+
+def test_total_is_the_sum_over_ranks() -> None:
+    assert cluster().total().macs == sum(MACS)
+    assert cluster().total("forward").flops == 2 * sum(MACS)
+    assert cluster().total("backward").flops == 0
+    assert cluster().communication().payload_bytes == sum(PAYLOAD)
+    assert cluster().communication("backward").calls == 4
+    assert cluster().communication("forward").calls == 0
+
+
+def test_spread_names_least_most_and_straggler() -> None:
+    merged = cluster()
+    assert merged.minimum("macs") == min(MACS)
+    assert merged.maximum("flops") == 2 * max(MACS)
+    assert merged.straggler("flops") == 3
+    assert merged.imbalance("macs") == 22 / (sum(MACS) / 4)
+    assert merged.maximum("bytes") == merged.minimum("bytes") == 12
+    assert merged.imbalance("bytes") == 1.0
+    assert merged.maximum("communication") == 320
+    assert merged.straggler("time") == 3
+    assert merged.maximum("time") == 1.0
+    assert merged.minimum("params") == 10
+
+
+def test_figure_that_was_not_measured_is_none() -> None:
+    untimed = [dataclasses.replace(of_rank(rank), timing=StepTiming()) for rank in range(4)]
+    merged = ClusterProfile.merge(untimed)
+    assert merged.spread("time") is None
+    assert merged.straggler("time") is merged.imbalance("time") is None
+
+
+def test_along_a_mesh_dimension_has_the_ranks_at_each_position() -> None:
+    stages = cluster().along("pp")
+    assert {at: list(part.ranks) for at, part in stages.items()} == {0: [0, 1], 1: [2, 3]}
+    assert stages[1].maximum("macs") == 22
+    replicas = cluster().along("dp")
+    assert {at: list(part.ranks) for at, part in replicas.items()} == {0: [0, 2], 1: [1, 3]}
+    with pytest.raises(ConfigError, match="choose one of pp, dp"):
+        cluster().along("tp")
+
+
+def test_by_module_keys_stages_apart() -> None:
+    modules = cluster().by_module("macs")
+    assert (modules[0, "layers.0"].minimum, modules[0, "layers.0"].maximum) == (6, 10)
+    assert (modules[1, "layers.0"].minimum, modules[1, "layers.0"].maximum) == (14, 22)
+    assert modules[1, ""].straggler == 3
+    assert cluster().by_module("communication")[1, "layers.0"].total == 64 + 320
+
+
+def test_represented_ranks_count_as_their_representative() -> None:
+    merged = ClusterProfile(
+        profiles={0: of_rank(0), 2: of_rank(2)}, represented={1: 0, 3: 2}, world_size=4
+    )
+    assert merged.total().macs == 2 * (MACS[0] + MACS[2])
+    assert list(merged.ranks) == [0, 1, 2, 3]
+    assert merged.ranks[3] is merged.profiles[2]
+    assert merged.missing == ()
+    spread = merged.spread("macs")
+    assert spread is not None
+    assert (spread.ranks, spread.straggler) == (4, 2)
+    part = merged.along("dp")[1]
+    assert (list(part.ranks), part.total().macs) == ([1, 3], MACS[0] + MACS[2])
+    assert part.stage(3) == 1
+    assert part.along("pp")[1].straggler() == 3
+    assert merged.coordinates(3) == {"pp": 1, "dp": 1}
+
+
+def test_missing_ranks_are_named() -> None:
+    merged = ClusterProfile.merge([of_rank(0), of_rank(3)])
+    assert merged.missing == (1, 2)
+    assert merged.total().macs == MACS[0] + MACS[3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"world_size": 8}, "world_size is 4 on rank 0 and 8 on rank 1"),
+        ({"mesh": mesh_dims(1, {"dp": 4})}, "mesh is .* on rank 0 and {'dp': 4} on rank 1"),
+        ({"causal": "half"}, "causal is full on rank 0 and half on rank 1"),
+        ({"step": 7}, "step is 1 on rank 0 and 7 on rank 1"),
+        ({"rank": 0}, "two profiles are of rank 0"),
+        ({"rank": 4}, "rank 4 is not below world_size=4"),
+    ],
+)
+def test_profiles_of_different_runs_are_refused(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ClusterProfile.merge([of_rank(0), in_another_run(**changed)])
+
+
+def test_merging_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to merge"):
+        ClusterProfile.merge([])
+
+
+def test_json_gives_back_an_equal_cluster() -> None:
+    for merged in (
+        cluster(),
+        ClusterProfile(
+            profiles={0: of_rank(0), 2: of_rank(2)},
+            represented={1: 0, 3: 2},
+            world_size=4,
+            notes=("a note",),
+        ),
+    ):
+        assert ClusterProfile.from_json(merged.to_json()) == merged
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": "dispatch_flops.profile"},
+        {"version": 2},
+        {"profiles": []},
+        {"profiles": [{"rank": 5, "profile": of_rank(0).to_dict()}]},
+        {"represented": [{"by": 9, "ranks": [1]}]},
+        {"represented": [{"by": 0, "ranks": [0]}]},
+        {"world_size": "4"},
+    ],
+)
+def test_damaged_data_is_a_format_error(change: dict[str, object]) -> None:
+    data = json.loads(cluster().to_json()) | change
+    with pytest.raises(ProfileFormatError):
+        ClusterProfile.from_dict(data)
+
+
+def test_ranks_text_joins_neighbours() -> None:
+    assert ranks_text([5, 0, 1, 2]) == "0-2, 5"
+    assert ranks_text([]) == ""
+
+
+def test_coordinates_of_counts_the_last_dimension_fastest() -> None:
+    assert coordinates_of(777, {"pp": 2, "dp": 64, "tp": 8}) == {"pp": 1, "dp": 33, "tp": 1}
