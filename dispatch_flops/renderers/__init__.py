@@ -13,6 +13,11 @@ is shown, and how.
     html          a self-contained page for the browser (extra: report)
     notebook      the HTML that a notebook shows
 
+Merged profiles have two formats of text, ``render(cluster, view=None) -> str``.
+
+    cluster_table   figures over ranks, ranks, mesh dimensions and modules, plain or Markdown
+    cluster_page    the same tables as a page for the browser
+
 The others return what their readers take.
 
     dataframe     pandas data frames (extra: pandas)
@@ -24,6 +29,8 @@ JSON is ``Profile.to_json``.
 
 from dispatch_flops.renderers import (
     chrome_trace,
+    cluster_page,
+    cluster_table,
     collapsed,
     communication,
     csv,
@@ -41,6 +48,8 @@ from dispatch_flops.renderers.view import View
 __all__ = [
     "View",
     "chrome_trace",
+    "cluster_page",
+    "cluster_table",
     "collapsed",
     "communication",
     "csv",

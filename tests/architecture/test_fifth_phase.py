@@ -15,9 +15,12 @@ from dispatch_flops import Profile, analysis, diff, renderers
 from dispatch_flops.analysis import Machine
 from dispatch_flops.cli.check import violations
 from dispatch_flops.profile import ModuleNode, StepTiming
+from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.renderers import (
     View,
     chrome_trace,
+    cluster_page,
+    cluster_table,
     collapsed,
     communication,
     dataframe,
@@ -154,9 +157,17 @@ def test_fifth_phase_comes_last_in_printed_order() -> None:
     assert seconds == pytest.approx(2.0 + (97.51 + 240.09 + 314.47) * 1e-6)
 
 
+def _merged(
+    render: Callable[[ClusterProfile, View], str],
+) -> Callable[[Profile, View], str]:
+    return lambda profile, view: render(ClusterProfile.merge([profile]), view)
+
+
 RENDERED: dict[str, tuple[Callable[[Profile, View], str], View]] = {
     "chrome_trace": (chrome_trace.render, View()),
     "chrome_trace by flops": (chrome_trace.render, View(by="flops")),
+    "cluster_page": (_merged(cluster_page.render), View()),
+    "cluster_table": (_merged(cluster_table.render), View()),
     "collapsed": (collapsed.render, View(phase=SETUP)),
     "communication": (communication.render, View(phase=SETUP)),
     "csv": (csv_renderer.render, View()),

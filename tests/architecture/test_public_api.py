@@ -23,9 +23,9 @@ def python(code: str) -> str:
 PUBLIC = """
     CommGroup CommTotal DispatchFlopsError FlopCounterMode FlopsProfiler Machine ModuleNode
     OpCost OpTotal Profile Share Split StepProfiler UncountedOpsError UncountedWarning
-    __version__ analysis compile counting_backend diff distributed errors get_model_profile
-    integrations measure_machine overridden profile_model register_flops register_workspace
-    renderers unregister_flops
+    __version__ analysis attention_cost compile conventions counting_backend diff distributed
+    errors get_model_profile integrations matmul_cost measure_machine overridden profile_model
+    register_flops register_workspace renderers unregister_flops
 """.split()
 
 
