@@ -149,6 +149,7 @@ class ProfileBuilder:
             total_params=params.total,
             active_params=params.active,
             trainable_params=params.trainable,
+            local_params=_local_params(params),
         )
 
     def _order(self, top: str) -> list[str]:
@@ -184,6 +185,7 @@ class ProfileBuilder:
             total_params=params.total,
             active_params=params.active,
             trainable_params=params.trainable,
+            local_params=_local_params(params),
             ops=ops,
             children=children,
             seconds=self._seconds(fqn, ops, children),
@@ -215,6 +217,10 @@ def _order(op: OpTotal) -> tuple[str, ...]:
     return str(op.phase), op.op, str(op.dtype)
 
 
+def _local_params(params: ParameterCounts) -> int | None:
+    return None if params.local == params.total else params.local
+
+
 def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode]) -> float | None:
     """Return the seconds of operators and of the modules below in a phase; None if not timed."""
     own = (
@@ -222,7 +228,7 @@ def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode
         for op in ops
         if op.latency_s is not None and op.phase is not None and timed_phase(op.phase) == phase
     )
-    return sum_known((*own, *(child.latency(phase) for child in children)))
+    return sum_known((*own, *(child.seconds.get(phase) for child in children)))
 
 
 def _class_name(fqn: str, named: ModuleName | None) -> str:
