@@ -163,13 +163,13 @@ class CountingBackend:
         with _torch.modes_disabled():
             module_phases: dict[tuple[str, Phase], ModulePhase] = {}
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
-            for (index, (module, sizes)), times in self._runs().items():
+            for (index, run), times in self._runs().items():
                 graph = self.graphs[index]
-                run = graph.cost(sizes)
-                notes |= dict.fromkeys(run.notes)
-                for (traced_in, phase, cost), calls in run.costs.items():
-                    fqn = graph.fqn_in(module, traced_in)
-                    found = module_phases.setdefault((fqn, phase), ModulePhase(fqn, phase))
+                run_cost = graph.cost(run)
+                notes |= dict.fromkeys(run_cost.notes)
+                for (fqn, phase, cost), calls in run_cost.costs.items():
+                    place = graph.place_of(run, fqn, phase)
+                    found = module_phases.setdefault(place, ModulePhase(*place))
                     found.counts[cost] += calls * times
             used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
             for cost in self._eager_parts.found():
@@ -188,8 +188,8 @@ class CountingBackend:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
         costs: Counter[CallCost] = Counter(self._eager_parts.found())
         with _torch.modes_disabled():
-            for (index, (_, sizes)), times in runs.items():
-                for cost, calls in self.graphs[index].cost(sizes).uncounted.items():
+            for (index, run), times in runs.items():
+                for cost, calls in self.graphs[index].cost(run).uncounted.items():
                     costs[cost] += calls * times
         found: Counter[str] = Counter()
         for cost, calls in costs.items():
@@ -225,7 +225,9 @@ class CountingBackend:
         for graph in self.graphs:
             if not graph.is_backward:
                 own_fqn, function = graph.function
-                for (module, _), times in graph.runs.items():
+                for (module, is_recomputation, _), times in graph.runs.items():
+                    if is_recomputation:
+                        continue
                     function_runs[graph.fqn_in(module, own_fqn), function] += times
                     for fqn, count in graph.module_calls.items():
                         calls[graph.fqn_in(module, fqn)] += count * times
@@ -248,9 +250,11 @@ class CountingBackend:
     def _costs_by_phase(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
         costs = dict.fromkeys(PHASES, ZERO)
         with _torch.modes_disabled():
-            for (index, (_, sizes)), times in runs.items():
-                for phase, cost in self.graphs[index].cost(sizes).by_phase.items():
-                    costs[phase] += cost * times
+            for (index, run), times in runs.items():
+                graph = self.graphs[index]
+                for phase, cost in graph.cost(run).by_phase.items():
+                    _, shown = graph.place_of(run, "", phase)
+                    costs[shown] += cost * times
         return costs
 
 
