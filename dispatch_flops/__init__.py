@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from dispatch_flops.analysis.machines import Machine
     from dispatch_flops.compile.backend import counting_backend
     from dispatch_flops.errors import DispatchFlopsError, UncountedOpsError, UncountedWarning
+    from dispatch_flops.operators.building_blocks import attention_cost, matmul_cost
+    from dispatch_flops.operators.conventions import conventions
     from dispatch_flops.operators.registry import overridden, register_flops, unregister_flops
+    from dispatch_flops.operators.workspaces import register_workspace
     from dispatch_flops.profile.communication import CommGroup, CommTotal
     from dispatch_flops.profile.cost import OpCost, Share, Split
     from dispatch_flops.profile.profile import Profile
@@ -46,17 +49,21 @@ __all__ = [
     "UncountedWarning",
     "__version__",
     "analysis",
+    "attention_cost",
     "compile",
+    "conventions",
     "counting_backend",
     "diff",
     "distributed",
     "errors",
     "get_model_profile",
     "integrations",
+    "matmul_cost",
     "measure_machine",
     "overridden",
     "profile_model",
     "register_flops",
+    "register_workspace",
     "renderers",
     "unregister_flops",
 ]
@@ -78,13 +85,17 @@ _HOME = {
     "StepProfiler": "profilers.training",
     "UncountedOpsError": "errors",
     "UncountedWarning": "errors",
+    "attention_cost": "operators.building_blocks",
+    "conventions": "operators.conventions",
     "counting_backend": "compile.backend",
     "diff": "analysis.diff",
     "get_model_profile": "profilers.flops_profiler",
+    "matmul_cost": "operators.building_blocks",
     "measure_machine": "timing.peaks",
     "overridden": "operators.registry",
     "profile_model": "profilers.model",
     "register_flops": "operators.registry",
+    "register_workspace": "operators.workspaces",
     "unregister_flops": "operators.registry",
 }
 
@@ -94,7 +105,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _HOME[name] == "operators.registry":
+    if _HOME[name] in ("operators.registry", "operators.workspaces"):
         # The formulas that ship come first, so that a user's duplicate is refused.
         importlib.import_module(f"{__name__}.operators.formulas")
     found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

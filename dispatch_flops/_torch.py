@@ -324,6 +324,45 @@ disabled_torch_dispatch: Any = torch._C._disabled_torch_dispatch_impl  # type: i
 # Zeros without memory, as forward-mode differentiation has them. Public: none.
 efficient_zeros: Callable[..., torch.Tensor] = torch._efficientzerotensor
 
+# Whether a tensor consists of inner tensors that ``__tensor_flatten__`` names. Public: none.
+is_wrapper_subclass: Callable[[Any], bool] = (
+    torch.utils._python_dispatch.is_traceable_wrapper_subclass
+)
+
+
+def is_opaque(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor whose memory torch does not show, such as oneDNN's. Public: none."""
+    return not torch._C._has_storage(tensor)
+
+
+_BASE_RESIZE: Callable[..., Any] = torch.UntypedStorage.resize_
+_size_followers: list[Callable[[torch.UntypedStorage], None]] = []
+
+
+def follow_storage_sizes(follower: Callable[[torch.UntypedStorage], None]) -> None:
+    """Call ``follower`` after each ``UntypedStorage.resize_``, which is not an operator.
+
+    FSDP releases and allocates the memory of parameters by it. Public: none.
+    """
+    _size_followers.append(follower)
+    torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign, assignment]
+
+
+def unfollow_storage_sizes(follower: Callable[[torch.UntypedStorage], None]) -> None:
+    """End what ``follow_storage_sizes`` began; does nothing the second time."""
+    if follower in _size_followers:
+        _size_followers.remove(follower)
+    if not _size_followers and torch.UntypedStorage.resize_ is _resize:
+        del torch.UntypedStorage.resize_
+
+
+def _resize(storage: torch.UntypedStorage, size: int) -> Any:
+    result = _BASE_RESIZE(storage, size)
+    for follower in tuple(_size_followers):
+        follower(storage)
+    return result
+
+
 # Whether ``torch.jit.trace`` is running, and how to suspend it. Public: none.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]

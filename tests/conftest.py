@@ -20,7 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole",
         action="store_true",
-        help="run all of what is sampled by default: every sample of torch's operator database",
+        help="run all of what is sampled by default: every sample of torch's operator database, "
+        "1,000 random models",
     )
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing"

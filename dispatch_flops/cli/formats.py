@@ -13,6 +13,7 @@ from dispatch_flops.renderers import (
     View,
     chrome_trace,
     collapsed,
+    communication,
     csv,
     deepspeed,
     html,
@@ -39,6 +40,8 @@ def _tables(style: Style) -> Callable[[Profile, View], str]:
         shown: list[Table] = ["modules", "operators"]
         if profile.is_lower_bound:
             shown.append("uncounted")
+        if profile.communication:
+            shown.append("communication")
         views = [dataclasses.replace(view, table=name, style=style) for name in shown]
         return "\n\n".join(table.render(profile, each) for each in views)
 
@@ -47,6 +50,10 @@ def _tables(style: Style) -> Callable[[Profile, View], str]:
 
 def _csv_operators(profile: Profile, view: View) -> str:
     return csv.render(profile, dataclasses.replace(view, table="operators"))
+
+
+def _csv_communication(profile: Profile, view: View) -> str:
+    return csv.render(profile, dataclasses.replace(view, table="communication"))
 
 
 def _json(profile: Profile, view: View) -> str:
@@ -74,6 +81,10 @@ FORMATS: dict[str, Format] = {
     ),
     "csv": Format(help="one row per module", render=csv.render, suffix=".csv"),
     "csv-operators": Format(help="one row per module and operator", render=_csv_operators),
+    "comm": Format(
+        help="what the rank sends and receives, by module and group", render=communication.render
+    ),
+    "csv-comm": Format(help="one row per module, phase, kind and group", render=_csv_communication),
     "collapsed": Format(
         help="stacks for flame graphs, weighted by FLOPs",
         render=collapsed.render,

@@ -123,6 +123,16 @@ class ModuleNames:
                 below[named.parent.fqn].append(fqn)
         return {fqn: _sort_children(by_fqn[fqn], found) for fqn, found in below.items()}
 
+    def shown(self, fqn: str) -> str:
+        """Return the fqn as a profile shows it.
+
+        If a single root was found in the run, it is the model: its fqns lose their prefix.
+        """
+        prefix = self.roots[0].fqn if len(self.roots) == 1 else ""
+        if prefix and (fqn == prefix or fqn.startswith(f"{prefix}.")):
+            return fqn[len(prefix) + 1 :]
+        return fqn
+
     def experts(self) -> list[str]:
         """Return the fqns of the experts of mixtures."""
         return [fqn for fqn, named in list(self.by_fqn.items()) if named.is_expert]

@@ -277,17 +277,21 @@ class Tracker:
             del thread.stack[thread.stack.index(calls[ended]) :]
             self._resume(thread, _sequence_nr())
 
-    def _drop_calls_after_hooks(self, thread: ThreadState) -> None:
+    def _drop_calls_after_hooks(
+        self, thread: ThreadState, entering: nn.Module | None = None
+    ) -> None:
         """Drop calls whose modules' own forward hooks have run.
 
         Global forward hooks run before a module's own, so that a call outlasts ``leave_module``.
+        entering: a module whose call has just started and that is not on the stack.
         """
         while (call := thread.stack[-1]).is_in_hooks:
             open_calls = sum(other.owner is call.owner for other in thread.stack)
-            if running_modules()[id(call.owner)] >= open_calls:
+            running = running_modules()[id(call.owner)] - (call.owner is entering)
+            if running >= open_calls:
                 return
             thread.stack.pop()
-            self._resume(thread, _sequence_nr())
+            self._resume(thread, thread.last_seq)  # the caller may have made nodes since
 
     def _drop_raised_steps(self, thread: ThreadState, entering: int = 0) -> None:
         """Drop optimizer steps that raised: their post hooks did not run.
@@ -335,6 +339,21 @@ class Tracker:
             return owner
         return self._checkpoint_callers.get(function, owner)
 
+    def _callers_in_backward(self, thread: ThreadState) -> list[ModuleName]:
+        """Return the module that called the function which is recomputed now, in a list.
+
+        It tells which of several parents calls a module that they share.
+        """
+        task, node = _graph_task(), _current_node()
+        if task == NO_TASK or node is None:
+            return []
+        fqn = self._owner_of_node(node, thread, task)
+        frame = self._recomputing_frame(node)
+        if frame is not None:
+            fqn = self._caller_of_recomputed(frame, fqn, task)
+        caller = self.names.by_fqn.get(fqn)
+        return [] if caller is None else [caller]
+
     # -- hooks --------------------------------------------------------------------------------
 
     def thread(self) -> ThreadState | None:
@@ -354,7 +373,7 @@ class Tracker:
         stamps = [observer.entering() for observer in self._observers] if self._observers else ()
         stack = thread.stack
         if stack[-1].is_in_hooks:
-            self._drop_calls_after_hooks(thread)
+            self._drop_calls_after_hooks(thread, module)
         if stack[-1].step:
             thread.param_sink = thread.used_params
         named = self.names.find_unshared(module)
@@ -363,7 +382,8 @@ class Tracker:
                 self.subgraph_depth or not self._is_mode_on()
             ):
                 return
-            named = self.names.find(module, [call.named for call in stack if call.named])
+            callers = [call.named for call in stack if call.named]
+            named = self.names.find(module, callers or self._callers_in_backward(thread))
         if named.parent is None:
             if self.first_call is None:
                 self._note_first_call(module, named)

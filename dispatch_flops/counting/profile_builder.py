@@ -82,6 +82,7 @@ class ProfileBuilder:
         )
         self._used_params = {*observed.used_params, *self._used_hidden_params()}
         self._children = names.children()
+        self.shown = names.shown
         for fqn in ops:  # named parts of the outside that are not modules
             if fqn not in self._children:
                 self._children[fqn] = []
@@ -92,8 +93,6 @@ class ProfileBuilder:
             if fqn.startswith(f"{OUTSIDE}.")
             and (fqn not in names.by_fqn or names.by_fqn[fqn].parent is None)
         ]
-        # If a single root was found in the run, it is the model: its fqns lose their prefix.
-        self._prefix = names.roots[0].fqn if len(names.roots) == 1 else ""
         self._canonical = {fqn: named.canonical() for fqn, named in list(names.by_fqn.items())}
         self._params = self._count_params()
 
@@ -206,12 +205,6 @@ class ProfileBuilder:
             return in_operators
         measured = self._observed.latency_s.get(fqn)
         return None if measured is None else max(measured, in_operators or 0.0)
-
-    def shown(self, fqn: str) -> str:
-        """Return the fqn as the profile shows it."""
-        if self._prefix and (fqn == self._prefix or fqn.startswith(f"{self._prefix}.")):
-            return fqn[len(self._prefix) + 1 :]
-        return fqn
 
 
 def _order(op: OpTotal) -> tuple[str, ...]:

@@ -11,6 +11,16 @@ from dispatch_flops.profile.communication import (
     merge_communication,
 )
 from dispatch_flops.profile.cost import add_costs
+from dispatch_flops.profile.memory import (
+    DeviceMemory,
+    HeldBytes,
+    MemoryPeak,
+    MemoryProfile,
+    MemoryUse,
+    ModuleMemory,
+    PeakMoment,
+    PhaseBytes,
+)
 from dispatch_flops.profile.merging import merge_ops, sum_nodes, sum_trees
 from dispatch_flops.profile.profile import (
     OUTSIDE,
@@ -30,9 +40,17 @@ __all__ = [
     "CommCost",
     "CommGroup",
     "CommTotal",
+    "DeviceMemory",
+    "HeldBytes",
+    "MemoryPeak",
+    "MemoryProfile",
+    "MemoryUse",
     "MeshDim",
+    "ModuleMemory",
     "ModuleNode",
     "OpTotal",
+    "PeakMoment",
+    "PhaseBytes",
     "PhaseSeconds",
     "Profile",
     "RunInfo",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dispatch_flops.profile.cost import add_costs
+from dispatch_flops.profile.memory import sum_memory
 from dispatch_flops.profile.seconds import add_seconds, sum_known
 from dispatch_flops.profile.tree import ModuleNode, OpTotal
 
@@ -39,8 +40,8 @@ def sum_nodes(
 ) -> ModuleNode:
     """Return one node with the sums of ``nodes``, named as the first of them.
 
-    Calls, parameters, operators, latencies and tokens are summed. Operators are matched by
-    overload, phase, dtype, kind and error.
+    Calls, parameters, operators, latencies, tokens and bytes held are summed. Operators are
+    matched by overload, phase, dtype, kind and error. Of the peaks of memory, the highest counts.
 
     children: of the sum; those of ``nodes`` are not looked at.
     most_params: upper limit of each count of parameters, for nodes that share parameters.
@@ -63,6 +64,7 @@ def sum_nodes(
         seconds=add_seconds(node.seconds for node in nodes),
         latency_spread_s=sum_known(node.latency_spread_s for node in nodes),
         tokens=sum(tokens) if tokens else None,
+        memory=sum_memory(node.memory for node in nodes),
     )
 
 

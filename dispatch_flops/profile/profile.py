@@ -27,6 +27,9 @@ from dispatch_flops.profile.cost import (
     add_costs,
     check_phase,
 )
+from dispatch_flops.profile.fields import texts
+from dispatch_flops.profile.memory import MemoryProfile
+from dispatch_flops.profile.memory_rows import memory_from_row, memory_to_row
 from dispatch_flops.profile.merging import merge_ops
 from dispatch_flops.profile.run_info import RunInfo, run_from_row, run_to_row
 from dispatch_flops.profile.seconds import PhaseSeconds
@@ -36,12 +39,16 @@ from dispatch_flops.profile.serialization import (
     communication_to_rows,
     node_from_rows,
     node_to_rows,
-    texts,
     to_row,
     upgraded_from_1,
 )
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, flops_of, map_tree
-from dispatch_flops.profile.validation import communication_flaws, flaws, params_outside
+from dispatch_flops.profile.validation import (
+    communication_flaws,
+    flaws,
+    flaws_of_memory,
+    params_outside,
+)
 
 SCHEMA = "dispatch_flops.profile"
 SCHEMA_VERSION = 2
@@ -94,6 +101,7 @@ class Profile:
     ran_elsewhere: unused names of modules that several parents hold. These modules ran under
         another of their names.
     communication: what this rank sent and received, by module, phase, operator, dtype and group.
+    memory: what the run allocated; None where memory was not followed.
 
     Example::
 
@@ -114,6 +122,7 @@ class Profile:
     notes: tuple[str, ...] = field(default_factory=tuple)
     ran_elsewhere: tuple[str, ...] = field(default_factory=tuple)
     communication: tuple[CommTotal, ...] = field(default_factory=tuple)
+    memory: MemoryProfile | None = field(default_factory=lambda: None)
 
     if not TYPE_CHECKING:  # where there is ``__getattr__``, mypy accepts every attribute
 
@@ -262,6 +271,8 @@ class Profile:
         for total in self.communication:
             for flaw in communication_flaws(total, seen):
                 raise InconsistentProfileError(f"{total.fqn!r}: {flaw}")
+        for flaw in flaws_of_memory(self.memory):
+            raise InconsistentProfileError(flaw)
         return self
 
     def __repr__(self) -> str:
@@ -301,6 +312,7 @@ class Profile:
             **communication_to_rows(self.communication),
             "root": node_to_rows(self.root),
             "outside": node_to_rows(self.outside),
+            **({"memory": memory_to_row(self.memory)} if self.memory is not None else {}),
         }
 
     def to_json(self, *, indent: int | None = None) -> str:
@@ -331,6 +343,7 @@ class Profile:
                 notes=texts(data["notes"]),
                 ran_elsewhere=texts(data.get("ran_elsewhere", [])),
                 communication=communication_from_rows(data.get("communication")),
+                memory=memory_from_row(data["memory"]) if "memory" in data else None,
             ).check()
         except RecursionError:
             raise ProfileFormatError(

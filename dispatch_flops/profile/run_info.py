@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from dispatch_flops.profile.serialization import build, to_row
+from dispatch_flops.profile.fields import build
+from dispatch_flops.profile.serialization import to_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,51 +7,18 @@ recursion limits of json on deep models.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import sys
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast
 
 from dispatch_flops.profile.communication import CommGroup, CommTotal
 from dispatch_flops.profile.cost import OpCost, Phase
+from dispatch_flops.profile.fields import build, fits
+from dispatch_flops.profile.memory_rows import module_memory_from_row, module_memory_to_row
 from dispatch_flops.profile.seconds import PhaseSeconds
 from dispatch_flops.profile.tree import ModuleNode, OpTotal
 
 T = TypeVar("T")
-
-
-def build(cls: type[T], data: Any, **given: Any) -> T:
-    """Return ``cls(**data, **given)``; the values in ``data`` are numbers, strings or None.
-
-    Raises ValueError naming the class, and the field that is missing, unknown, or of the wrong
-    type.
-    """
-    try:
-        check_fields(cls, data)
-        return cls(**data, **given)
-    except (TypeError, ValueError) as error:  # TypeError: a field is missing
-        raise ValueError(f"{cls.__name__}: {error}") from None
-
-
-def check_fields(cls: Any, data: Any) -> None:
-    """Raise ValueError naming an unknown field, or one with a value of the wrong type."""
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{data!r:.60} is not a table of fields")
-    hints = _hints(cls)
-    for name, value in data.items():
-        if name not in hints:
-            raise ValueError(f"unknown field {name!r}; expected {', '.join(hints)}")
-        if not _fits(hints[name], value):
-            raise ValueError(f"{name} is {value!r:.60}; expected {_describe(hints[name])}")
-
-
-def texts(data: Any) -> tuple[str, ...]:
-    """Return the texts of a list; raises ValueError for other data."""
-    if type(data) is not list or not all(type(text) is str for text in data):
-        raise ValueError(f"{data!r:.60} is not a list of texts")
-    return tuple(data)
 
 
 def build_timed(cls: type[T], data: Mapping[str, Any], **given: Any) -> T:
@@ -59,38 +26,10 @@ def build_timed(cls: type[T], data: Mapping[str, Any], **given: Any) -> T:
     values = dict(data)
     seconds = values.pop("seconds")
     if not isinstance(seconds, Mapping) or not all(
-        type(phase) is str and _fits(float, s) for phase, s in seconds.items()
+        type(phase) is str and fits(float, s) for phase, s in seconds.items()
     ):
         raise ValueError(f"{cls.__name__}.seconds is {seconds!r:.60}")
     return build(cls, values, **given, seconds=PhaseSeconds(cast("Mapping[Phase, float]", seconds)))
-
-
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    """Return ``{field: annotation}``."""
-    # The namespace of ``__init__``: ``__module__`` is the path that users import the class by.
-    hints = get_type_hints(cls, globalns=cls.__init__.__globals__)
-    return {field.name: hints[field.name] for field in fields(cls) if field.init}
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(part, value) for part in get_args(hint))
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if hint is float:
-        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # False for NaN
-    return type(value) is hint
-
-
-def _describe(hint: Any) -> str:
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(map(_describe, get_args(hint)))
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    if hint is float:
-        return "a finite float"
-    return "null" if hint is types.NoneType else hint.__name__
 
 
 def to_row(item: Any) -> dict[str, Any]:
@@ -110,6 +49,9 @@ def node_to_rows(root: ModuleNode) -> list[dict[str, Any]]:
     for node in nodes:
         row = to_row(node)
         del row["ops"], row["children"]  # to the end, where a reader of the file expects them
+        memory = row.pop("memory")
+        if memory is not None:
+            row["memory"] = module_memory_to_row(memory)
         row["ops"] = [dataclasses.asdict(op) for op in node.ops]
         row["children"] = [position[id(child)] for child in node.children]
         rows.append(row)
@@ -131,7 +73,8 @@ def node_from_rows(rows: list[dict[str, Any]]) -> ModuleNode:
         if not built.keys() >= set(below) or len(set(below)) < len(below):
             raise ValueError(f"the children {below} of node {index} are not later nodes of its own")
         children = tuple(built.pop(child) for child in below)
-        built[index] = build_timed(ModuleNode, row, ops=ops, children=children)
+        memory = module_memory_from_row(row.pop("memory")) if "memory" in row else None
+        built[index] = build_timed(ModuleNode, row, ops=ops, children=children, memory=memory)
     root = built.pop(0)
     if built:
         raise ValueError(f"the nodes {sorted(built)} are not reachable from the root")

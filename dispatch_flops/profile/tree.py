@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from dispatch_flops.profile.cost import MODEL_PHASES, ZERO, OpCost, Phase, add_costs
+from dispatch_flops.profile.memory import ModuleMemory
 from dispatch_flops.profile.seconds import PhaseSeconds
 
 
@@ -57,6 +58,7 @@ class ModuleNode:
     latency_spread_s: median distance of the runs from their median ``latency_s``; None where
         there was one run.
     tokens: rows that entered the forward of an expert in a mixture of experts; else None.
+    memory: bytes that it holds, and the most while it ran; None where memory was not followed.
     """
 
     fqn: str
@@ -73,6 +75,7 @@ class ModuleNode:
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
     latency_spread_s: float | None = None
     tokens: int | None = None
+    memory: ModuleMemory | None = None
 
     # Written out because the generated methods recurse, and a model may be deeper than
     # Python's stack.

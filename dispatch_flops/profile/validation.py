@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 
 from dispatch_flops.profile.communication import COMM_KINDS, CommTotal
 from dispatch_flops.profile.cost import ZERO, counts_of
+from dispatch_flops.profile.memory import MemoryProfile, ModuleMemory, counts_held
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, sum_of_parts
 
 _COUNTS = ("calls", "own_params", "total_params", "active_params", "trainable_params")
@@ -47,8 +48,30 @@ def flaws(node: ModuleNode, params_elsewhere: int) -> Iterator[str]:
     for seconds in (*node.seconds.values(), node.latency_spread_s):
         if seconds is not None and not 0 <= seconds < math.inf:
             yield f"a latency of {seconds} s"
+    if node.memory is not None:
+        yield from _flaws_of_held(node.memory)
     for op in node.ops:
         yield from _flaws_of_op(op)
+
+
+def flaws_of_memory(memory: MemoryProfile | None) -> Iterator[str]:
+    """Yield what is wrong with the memory of a run."""
+    for device in memory.devices if memory is not None else ():
+        for peak in device.peaks:
+            together = sum(use.bytes for use in peak.uses)
+            if not all(_is_count(use.bytes) for use in peak.uses) or together != peak.peak_bytes:
+                yield (
+                    f"memory of {device.device}: what is used at {peak.peak_at} adds up to "
+                    f"{together} bytes, not to the peak of {peak.peak_bytes!r}"
+                )
+
+
+def _flaws_of_held(memory: ModuleMemory) -> Iterator[str]:
+    counts = (*counts_held(memory.own), *counts_held(memory.total), *memory.peak_bytes.values())
+    if not all(map(_is_count, counts)):
+        yield f"{memory} has a number of bytes that is not a count"
+    elif any(map(operator.gt, counts_held(memory.own), counts_held(memory.total))):
+        yield f"{memory} holds more bytes by itself than in total"
 
 
 def _wrong_totals(node: ModuleNode) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile.serialization import check_fields
+from dispatch_flops.profile.fields import check_fields
 
 SECTION: Final = "flops_profiler"
 _LEAST: Final = {

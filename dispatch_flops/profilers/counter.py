@@ -23,6 +23,7 @@ from dispatch_flops.errors import (
     UncountedOpsError,
     UncountedWarning,
 )
+from dispatch_flops.memory.memory_mode import MemoryOptions
 from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
@@ -37,6 +38,7 @@ from dispatch_flops.operators.conventions import (
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import OpCost
+from dispatch_flops.profile.memory import check_rounding
 from dispatch_flops.profilers.session import Session
 
 
@@ -73,6 +75,11 @@ class FlopCounterMode:
     latency: time modules and operators in the same pass, in seconds, without the profiler's own
         overhead (default False). On the meta device there are no latencies. ``profile_model``
         takes more exact ones, in a pass without counting.
+    memory: follow what the operators allocate, for ``profile.memory`` (default False).
+    memory_rounding: bytes that each block of memory is rounded up to a multiple of (default 1);
+        512 for the caching allocator of CUDA.
+    optimizers: those whose state was there before; an optimizer that steps inside the block is
+        found by its step.
     mesh: the program's ``DeviceMesh``, which names the groups of ``profile.communication``; None
         (the default): the mesh of the model's DTensor parameters, if it has any.
 
@@ -101,6 +108,9 @@ class FlopCounterMode:
         target: Target = "cpu",
         latency: bool = False,
         mesh: Any = None,
+        memory: bool = False,
+        memory_rounding: int = 1,
+        optimizers: Sequence[Any] = (),
     ) -> None:
         self._roots = _as_modules(mods)
         self.depth = depth
@@ -111,6 +121,8 @@ class FlopCounterMode:
             causal=causal, subclass=subclass, meta_value=meta_value, flops=flops, target=target
         )
         self._latency = latency
+        check_rounding(memory_rounding)
+        self._memory = MemoryOptions(memory_rounding, tuple(optimizers)) if memory else None
         if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
             raise ConfigError(f"mesh is a {type(mesh).__name__}; pass a DeviceMesh or None")
         self._mesh = mesh
@@ -140,6 +152,7 @@ class FlopCounterMode:
             self._own_rules,
             is_timed=self._latency,
             mesh=self._mesh,
+            memory=self._memory,
         )
         try:
             # Claiming is one step, so that neither a thread nor an interrupt comes between.
@@ -289,7 +302,7 @@ def _abandon(active: dict[str, Session]) -> None:
     """Make sure that nothing is left behind and that the counter can be entered again."""
     session = active.get("session")
     if session is not None:
-        session.close()
+        session.end()
         active.pop("session", None)
 
 

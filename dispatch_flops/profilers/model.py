@@ -62,6 +62,8 @@ def profile_model(
     meta_value: float | None = None,
     target: Target = "cpu",
     strict: bool = False,
+    memory: bool = False,
+    memory_rounding: int = 1,
 ) -> Profile:
     """Return the profile of one call of a model.
 
@@ -85,7 +87,8 @@ def profile_model(
     operator_latency: also time every operator, while counting.
     ignore_modules: classes of modules to exclude, with everything below them. Their parameters
         are still counted.
-    causal, flops, subclass, custom_mapping, meta_value, target, strict: see ``FlopCounterMode``.
+    causal, flops, subclass, custom_mapping, meta_value, target, strict, memory, memory_rounding:
+        see ``FlopCounterMode``.
 
     Latencies in the profile are in seconds, None where nothing was measured.
     Raises TargetError for a model or inputs that cannot be used, ConfigError for the value of an
@@ -105,6 +108,8 @@ def profile_model(
         subclass=subclass,
         meta_value=meta_value,
         target=target,
+        memory=memory,
+        memory_rounding=memory_rounding,
         latency=operator_latency and device != "meta",
     )
     with isolated(model, on_meta=device == "meta"):

@@ -23,6 +23,8 @@ from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.errors import WrongThreadError
+from dispatch_flops.memory.memory_mode import Memory, MemoryMode, MemoryOptions
+from dispatch_flops.memory.memory_profile import attach_memory
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import Profile
@@ -43,6 +45,7 @@ class Session:
         *,
         is_timed: bool,
         mesh: Any = None,
+        memory: MemoryOptions | None = None,
     ) -> None:
         self._mesh = mesh
         self._ranks = Ranks()
@@ -51,10 +54,15 @@ class Session:
         self._calls = CallAggregator()
         # Only a timed run asks every module for its device.
         self._pass = counting_pass(self._names.modules()) if is_timed else UntimedPass()
-        self._tracker = Tracker(self._names, self._pass.observers, self._is_mode_on)
-        self._mode = CountingMode(
-            self._tracker, conventions, own_rules, self._aggregate, self._pass.operator_timer
-        )
+        self._memory = None if memory is None else Memory(self._names, memory)
+        observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
+        self._tracker = Tracker(self._names, observers, self._is_mode_on)
+        timer = self._pass.operator_timer
+        of_mode = (self._tracker, conventions, own_rules, self._aggregate)
+        if self._memory is None:
+            self._mode = CountingMode(*of_mode, timer)
+        else:
+            self._mode = MemoryMode(*of_mode, timer, self._memory)
         self._opaque = OpaqueModules(self._tracker, conventions, own_rules)
         self._undo = UndoStack()
         self._is_open = False
@@ -70,6 +78,8 @@ class Session:
             take_eager_stance(self._undo)
             self._tracker.start(self._undo)
             self._opaque.start(self._undo)
+            if self._memory is not None:
+                self._memory.start(self._undo)
             self._mode.start(self._undo)
             self._pass.start(self._undo)
             self._is_open = True
@@ -87,6 +97,12 @@ class Session:
         except KeyboardInterrupt:
             self._undo.run()
             raise
+
+    def end(self) -> None:
+        """Stop counting for good: nothing that the run allocated is followed from now on."""
+        self.close()
+        if self._memory is not None:
+            self._memory.blocks.forget()
 
     def check_thread(self) -> None:
         """Raise WrongThreadError if another thread entered the mode: only that one can leave it."""
@@ -122,15 +138,18 @@ class Session:
         with self._pass.excluded(), _torch.modes_disabled():
             self._pass.read()
             profile = self._builder(self.calls())()
+            if self._memory is not None:
+                profile = attach_memory(profile, self._memory, self._names)
         return dataclasses.replace(profile, timing=self._pass.timing(profile))
 
     def finish(self, calls: RecordedCalls) -> Profile:
         """Return the final profile, of these calls; it is built when it is read.
 
         What it tells of modules, parameters and devices is read now: the program may change them.
-        A timed profile is built now, for its times come from clocks that are still in use.
+        A timed profile is built now, for its times come from clocks that are still in use; one with
+        memory, because what is allocated is released by and by.
         """
-        if self._pass.operator_timer is not None:
+        if self._pass.operator_timer is not None or self._memory is not None:
             return self.profile()
         with _torch.modes_disabled():
             return deferred_profile(self._builder(calls), calls.totals())

@@ -6,10 +6,11 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from dispatch_flops.analysis.communication import inclusive_communication
 from dispatch_flops.analysis.figures import inclusive, walk_with_depth
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile import CommCost, ModuleNode, Profile
 from dispatch_flops.profile.cost import COST_FIELDS, PHASES, Phase, in_order
 from dispatch_flops.renderers.view import View
 
@@ -17,12 +18,16 @@ Row = Mapping[str, str | int | float | None]
 OPERATOR_COLUMNS = (
     "fqn", "op", "phase", "dtype", "kind", "calls", "uncounted", *COST_FIELDS, "latency_s", "error",
 )  # fmt: skip
+COMMUNICATION_COLUMNS = (
+    "fqn", "phase", "kind", "op", "dtype", "group", "group_size", "group_ranks", "mesh_dim",
+    "calls", "payload_bytes", "bus_bytes", "sent_bytes", "received_bytes",
+)  # fmt: skip
 
 
 def render(profile: Profile, view: View | None = None) -> str:
     """Return a header and a row per module, or per operator; unknown values are empty.
 
-    view: ``table`` is "modules" (the default) or "operators".
+    view: ``table`` is "modules" (the default), "operators" or "communication".
 
     Raises ConfigError for another ``table``.
     """
@@ -32,14 +37,39 @@ def render(profile: Profile, view: View | None = None) -> str:
             return _text(module_rows(profile))
         case "operators":
             return _text(operator_rows(profile), OPERATOR_COLUMNS)
-    raise ConfigError(f'table={view.table!r}: choose "modules" or "operators"')
+        case "communication":
+            return _text(communication_rows(profile), COMMUNICATION_COLUMNS)
+    raise ConfigError(f'table={view.table!r}: choose "modules", "operators" or "communication"')
 
 
 def module_rows(profile: Profile) -> Iterator[Row]:
     """Yield a row per module, then one for what ran outside the model; None is unknown."""
     phases = in_order((*PHASES, *phases_of(profile)))
-    yield from _rows_below(profile.root, phases)
-    yield from _rows_below(profile.outside, phases)
+    sent = inclusive_communication(profile)
+    yield from _rows_below(profile.root, phases, sent)
+    yield from _rows_below(profile.outside, phases, sent)
+
+
+def communication_rows(profile: Profile) -> Iterator[Row]:
+    """Yield a row per module, phase, communication operator, dtype and group.
+
+    Ranks, and bytes to and from each of them, are separated by spaces.
+    """
+    for total in profile.communication:
+        row = {name: getattr(total, name, None) for name in COMMUNICATION_COLUMNS}
+        group = total.group
+        yield row | {
+            "group": group.name,
+            "group_size": group.size,
+            "group_ranks": _spaced(group.ranks),
+            "mesh_dim": group.mesh_dim,
+            "sent_bytes": _spaced(total.sent_bytes),
+            "received_bytes": _spaced(total.received_bytes),
+        }
+
+
+def _spaced(numbers: Iterable[int] | None) -> str | None:
+    return None if numbers is None else " ".join(map(str, numbers))
 
 
 def operator_rows(profile: Profile) -> Iterator[Row]:
@@ -55,7 +85,9 @@ def operator_rows(profile: Profile) -> Iterator[Row]:
             }
 
 
-def _rows_below(root: ModuleNode, phases: Sequence[Phase]) -> Iterator[Row]:
+def _rows_below(
+    root: ModuleNode, phases: Sequence[Phase], sent: Mapping[str, CommCost]
+) -> Iterator[Row]:
     latencies = {fqn: figures.latency_s for fqn, figures in inclusive(root).items()}
     for node, depth in walk_with_depth(root):
         own, total = node.own(), node.total()
@@ -82,6 +114,10 @@ def _rows_below(root: ModuleNode, phases: Sequence[Phase]) -> Iterator[Row]:
         for phase in phases:
             part = node.total(phase)
             row[f"{phase}_macs"], row[f"{phase}_flops"] = part.macs, part.flops
+        if sent:  # a run of one process has no such columns
+            cost = sent.get(node.fqn, CommCost())
+            row["comm_calls"] = cost.calls
+            row["comm_payload_bytes"], row["comm_bus_bytes"] = cost.payload_bytes, cost.bus_bytes
         yield row
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from dispatch_flops.analysis.communication import inclusive_communication
 from dispatch_flops.analysis.figures import Figures, inclusive, total_figures, walk_with_depth
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import ModuleNode, Profile, RunInfo, sum_known
+from dispatch_flops.profile import CommCost, ModuleNode, Profile, RunInfo, sum_known
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.renderers import communication
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
 from dispatch_flops.renderers.view import View
@@ -32,6 +34,7 @@ def render(profile: Profile, view: View | None = None) -> str:
     the inputs and what else is recorded of the run.
     "operators": every operator that ran; free ones cost 0, and those of unknown cost show n/a.
     "uncounted": the operators of unknown cost, with the number of such calls and the reason.
+    "communication": what the rank sent and received.
 
     view: ``table``, ``style`` and, for modules, ``depth``.
 
@@ -48,7 +51,11 @@ def render(profile: Profile, view: View | None = None) -> str:
             return _operator_table(profile, view.style)
         case "uncounted":
             return _uncounted_table(profile, view.style)
-    raise ConfigError(f'table={view.table!r}: choose "modules", "operators" or "uncounted"')
+        case "communication":
+            return communication.render(profile, view)
+    raise ConfigError(
+        f'table={view.table!r}: choose "modules", "operators", "uncounted" or "communication"'
+    )
 
 
 def uncounted_rows(profile: Profile) -> Iterator[tuple[str, int, str]]:
@@ -70,6 +77,8 @@ def _module_table(profile: Profile, depth: int | None, style: Style) -> str:
     phases = phases_of(profile) if len(phases_of(profile)) > 1 else ()
     rows = _module_rows(profile, phases, depth, style)
     header = ["Module", "Params", "MACs", "FLOPs", *(f"{p} FLOPs" for p in phases), "% Total"]
+    if profile.communication:
+        header.append("Payload")
     return table(header, rows, _alignment(len(header), left=1), style)
 
 
@@ -80,6 +89,7 @@ def _module_rows(
     if profile.outside.is_lower_bound or profile.outside.total().flops:
         trees.append(profile.outside)
     total = profile.total().flops
+    sent = inclusive_communication(profile)
     rows: list[list[str]] = []
     indent = 0 if trees == [profile.root] else 1
     for tree in trees:
@@ -88,11 +98,19 @@ def _module_rows(
             if depth is None or level <= depth:
                 pad = " " * (indent + level) if style == "plain" else ""
                 label = pad + code(_label(tree, node, is_model=tree is profile.root), style)
-                rows.append(_cells(label, [column[node.fqn] for column in columns], total))
+                cells = _cells(label, [column[node.fqn] for column in columns], total)
+                rows.append([*cells, *_sent(sent, node.fqn)])
     if indent:
         figures = [total_figures(profile, phase) for phase in (None, *phases)]
-        rows.insert(0, _cells("Global", figures, total))
+        whole = sum((part.cost for part in profile.communication), start=CommCost())
+        cells = _cells("Global", figures, total)
+        rows.insert(0, [*cells, *_sent({"": whole} if sent else {}, "")])
     return rows
+
+
+def _sent(sent: Mapping[str, CommCost], fqn: str) -> tuple[str, ...]:
+    """Return the cell of a module's payload; no cell for a run of one process."""
+    return (bytes_text(sent[fqn].payload_bytes) if fqn in sent else "",) if sent else ()
 
 
 def _ran(root: ModuleNode) -> bool:
@@ -126,7 +144,22 @@ def _operator_table(profile: Profile, style: Style) -> str:
     header = ["Operator", "Kind", "Phase", "Dtype", "Calls", "MACs", "FLOPs", "% FLOPs"]
     header += ["Bytes/call", "FLOPs/byte", *(["Time", "% Time"] if whole_s else [])]
     cells = [_operator_row(row, whole_s, style) for row in rows]
+    if profile.communication:
+        header.append("Payload")
+        payloads = _payloads(profile)
+        for row, line in zip(rows, cells, strict=True):
+            size = payloads.get((row.op, row.dtype))
+            line.append("" if size is None else bytes_text(size))
     return table(header, cells, _alignment(len(header), left=4), style)
+
+
+def _payloads(profile: Profile) -> dict[tuple[str, str | None], int]:
+    """Return ``{(operator, dtype): payload bytes}`` of what was sent and received."""
+    sums: dict[tuple[str, str | None], int] = {}
+    for total in profile.communication:
+        key = (total.op, total.dtype)
+        sums[key] = sums.get(key, 0) + total.payload_bytes
+    return sums
 
 
 def _operator_row(row: OperatorRow, whole_s: float | None, style: Style) -> list[str]:

@@ -10,7 +10,7 @@ from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import Style
 
-Table = Literal["modules", "operators", "uncounted"]
+Table = Literal["modules", "operators", "uncounted", "communication"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

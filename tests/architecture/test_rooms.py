@@ -18,7 +18,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("profile",),
     ("operators", "analysis"),
     ("counting", "renderers"),
-    ("compile", "timing"),
+    ("compile", "timing", "memory"),
     ("profilers",),
     ("distributed",),  # a simulated rank is profiled by the counter that users call
     ("__init__",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dispatch_flops.analysis.communication import inclusive_communication
 from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
@@ -26,7 +27,7 @@ from dispatch_flops.units import (
 _BAR = 8  # characters of a share of 100 %
 FULL, EIGHTHS = "█", "▏▎▍▌▋▊▉"
 _LEAST_LABEL = 32
-_DEFAULT = ("params", "macs", "flops", "share", "bar", "latency")
+_DEFAULT = ("params", "macs", "flops", "share", "bar", "comm", "latency")
 _DROPPED_FIRST = ("bar", "macs", "params", "share")
 
 
@@ -99,6 +100,13 @@ def _columns(profile: Profile) -> dict[str, Column]:
         part = ratio(row.figures.cost.flops, whole)
         return fraction_text(part) if part else ""
 
+    sent = inclusive_communication(profile)
+
+    def payload(row: Row) -> str:
+        known = [sent[fqn].payload_bytes for fqn in row.fqns if fqn in sent]
+        size = sum(known) / row.copies
+        return bytes_text(int(size) if size.is_integer() else size) if known else ""
+
     phases = {f"{phase}_flops": flops_in(phase) for phase in phases_of(profile)}
     return {
         "params": Column("Params", lambda row: _unless_0(row.figures.params, params_text)),
@@ -108,6 +116,7 @@ def _columns(profile: Profile) -> dict[str, Column]:
         "share": Column("% FLOPs", share),
         "bar": Column("", lambda row: _bar(ratio(row.figures.cost.flops, whole)), "left"),
         "bytes": Column("Bytes", lambda row: _unless_0(row.figures.cost.bytes_total, bytes_text)),
+        "comm": Column("Payload", payload),
         "latency": Column("Forward", latency),
         "rate": Column("Forward rate", rate),
         "calls": Column("Calls", lambda row: _unless_0(row.node.calls, str)),

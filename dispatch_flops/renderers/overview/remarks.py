@@ -32,7 +32,7 @@ def remarks(profile: Profile) -> Iterator[str]:
     free = sorted({op.op for op in profile.op_totals() if op.kind == "free"})
     if free:
         yield f"Free (views, copies, indexing, random numbers): {_some(free)}."
-    if profile.run.causal != "full":
+    if (profile.run.causal, profile.run.target) != ("full", "cpu"):
         yield f"Attention: {attention_counting(profile.run)}."
     if inexact_phases(profile) or inexact_latencies(profile.root, profile.timing):
         yield "~ latency may be off by more than 10 %."

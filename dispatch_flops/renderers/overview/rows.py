@@ -20,6 +20,7 @@ class Row:
     figures: of the module or of the whole run. Below a run they are of one member, whose
         latency is the mean of all members.
     is_run: whether the row stands for several siblings.
+    fqns: of all modules that the row stands for, in all of its equal ``copies`` in the tree.
     """
 
     level: int
@@ -28,6 +29,8 @@ class Row:
     node: ModuleNode
     figures: Figures
     is_run: bool = False
+    fqns: tuple[str, ...] = ()
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class _Tree:
             node=group.first,
             figures=self.figures(group),
             is_run=is_run,
+            fqns=tuple(node.fqn for node in group.nodes),
+            copies=group.copies,
         )
 
     def figures(self, group: _Group) -> Figures:

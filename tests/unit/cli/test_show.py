@@ -13,15 +13,22 @@ from dispatch_flops import Profile
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.cli import formats
 from tests.helpers.command_line import Run, Save, error_line, macs
+from tests.helpers.communicating import communicating
 
 
 class TestShow:
-    @pytest.mark.parametrize("name", sorted(formats.FORMATS))
+    @pytest.mark.parametrize("name", sorted(formats.FORMATS.keys() - {"comm", "csv-comm"}))
     def test_every_format_shows_a_profile(self, run: Run, saved: Save, name: str) -> None:
         saved("p.json", "net.py:make", "--backward")
         result = run("show", "p.json", "--format", name)
         assert result.code == 0
         assert "head" in result.out
+
+    def test_comm_shows_what_a_rank_sends_and_receives(self, run: Run) -> None:
+        Path("rank5.json").write_text(communicating().to_json(), encoding="utf-8")
+        result = run("show", "rank5.json", "--format", "comm")
+        assert result.code == 0
+        assert "reduce_scatter  dp (3 ranks)" in result.out
 
     def test_file_has_the_format_of_its_suffix(self, run: Run, saved: Save) -> None:
         profile = saved("p.json", "net.py:make")

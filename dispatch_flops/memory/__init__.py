@@ -1,0 +1,1 @@
+"""Everything that follows the lifetime of storages; builds on ``counting``."""

@@ -1,0 +1,263 @@
+"""Blocks of memory from allocation to release, and the peaks of each device.
+
+The Python object of a storage lives as long as the storage in C++, also where autograd holds it.
+A weak reference to it therefore tells when the memory is released. Views and in-place results
+share the object. Nothing is kept alive, and no tensor gets a hook.
+
+Callbacks of weak references run wherever an object is released, also in threads of autograd.
+Each figure changes in one statement without a call, which CPython does not interrupt.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from dispatch_flops import _torch
+from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase
+from dispatch_flops.memory.storages import Storage
+from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.memory import Role
+
+_graph_task = _torch.graph_task_id
+_STEPS = 64  # steps of which activations are kept apart before they are merged
+
+
+class Block:
+    """One storage with memory.
+
+    made_in: the module and phase that allocated it; None if it was there before.
+    role: what it is for, where that is known before its release; else None.
+    born: number of the allocation, in order; 0 if it was there before. step: the training step.
+    """
+
+    __slots__ = ("born", "device", "made_in", "reference", "role", "size", "step")
+
+    def __init__(
+        self, size: int, device: DeviceBlocks, made_in: ModulePhase | None, role: Role | None
+    ) -> None:
+        self.size = size
+        self.device = device
+        self.made_in = made_in
+        self.role = role
+        self.born = 0
+        self.step = 0
+        self.reference: _Reference | None = None
+
+
+class _Reference(weakref.ref[Storage]):
+    """Weak reference to a storage that knows its key after the storage is gone."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Peak:
+    """The most memory on a device in one phase, over what was there before.
+
+    born: number of the latest allocation then. released: blocks of then that are released since.
+    workspace: bytes that the operator's kernel allocated for itself.
+    """
+
+    __slots__ = ("born", "bytes", "made_in", "operator", "released", "workspace")
+
+    def __init__(self, made_in: ModulePhase) -> None:
+        self.bytes = -(1 << 62)
+        self.born = 0
+        self.made_in = made_in
+        self.operator: Any = None
+        self.workspace = 0
+        self.released: list[tuple[Block, Role]] = []
+
+
+class ModulePeak:
+    """The most memory while operators of one module ran in one phase; of_phase: the phase's."""
+
+    __slots__ = ("bytes", "of_phase")
+
+    def __init__(self, of_phase: Peak) -> None:
+        self.bytes = -(1 << 62)
+        self.of_phase = of_phase
+
+
+class DeviceBlocks:
+    """Memory of one device.
+
+    before: bytes that were there before. now: bytes over these. peaks: by phase.
+    """
+
+    __slots__ = ("before", "device", "modules", "now", "peaks")
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.before = 0
+        self.now = 0
+        self.peaks: tuple[Peak, ...] = ()
+        self.modules: dict[ModulePhase, ModulePeak] = {}
+
+    def module_peak(self, made_in: ModulePhase) -> ModulePeak:
+        """Return the peak of a module in a phase, from its first operator on."""
+        found = self.modules.get(made_in)
+        if found is None:
+            for peak in self.peaks:
+                if peak.made_in.phase == made_in.phase:
+                    break
+            else:
+                peak = Peak(made_in)
+                self.peaks = (*self.peaks, peak)
+            found = self.modules[made_in] = ModulePeak(peak)
+        return found
+
+
+class Blocks:
+    """All blocks that are allocated, by the identity of their storages.
+
+    rounding: bytes that each block is rounded up to a multiple of.
+    phase_now: returns the phase that the calling thread is in.
+    """
+
+    def __init__(self, rounding: int, phase_now: Callable[[], Phase]) -> None:
+        self.live: dict[int, Block] = {}
+        self.devices: dict[torch.device, DeviceBlocks] = {}
+        self.allocations = 0
+        self.step = 0
+        self.born_in_calls = 0  # allocations when the outermost module call last ended
+        self._rounding = rounding
+        self._phase_now = phase_now
+        self._activations: defaultdict[tuple[int, str], int] = defaultdict(int)
+
+    def on(self, device: torch.device) -> DeviceBlocks:
+        """Return the memory of a device."""
+        found = self.devices.get(device)
+        if found is None:
+            found = self.devices[device] = DeviceBlocks(device)
+        return found
+
+    def allocated(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
+        """Note that an operator returned this storage; does nothing if it is known."""
+        if id(storage) in self.live:
+            return
+        size = self.size_of(storage)
+        if size:
+            block = self._add(storage, Block(size, device, made_in, None))
+            self.allocations += 1
+            block.born = self.allocations
+            block.step = self.step
+            device.now += size
+
+    def was_there(self, storage: Storage, device: DeviceBlocks, role: Role) -> None:
+        """Note a storage that was allocated before the run, or give a known one its role."""
+        block = self.live.get(id(storage))
+        if block is not None:
+            block.role = role
+        elif size := self.size_of(storage):
+            self._add(storage, Block(size, device, None, role))
+            device.before += size
+
+    def arrived(self, storage: Storage, device: DeviceBlocks, role: Role) -> None:
+        """Note a storage that is met late: it may have been allocated in the run."""
+        if id(storage) in self.live or not (size := self.size_of(storage)):
+            return
+        block = self._add(storage, Block(size, device, None, role))
+        self.allocations += 1
+        block.born = self.allocations
+        device.now += size
+
+    def resized(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
+        """Note that a storage may have another size now."""
+        block = self.live.get(id(storage))
+        if block is None:
+            self.allocated(storage, device, made_in)
+        elif block.size != self.size_of(storage):
+            del self.live[id(storage)]
+            self._release(block)
+            role = block.role
+            self.allocated(storage, device, made_in)
+            if role is not None and (again := self.live.get(id(storage))) is not None:
+                again.role = role
+
+    def forget(self) -> None:
+        """Let go of all storages: what is released from now on is not noted."""
+        for block in list(self.live.values()):
+            block.reference = None
+
+    def alive(self) -> Iterator[tuple[Block, Role]]:
+        """Yield every block that is allocated, with what it was for so far."""
+        for block in list(self.live.values()):
+            yield block, self._role_of(block, is_over=False)
+
+    def activations(self) -> dict[str, int]:
+        """Return ``{fqn: bytes}`` kept for later, of the step that kept most in each module."""
+        by_step = self._activations.copy()
+        for block, role in self.alive():
+            if role == "activations" and block.made_in is not None:
+                by_step[block.step, block.made_in.fqn] += block.size
+        return _highest_by_fqn(by_step)
+
+    def size_of(self, storage: Storage) -> int:
+        """Return the bytes of a storage, rounded up; 0 where they are a symbol."""
+        size = storage.nbytes()
+        if type(size) is not int:  # a symbol, while a program is exported
+            return 0
+        return size if self._rounding == 1 else -(-size // self._rounding) * self._rounding
+
+    def _add(self, storage: Storage, block: Block) -> Block:
+        reference = block.reference = _Reference(storage, self._released)
+        reference.key = id(storage)
+        self.live[reference.key] = block
+        return block
+
+    def _released(self, reference: Any) -> None:
+        block = self.live.pop(reference.key, None)
+        if block is not None:
+            self._release(block)
+
+    def _release(self, block: Block) -> None:
+        device = block.device
+        device.now -= block.size
+        block.reference = None
+        role = self._role_of(block, is_over=True)
+        born = block.born
+        for peak in device.peaks:
+            if born <= peak.born:
+                peak.released.append((block, role))
+        if role == "activations" and block.made_in is not None:
+            self._activations[block.step, block.made_in.fqn] += block.size
+
+    def _role_of(self, block: Block, *, is_over: bool) -> Role:
+        """Return what a block was for, at its release or, if it is not over, until now.
+
+        Made in forward, it is an activation if it outlives the phase, or the call of the model.
+        Made in backward, it is a gradient if it outlives the backward pass.
+        """
+        if block.role is not None or block.made_in is None:
+            return block.role or "inputs"
+        phase = block.made_in.phase
+        if phase == "forward":
+            is_kept = not is_over or self._phase_now() != "forward"
+            return "activations" if is_kept or block.born <= self.born_in_calls else "temporaries"
+        if phase == "recompute":
+            return "temporaries" if is_over and self._phase_now() == phase else "activations"
+        if phase == "backward" and _graph_task() == NO_TASK:
+            return "gradients"
+        return "temporaries"
+
+    def next_step(self) -> None:
+        """Note that a backward pass or an optimizer step is followed by another forward."""
+        self.step += 1
+        if self.step % _STEPS == 0:
+            merged = _highest_by_fqn(self._activations)
+            self._activations.clear()
+            for fqn, count in merged.items():
+                self._activations[-1, fqn] = count
+
+
+def _highest_by_fqn(by_step: dict[tuple[int, str], int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for (_, fqn), count in by_step.items():
+        found[fqn] = max(count, found.get(fqn, 0))
+    return found

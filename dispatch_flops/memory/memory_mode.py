@@ -1,0 +1,335 @@
+"""Dispatch mode that also follows the memory of every operator's arguments and results."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dispatch_flops import _torch
+from dispatch_flops.counting.dispatch_mode import CountingMode
+from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.module_tracker import Tracker
+from dispatch_flops.counting.observers import OperatorTimer
+from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase, OpenCall, ThreadState
+from dispatch_flops.counting.undo import UndoStack
+from dispatch_flops.memory.blocks import Blocks, DeviceBlocks, ModulePeak
+from dispatch_flops.memory.storages import Allocation, Storage, allocation_of, storages_of
+from dispatch_flops.operators.conventions import Conventions
+from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.operators.registry import Rule
+from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.operators.workspaces import workspace_of
+from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.memory import Role
+
+_Tensor = torch.Tensor
+_graph_task = _torch.graph_task_id
+
+
+class _Running(threading.local):
+    """What a thread runs. made_in: the module and phase of the operator that ran last."""
+
+    made_in: ModulePhase | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """How memory is followed.
+
+    rounding: bytes that each block is rounded up to a multiple of. optimizers: those whose state
+    was there before the run.
+    """
+
+    rounding: int = 1
+    optimizers: tuple[Any, ...] = ()
+
+
+class Memory:
+    """Memory of a run: what its operators allocate, and what its optimizers hold.
+
+    A ``ModuleObserver``. unseen: operators whose kernels allocated memory that is not known.
+    gradient_bytes, state_bytes: by the id of the parameter.
+    """
+
+    def __init__(self, names: ModuleNames, options: MemoryOptions) -> None:
+        self.rounding = options.rounding
+        self._names = names
+        self.running = _Running()
+        self.blocks = Blocks(options.rounding, self._phase_now)
+        self.unseen: set[str] = set()
+        self.gradient_bytes: dict[int, int] = {}
+        self.state_bytes: dict[int, int] = {}
+        self._optimizers = options.optimizers
+        self._is_first_call = True
+
+    def _phase_now(self) -> Phase:
+        made_in = self.running.made_in
+        return "forward" if made_in is None else made_in.phase
+
+    def start(self, undo: UndoStack) -> None:
+        """Note what the modules and optimizers hold, and follow sizes until ``undo`` runs."""
+        undo.add(lambda: _torch.unfollow_storage_sizes(self._note_size))
+        _torch.follow_storage_sizes(self._note_size)
+        self.note_held()
+
+    def note_held(self) -> None:
+        """Note parameters, buffers, gradients and optimizer state as they are now."""
+        with _torch.modes_disabled():
+            for module in self._names.modules():
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        self._note(parameter, "parameters")
+                for buffer in module._buffers.values():
+                    if buffer is not None:
+                        self._note(buffer, "buffers")
+            self.note_gradients()
+            for optimizer in self._optimizers:
+                self._note_optimizer(optimizer)
+
+    def note_gradients(self) -> None:
+        """Note the gradients that the parameters have now."""
+        for module in self._names.modules():
+            self._note_gradients_of(module._parameters.values())
+
+    def _note_gradients_of(self, parameters: Iterable[nn.Parameter | None]) -> None:
+        for parameter in parameters:
+            if parameter is not None and (gradient := parameter.grad) is not None:
+                self._keep_most(self.gradient_bytes, parameter, self._note(gradient, "gradients"))
+
+    def _note_optimizer(self, optimizer: Any) -> None:
+        with _torch.modes_disabled():
+            for group in optimizer.param_groups:
+                self._note_gradients_of(group["params"])
+            for parameter, state in list(optimizer.state.items()):
+                size = sum(self._note(tensor, "optimizer state") for tensor in tensors_in(state))
+                self._keep_most(self.state_bytes, parameter, size)
+
+    @staticmethod
+    def _keep_most(sizes: dict[int, int], parameter: Any, size: int) -> None:
+        sizes[id(parameter)] = max(size, sizes.get(id(parameter), 0))
+
+    def _note(self, tensor: torch.Tensor, role: Role) -> int:
+        """Give the storages of a tensor their role; return their bytes."""
+        size = 0
+        for storage, device in storages_of(tensor):
+            self.blocks.was_there(storage, self.blocks.on(device), role)
+            block = self.blocks.live.get(id(storage))
+            size += block.size if block is not None else 0
+        return size
+
+    def _note_size(self, storage: Storage) -> None:
+        """Note that the program gave a storage another size, without an operator."""
+        made_in = self.running.made_in
+        block = self.blocks.live.get(id(storage))
+        if block is not None and made_in is not None:
+            self.blocks.resized(storage, block.device, made_in)
+
+    # -- module calls and optimizer steps -------------------------------------------------------
+
+    def entering(self) -> None:
+        """Do nothing: memory needs no stamp."""
+
+    def enter(self, thread: ThreadState, stamp: Any) -> None:
+        """Note what an optimizer holds before its step."""
+        if thread.stack[-1].named is None:
+            self._note_optimizer(thread.stack[-1].owner)
+
+    def leaving(self) -> None:
+        """Do nothing: memory needs no stamp."""
+
+    def leave(self, thread: ThreadState, call: OpenCall, stamp: Any) -> None:
+        """Note what an optimizer holds after its step, and where the outermost module call ends."""
+        if call.named is None:
+            self._note_optimizer(call.owner)
+        elif call.task == NO_TASK and all(
+            other.named is None or other is call for other in thread.stack
+        ):
+            self._is_first_call = False
+            self.blocks.born_in_calls = self.blocks.allocations
+
+    # -- operators ------------------------------------------------------------------------------
+
+    def meet(self, storage: Storage, device: torch.device) -> None:
+        """Note a storage that no operator of the run returned.
+
+        Until the first call of the model ends it counts as there before; later from now on, for
+        a loader of data may have just allocated it in another thread.
+        """
+        found = self.blocks.on(device)
+        if self._is_first_call:
+            self.blocks.was_there(storage, found, "inputs")
+        else:
+            self.blocks.arrived(storage, found, "inputs")
+
+    def changed_phase(self, before: Phase, after: Phase) -> None:
+        """Note that operators of another phase follow."""
+        if before == "backward" and _graph_task() == NO_TASK:
+            with _torch.modes_disabled():
+                self.note_gradients()
+        if after == "forward":
+            self.blocks.next_step()
+
+
+class PlaceTimer:
+    """An ``OperatorTimer`` that notes where an operator is recorded, and hands on to another."""
+
+    def __init__(self, running: _Running, timer: OperatorTimer | None) -> None:
+        self._running = running
+        self._timer = timer
+
+    def begin(self) -> bool:
+        """Start a dispatch, as the other timer does."""
+        return self._timer is not None and self._timer.begin()
+
+    def end(self) -> None:
+        """End the dispatch that ``begin`` started."""
+        if self._timer is not None:
+            self._timer.end()
+
+    def timed(self, call: Callable[..., Any], *, is_free: bool) -> Callable[..., Any]:
+        """Return ``call``, timed by the other timer."""
+        return call if self._timer is None else self._timer.timed(call, is_free=is_free)
+
+    def disregard_reach(self) -> None:
+        """Hand on to the other timer."""
+        if self._timer is not None:
+            self._timer.disregard_reach()
+
+    def record(self, module_phase: ModulePhase, cost: CallCost) -> None:
+        """Note the module and phase of the operator that just ran."""
+        self._running.made_in = module_phase
+        if self._timer is not None:
+            self._timer.record(module_phase, cost)
+
+
+class MemoryMode(CountingMode):
+    """Counting mode that follows the storages of every operator in ``memory``."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        conventions: Conventions,
+        own_rules: Mapping[Any, Rule],
+        on_full: Callable[[], None],
+        timer: OperatorTimer | None,
+        memory: Memory,
+    ) -> None:
+        self._places = PlaceTimer(memory.running, timer)
+        super().__init__(tracker, conventions, own_rules, on_full, self._places)
+        self._memory = memory
+        self._blocks = memory.blocks
+        self._running = memory.running
+        self._live = memory.blocks.live
+        self._allocations: dict[Any, tuple[Allocation, Any]] = {}
+        self._device: DeviceBlocks = memory.blocks.on(torch.device("cpu"))
+        self._phase: Phase = "forward"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        timer = self._places
+        if timer.begin():
+            try:
+                return self.__torch_dispatch__(func, types, args, kwargs)
+            finally:
+                timer.end()
+        known = self._allocations.get(func)
+        if known is None:
+            known = self._allocations[func] = (allocation_of(func), workspace_of(func))
+        allocation, workspace = known
+        if allocation != "arrival":
+            self._meet(args)
+            if kwargs:
+                self._meet(kwargs.values())
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if out is NotImplemented:
+            return out
+        made_in = self._running.made_in
+        if made_in is None:
+            made_in = self._running.made_in = self.tracker.here()
+        if made_in.phase != self._phase:
+            before, self._phase = self._phase, made_in.phase
+            self._memory.changed_phase(before, self._phase)
+        device = self._device
+        if allocation != "none":
+            if out.__class__ is not _Tensor or allocation == "argument":
+                device = self._allocated_all((args, kwargs), out, allocation, made_in)
+            else:
+                try:
+                    if id(out.untyped_storage()) not in self._live:
+                        device = self._allocated(out, made_in)
+                except RuntimeError:  # sparse and opaque tensors have no storage of their own
+                    device = self._allocated_all((args, kwargs), out, allocation, made_in)
+        found = device.modules.get(made_in) or device.module_peak(made_in)
+        now = device.now
+        if workspace is not None:
+            now += self._workspace(func, workspace, args, kwargs, out)
+        if now > found.bytes:
+            found.bytes = now
+            if now > found.of_phase.bytes:
+                self._raise_peak(found, device, made_in, func, now)
+        return out
+
+    def _raise_peak(
+        self, found: ModulePeak, device: DeviceBlocks, made_in: ModulePhase, func: Any, now: int
+    ) -> None:
+        peak = found.of_phase
+        peak.bytes, peak.born = now, self._blocks.allocations
+        peak.made_in, peak.operator = made_in, func
+        peak.workspace = now - device.now
+        peak.released = []
+
+    def _meet(self, args: Any) -> None:
+        live = self._live
+        for arg in args:
+            cls = arg.__class__
+            if cls is _Tensor:
+                try:
+                    if id(arg.untyped_storage()) not in live:
+                        self._meet_tensor(arg)
+                except RuntimeError:
+                    self._meet_tensor(arg)
+            elif cls is list or cls is tuple or isinstance(arg, _Tensor):
+                for tensor in tensors_in(arg):
+                    self._meet_tensor(tensor)
+
+    def _meet_tensor(self, tensor: torch.Tensor) -> None:
+        for storage, device in storages_of(tensor):
+            if id(storage) not in self._live:
+                self._memory.meet(storage, device)
+
+    def _allocated(self, out: torch.Tensor, made_in: ModulePhase) -> DeviceBlocks:
+        device = out.device
+        if device != self._device.device:
+            self._device = self._blocks.on(device)
+        self._blocks.allocated(out.untyped_storage(), self._device, made_in)
+        return self._device
+
+    def _allocated_all(
+        self, arguments: Any, out: Any, allocation: Allocation, made_in: ModulePhase
+    ) -> DeviceBlocks:
+        blocks = self._blocks
+        for tensor in tensors_in(out):
+            for storage, device in storages_of(tensor):
+                self._device = blocks.on(device)
+                blocks.allocated(storage, self._device, made_in)
+        if allocation == "argument":
+            for tensor in tensors_in((arguments, out)):
+                for storage, device in storages_of(tensor):
+                    self._device = blocks.on(device)
+                    blocks.resized(storage, self._device, made_in)
+        return self._device
+
+    def _workspace(self, func: Any, workspace: Any, args: Any, kwargs: Any, out: Any) -> int:
+        """Return the bytes that the kernel allocated for itself while it ran."""
+        try:
+            size: int | None = workspace(args, kwargs or {}, out)
+        except Exception:  # a workspace of the user's own
+            size = None
+        if size is None:
+            self._memory.unseen.add(str(func))
+            return 0
+        return size

@@ -1,0 +1,64 @@
+"""Which storages a tensor consists of, and which operators allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
+from dispatch_flops.operators.tensors import is_sparse
+
+Allocation = Literal["none", "result", "argument", "arrival"]
+Storage = torch.UntypedStorage
+
+# A zero tensor of forward-mode differentiation has a storage without memory.
+_WITHOUT_MEMORY = frozenset(("aten::_efficientzerotensor",))
+# Their argument holds data that torch.tensor and torch.from_numpy have just allocated or taken.
+_ARRIVALS = frozenset(("aten::lift_fresh", "aten::lift"))
+
+
+def storages_of(tensor: torch.Tensor) -> Iterator[tuple[Storage, torch.device]]:
+    """Yield each storage that a tensor consists of, with its device.
+
+    Wrapper subclasses consist of their inner tensors: DTensor of this rank's shard. Opaque
+    tensors, such as oneDNN's, have none that can be seen.
+    """
+    if _torch.is_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+            yield from storages_of(getattr(tensor, name))
+    elif is_sparse(tensor):
+        for part in _parts_of(tensor):
+            yield from storages_of(part)
+    elif not _torch.is_opaque(tensor):
+        yield tensor.untyped_storage(), tensor.device
+
+
+def _parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def allocation_of(func: Any) -> Allocation:
+    """Return which tensors of a call may have memory that was allocated in it.
+
+    "none": results share the memory of arguments. "result": the results. "argument": the results,
+    and arguments that the call may resize. "arrival": an argument, which no operator made.
+    """
+    if not isinstance(func, OpOverload):
+        return "result"
+    name = func.name().partition(".")[0]
+    if name in _WITHOUT_MEMORY:
+        return "none"
+    if name in _ARRIVALS:
+        return "arrival"
+    schema = _torch.schema_of(func)
+    if "resize" in name or name == "aten::set_" or any(arg.is_out for arg in schema.arguments):
+        return "argument"
+    is_shared = all(out.alias_info is not None for out in schema.returns)
+    return "none" if is_shared else "result"

@@ -1,0 +1,93 @@
+"""Memory that kernels allocate for themselves.
+
+B batch, H heads, Q queries, K keys, E head size, T threads of the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.workspaces import register_workspace
+
+aten = torch.ops.aten
+_MOST_KEYS = 512  # kv_split_size
+
+
+@register_workspace(aten._scaled_dot_product_flash_attention_for_cpu)
+def flash_forward(q: torch.Tensor, k: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+    """A block of scores, its row maxima and sums, and a block of the result, for each thread.
+
+    Bytes: T·(q·k + 2·q + q·E)·accumulator, and T·q·k·element in half precision, of blocks with q
+    queries and k keys.
+    Source: cpu_flash_attention, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp. What it packs
+    for float16 on some CPUs is allocated outside the allocator of tensors.
+    """
+    queries, keys = _block(q, k)
+    per_thread = queries * keys + 2 * queries + queries * q.shape[-1]
+    reduced = queries * keys * q.element_size() if _is_reduced(q) else 0
+    return torch.get_num_threads() * (per_thread * _accumulator_size(q) + reduced)
+
+
+@register_workspace(aten._scaled_dot_product_flash_attention_for_cpu_backward)
+def flash_backward(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *_: Any, out: Any, **__: Any
+) -> int | None:
+    """Two blocks of scores for each thread, row sums, and a gradient with queries before heads.
+
+    Bytes: 2·T·q·k·accumulator, min(T, B·H)·q·accumulator, 2·T·q·k·element in half precision, and
+    B·H·Q·E·element where the gradient is not contiguous with queries before heads. In half
+    precision oneDNN's products may need more, which is not known.
+    Source: cpu_flash_attention_backward, as above.
+    """
+    if _is_reduced(q):
+        return None
+    queries, keys = _block(q, k)
+    threads = torch.get_num_threads()
+    accumulator = _accumulator_size(q)
+    row_sums = min(threads, q.shape[0] * q.shape[1]) * queries * accumulator
+    copied = 0 if grad.transpose(1, 2).is_contiguous() else grad.numel() * grad.element_size()
+    return 2 * threads * queries * keys * accumulator + row_sums + copied
+
+
+def _block(q: torch.Tensor, k: torch.Tensor) -> tuple[int, int]:
+    """Return the queries and keys of a block; more queries make larger blocks."""
+    queries = q.shape[-2]
+    most = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    return min(most, queries), min(_MOST_KEYS, k.shape[-2])
+
+
+def _is_reduced(tensor: torch.Tensor) -> bool:
+    return tensor.element_size() < 4
+
+
+def _accumulator_size(tensor: torch.Tensor) -> int:
+    return max(4, tensor.element_size())
+
+
+# Kernels whose workspaces depend on the machine, the version of a library or on values: oneDNN's
+# and cuDNN's layouts and scratchpads, LAPACK, FFT, sorting; and those that keep a loss of every
+# element before they reduce it.
+_UNKNOWN = """
+    convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn
+    _cudnn_rnn_backward miopen_rnn miopen_rnn_backward
+    _ctc_loss_backward _embedding_bag_backward _embedding_bag_per_sample_weights_backward
+    _fft_c2c _fft_c2r _fft_r2c _histogramdd_from_bin_cts _histogramdd_from_bin_tensors
+    _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _sparse_mm_reduce_impl
+    _sparse_mm_reduce_impl_backward _to_sparse _trilinear _unique _unique2
+    _upsample_bilinear2d_aa binary_cross_entropy binary_cross_entropy_with_logits dist geqrf histc
+    huber_loss kthvalue linalg_eig linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
+    linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr
+    logsumexp multinomial mse_loss native_dropout_backward ormqr smooth_l1_loss soft_margin_loss
+    sort unique_consecutive unique_dim
+    _flash_attention_backward _efficient_attention_backward _scaled_dot_product_flash_attention
+    _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+"""
+
+
+@register_workspace(packets(*_UNKNOWN.split()))
+def unknown(*_: Any, out: Any, **__: Any) -> None:
+    """Return None: what these kernels allocate for themselves is not known."""

@@ -1,0 +1,61 @@
+"""Registry of workspaces: bytes that an operator's kernel allocates for itself while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
+from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
+
+Workspace = Callable[..., "int | None"]
+_WORKSPACES: dict[Any, Workspace] = {}
+
+
+def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Workspace], Workspace]:
+    """Register the decorated function as the workspace of an operator, or of several.
+
+    The function is called as ``workspace(*args, out=out, **kwargs)`` with the operator's own
+    arguments and its result. It returns the bytes that the kernel has allocated at a time, besides
+    its results, or None where they are not known: the peak is then a lower bound. It may read
+    shapes, dtypes and devices, never data.
+
+    targets: ``torch.ops.lib.op`` (all overloads), one overload, or a list of these.
+    override: replace an existing workspace instead of raising.
+
+    Raises DuplicateFormulaError for an operator that has a workspace, and UnknownOperatorError for
+    a target that is not an operator.
+
+    Example::
+
+        @register_workspace(torch.ops.my_library.my_op)
+        def my_op(x, *, out, **_):
+            return 4 * x.numel()
+    """
+    listed = targets if isinstance(targets, (list, tuple)) else (targets,)
+    for target in listed:
+        if not isinstance(target, (OpOverload, _torch.OpOverloadPacket)):
+            raise UnknownOperatorError(f"{target!r} is not an operator; pass torch.ops.lib.op")
+        if target in _WORKSPACES and not override:
+            raise DuplicateFormulaError(
+                f"{target} has a workspace already; pass override=True to replace it"
+            )
+
+    def decorate(workspace: Workspace) -> Workspace:
+        _WORKSPACES.update(dict.fromkeys(listed, workspace))
+        return workspace
+
+    return decorate
+
+
+def workspace_of(
+    func: Any,
+) -> Callable[[tuple[Any, ...], Mapping[str, Any], Any], int | None] | None:
+    """Return ``(args, kwargs, out) -> bytes`` of an operator; None if its kernel needs none."""
+    if not isinstance(func, OpOverload):
+        return None
+    workspace = _WORKSPACES.get(func) or _WORKSPACES.get(func.overloadpacket)
+    if workspace is None:
+        return None
+    return lambda args, kwargs, out: workspace(*args, out=out, **kwargs)

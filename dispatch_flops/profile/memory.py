@@ -1,0 +1,239 @@
+"""Memory that a run held: its peaks, what they consist of, and the share of each module."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+
+from dispatch_flops.errors import ConfigError
+from dispatch_flops.profile.cost import Phase, check_phase
+
+Role = str
+ROLES: tuple[Role, ...] = (
+    "parameters", "gradients", "optimizer state", "buffers", "inputs", "activations",
+    "temporaries", "workspace",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes of one role at a peak, allocated by one module in one phase.
+
+    role: one of "parameters", "gradients", "optimizer state", "buffers", "inputs",
+        "activations" (made in forward or recomputation and kept for later), "temporaries" and
+        "workspace" (what a kernel allocates for itself).
+    fqn, phase: where the bytes were allocated; None for what was there before.
+    """
+
+    role: Role
+    fqn: str | None = None
+    phase: Phase | None = None
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMoment:
+    """The operator that allocated last before a peak; None where no operator ran."""
+
+    fqn: str
+    phase: Phase
+    operator: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPeak:
+    """The most memory that was allocated on a device in one phase.
+
+    uses: what was allocated, the largest first; the bytes add up to ``peak_bytes``.
+    """
+
+    peak_bytes: int
+    peak_at: PeakMoment
+    uses: tuple[MemoryUse, ...]
+
+    def by_role(self) -> dict[Role, int]:
+        """Return ``{role: bytes}``, the largest first."""
+        found: dict[Role, int] = {}
+        for use in self.uses:
+            found[use.role] = found.get(use.role, 0) + use.bytes
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory of one device: the peak of each phase that ran there."""
+
+    device: str
+    peaks: tuple[MemoryPeak, ...]
+
+    def peak(self, phase: Phase | None = None) -> MemoryPeak | None:
+        """Return the highest peak, of one phase or of all; None if the phase did not run."""
+        found = [peak for peak in self.peaks if phase is None or peak.peak_at.phase == phase]
+        return max(found, key=lambda peak: peak.peak_bytes, default=None)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes at the highest peak."""
+        highest = self.peak()
+        return highest.peak_bytes if highest is not None else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProfile:
+    """Memory of a run: what was allocated at the peak, by role, module and phase.
+
+    Every figure is of the device with the highest peak, unless it says otherwise.
+
+    devices: one entry each, the highest peak first.
+    unseen: operators that ran and whose kernels allocate memory that is not known. The peaks
+        are then lower bounds.
+    rounding: bytes that each block is rounded up to a multiple of.
+
+    Example::
+
+        memory = profile.memory
+        memory.peak_bytes, memory.peak_at.operator
+        memory.by_role("backward")["activations"]
+    """
+
+    devices: tuple[DeviceMemory, ...]
+    unseen: tuple[str, ...] = ()
+    rounding: int = 1
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes that were allocated at a time; 0 where nothing was."""
+        return self.devices[0].peak_bytes if self.devices else 0
+
+    @property
+    def peak_at(self) -> PeakMoment | None:
+        """Module, phase and operator of the peak; None where nothing was allocated."""
+        peak = self.peak()
+        return peak.peak_at if peak is not None else None
+
+    @property
+    def at_peak(self) -> tuple[MemoryUse, ...]:
+        """What was allocated at the peak; the bytes add up to ``peak_bytes``."""
+        peak = self.peak()
+        return peak.uses if peak is not None else ()
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """True if a kernel allocated memory that is not known."""
+        return bool(self.unseen)
+
+    def peak(self, phase: Phase | None = None) -> MemoryPeak | None:
+        """Return the highest peak, of one phase or of all; None if the phase did not run.
+
+        Raises ConfigError for a phase that is neither a standard one nor one of the profile's.
+        """
+        phases = [peak.peak_at.phase for device in self.devices for peak in device.peaks]
+        check_phase(phase, phases)
+        return self.devices[0].peak(phase) if self.devices else None
+
+    def by_role(self, phase: Phase | None = None) -> dict[Role, int]:
+        """Return ``{role: bytes}`` at the peak, of one phase or of all, the largest first.
+
+        Empty for a phase that did not run. Raises ConfigError as ``peak`` does.
+        """
+        peak = self.peak(phase)
+        return peak.by_role() if peak is not None else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBytes:
+    """Bytes that a module holds, by role.
+
+    activations: made in forward and kept for later, of all calls of one step together. Those of
+        the step that kept most are counted.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer_state: int = 0
+    buffers: int = 0
+    activations: int = 0
+
+    def __add__(self, other: HeldBytes) -> HeldBytes:
+        return add_held((self, other))
+
+
+def add_held(parts: Iterable[HeldBytes]) -> HeldBytes:
+    """Return the sum, role by role."""
+    counts = [counts_held(part) for part in parts]
+    return HeldBytes(**dict(zip(_HELD, map(sum, zip(*counts, strict=True)), strict=False)))
+
+
+_HELD: tuple[str, ...] = tuple(field.name for field in fields(HeldBytes))
+counts_held: Callable[[HeldBytes], tuple[int, ...]] = operator.attrgetter(*_HELD)
+
+
+_NOTHING: Mapping[Phase, int] = MappingProxyType({})
+
+
+class PhaseBytes(Mapping[Phase, int]):
+    """Immutable mapping from phase to bytes, without the phases in which nothing ran."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, by_phase: Mapping[Phase, int] = _NOTHING) -> None:
+        self._bytes = dict(by_phase)
+
+    def __getitem__(self, phase: Phase) -> int:
+        return self._bytes[phase]
+
+    def __iter__(self) -> Iterator[Phase]:
+        return iter(self._bytes)
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._bytes.items()))
+
+    def __repr__(self) -> str:
+        return f"PhaseBytes({self._bytes!r})"
+
+
+def highest(parts: Iterable[PhaseBytes]) -> PhaseBytes:
+    """Return the largest number of bytes of each phase."""
+    found: dict[Phase, int] = {}
+    for part in parts:
+        for phase, count in part.items():
+            found[phase] = max(count, found.get(phase, 0))
+    return PhaseBytes(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleMemory:
+    """Memory of one module, on the device with the highest peak.
+
+    own: what the module itself holds. total: what the module and all below hold, each block of
+        memory once.
+    peak_bytes: per phase, the most that was allocated, by anyone, while an operator of the module
+        or of a module below ran.
+    """
+
+    own: HeldBytes = field(default_factory=HeldBytes)
+    total: HeldBytes = field(default_factory=HeldBytes)
+    peak_bytes: PhaseBytes = field(default_factory=PhaseBytes)
+
+
+def sum_memory(parts: Iterable[ModuleMemory | None]) -> ModuleMemory | None:
+    """Return what several modules hold together, and their highest peaks; None if none is known."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    return ModuleMemory(
+        own=add_held(part.own for part in known),
+        total=add_held(part.total for part in known),
+        peak_bytes=highest(part.peak_bytes for part in known),
+    )
+
+
+def check_rounding(rounding: object) -> None:
+    """Raise ConfigError unless ``rounding`` is a number of bytes of at least 1."""
+    if type(rounding) is not int or rounding < 1:
+        raise ConfigError(f"memory_rounding={rounding!r}: pass a number of bytes of at least 1")

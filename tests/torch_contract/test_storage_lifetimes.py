@@ -1,0 +1,127 @@
+"""Storages: how long their Python objects live, and what changes their size."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dispatch_flops import _torch
+
+TWO_TRACKERS = """
+import warnings
+warnings.filterwarnings("ignore")
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from dispatch_flops import FlopCounterMode
+
+kept = []  # until the interpreter ends, with the weak references of both
+for _ in range(8):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        model(torch.randn(2, 5, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+    with tracker:
+        step()
+    counter = FlopCounterMode(model, display=False, memory=True)
+    with counter:
+        step()
+        kept.append(model(torch.randn(2, 5, 16)))  # a graph that is never run backward
+    both = MemTracker()
+    both.track_external(model, optimizer)
+    with FlopCounterMode(model, display=False, memory=True) as inner, both:
+        step()
+    kept.append((model, optimizer, tracker, counter, both, inner))
+unfinished = FlopCounterMode(model, display=False, memory=True)
+unfinished.__enter__()  # and never left
+kept.append(model(torch.randn(2, 5, 16)))
+print("finished", counter.profile.memory.peak_bytes > 0)
+"""
+
+
+@pytest.mark.slow
+def test_process_with_another_memory_tracker_ends_normally() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", TWO_TRACKERS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "finished True"), done.stderr
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_python_object_lives_as_long_as_the_storage(device: str) -> None:
+    tensor = torch.empty(7, device=device)
+    identity, reference = id(tensor.untyped_storage()), weakref.ref(tensor.untyped_storage())
+    gc.collect()
+    view = tensor[2:].view(5, 1)
+    del tensor
+    assert reference() is not None
+    assert id(view.untyped_storage()) == identity
+    del view
+    assert reference() is None
+
+
+def test_callback_comes_when_autograd_releases_a_saved_tensor() -> None:
+    released: list[str] = []
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    reference = weakref.ref(y.untyped_storage(), lambda _: released.append("y"))
+    total = y.sum()
+    del y
+    assert released == []
+    total.backward()
+    assert released == ["y"] and reference() is None
+
+
+@pytest.fixture
+def sizes() -> list[int]:
+    return []
+
+
+def test_follower_sees_each_resize_of_a_storage(sizes: list[int]) -> None:
+    def follow(storage: torch.UntypedStorage) -> None:
+        sizes.append(storage.nbytes())
+
+    own = torch.UntypedStorage.resize_
+    _torch.follow_storage_sizes(follow)
+    try:
+        tensor = torch.empty(5)
+        tensor.untyped_storage().resize_(0)
+        tensor.untyped_storage().resize_(4 * 7)
+    finally:
+        _torch.unfollow_storage_sizes(follow)
+    tensor.untyped_storage().resize_(4)
+    assert sizes == [0, 4 * 7]
+    assert torch.UntypedStorage.resize_ is own
+
+
+@pytest.mark.parametrize(
+    ("make", "is_opaque"),
+    [
+        (lambda: torch.eye(3), False),
+        (lambda: torch.eye(3, device="meta"), False),
+        pytest.param(
+            lambda: torch.eye(3).to_mkldnn(),
+            True,
+            marks=pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN"),
+        ),
+    ],
+)
+def test_opaque_tensor_has_no_storage(make: Callable[[], torch.Tensor], is_opaque: bool) -> None:
+    assert _torch.is_opaque(make()) is is_opaque

@@ -1,0 +1,359 @@
+"""Memory of small programs, whose bytes are products of sizes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops.errors import ConfigError
+from dispatch_flops.profile import MemoryProfile
+
+F32, F64 = 4, 8
+
+
+def memory_of(run: Callable[[], object], *models: nn.Module, **options: object) -> MemoryProfile:
+    with FlopCounterMode([*models] or None, display=False, memory=True, **options) as counter:  # type: ignore[arg-type]
+        run()
+    memory = counter.profile.check().memory
+    assert memory is not None
+    return memory
+
+
+def test_memory_that_is_not_asked_for_is_none() -> None:
+    with FlopCounterMode(display=False) as counter:
+        torch.ones(3) + 1
+    assert counter.profile.memory is None
+    assert counter.profile.root.memory is None
+
+
+def test_peak_is_the_most_that_was_allocated_at_a_time() -> None:
+    def run() -> None:
+        a = torch.ones(3, 5)
+        b = torch.ones(7, dtype=torch.float64)
+        del a
+        torch.ones(11)
+        del b
+
+    memory = memory_of(run)
+    assert memory.peak_bytes == 3 * 5 * F32 + 7 * F64
+    assert memory.peak_at is not None and memory.peak_at.operator == "aten.ones.default"
+    assert sum(use.bytes for use in memory.at_peak) == memory.peak_bytes
+
+
+def test_views_and_in_place_results_take_no_memory() -> None:
+    def run() -> None:
+        a = torch.ones(3, 5)
+        a.view(15)[2:].add_(1).t().mul_(2).unsqueeze(0)
+
+    assert memory_of(run).peak_bytes == 3 * 5 * F32
+
+
+def test_view_keeps_its_storage_allocated() -> None:
+    def run() -> None:
+        part = torch.ones(13, 5)[0]
+        torch.ones(7)
+        part.sum()
+
+    assert memory_of(run).peak_bytes == 13 * 5 * F32 + 7 * F32
+
+
+def test_out_argument_that_grows_counts_with_its_new_size() -> None:
+    def run() -> None:
+        out = torch.empty(0)
+        torch.add(torch.ones(13), 1, out=out)
+
+    assert memory_of(run).peak_bytes == 2 * 13 * F32
+
+
+def test_resized_tensor_counts_with_its_new_size() -> None:
+    def run() -> None:
+        a = torch.ones(3)
+        a.resize_(11)
+        a.untyped_storage().resize_(0)
+        torch.ones(7)
+
+    assert memory_of(run).peak_bytes == 11 * F32
+
+
+def test_sparse_tensor_counts_with_indices_and_values() -> None:
+    diagonal = torch.eye(5).to_sparse()
+    held = 2 * 5 * 8 + 5 * F32
+
+    def run() -> None:
+        diagonal.clone()
+
+    assert memory_of(run).peak_bytes == 2 * held
+
+
+def test_rounding_applies_to_every_block() -> None:
+    def run() -> None:
+        kept = [torch.ones(3), torch.ones(512 // F32), torch.ones(512 // F32 + 1)]
+        kept.clear()
+
+    assert memory_of(run, memory_rounding=512).peak_bytes == (1 + 1 + 2) * 512
+
+
+@pytest.mark.parametrize("rounding", [0, -1, 1.5, True, "512"])
+def test_rounding_that_is_not_a_number_of_bytes_is_an_error(rounding: object) -> None:
+    with pytest.raises(ConfigError, match="memory_rounding"):
+        FlopCounterMode(memory=True, memory_rounding=rounding)  # type: ignore[arg-type]
+
+
+def test_training_step_is_split_into_roles() -> None:
+    batch, width, hidden = 11, 3, 5
+    model = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, 1, bias=False))
+    x = torch.ones(batch, width)
+    params = (width * hidden + hidden + hidden) * F32
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def run() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+
+    memory = memory_of(run, model)
+    assert memory.by_role("optimizer") == {
+        "parameters": params,
+        "gradients": params,
+        "optimizer state": params,
+        "inputs": batch * width * F32,
+    }
+    # The peak is at Tanh, which keeps its result and not its input.
+    assert memory.by_role("forward") == {
+        "parameters": params,
+        "inputs": batch * width * F32,
+        "activations": batch * hidden * F32,
+        "temporaries": batch * hidden * F32,
+    }
+
+
+def test_module_knows_what_it_holds_and_keeps() -> None:
+    batch, width, hidden = 7, 3, 5
+    model = nn.Sequential(nn.Linear(width, hidden), nn.BatchNorm1d(hidden))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        for _ in range(3):  # the activations of one step, not of all
+            model(torch.ones(batch, width)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    root = counter.profile.root
+    linear, norm = (child.memory for child in root.children)
+    assert linear is not None and norm is not None and root.memory is not None
+    held = (width * hidden + hidden) * F32
+    assert (linear.own.parameters, linear.own.gradients, linear.own.optimizer_state) == (held,) * 3
+    assert linear.own.activations == batch * hidden * F32
+    assert norm.own.buffers == 2 * hidden * F32 + 8  # num_batches_tracked is an int64
+    assert root.memory.own.parameters == 0
+    assert root.memory.total.parameters == held + 2 * hidden * F32
+    assert root.memory.total.activations == linear.own.activations + norm.own.activations
+    assert root.memory.peak_bytes["forward"] >= linear.peak_bytes["forward"]
+
+
+def test_parameter_that_two_modules_share_counts_once() -> None:
+    model = nn.ModuleList([nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)])
+    model[1].weight = model[0].weight
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model[1](model[0](torch.ones(1, 3)))
+    root = counter.profile.root
+    assert [c.memory and c.memory.own.parameters for c in root.children] == [3 * 3 * F32] * 2
+    assert root.memory is not None and root.memory.total.parameters == 3 * 3 * F32
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.by_role()["parameters"] == 3 * 3 * F32
+
+
+def test_optimizer_that_does_not_step_is_passed() -> None:
+    model = nn.Linear(3, 5, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+    def run() -> None:
+        model(torch.ones(2, 3))
+
+    assert "optimizer state" not in memory_of(run, model).by_role()
+    found = memory_of(run, model, optimizers=[optimizer])
+    assert found.by_role()["optimizer state"] == 3 * 5 * F32
+
+
+def test_gradients_that_no_optimizer_uses_are_gradients() -> None:
+    model = nn.Linear(3, 5, bias=False)
+
+    def run() -> None:
+        model(torch.ones(2, 3)).sum().backward()
+        model.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+
+    assert memory_of(run, model).by_role("backward")["gradients"] == 3 * 5 * F32
+
+
+def test_without_backward_what_outlives_the_call_is_an_activation() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Sigmoid(), nn.Linear(5, 11))
+    x = torch.ones(7, 3)
+
+    def run() -> None:
+        model(x)
+
+    # The result of Sigmoid is kept for backward; without backward it is released in the call.
+    memory = memory_of(run, model)
+    assert memory.by_role()["activations"] == 7 * 5 * F32 + 7 * 11 * F32
+    with torch.no_grad():
+        memory = memory_of(run, model)
+    assert memory.by_role()["activations"] == 7 * 11 * F32
+    assert memory.by_role()["temporaries"] == 7 * 5 * F32
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputed_activations_are_of_the_phase_recompute(use_reentrant: bool) -> None:
+    layers = nn.ModuleList(
+        nn.Sequential(nn.Linear(5, 5), nn.Sigmoid(), nn.Linear(5, 5)) for _ in range(3)
+    )
+    x = torch.ones(101, 5, requires_grad=True)
+
+    def run() -> None:
+        y = x
+        for layer in layers:
+            y = checkpoint(layer, y, use_reentrant=use_reentrant)
+        y.sum().backward()
+
+    memory = memory_of(run, layers)
+    recomputed = [use for use in memory.at_peak if use.phase == "recompute"]
+    assert recomputed and {use.role for use in recomputed} <= {"activations", "temporaries"}
+    assert memory.by_role("backward").keys() >= {"activations", "parameters"}
+
+
+def test_saved_tensor_hook_that_packs_smaller_lowers_the_peak() -> None:
+    model = nn.Sequential(*(nn.Sigmoid() for _ in range(4)))
+    x = torch.ones(101, requires_grad=True)
+
+    def run() -> None:
+        model(x).sum().backward()
+
+    def run_packed() -> None:
+        half = torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float())
+        with half:
+            model(x).sum().backward()
+
+    assert memory_of(run_packed, model).peak_bytes < memory_of(run, model).peak_bytes
+
+
+def test_each_device_has_a_peak() -> None:
+    def run() -> None:
+        kept = [torch.ones(3), torch.ones(5, 7, device="meta")]
+        kept.clear()
+
+    memory = memory_of(run)
+    assert {device.device: device.peak_bytes for device in memory.devices} == {
+        "meta": 5 * 7 * F32,
+        "cpu": 3 * F32,
+    }
+    assert memory.peak_bytes == 5 * 7 * F32
+
+
+def test_meta_equals_cpu_to_the_byte() -> None:
+    def step(device: str) -> Callable[[], None]:
+        model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5), nn.Linear(5, 7))
+        model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.ones(11, 3, device=device)
+
+        def run() -> None:
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        run()
+        optimizer.zero_grad()
+        return run
+
+    cpu, meta = (memory_of(step(device)) for device in ("cpu", "meta"))
+    # AdamW keeps the number of steps of each of the 6 parameters on the CPU, wherever they are.
+    steps = 6 * F32
+    assert meta.peak_bytes + steps == cpu.peak_bytes
+    state = meta.by_role().pop("optimizer state")
+    assert meta.by_role() | {"optimizer state": state + steps} == cpu.by_role()
+
+
+def test_exception_in_the_block_leaves_a_valid_profile() -> None:
+    counter = FlopCounterMode(display=False, memory=True)
+
+    def run() -> None:
+        with counter:
+            torch.ones(3)
+            raise KeyError("in the block")
+
+    with pytest.raises(KeyError):
+        run()
+    memory = counter.profile.check().memory
+    assert memory is not None and memory.peak_bytes == 3 * F32
+
+
+def test_thread_inside_in_thread_is_followed() -> None:
+    with FlopCounterMode(display=False, memory=True) as counter:
+        kept = []
+
+        def work() -> None:
+            with counter.in_thread():
+                kept.append(torch.ones(5))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        torch.ones(7)
+        kept.clear()
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.peak_bytes == (5 + 7) * F32
+
+
+def test_pause_does_not_lose_what_is_released_meanwhile() -> None:
+    with FlopCounterMode(display=False, memory=True) as counter:
+        a = torch.ones(13)
+        counter.pause()
+        del a
+        counter.resume()
+        torch.ones(11)
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.peak_bytes == 13 * F32
+
+
+def test_data_from_outside_the_run_counts_once_each() -> None:
+    model = nn.Linear(3, 1, bias=False)
+    batches = [torch.ones(5, 3) for _ in range(4)]
+
+    def run() -> None:
+        while batches:
+            model(batches.pop())
+
+    # The first batch is there from the start, each other from its first operator on.
+    memory = memory_of(run, model)
+    assert memory.by_role()["inputs"] == 5 * 3 * F32
+
+
+def test_profile_with_memory_survives_json() -> None:
+    model = nn.Linear(3, 5)
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model(torch.ones(2, 3)).sum().backward()
+    again = Profile.from_json(counter.profile.to_json())
+    assert again == counter.profile
+    assert again.memory == counter.profile.memory
+    assert again.root.memory == counter.profile.root.memory
+
+
+def test_own_resize_of_storages_is_back_after_the_block() -> None:
+    own = torch.UntypedStorage.resize_
+    with FlopCounterMode(display=False, memory=True):
+        torch.ones(3)
+    assert torch.UntypedStorage.resize_ is own
+
+
+def test_latencies_and_memory_share_a_pass() -> None:
+    model = nn.Linear(3, 5, bias=False)
+    with FlopCounterMode(model, display=False, memory=True, latency=True) as counter:
+        model(torch.ones(2, 3))
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.peak_bytes == (3 * 5 + 2 * 3 + 2 * 5) * F32
+    assert counter.profile.root.latency_s is not None
