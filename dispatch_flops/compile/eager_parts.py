@@ -27,7 +27,7 @@ _WITHOUT_ARITHMETIC = (
     "logging.Logger method",
 )
 # Files whose functions run no operator themselves: the standard library's, and DDP's.
-_FOLDERS = frozenset(Path(m.__file__).parent for m in (contextlib, logging, parallel))
+_FOLDERS = frozenset(Path(str(m.__file__)).parent for m in (contextlib, logging, parallel))
 _PRINTING = ("Failed to trace builtin operator", "`print`")
 
 
