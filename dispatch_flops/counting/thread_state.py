@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dispatch_flops.counting.module_names import ModuleName
+from dispatch_flops.counting.output_shapes import Shapes
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
@@ -62,6 +63,7 @@ class ThreadState:
     known_task: the graph task of which that was last asked.
     param_sink: the set to which the mode adds ids: ``used_params``, or in an optimizer step
         ``discarded_params``.
+    output_shapes: of what the first call of each module returned, by fqn.
     gradients: after a backward pass, the storages of the gradients; None: not asked for yet.
     is_on_gradients: an operator has read one of these, and the optimizer has not stepped since.
     """
@@ -72,6 +74,7 @@ class ThreadState:
         self.module_phases: dict[tuple[str, Phase], ModulePhase] = {}
         self.calls: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, int] = defaultdict(int)
+        self.output_shapes: dict[str, Shapes] = {}
         self.used_params: set[int] = set()
         self.discarded_params: set[int] = set()
         self.param_sink = self.used_params

@@ -58,6 +58,8 @@ class ModuleNode:
     latency_spread_s: median distance of the runs from their median ``latency_s``; None where
         there was one run.
     tokens: rows that entered the forward of an expert in a mixture of experts; else None.
+    output_shapes: of the first tensors that its first call returned, with -1 for a size that is a
+        symbol and None for a nested tensor; None where no call was seen to return.
     memory: bytes that it holds, and the most while it ran; None where memory was not followed.
     """
 
@@ -75,6 +77,7 @@ class ModuleNode:
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
     latency_spread_s: float | None = None
     tokens: int | None = None
+    output_shapes: tuple[tuple[int, ...] | None, ...] | None = None
     memory: ModuleMemory | None = None
 
     # Written out because the generated methods recurse, and a model may be deeper than

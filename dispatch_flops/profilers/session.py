@@ -166,6 +166,7 @@ class Session:
                 calls=self._tracker.calls(),
                 used_params=self._tracker.used_params(),
                 tokens=self._tracker.tokens(),
+                output_shapes=self._tracker.output_shapes(),
                 latency_s=self._pass.module_seconds(),
                 mesh_dims=self._ranks.mesh_dims,
                 communication=self._mode.communication.calls(),
@@ -182,7 +183,7 @@ class Session:
 
     def _find_ranks(self) -> None:
         """Find this process's rank, unless its process group is gone by now."""
-        ranks = Ranks.of(self._names.modules(), self._mesh)
+        ranks = Ranks.of(self._names, self._mesh)
         if ranks.world_size is not None:
             self._ranks = ranks
 
