@@ -226,11 +226,15 @@ def test_stance_that_the_program_sets_in_the_block_survives_it(stance: Any) -> N
 
 
 def test_stance_that_outlasts_the_block_goes_back_to_the_one_before_it() -> None:
-    with ExitStack() as stack:
-        with FlopCounterMode(display=False):
-            stack.enter_context(torch.compiler.set_stance("fail_on_recompile"))
-        assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
-    assert torch._dynamo.eval_frame._stance.stance == "default"
+    before = torch._dynamo.eval_frame._stance
+    try:
+        with ExitStack() as stack:
+            with FlopCounterMode(display=False):
+                stack.enter_context(torch.compiler.set_stance("fail_on_recompile"))
+            assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
+        assert torch._dynamo.eval_frame._stance.stance == "default"
+    finally:
+        torch._dynamo.eval_frame._set_stance(before)
 
 
 def autograd_compiler() -> Any:
