@@ -96,7 +96,7 @@ class GraphCost:
 
     function: the compiled function of which the graph is a part, as ``(fqn, function_id)``.
     module_calls: ``{fqn: its calls in one run}``; empty for a backward graph.
-    used_params: ids of the parameters that take part.
+    used_params: ids of the parameters that take part. on_first_run: called before the first run.
     runs: number of runs by what ``run_reader()`` read.
     """
 
@@ -108,7 +108,9 @@ class GraphCost:
         is_backward: bool,
         conventions: Conventions,
         own_rules: Mapping[Any, Rule],
+        on_first_run: Callable[[], None] | None = None,
     ) -> None:
+        self._on_first_run = on_first_run
         self.is_backward = is_backward
         self.function = (attribution.fqn, attribution.function_id)
         self.module_calls = {} if is_backward else attribution.module_calls(graph.graph)
@@ -136,8 +138,11 @@ class GraphCost:
         read_sizes = size_reader(tuple(self._symbols.values())) if self._symbols else None
         running = self._instances.running if self._instances is not None else None
         is_backward, graph_task = self.is_backward, _torch.graph_task_id
+        runs, on_first_run = self.runs, self._on_first_run
 
         def read(inputs: Sequence[Any]) -> Run:
+            if on_first_run is not None and not runs:
+                on_first_run()
             return (
                 running(inputs) if running is not None else None,
                 not is_backward and graph_task() != NO_TASK,
