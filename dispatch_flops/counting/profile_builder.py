@@ -222,7 +222,7 @@ def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode
         for op in ops
         if op.latency_s is not None and op.phase is not None and timed_phase(op.phase) == phase
     )
-    return sum_known((*own, *(child.latency(phase) for child in children)))
+    return sum_known((*own, *(child.seconds.get(phase) for child in children)))
 
 
 def _class_name(fqn: str, named: ModuleName | None) -> str:

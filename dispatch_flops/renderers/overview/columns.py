@@ -11,6 +11,7 @@ from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.overview.fitting import TextColumn, fitted_table
 from dispatch_flops.renderers.overview.rows import Row
 from dispatch_flops.renderers.run_facts import shape_text
@@ -92,7 +93,7 @@ def _columns(profile: Profile) -> dict[str, Column]:
 
     def flops_in(phase: Phase) -> Column:
         def cell(row: Row) -> str:
-            return _count(row.node.total(phase).flops * row.figures.modules, row)
+            return _count(cost_in(row.node, phase).flops * row.figures.modules, row)
 
         return Column(f"{phase} FLOPs", cell)
 
