@@ -679,6 +679,8 @@ PIPELINES = "torch.distributed.pipelining.schedules"
 #                             pipelines: _batch_p2p (desc), action, stage, self._stage, and the
 #                             functions that initialise stages; variable of AccumulateGrad
 # operators/communication     groups' group_desc and group_name
+# counting/sharded_parameters FSDP1's _handle.flat_param and its _param_infos,
+#                             _shard_param_infos, _shared_param_infos, _numels and _params
 # counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached
 # counting/dispatch_mode      _should_skip_dynamo, ignore_compile_internals and
 #                             supports_higher_order_operators, overridden; _is_zerotensor()
