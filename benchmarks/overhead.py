@@ -3,7 +3,8 @@
     python benchmarks/overhead.py [--peers] [--only TEXT]
 
 One thread, medians. ``floor`` is a dispatch mode that only calls ``func._op(...)``: the minimum for
-any tool of this kind. ``--peers`` adds DeepSpeed's profiler (extra ``peers``).
+any tool of this kind. ``memory / ours`` is what the mode adds to the floor with ``memory=True``,
+divided by what it adds without. ``--peers`` adds DeepSpeed's profiler (extra ``peers``).
 
 Freed memory is kept (glibc's mallopt). Otherwise, allocating 440 MB of gradients in every step
 would take longer, and vary more, than the overhead that is measured here.
@@ -53,6 +54,7 @@ def variants(model: nn.Module | None) -> dict[str, Context]:
         "plain": contextlib.nullcontext,
         "floor": Floor,
         "dispatch_flops": lambda: FlopCounterMode(model, display=False),
+        "with memory": lambda: FlopCounterMode(model, display=False, memory=True),
         "torch": lambda: TorchCounter(display=False),
     }
 
@@ -182,7 +184,11 @@ def main() -> int:
     for name, (model, run, repeats) in programs.items():
         seconds = steady(run, variants(model), repeats)
         over_floor = f"{seconds['dispatch_flops'] / seconds['floor']:.2f}"
-        rows.append([name, f"{seconds['plain'] * 1e3:.2f} ms", *_ratios(seconds), over_floor])
+        of_memory = (seconds["with memory"] - seconds["floor"]) / (
+            seconds["dispatch_flops"] - seconds["floor"]
+        )
+        ratios = [*_ratios(seconds), over_floor, f"{of_memory:.2f}"]
+        rows.append([name, f"{seconds['plain'] * 1e3:.2f} ms", *ratios])
         print(f"{name}: steady", file=sys.stderr)
     # Last, because importing DeepSpeed may change timings.
     for name, (model, run, repeats) in programs.items():
@@ -193,9 +199,10 @@ def main() -> int:
             contexts["deepspeed"] = lambda model=model: deepspeed_profiler(model)
         whole.append([name, *_ratios(one_shot(run, contexts, max(repeats // 2, 3)))])
         print(f"{name}: one shot", file=sys.stderr)
-    print(tabulate(rows, ["steady", "plain", "floor", "dispatch_flops", "torch", "ours / floor"]))
+    counted = ["floor", "dispatch_flops", "with memory", "torch"]
+    print(tabulate(rows, ["steady", "plain", *counted, "ours / floor", "memory / ours"]))
     print()
-    print(tabulate(whole, ["one shot", "floor", "dispatch_flops", "torch", "deepspeed"]))
+    print(tabulate(whole, ["one shot", *counted, "deepspeed"]))
     return 0
 
 
