@@ -1,10 +1,17 @@
 """Overhead of counting: ratios to the bare program, all variants interleaved in one process.
 
-    python benchmarks/overhead.py [--peers] [--only TEXT]
+    python benchmarks/overhead.py [--peers] [--only TEXT] [--rounds N]
+    python benchmarks/overhead.py --against REVISION    # see overhead_gate.py
 
-One thread, medians. ``floor`` is a dispatch mode that only calls ``func._op(...)``: the minimum for
-any tool of this kind. ``memory / ours`` is what the mode adds to the floor with ``memory=True``,
-divided by what it adds without. ``--peers`` adds DeepSpeed's profiler (extra ``peers``).
+One thread. Each figure is the median of N rounds (5), with the smallest and the largest; within a
+round it is a ratio of medians. ``floor`` is a dispatch mode that only calls ``func._op(...)``: the
+minimum for any tool of this kind. ``memory / ours`` divides what the mode adds to the floor with
+``memory=True`` by what it adds without. ``--peers`` adds DeepSpeed's profiler (extra ``peers``).
+
+- steady: the program once more inside a block that is already entered.
+- one shot: entering, running once, leaving and reading the totals, as most users do.
+- parts: of one shot, in milliseconds, and what the whole profile takes besides per module.
+- import: what importing the counter takes after torch.
 
 Freed memory is kept (glibc's mallopt). Otherwise, allocating 440 MB of gradients in every step
 would take longer, and vary more, than the overhead that is measured here.
@@ -19,9 +26,10 @@ import functools
 import gc
 import io
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -49,13 +57,27 @@ class Floor(TorchDispatchMode):
         return func._op(*args, **kwargs) if kwargs else func._op(*args)
 
 
+@contextlib.contextmanager
+def counted(model: nn.Module | None, *, memory: bool = False) -> Iterator[None]:
+    with FlopCounterMode(model, display=False, memory=memory) as counter:
+        yield
+    counter.get_total_macs(), counter.get_total_flops()
+
+
+@contextlib.contextmanager
+def counted_by_torch() -> Iterator[None]:
+    with TorchCounter(display=False) as counter:
+        yield
+    counter.get_total_flops()
+
+
 def variants(model: nn.Module | None) -> dict[str, Context]:
     return {
         "plain": contextlib.nullcontext,
         "floor": Floor,
-        "dispatch_flops": lambda: FlopCounterMode(model, display=False),
-        "with memory": lambda: FlopCounterMode(model, display=False, memory=True),
-        "torch": lambda: TorchCounter(display=False),
+        "dispatch_flops": lambda: counted(model),
+        "with memory": lambda: counted(model, memory=True),
+        "torch": counted_by_torch,
     }
 
 
@@ -85,6 +107,40 @@ def one_shot(
                 run()
             taken[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def parts(model: nn.Module, run: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """Return median seconds of each part of one shot; the profile's are per module."""
+    taken: dict[str, list[float]] = {}
+    modules = sum(1 for _ in model.modules())
+    for _ in range(repeats):
+        gc.collect()
+        counter = FlopCounterMode(model, display=False)
+        steps: dict[str, Callable[[], Any]] = {
+            "enter": counter.__enter__,
+            "run": run,
+            "leave": lambda counter=counter: counter.__exit__(None, None, None),
+            "totals": lambda counter=counter: (
+                counter.get_total_macs(), counter.get_total_flops()
+            ),
+            "profile / module": lambda counter=counter: counter.profile.root,
+        }  # fmt: skip
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            taken.setdefault(name, []).append(time.perf_counter() - start)
+    seconds = {name: statistics.median(values) for name, values in taken.items()}
+    seconds["profile / module"] = (seconds["leave"] + seconds["profile / module"]) / modules
+    return seconds
+
+
+def import_seconds() -> float:
+    """Return the seconds that importing the counter takes in a process that imported torch."""
+    code = (
+        "import time, torch; start = time.perf_counter(); from dispatch_flops import "
+        "FlopCounterMode; print(time.perf_counter() - start)"
+    )
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout)
 
 
 def keep_freed_memory() -> None:
@@ -170,44 +226,83 @@ def deepspeed_profiler(model: nn.Module) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", action="store_true", help="also measure DeepSpeed's profiler")
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="only programs whose name contains TEXT"
     )
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions of it all")
+    parser.add_argument(
+        "--against", metavar="REVISION", help="only compare with this revision; 1 if 10 %% slower"
+    )
     given = parser.parse_args()
-    peers = given.peers
+    if given.against is not None:
+        from overhead_gate import compare
+
+        return compare(given.against, given.only)
     torch.set_num_threads(1)
     keep_freed_memory()
-    rows, whole = [], []
     programs = {name: program for name, program in workloads().items() if given.only in name}
+    rows = []
     for name, (model, run, repeats) in programs.items():
-        seconds = steady(run, variants(model), repeats)
-        over_floor = f"{seconds['dispatch_flops'] / seconds['floor']:.2f}"
-        of_memory = (seconds["with memory"] - seconds["floor"]) / (
-            seconds["dispatch_flops"] - seconds["floor"]
+        rounds = [steady(run, variants(model), repeats) for _ in range(given.rounds)]
+        over_floor = spread(seconds["dispatch_flops"] / seconds["floor"] for seconds in rounds)
+        plain = f"{statistics.median(seconds['plain'] for seconds in rounds) * 1e3:.2f} ms"
+        of_memory = spread(
+            (seconds["with memory"] - seconds["floor"])
+            / (seconds["dispatch_flops"] - seconds["floor"])
+            for seconds in rounds
         )
-        ratios = [*_ratios(seconds), over_floor, f"{of_memory:.2f}"]
-        rows.append([name, f"{seconds['plain'] * 1e3:.2f} ms", *ratios])
+        rows.append([name, plain, *ratios(rounds), over_floor, of_memory])
         print(f"{name}: steady", file=sys.stderr)
     # Last, because importing DeepSpeed may change timings.
+    whole, by_part = [], []
     for name, (model, run, repeats) in programs.items():
         if model is None:
             continue
         contexts = variants(model)
-        if peers:
+        if given.peers:
             contexts["deepspeed"] = lambda model=model: deepspeed_profiler(model)
-        whole.append([name, *_ratios(one_shot(run, contexts, max(repeats // 2, 3)))])
+        times = max(repeats // 2, 3)
+        whole.append([name, *ratios([one_shot(run, contexts, times) for _ in range(given.rounds)])])
+        taken = [parts(model, run, times) for _ in range(given.rounds)]
+        by_part.append(
+            [
+                name,
+                *(spread(t[part] * 1e3 for t in taken) for part in list(taken[0])[:-1]),
+                spread(t["profile / module"] * 1e6 for t in taken),
+            ]
+        )
         print(f"{name}: one shot", file=sys.stderr)
-    counted = ["floor", "dispatch_flops", "with memory", "torch"]
-    print(tabulate(rows, ["steady", "plain", *counted, "ours / floor", "memory / ours"]))
+    compared = ["floor", "dispatch_flops", "with memory", "torch"]
+    print(tabulate(rows, ["steady", "plain", *compared, "ours / floor", "memory / ours"]))
     print()
-    print(tabulate(whole, ["one shot", *counted, "deepspeed"]))
+    print(tabulate(whole, ["one shot", *compared, "deepspeed"]))
+    print()
+    print(
+        tabulate(
+            by_part, ["parts", "enter ms", "run ms", "leave ms", "totals ms", "profile us/module"]
+        )
+    )
+    print()
+    print(f"import after torch: {spread(import_seconds() * 1e3 for _ in range(given.rounds))} ms")
     return 0
 
 
-def _ratios(seconds: dict[str, float]) -> list[str]:
-    return [f"{s / seconds['plain']:.2f}" for name, s in seconds.items() if name != "plain"]
+def ratios(rounds: Sequence[dict[str, float]]) -> list[str]:
+    """Return the ratio to the bare program of every variant."""
+    return [
+        spread(seconds[name] / seconds["plain"] for seconds in rounds)
+        for name in rounds[0]
+        if name != "plain"
+    ]
+
+
+def spread(values: Iterable[float]) -> str:
+    """Return the median, with the smallest and the largest where they differ."""
+    known = sorted(values)
+    low, middle, high = (f"{v:.2f}" for v in (known[0], statistics.median(known), known[-1]))
+    return middle if low == high else f"{middle} ({low}-{high})"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dispatch_flops.analysis.machines import Machine
     from dispatch_flops.compile.backend import counting_backend
     from dispatch_flops.errors import DispatchFlopsError, UncountedOpsError, UncountedWarning
+    from dispatch_flops.operators.building_blocks import attention_cost, matmul_cost
+    from dispatch_flops.operators.conventions import conventions
     from dispatch_flops.operators.registry import overridden, register_flops, unregister_flops
     from dispatch_flops.operators.workspaces import register_workspace
     from dispatch_flops.profile.communication import CommGroup, CommTotal
@@ -47,13 +49,16 @@ __all__ = [
     "UncountedWarning",
     "__version__",
     "analysis",
+    "attention_cost",
     "compile",
+    "conventions",
     "counting_backend",
     "diff",
     "distributed",
     "errors",
     "get_model_profile",
     "integrations",
+    "matmul_cost",
     "measure_machine",
     "overridden",
     "profile_model",
@@ -80,9 +85,12 @@ _HOME = {
     "StepProfiler": "profilers.training",
     "UncountedOpsError": "errors",
     "UncountedWarning": "errors",
+    "attention_cost": "operators.building_blocks",
+    "conventions": "operators.conventions",
     "counting_backend": "compile.backend",
     "diff": "analysis.diff",
     "get_model_profile": "profilers.flops_profiler",
+    "matmul_cost": "operators.building_blocks",
     "measure_machine": "timing.peaks",
     "overridden": "operators.registry",
     "profile_model": "profilers.model",

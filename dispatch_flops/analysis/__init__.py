@@ -3,8 +3,10 @@
 - Modules: ``inclusive``, ``exclusive``, ``by_depth``, ``by_type``, ``top_modules``, ``fold``.
 - Operators: ``operator_rows``, ``cost_by_dtype``, ``phases_of``.
 - Totals: ``headline``, ``total_figures``, and ``diff`` of two profiles.
-- Latency: ``latency_of``, ``phase_seconds``, ``measured_seconds``, ``inexact_latencies``.
-- Machines: ``MACHINES``, ``mfu``, ``hfu``, ``roofline``, ``node_roofline``, ``roofline_data``.
+- Latency: ``latency_of``, ``whole_latencies``, ``phase_seconds``, ``measured_seconds``,
+  ``inexact_latencies``, ``inexact_phases``.
+- Machines: ``MACHINES``, ``mfu``, ``hfu``, ``mfu_is_lower_bound``, ``hfu_is_lower_bound``,
+  ``why_no_utilisation``, ``roofline``, ``node_roofline``, ``roofline_data``.
 - Scaling over sizes: ``exponent`` of one curve, ``exponents`` of a grid of runs.
 """
 
@@ -13,11 +15,14 @@ from dispatch_flops.analysis.efficiency import (
     Roofline,
     compute_s,
     hfu,
+    hfu_is_lower_bound,
     machine_of,
     mfu,
+    mfu_is_lower_bound,
     node_roofline,
     roofline,
     utilisation,
+    why_no_utilisation,
 )
 from dispatch_flops.analysis.figures import (
     Figures,
@@ -35,9 +40,11 @@ from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.headline import Headline, headline
 from dispatch_flops.analysis.latency import (
     inexact_latencies,
+    inexact_phases,
     latency_of,
     measured_seconds,
     phase_seconds,
+    whole_latencies,
 )
 from dispatch_flops.analysis.machines import MACHINES, Machine
 from dispatch_flops.analysis.operators import OperatorRow, cost_by_dtype, operator_rows, phases_of
@@ -67,12 +74,15 @@ __all__ = [
     "fold",
     "headline",
     "hfu",
+    "hfu_is_lower_bound",
     "inclusive",
     "inexact_latencies",
+    "inexact_phases",
     "latency_of",
     "machine_of",
     "measured_seconds",
     "mfu",
+    "mfu_is_lower_bound",
     "node_roofline",
     "operator_rows",
     "phase_seconds",
@@ -85,4 +95,6 @@ __all__ = [
     "total_figures",
     "utilisation",
     "walk_with_depth",
+    "whole_latencies",
+    "why_no_utilisation",
 ]

@@ -93,6 +93,31 @@ def utilisation(
     return ratio(least, seconds)
 
 
+def why_no_utilisation(
+    ops: Iterable[OpTotal],
+    phases: Iterable[Phase],
+    machine: Machine | None,
+    seconds: float | None,
+) -> str:
+    """Return why ``utilisation`` of the same arguments is None; ``""`` if it is not None."""
+    wanted = frozenset(phases)
+    ran = [op for op in ops if op.phase in wanted]
+    if machine is None:
+        return "the device's peaks are not known; pass machine="
+    if utilisation(ran, wanted, machine, seconds) is not None:
+        return ""
+    if not seconds:
+        return "the time was not measured"
+    without = {
+        op.dtype or "operators without a dtype"
+        for op in ran
+        if _has_flops(op) and not _peak(machine, op) and op.dtype not in _PLAIN_INTEGERS
+    }
+    if without:
+        return f"no peak of {machine.name} is known for {', '.join(sorted(without))}"
+    return "the FLOPs exceed the range of a float"
+
+
 def utilisation_is_lower_bound(
     ops: Iterable[OpTotal], phases: Iterable[Phase], machine: Machine | None
 ) -> bool:

@@ -10,10 +10,13 @@ from dispatch_flops.analysis.efficiency import (
     mfu,
     mfu_is_lower_bound,
     moving_s,
+    why_no_utilisation,
 )
-from dispatch_flops.analysis.latency import measured_seconds
+from dispatch_flops.analysis.latency import measured_seconds, measured_seconds_are_inexact
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cost import MODEL_PHASES
 
 ABOVE_PEAK = "above the peak: a count, the time or the peak is wrong"
 ABOVE_BANDWIDTH = (
@@ -29,7 +32,9 @@ class Headline:
     macs, hardware_flops, bytes_total: of all phases. model_flops: of forward and backward.
     seconds: of everything that was counted; None where a part was not measured.
     seconds_of: what those seconds are of, in words.
+    seconds_are_inexact: True if they may be off by more than 10 %.
     mfu, hfu: shares of the machine's peak; None where the peak or the time is not known.
+    why_no_mfu, why_no_hfu: what is not known, in words; ``""`` where the share is.
     lower_bound: True if an operator that ran has no known cost.
     mfu_is_lower_bound, hfu_is_lower_bound: True if the utilisation leaves out work, as that of
         operators without a known cost and of integers without a peak.
@@ -51,6 +56,9 @@ class Headline:
     mfu_is_lower_bound: bool = False
     hfu_is_lower_bound: bool = False
     least_moving_s: float | None = None
+    seconds_are_inexact: bool = False
+    why_no_mfu: str = ""
+    why_no_hfu: str = ""
 
     @property
     def exceeds_peak(self) -> bool:
@@ -77,6 +85,7 @@ def headline(profile: Profile, machine: Machine | None = None) -> Headline:
     """
     root, total = profile.root, profile.total()
     seconds, seconds_of = measured_seconds(profile)
+    ops, phases = profile.op_totals(), phases_of(profile)
     return Headline(
         params=root.total_params,
         trainable_params=root.trainable_params,
@@ -93,4 +102,7 @@ def headline(profile: Profile, machine: Machine | None = None) -> Headline:
         mfu_is_lower_bound=mfu_is_lower_bound(profile, machine),
         hfu_is_lower_bound=hfu_is_lower_bound(profile, machine),
         least_moving_s=None if machine is None else moving_s(total, machine),
+        seconds_are_inexact=measured_seconds_are_inexact(profile),
+        why_no_mfu=why_no_utilisation(ops, MODEL_PHASES, machine, seconds),
+        why_no_hfu=why_no_utilisation(ops, phases, machine, seconds),
     )

@@ -110,6 +110,17 @@ def measured_seconds(profile: Profile) -> tuple[float | None, str]:
     return sum_known(seconds[phase] for phase in phases), " + ".join(phases)
 
 
+def measured_seconds_are_inexact(profile: Profile) -> bool:
+    """Return True if ``measured_seconds`` may be off by more than 10 %.
+
+    They are as inexact as the phases that they consist of, unless they are those of a whole
+    iteration that ran without the profiler.
+    """
+    if profile.timing.iteration_s is not None and profile.timing.iteration_step is not None:
+        return False
+    return bool(inexact_phases(profile))
+
+
 def phase_seconds(profile: Profile) -> dict[Phase, float | None]:
     """Return the seconds of each phase; None where not measured.
 

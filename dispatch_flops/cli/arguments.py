@@ -145,6 +145,11 @@ def add_run_options(parser: ArgumentParser) -> None:
         help="also measure the latency of every operator, in the run that counts",
     )
     group.add_argument(
+        "--memory",
+        action="store_true",
+        help="also follow what is allocated, and show the peak and what it consists of",
+    )
+    group.add_argument(
         "--causal",
         choices=("full", "half"),
         default="full",
@@ -173,7 +178,7 @@ def add_view_options(parser: ArgumentParser) -> None:
         metavar="FORMAT",
         help=f"see below (default: by the suffix of --output, else {DEFAULT})",
     )
-    _add_output_option(group)
+    add_output_option(group)
     group.add_argument("--depth", type=natural, metavar="N", help=DEPTH_HELP)
     group.add_argument(
         "--top",
@@ -217,7 +222,7 @@ def add_table_options(parser: ArgumentParser, *formats: str) -> None:
         default=formats[0],
         help=f"format of the tables (default: {formats[0]})",
     )
-    _add_output_option(parser)
+    add_output_option(parser)
 
 
 def table_style(format: str) -> Style:
@@ -225,7 +230,7 @@ def table_style(format: str) -> Style:
     return "markdown" if format == "markdown" else "plain"
 
 
-def _add_output_option(parser: Any) -> None:
+def add_output_option(parser: Any) -> None:
     parser.add_argument("--output", metavar="FILE", help="write to FILE instead of stdout")
 
 

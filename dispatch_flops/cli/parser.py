@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any, NoReturn
 
-from dispatch_flops.cli import check, compare, ops, profile, show, sweep
+from dispatch_flops.cli import check, clusters, compare, ops, profile, show, sweep
 from dispatch_flops.cli.output import emit
 from dispatch_flops.errors import TargetError
 
@@ -74,6 +74,8 @@ def build_parser() -> Parser:
         show.add_report,
         compare.add_diff,
         check.add_check,
+        clusters.add_merge,
+        clusters.add_simulate,
         ops.add_ops,
     ):
         add_command(commands)

@@ -23,6 +23,7 @@ from dispatch_flops.cli.arguments import (
     parse_assignments,
     parse_value,
 )
+from dispatch_flops.cli.clusters import add_mesh_option
 from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.output import print_progress
 from dispatch_flops.cli.run import measure
@@ -45,6 +46,7 @@ examples:
   dispatch-flops profile model.py:Net --input-shape ids=1,128:int64 --input-shape mask=1,128
   dispatch-flops profile hf:config.json:AutoModelForCausalLM --device meta --set batch=4 seq=2048
   dispatch-flops profile model.py:Net --input-shape 8,3,32,32 --output profile.json
+  torchrun --nproc-per-node 4 -m dispatch_flops profile job.py:job --mesh dp=2,tp=2
 
 Integer inputs such as token ids need their dtype: 1,128:int64.
 """
@@ -74,6 +76,7 @@ def add_profile(commands: Commands) -> None:
         "command sweep does",
     )
     add_plot_option(parser)
+    add_mesh_option(parser)
     add_machine_option(
         parser,
         "compare the run with a machine's peak rates, on stderr and in an HTML page: the name of a "
@@ -84,6 +87,10 @@ def add_profile(commands: Commands) -> None:
 
 
 def run_profile(options: Namespace) -> int:
+    if options.mesh is not None:
+        from dispatch_flops.cli.real_ranks import run_profile_on_ranks
+
+        return run_profile_on_ranks(options)
     if options.sweep:
         return _run_sweep(options)
     if options.plot is not None:
@@ -115,10 +122,12 @@ def _run_sweep(options: Namespace) -> int:
 def _utilisation_text(profile: Profile, machine: Machine) -> str:
     top, roof = headline(profile, machine), roofline(profile.op_totals(), machine)
     return (
-        f"{machine.name}: MFU {at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)}, "
+        f"{machine.name}: MFU {at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)}"
+        f"{f' ({top.why_no_mfu})' if top.why_no_mfu else ''}, "
         f"HFU {at_least(fraction_text(top.hfu), top.hfu_is_lower_bound)}; "
         f"at best {seconds_text(roof.attainable_s)}, bound by {roof.bound or 'n/a'}; "
-        f"measured {seconds_text(top.seconds)} ({top.seconds_of})"
+        f"measured {'~' if top.seconds_are_inexact else ''}{seconds_text(top.seconds)} "
+        f"({top.seconds_of})"
         f"{f'; {top.warning}' if top.warning else ''}"
     )
 

@@ -81,18 +81,23 @@ def load_profile(path: str) -> Profile:
 
     Raises TargetError if the file cannot be read, ProfileFormatError if it is not a profile.
     """
+    text = read_text(path)
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        return Profile.from_json(text)
+    except ProfileFormatError as error:
+        raise ProfileFormatError(f"{path}: {error}") from None
+
+
+def read_text(path: str) -> str:
+    """Read a text file, or stdin for ``-``; raises TargetError if it cannot be read."""
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise TargetError(f"cannot read {path!r}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise TargetError(f"cannot read {path!r}: it is not a text file") from None
     except ValueError as error:  # a null character in the path
         raise TargetError(f"cannot read {path!r}: {error}") from None
-    try:
-        return Profile.from_json(text)
-    except ProfileFormatError as error:
-        raise ProfileFormatError(f"{path}: {error}") from None
 
 
 def show_profile(profile: Profile, options: Namespace, machine: Machine | None = None) -> None:

@@ -190,7 +190,7 @@ class _Simulator:
                 time_limit(self._timeout_s, f"rank {rank}"),
                 virtual_rank(rank, self._mesh, mode, self._mailbox) as device_mesh,
             ):
-                model, step = _as_step(self._job(device_mesh))
+                model, step = as_step(self._job(device_mesh))
                 counter = self._new_counter(model)
                 mode.values_read = 0
                 with observed_shards() as shards, counter:
@@ -210,7 +210,7 @@ class _Simulator:
         return dataclasses.replace(profile, run=run)
 
 
-def _as_step(result: Any) -> tuple[Any, Callable[[], Any]]:
+def as_step(result: Any) -> tuple[Any, Callable[[], Any]]:
     """Return the model, or None, and the function that runs a step."""
     model, step = result if isinstance(result, tuple) and len(result) == 2 else (None, result)
     if not callable(step) or isinstance(step, nn.Module):

@@ -156,8 +156,11 @@ class StepCallback(ProfiledStep):
     def _text(self) -> str:
         text = super()._text()
         machine = self._machine_known()
-        if machine is None or self.mfu is None or self.hfu is None:
+        if machine is None:
             return text
+        if self.mfu is None or self.hfu is None:
+            top = headline(self.profile, machine)
+            return f"{text}\nMFU n/a of {machine.name}: {top.why_no_mfu or top.why_no_hfu}"
         top = headline(self.profile, machine)
         text += f"\nMFU {at_least(fraction_text(self.mfu), top.mfu_is_lower_bound)}"
         text += f", HFU {at_least(fraction_text(self.hfu), top.hfu_is_lower_bound)}"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dispatch_flops.errors import ConfigError, ProfileFormatError
 from dispatch_flops.profile.communication import CommCost
-from dispatch_flops.profile.cost import OpCost, Phase, add_costs
+from dispatch_flops.profile.cost import PHASES, OpCost, Phase, add_costs, check_phase
 from dispatch_flops.profile.profile import Profile
 from dispatch_flops.profile.run_info import MeshDim
 from dispatch_flops.profile.seconds import sum_known, timed_phase
@@ -156,8 +156,9 @@ class ClusterProfile:
 
     def total(self, phase: Phase | None = None) -> OpCost:
         """Return the cost of all known ranks together, in one phase or in all."""
+        self._check_phase(phase)
         return add_costs(
-            self.profiles[rank].total(phase) * len(same) for rank, same in self._classes().items()
+            _total(self.profiles[rank], phase) * len(same) for rank, same in self._classes().items()
         )
 
     def communication(self, phase: Phase | None = None) -> CommCost:
@@ -184,7 +185,8 @@ class ClusterProfile:
         """
         if by not in BY:
             raise ConfigError(f"by={by!r}: choose one of {', '.join(BY)}")
-        return _value(self.ranks[rank], by, phase)
+        self._check_phase(phase)
+        return _value(self.profiles[self.represented.get(rank, rank)], by, phase)
 
     def spread(self, by: By = "flops", phase: Phase | None = None) -> Spread | None:
         """Return minimum, maximum, total and straggler of a figure; None where not measured."""
@@ -231,6 +233,11 @@ class ClusterProfile:
                 values.setdefault((stage, fqn), {})[rank] = value
         spreads = {key: _spread(found, classes) for key, found in values.items()}
         return {key: spread for key, spread in spreads.items() if spread is not None}
+
+    def _check_phase(self, phase: Phase | None) -> None:
+        if phase is not None and phase not in PHASES:
+            ops = (op for profile in self.profiles.values() for op in profile.op_totals())
+            check_phase(phase, (op.phase for op in ops))
 
     def _classes(self) -> dict[int, list[int]]:
         """Return ``{profiled rank: all ranks that it stands for, itself first}``."""
@@ -376,6 +383,11 @@ def _dims(mesh: tuple[MeshDim, ...] | None) -> dict[str, int] | None:
     return None if mesh is None else {dim.name: dim.size for dim in mesh}
 
 
+def _total(profile: Profile, phase: Phase | None) -> OpCost:
+    """Return the cost of a rank, 0 in a phase that only other ranks have."""
+    return profile.root.total(phase) + profile.outside.total(phase)
+
+
 def _value(profile: Profile, by: By, phase: Phase | None) -> float | None:
     match by:
         case "params":
@@ -393,7 +405,7 @@ def _value(profile: Profile, by: By, phase: Phase | None) -> float | None:
             if timing.iteration_s is not None:
                 return timing.iteration_s
             return sum_known(timing.seconds.values())
-    return _FIGURE[by](profile.total(phase))
+    return _FIGURE[by](_total(profile, phase))
 
 
 _FIGURE: dict[str, Callable[[OpCost], int]] = {

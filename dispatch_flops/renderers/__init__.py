@@ -6,12 +6,18 @@ is shown, and how.
     overview      totals, a line per module, the top operators and remarks
     table         modules, operators or uncounted operators, plain or Markdown
     communication what each rank sends and receives, by module and group
+    memory_table  the peak of memory, what it consists of, and memory by module
     deepspeed     DeepSpeed's three parts and the operators
     csv           a row per module or per operator
     collapsed     stacks for flame-graph tools
     chrome_trace  a timeline for Perfetto and chrome://tracing
     html          a self-contained page for the browser (extra: report)
     notebook      the HTML that a notebook shows
+
+Merged profiles have two formats of text, ``render(cluster, view=None) -> str``.
+
+    cluster_table   figures over ranks, ranks, mesh dimensions and modules, plain or Markdown
+    cluster_page    the same tables as a page for the browser
 
 The others return what their readers take.
 
@@ -24,12 +30,15 @@ JSON is ``Profile.to_json``.
 
 from dispatch_flops.renderers import (
     chrome_trace,
+    cluster_page,
+    cluster_table,
     collapsed,
     communication,
     csv,
     dataframe,
     deepspeed,
     html,
+    memory_table,
     notebook,
     overview,
     plots,
@@ -41,12 +50,15 @@ from dispatch_flops.renderers.view import View
 __all__ = [
     "View",
     "chrome_trace",
+    "cluster_page",
+    "cluster_table",
     "collapsed",
     "communication",
     "csv",
     "dataframe",
     "deepspeed",
     "html",
+    "memory_table",
     "notebook",
     "overview",
     "plots",

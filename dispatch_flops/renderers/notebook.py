@@ -71,7 +71,8 @@ def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
         at_least(bytes_text(top.bytes_total), bound),
     ]
     if top.seconds is not None:
-        numbers.append(f"{seconds_text(top.seconds)} ({top.seconds_of})")
+        mark = "~" if top.seconds_are_inexact else ""
+        numbers.append(f"{mark}{seconds_text(top.seconds)} ({top.seconds_of})")
     if top.mfu is not None:
         numbers.append(f"MFU {at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)}")
     name = _escaped(profile.root.class_name)

@@ -34,7 +34,8 @@ def scalars(
     """Return ``{"flops/total": ..., "mfu": ..., "depth/1/BertEncoder/flops": ...}``.
 
     Holds totals, phases, rates, utilisation, and inclusive figures of the classes at each depth.
-    What is not known has no entry. Counts are exact ints, times are in seconds.
+    What is not known has no entry. Counts are exact ints, times are in seconds. An entry that ends
+    in ``is_lower_bound`` is 1 if the utilisation leaves out work, else 0.
 
     machine: whose peaks MFU and HFU refer to; None takes the profile's device.
     depth: deepest level of classes; the model is level 0.
@@ -54,6 +55,8 @@ def scalars(
         "flops_per_s": ratio(top.hardware_flops, top.seconds),
         "mfu": top.mfu,
         "hfu": top.hfu,
+        "mfu_is_lower_bound": None if top.mfu is None else int(top.mfu_is_lower_bound),
+        "hfu_is_lower_bound": None if top.hfu is None else int(top.hfu_is_lower_bound),
         "uncounted_calls": sum(profile.uncounted_ops().values()),
     }
     seconds = phase_seconds(profile)

@@ -14,15 +14,27 @@ import pytest
 from dispatch_flops import Profile, analysis, diff, renderers
 from dispatch_flops.analysis import Machine
 from dispatch_flops.cli.check import violations
-from dispatch_flops.profile import ModuleNode, StepTiming
+from dispatch_flops.profile import (
+    DeviceMemory,
+    MemoryPeak,
+    MemoryProfile,
+    MemoryUse,
+    ModuleNode,
+    PeakMoment,
+    StepTiming,
+)
+from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.renderers import (
     View,
     chrome_trace,
+    cluster_page,
+    cluster_table,
     collapsed,
     communication,
     dataframe,
     deepspeed,
     html,
+    memory_table,
     notebook,
     overview,
     plots,
@@ -58,6 +70,18 @@ def with_setup() -> Profile:
 
 
 PROFILE = with_setup()
+COARSE = dataclasses.replace(
+    PROFILE, timing=dataclasses.replace(PROFILE.timing, operator_resolution_s=3.0)
+)
+UNKNOWN_SETUP = PROFILE.map_nodes(
+    lambda node: dataclasses.replace(
+        node,
+        ops=tuple(
+            dataclasses.replace(op, cost=None, uncounted=op.calls) if op.phase == SETUP else op
+            for op in node.ops
+        ),
+    )
+)
 
 
 def test_totals_of_a_fifth_phase_are_its_own() -> None:
@@ -95,14 +119,17 @@ ANALYSES: dict[str, Callable[[], object]] = {
     "fold": lambda: analysis.fold(PROFILE.root),
     "headline": lambda: analysis.headline(PROFILE, MACHINE),
     "hfu": lambda: analysis.hfu(PROFILE, MACHINE, 1.0),
+    "hfu_is_lower_bound": lambda: analysis.hfu_is_lower_bound(UNKNOWN_SETUP, MACHINE),
     "inclusive": lambda: analysis.inclusive(PROFILE.root, SETUP),
     "inexact_latencies": lambda: analysis.inexact_latencies(
         PROFILE.root, StepTiming(resolution_s=1.0)
     ),
+    "inexact_phases": lambda: SETUP in analysis.inexact_phases(COARSE),
     "latency_of": lambda: analysis.latency_of(PROFILE.root, SETUP),
     "machine_of": lambda: analysis.machine_of(PROFILE, MACHINE),
     "measured_seconds": lambda: analysis.measured_seconds(PROFILE),
     "mfu": lambda: analysis.mfu(PROFILE, MACHINE, 1.0),
+    "mfu_is_lower_bound": lambda: not analysis.mfu_is_lower_bound(UNKNOWN_SETUP, MACHINE),
     "node_roofline": lambda: analysis.node_roofline(PROFILE.root, MACHINE, SETUP),
     "operator_rows": lambda: analysis.operator_rows(PROFILE, SETUP),
     "phase_seconds": lambda: analysis.phase_seconds(PROFILE),
@@ -112,6 +139,10 @@ ANALYSES: dict[str, Callable[[], object]] = {
     "top_modules": lambda: analysis.top_modules(PROFILE, "macs", 3, SETUP),
     "total_figures": lambda: analysis.total_figures(PROFILE, SETUP),
     "utilisation": lambda: analysis.utilisation(PROFILE.op_totals(), [SETUP], MACHINE, 1.0),
+    "whole_latencies": lambda: analysis.whole_latencies(PROFILE.root),
+    "why_no_utilisation": lambda: analysis.why_no_utilisation(
+        PROFILE.op_totals(), [SETUP], MACHINE, None
+    ),
 }
 OF_NO_PROFILE = {"exponent", "exponents", "sum_known", "top", "walk_with_depth"}
 
@@ -135,15 +166,31 @@ def test_fifth_phase_comes_last_in_printed_order() -> None:
     assert seconds == pytest.approx(2.0 + (97.51 + 240.09 + 314.47) * 1e-6)
 
 
+def _merged(
+    render: Callable[[ClusterProfile, View], str],
+) -> Callable[[Profile, View], str]:
+    return lambda profile, view: render(ClusterProfile.merge([profile]), view)
+
+
+def _with_memory(render: Callable[[Profile, View], str]) -> Callable[[Profile, View], str]:
+    use = MemoryUse(role="temporaries", fqn="", phase=SETUP, bytes=3)
+    peak = MemoryPeak(peak_bytes=3, peak_at=PeakMoment(fqn="", phase=SETUP), uses=(use,))
+    memory = MemoryProfile(devices=(DeviceMemory(device="cpu", peaks=(peak,)),))
+    return lambda profile, view: render(dataclasses.replace(profile, memory=memory), view)
+
+
 RENDERED: dict[str, tuple[Callable[[Profile, View], str], View]] = {
     "chrome_trace": (chrome_trace.render, View()),
     "chrome_trace by flops": (chrome_trace.render, View(by="flops")),
+    "cluster_page": (_merged(cluster_page.render), View()),
+    "cluster_table": (_merged(cluster_table.render), View()),
     "collapsed": (collapsed.render, View(phase=SETUP)),
     "communication": (communication.render, View(phase=SETUP)),
     "csv": (csv_renderer.render, View()),
     "csv of operators": (csv_renderer.render, View(table="operators")),
     "deepspeed": (deepspeed.render, View()),
     "html": (html.render, View()),
+    "memory_table": (_with_memory(memory_table.render), View(phase=SETUP)),
     "notebook": (notebook.render, View()),
     "overview": (overview.render, View()),
     "table": (table.render, View()),

@@ -23,9 +23,9 @@ def python(code: str) -> str:
 PUBLIC = """
     CommGroup CommTotal DispatchFlopsError FlopCounterMode FlopsProfiler Machine ModuleNode
     OpCost OpTotal Profile Share Split StepProfiler UncountedOpsError UncountedWarning
-    __version__ analysis compile counting_backend diff distributed errors get_model_profile
-    integrations measure_machine overridden profile_model register_flops register_workspace
-    renderers unregister_flops
+    __version__ analysis attention_cost compile conventions counting_backend diff distributed
+    errors get_model_profile integrations matmul_cost measure_machine overridden profile_model
+    register_flops register_workspace renderers unregister_flops
 """.split()
 
 
@@ -41,6 +41,20 @@ def test_public_object_shows_its_public_path(name: str) -> None:
         assert found.__name__ == f"dispatch_flops.{name}"
     else:
         assert found.__module__ == "dispatch_flops"
+
+
+ANALYSIS = """
+    Change Diff Exponent Figures Headline Key MACHINES Machine OperatorRow Roofline by_depth by_type
+    compute_s cost_by_dtype diff exclusive exponent exponents fold headline hfu hfu_is_lower_bound
+    inclusive inexact_latencies inexact_phases latency_of machine_of measured_seconds mfu
+    mfu_is_lower_bound node_roofline operator_rows phase_seconds phases_of roofline roofline_data
+    sum_known top top_modules total_figures utilisation walk_with_depth whole_latencies
+    why_no_utilisation
+""".split()
+
+
+def test_public_names_of_analysis_are_these_alone() -> None:
+    assert sorted(ANALYSIS) == sorted(dispatch_flops.analysis.__all__)
 
 
 def test_public_names_of_distributed_are_these_alone() -> None:

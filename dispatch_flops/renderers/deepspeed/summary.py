@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dispatch_flops.analysis.figures import Figures, inclusive, total_figures
-from dispatch_flops.analysis.latency import inexact_phases
+from dispatch_flops.analysis.latency import inexact_phases, measured_seconds_are_inexact
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile, RunInfo
 from dispatch_flops.profile.cost import Phase
@@ -158,7 +158,7 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
         )
     yield f"step latency{profiled}", _duration(profile, step_s, "optimizer")
     other = "" if timing.iteration_step is None else f" of step {timing.iteration_step}, unprofiled"
-    yield f"iter latency{other}", duration_to_string(iteration_s)
+    yield f"iter latency{other}", _iteration(profile, iteration_s)
     yield (
         "FLOPS per GPU = 3 * fwd flops per GPU / iter latency",
         _rate(3 * fwd_flops, iteration_s, fwd_bound),
@@ -175,6 +175,13 @@ def _duration(profile: Profile, seconds: float | None, phase: Phase) -> str:
     """Return the seconds, marked with ``~`` if they may be off by more than 10 %."""
     text = duration_to_string(seconds)
     return f"~{text}" if phase in inexact_phases(profile) and seconds is not None else text
+
+
+def _iteration(profile: Profile, seconds: float | None) -> str:
+    """Return the seconds of an iteration, marked as those of a phase."""
+    text = duration_to_string(seconds)
+    is_inexact = measured_seconds_are_inexact(profile) and seconds is not None
+    return f"~{text}" if is_inexact else text
 
 
 def _profiled_step(profile: Profile) -> str:

@@ -23,10 +23,17 @@ function makeTree(columns) {
   const tops = [];
   columns.parent.forEach((parent, index) => (parent < 0 ? tops : below[parent]).push(index));
   const children = (index) => (index === TOP ? tops : below[index]);
-  const marked = Object.fromEntries(Object.entries(columns.lower_bound).map(([view, list]) => [view, new Set(list)]));
+  const sets = (views) => Object.fromEntries(Object.entries(views).map(([view, list]) => [view, new Set(list)]));
+  const bounds = sets(columns.lower_bound), inexact = sets(columns.inexact);
   const column = (metric, view) => (metric === "params" ? columns.params : columns[metric][view] ?? columns[metric].all);
   const value = (index, metric, view) => column(metric, view)[index];
-  const isLowerBound = (index, view) => (marked[view] ?? marked.all).has(index);
+  const isLowerBound = (index, view) => (bounds[view] ?? bounds.all).has(index);
+  const isInexact = (index, view) => (inexact[view] ?? inexact.all).has(index);
+  const text = (index, metric, view, write) => {
+    const written = write(value(index, metric, view));
+    if (metric === "latency") return about(written, isInexact(index, view));
+    return metric === "params" ? written : atLeast(written, isLowerBound(index, view));
+  };
   const label = (index) => (index === TOP ? "Everything that ran" : columns.name[index] || columns.class_name[index]);
 
   // Areas must add up, but measured times and shared parameters need not. So an area is at least
@@ -48,7 +55,7 @@ function makeTree(columns) {
   }
 
   return {
-    columns, children, value, areas, label, isLowerBound,
+    columns, children, value, text, areas, label, isLowerBound,
     top: tops.length === 1 ? tops[0] : TOP,
     parent: (index) => (index === TOP ? null : columns.parent[index] >= 0 ? columns.parent[index] : tops.length === 1 ? null : TOP),
     hasAny: (metric, view) => (metric === "params" ? columns.params : columns[metric][view] ?? []).some((v) => v),
@@ -127,15 +134,14 @@ function areaHover(tree, area, view, whole) {
   if (area.rest) return `${exactText(area.rest)} smaller modules<br>${fractionText(ratio(area.size, whole))} of all<br>click to list them below`;
   if (area.index === TOP) return tree.label(TOP);
   const { columns } = tree, i = area.index;
-  const bound = tree.isLowerBound(i, view);
-  const figure = (metric, write) => atLeast(write(tree.value(i, metric, view)), bound);
+  const figure = (metric, write) => tree.text(i, metric, view, write);
   const lines = [
     `<b>${plotText(columns.fqn[i] || columns.class_name[i])}</b>`,
     plotText(`${columns.class_name[i]}(${columns.extra_repr[i]})`),
     "",
     `FLOPs ${figure("flops", countText)} · MACs ${figure("macs", countText)}`,
     `Params ${paramsText(columns.params[i])} · Bytes ${figure("bytes", bytesText)}`,
-    `Latency ${secondsText(tree.value(i, "latency", view))} · Calls ${exactText(columns.calls[i])}`,
+    `Latency ${figure("latency", secondsText)} · Calls ${exactText(columns.calls[i])}`,
     `${fractionText(ratio(area.size, whole))} of all`,
   ];
   return lines.join("<br>");

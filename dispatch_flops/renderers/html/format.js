@@ -34,6 +34,7 @@ const fractionText = known((value) => {
   return text === "0" && value > 0 ? "<0.01%" : `${text}%`;
 });
 const ratio = (part, whole) => (part === null || part === undefined || !whole ? null : part / whole);
+const about = (text, isInexact) => (isInexact && text !== UNKNOWN ? `~${text}` : text);
 const atLeast = (text, isLowerBound) => (isLowerBound && text !== UNKNOWN ? `≥ ${text}` : text);
 
 // All digits, if JavaScript's numbers hold them exactly.

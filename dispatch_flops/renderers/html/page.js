@@ -36,8 +36,8 @@ function fillHeadline() {
     ["MACs", atLeast(countText(top.macs), bound), [exactText(top.macs)]],
     ["FLOPs", atLeast(countText(top.hardware_flops), bound), [exactText(top.hardware_flops), data.split.length > 1 ? phases : ""]],
     ["Bytes moved", atLeast(bytesText(top.bytes_total), bound), top.bytes_total ? [`${numberText(ratio(top.hardware_flops, top.bytes_total))} FLOPs/B`] : []],
-    ["Latency", secondsText(top.seconds), [top.seconds_of, top.seconds ? atLeast(rateText(ratio(top.hardware_flops, top.seconds)), bound) : ""]],
-    ["MFU", atLeast(fractionText(top.mfu), top.mfu_is_lower_bound), [top.mfu === null ? "peak or time unknown" : `hardware: ${atLeast(fractionText(top.hfu), top.hfu_is_lower_bound)}`, top.warning]],
+    ["Latency", about(secondsText(top.seconds), top.seconds_are_inexact), [top.seconds_of, top.seconds ? atLeast(rateText(ratio(top.hardware_flops, top.seconds)), bound) : ""]],
+    ["MFU", atLeast(fractionText(top.mfu), top.mfu_is_lower_bound), [top.mfu === null ? top.why_no_mfu : `hardware: ${atLeast(fractionText(top.hfu), top.hfu_is_lower_bound)}`, top.warning]],
   ];
   byId("headline").replaceChildren(...cards.map(([label, value, details]) => element("div", {},
     element("dt", { text: label }),
@@ -74,7 +74,7 @@ function fillSplit() {
     return piece;
   }));
   const figure = (label, key, write) => ({
-    label, value: (part) => part[key], text: (part) => atLeast(write(part[key]), part.lower_bound && key !== "seconds"), exact: (part) => (part[key] === null ? "" : String(part[key])),
+    label, value: (part) => part[key], text: (part) => (key === "seconds" ? about(write(part[key]), part.inexact) : atLeast(write(part[key]), part.lower_bound)), exact: (part) => (part[key] === null ? "" : String(part[key])),
   });
   makeTable(byId("split-table"), {
     caption: "Cost of each phase, inside and outside the model", rows: data.split,
@@ -146,7 +146,7 @@ function showModules() {
 }
 
 async function drawChart() {
-  const write = (index) => (index === TOP ? "" : atLeast(METRICS[state.metric][1](tree.value(index, state.metric, state.view)), state.metric !== "params" && state.metric !== "latency" && tree.isLowerBound(index, state.view)));
+  const write = (index) => (index === TOP ? "" : tree.text(index, state.metric, state.view, METRICS[state.metric][1]));
   const areas = await drawTree(byId("tree"), tree, state, data.classes, write);
   drawCrumbs();
   drawLegend(areas);
@@ -219,7 +219,7 @@ function fillModules() {
   const figure = (label, metric, write) => ({
     label,
     value: (i) => full.value(i, metric, state.view),
-    text: (i) => atLeast(write(full.value(i, metric, state.view)), metric !== "params" && metric !== "latency" && full.isLowerBound(i, state.view)),
+    text: (i) => full.text(i, metric, state.view, write),
     exact: (i) => (full.value(i, metric, state.view) === null ? "" : exactText(full.value(i, metric, state.view))),
   });
   const share = (i) => ratio(full.value(i, "flops", state.view), full.areas("flops", state.view)(full.top));

@@ -19,12 +19,18 @@ from dispatch_flops.analysis.figures import (
 )
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.headline import headline
-from dispatch_flops.analysis.latency import phase_seconds, whole_latencies
+from dispatch_flops.analysis.latency import (
+    inexact_latencies,
+    inexact_phases,
+    phase_seconds,
+    whole_latencies,
+)
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.analysis.roofline_points import roofline_data
 from dispatch_flops.profile import CommTotal, ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.seconds import timed_phase
 from dispatch_flops.renderers.communication import group_text
 from dispatch_flops.renderers.explanations import attention_counting
 from dispatch_flops.renderers.run_facts import run_facts
@@ -55,8 +61,8 @@ def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
         "facts": [list(fact) for fact in _facts(profile, machine)],
         "notes": list(profile.notes),
         "classes": _classes(profile),
-        "modules": _columns(roots, phases),
-        "folded": _columns([folded, *roots[1:]], phases) if folded != profile.root else None,
+        "modules": _columns(profile, roots),
+        "folded": _columns(profile, [folded, *roots[1:]]) if folded != profile.root else None,
         "communication": [_communication(profile, total) for total in profile.communication],
         "operators": [_operator(row) for row in operator_rows(profile)],
         "roofline": roofline_data(profile, machine),
@@ -97,7 +103,7 @@ def _classes(profile: Profile) -> list[str]:
 # -- modules ------------------------------------------------------------------------------------
 
 
-def _columns(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
+def _columns(profile: Profile, roots: Sequence[ModuleNode]) -> Data:
     """Return ``{name: column}``; "parent" is the index of the module's parent, -1 for a root."""
     nodes: list[ModuleNode] = []
     parents: list[int] = []
@@ -117,8 +123,30 @@ def _columns(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
         "calls": [node.calls for node in nodes],
         "own_params": [node.own_params for node in nodes],
         "params": [node.total_params for node in nodes],
-        **_costs(roots, phases),
+        **_costs(roots, phases_of(profile)),
+        "inexact": _inexact(profile, roots),
     }
+
+
+def _inexact(profile: Profile, roots: Sequence[ModuleNode]) -> dict[str, list[int]]:
+    """Return ``{view: indices of modules whose latency may be off by more than 10 %}``.
+
+    Only the forward pass tells its modules apart; a module's latency in another phase is as
+    inexact as the phase's.
+    """
+    phases, doubtful = phases_of(profile), inexact_phases(profile)
+    modules = {fqn for root in roots for fqn in inexact_latencies(root, profile.timing)}
+    fqns = [node.fqn for root in roots for node in root.walk()]
+    views: dict[str, list[int]] = {
+        phase: [
+            index
+            for index, fqn in enumerate(fqns)
+            if (fqn in modules if phase == "forward" else timed_phase(phase) in doubtful)
+        ]
+        for phase in phases
+    }
+    either = sorted({index for indices in views.values() for index in indices})
+    return {ALL: either, **(views if len(phases) > 1 else {})}
 
 
 def _costs(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
@@ -163,6 +191,7 @@ def _phase(profile: Profile, phase: Phase) -> Data:
         "flops": cost.flops,
         "bytes": cost.bytes_total,
         "seconds": phase_seconds(profile)[phase],
+        "inexact": phase in inexact_phases(profile),
         "lower_bound": figures.lower_bound,
     }
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from dispatch_flops.analysis.efficiency import machine_of
 from dispatch_flops.analysis.headline import Headline, headline
-from dispatch_flops.analysis.latency import inexact_phases
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.communication import communication_text
+from dispatch_flops.renderers.memory_table import memory_text
 from dispatch_flops.renderers.run_facts import inputs_text, mode_text
 from dispatch_flops.renderers.text import at_least, one_line
 from dispatch_flops.units import (
@@ -41,6 +41,7 @@ def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator
         ("FLOPs", _phases(profile)),
         ("Time", _time(profile, top)),
         ("MFU", _utilisation(top, machine)),
+        ("Memory", memory_text(profile)),
         ("Comm", communication_text(profile)),
         ("Inputs", inputs_text(profile.run) if profile.run.inputs is not None else ""),
         ("Mode", mode_text(profile.run) if profile.run.grad_mode is not None else ""),
@@ -73,7 +74,7 @@ def _time(profile: Profile, top: Headline) -> str:
     if top.seconds is None:
         return ""
     timing = profile.timing
-    mark = "~" if inexact_phases(profile) else ""
+    mark = "~" if top.seconds_are_inexact else ""
     spread = f" ± {seconds_text(timing.spread_s)}" if timing.spread_s is not None else ""
     runs = f", median of {timing.repeats} runs" if timing.repeats > 1 else ""
     rate = flops_per_s_text(ratio(top.hardware_flops, top.seconds))
@@ -81,8 +82,10 @@ def _time(profile: Profile, top: Headline) -> str:
 
 
 def _utilisation(top: Headline, machine: Machine | None) -> str:
-    if machine is None or top.mfu is None:
+    if machine is None:
         return ""
+    if top.mfu is None:
+        return f"n/a of {machine.name}: {top.why_no_mfu}"
     mfu = at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)
     hfu = ""
     if top.hfu is not None and top.hfu != top.mfu:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dispatch_flops.analysis.efficiency import (
     hfu,
     hfu_is_lower_bound,
@@ -9,6 +11,8 @@ from dispatch_flops.analysis.efficiency import (
     mfu_is_lower_bound,
     node_roofline,
     roofline,
+    utilisation,
+    why_no_utilisation,
 )
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile
@@ -27,6 +31,31 @@ def profile(*ops: OpTotal, latency_s: float | None = None) -> Profile:
     return Profile(
         root=ModuleNode(fqn="", class_name="Net", ops=ops, seconds=timed(forward=latency_s))
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "machine", "seconds", "expected"),
+    [
+        ("float32", MACHINE, 1.0, ""),
+        ("float32", None, 1.0, "the device's peaks are not known; pass machine="),
+        ("float32", MACHINE, None, "the time was not measured"),
+        ("float32", MACHINE, 0.0, "the time was not measured"),
+        ("float64", MACHINE, 1.0, "no peak of test is known for float64"),
+        (None, MACHINE, 1.0, "no peak of test is known for operators without a dtype"),
+        ("int64", MACHINE, 1.0, ""),  # left out: 0 is the lower bound
+    ],
+)
+def test_why_no_utilisation_names_what_is_not_known(
+    dtype: str | None, machine: Machine | None, seconds: float | None, expected: str
+) -> None:
+    ops = [op(flops=50, dtype=dtype)]
+    assert why_no_utilisation(ops, ["forward"], machine, seconds) == expected
+    assert (utilisation(ops, ["forward"], machine, seconds) is None) == bool(expected)
+
+
+def test_why_no_utilisation_of_flops_beyond_floats_says_so() -> None:
+    ops = [op(flops=10**400)]
+    assert "range of a float" in why_no_utilisation(ops, ["forward"], MACHINE, 1.0)
 
 
 def test_utilisation_in_one_dtype_is_flops_over_seconds_times_peak() -> None:

@@ -13,6 +13,18 @@ from dispatch_flops.profile.cost import OpCost
 from tests.helpers.trees import empty, lenet5, timed, training_step
 
 
+def test_measured_seconds_are_as_inexact_as_their_phases() -> None:
+    profile = training_step()
+    is_inexact = analysis.latency.measured_seconds_are_inexact
+    assert not is_inexact(profile)
+    coarse = dataclasses.replace(profile.timing, operator_resolution_s=1e-3)
+    assert is_inexact(dataclasses.replace(profile, timing=coarse))
+    same_step = dataclasses.replace(coarse, iteration_s=1e-3)
+    assert is_inexact(dataclasses.replace(profile, timing=same_step))
+    clean_step = dataclasses.replace(coarse, iteration_s=1e-3, iteration_step=3)
+    assert not is_inexact(dataclasses.replace(profile, timing=clean_step))
+
+
 def test_latency_of_a_phase_is_the_measured_one() -> None:
     node = ModuleNode(fqn="", class_name="A", seconds=timed(forward=1.0, backward=2.0))
     assert analysis.latency_of(node) == 1.0

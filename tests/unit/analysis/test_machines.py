@@ -46,37 +46,41 @@ def test_machine_figures_are_of_one_document() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "units", "per_clock", "clock_hz"),
-    [  # SMs or CUs, and what the matrix cores of each do in a clock
-        ("NVIDIA A100-SXM4-80GB", "float16", 108, 2048, 1.41e9),
-        ("NVIDIA A100-SXM4-80GB", "float64", 108, 128, 1.41e9),
-        ("NVIDIA A100-SXM4-40GB", "float64", 108, 128, 1.41e9),
-        ("NVIDIA A100 80GB PCIe", "float64", 108, 128, 1.41e9),
-        ("NVIDIA H100 80GB HBM3", "float64", 132, 256, 1.98e9),
-        ("NVIDIA H200", "float64", 132, 256, 1.98e9),
-        ("NVIDIA H100 PCIe", "float64", 114, 256, 1.755e9),
-        ("NVIDIA A10", "float16", 72, 1024, 1.695e9),
-        ("NVIDIA A10", "tf32", 72, 512, 1.695e9),
-        ("NVIDIA A10", "int8", 72, 2048, 1.695e9),
-        ("NVIDIA A10", "float32", 72, 256, 1.695e9),  # of the vector units
-        ("NVIDIA GeForce RTX 3090", "float16", 82, 512, 1.695e9),
-        ("NVIDIA GeForce RTX 3090", "tf32", 82, 256, 1.695e9),
-        ("NVIDIA GeForce RTX 3090", "int8", 82, 2048, 1.695e9),
-        ("NVIDIA GeForce RTX 3090", "float32", 82, 256, 1.695e9),
-        ("Tesla V100-SXM2", "float64", 80, 64, 1.53e9),
-        ("Tesla V100-SXM2", "float32", 80, 128, 1.53e9),
-        ("Tesla V100-SXM2", "float16", 80, 1024, 1.53e9),
-        ("AMD Instinct MI300X", "float16", 304, 2048, 2.1e9),
-        ("AMD Instinct MI300X", "float64", 304, 256, 2.1e9),
-        ("AMD Instinct MI250X", "float16", 110, 1024, 1.7e9),  # one die's
-        ("AMD Instinct MI250X", "float32", 110, 256, 1.7e9),
-        ("AMD Instinct MI250X", "float64", 110, 256, 1.7e9),
+    ("name", "dtype", "units", "per_clock", "clock_hz", "digits"),
+    [  # SMs or CUs, what the matrix cores of each do in a clock, decimals that the source prints
+        ("NVIDIA A100-SXM4-80GB", "float16", 108, 2048, 1.41e9, 0),
+        ("NVIDIA A100-SXM4-80GB", "float64", 108, 128, 1.41e9, 1),
+        ("NVIDIA A100-SXM4-40GB", "float64", 108, 128, 1.41e9, 1),
+        ("NVIDIA A100 80GB PCIe", "float64", 108, 128, 1.41e9, 1),
+        ("NVIDIA H100 80GB HBM3", "float64", 132, 256, 1.98e9, 1),
+        ("NVIDIA H200", "float64", 132, 256, 1.98e9, 1),
+        ("NVIDIA H100 PCIe", "float64", 114, 256, 1.755e9, 1),
+        ("NVIDIA A10", "float16", 72, 1024, 1.695e9, 0),
+        ("NVIDIA A10", "tf32", 72, 512, 1.695e9, 1),
+        ("NVIDIA A10", "int8", 72, 2048, 1.695e9, 0),
+        ("NVIDIA A10", "float32", 72, 256, 1.695e9, 1),  # of the vector units
+        ("NVIDIA GeForce RTX 3090", "float16", 82, 512, 1.695e9, 0),
+        ("NVIDIA GeForce RTX 3090", "tf32", 82, 256, 1.695e9, 1),
+        ("NVIDIA GeForce RTX 3090", "float32", 82, 256, 1.695e9, 1),
+        ("Tesla V100-SXM2", "float64", 80, 64, 1.53e9, 1),
+        ("Tesla V100-SXM2", "float32", 80, 128, 1.53e9, 1),
+        ("Tesla V100-SXM2", "float16", 80, 1024, 1.53e9, 0),
+        ("AMD Instinct MI300X", "float16", 304, 2048, 2.1e9, 1),
+        ("AMD Instinct MI300X", "float64", 304, 256, 2.1e9, 1),
+        ("AMD Instinct MI250X", "float16", 110, 1024, 1.7e9, 1),  # one die's
+        ("AMD Instinct MI250X", "float32", 110, 256, 1.7e9, 1),
+        ("AMD Instinct MI250X", "float64", 110, 256, 1.7e9, 1),
     ],
 )
 def test_machine_peak_is_what_the_matrix_cores_of_one_device_do(
-    name: str, dtype: str, units: int, per_clock: int, clock_hz: float
+    name: str, dtype: str, units: int, per_clock: int, clock_hz: float, digits: int
 ) -> None:
-    peak = units * per_clock * clock_hz
-    assert MACHINES[name].flops_per_s[dtype] == pytest.approx(
-        peak, rel=5e-3
-    )  # as far as vendors round
+    tera = units * per_clock * clock_hz / 1e12
+    assert MACHINES[name].flops_per_s[dtype] / 1e12 == pytest.approx(round(tera, digits), rel=1e-12)
+
+
+def test_machine_peak_of_the_rtx_3090_in_int8_is_printed_as_4_times_its_rounded_float16() -> None:
+    """82 SMs at 1.695 GHz with 2048 a clock are 284.65 TFLOP/s; 4 x 71 are 284."""
+    peaks = MACHINES["NVIDIA GeForce RTX 3090"].flops_per_s
+    assert peaks["int8"] == 4 * peaks["float16"] == 284e12
+    assert 284e12 < 82 * 2048 * 1.695e9 < 285e12

@@ -6,7 +6,18 @@ import pytest
 
 from tests.helpers.command_line import Run, error_line
 
-COMMANDS = ("profile", "demo", "sweep", "show", "report", "diff", "check", "ops")
+COMMANDS = (
+    "profile",
+    "demo",
+    "sweep",
+    "show",
+    "report",
+    "diff",
+    "check",
+    "merge",
+    "simulate",
+    "ops",
+)
 
 
 def test_help_lists_commands_examples_and_exit_codes(run: Run) -> None:

@@ -8,44 +8,10 @@ import json
 import pytest
 
 from dispatch_flops.errors import ConfigError, ProfileFormatError
-from dispatch_flops.profile import PhaseSeconds, Profile, RunInfo, StepTiming
+from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile, StepTiming
 from dispatch_flops.profile.cluster import ClusterProfile, coordinates_of, mesh_dims, ranks_text
-from dispatch_flops.profile.communication import CommGroup, CommTotal
-from tests.helpers.trees import module, op
-
-MESH = {"pp": 2, "dp": 2}
-MACS = (2 * 3, 2 * 5, 2 * 7, 2 * 11)  # of each rank; 2 FLOPs each
-PAYLOAD = (64, 64, 64, 320)
-SECONDS = (0.25, 0.5, 0.125, 1.0)
-
-
-def of_rank(rank: int, **run: object) -> Profile:
-    layer = module(
-        "Linear",
-        name="0",
-        parent="layers",
-        own_params=10 + rank,
-        ops=(op("aten.mm.default", macs=MACS[rank], n_bytes=(8, 4)),),
-    )
-    layers = module("ModuleDict", layer, name="layers", calls=0)
-    group = CommGroup(name="mesh_dp", size=2, ranks=(0, 1), mesh_dim="dp")
-    total = CommTotal(
-        fqn="layers.0",
-        phase="backward",
-        kind="reduce_scatter",
-        op="c10d._reduce_scatter_base_.default",
-        dtype="float32",
-        group=group,
-        calls=1,
-        payload_bytes=PAYLOAD[rank],
-    )
-    place = {"rank": rank, "world_size": 4, "mesh": mesh_dims(rank, MESH), **run}
-    return Profile(
-        root=module("Net", layers),
-        run=RunInfo(**place),  # type: ignore[arg-type]
-        timing=StepTiming(seconds=PhaseSeconds({"forward": SECONDS[rank]})),
-        communication=(total,),
-    ).check()
+from tests.helpers.clusters import MACS, MESH, PAYLOAD, four_ranks, of_rank
+from tests.helpers.trees import op
 
 
 def in_another_run(**run: object) -> Profile:
@@ -54,12 +20,8 @@ def in_another_run(**run: object) -> Profile:
     return dataclasses.replace(profile, run=dataclasses.replace(profile.run, **run))  # type: ignore[arg-type]
 
 
-def cluster() -> ClusterProfile:
-    return ClusterProfile.merge(of_rank(rank) for rank in (2, 0, 3, 1))
-
-
 def test_merge_keeps_every_rank() -> None:
-    merged = cluster()
+    merged = four_ranks()
     assert list(merged.ranks) == [0, 1, 2, 3]
     assert merged.ranks[2] == of_rank(2)
     assert merged.world_size == 4
@@ -68,16 +30,16 @@ def test_merge_keeps_every_rank() -> None:
 
 
 def test_total_is_the_sum_over_ranks() -> None:
-    assert cluster().total().macs == sum(MACS)
-    assert cluster().total("forward").flops == 2 * sum(MACS)
-    assert cluster().total("backward").flops == 0
-    assert cluster().communication().payload_bytes == sum(PAYLOAD)
-    assert cluster().communication("backward").calls == 4
-    assert cluster().communication("forward").calls == 0
+    assert four_ranks().total().macs == sum(MACS)
+    assert four_ranks().total("forward").flops == 2 * sum(MACS)
+    assert four_ranks().total("backward").flops == 0
+    assert four_ranks().communication().payload_bytes == sum(PAYLOAD)
+    assert four_ranks().communication("backward").calls == 4
+    assert four_ranks().communication("forward").calls == 0
 
 
 def test_spread_names_least_most_and_straggler() -> None:
-    merged = cluster()
+    merged = four_ranks()
     assert merged.minimum("macs") == min(MACS)
     assert merged.maximum("flops") == 2 * max(MACS)
     assert merged.straggler("flops") == 3
@@ -90,6 +52,21 @@ def test_spread_names_least_most_and_straggler() -> None:
     assert merged.minimum("params") == 10
 
 
+def test_phase_of_some_ranks_is_0_on_the_others() -> None:
+    extra = dataclasses.replace(of_rank(1), outside=with_setup())
+    merged = ClusterProfile.merge([of_rank(0), extra])
+    assert merged.total("setup").macs == 13  # type: ignore[arg-type]
+    assert merged.minimum("macs", "setup") == 0  # type: ignore[arg-type]
+    assert merged.straggler("macs", "setup") == 1  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'warm-up' is not a phase"):
+        merged.total("warm-up")  # type: ignore[arg-type]
+
+
+def with_setup() -> ModuleNode:
+    ops = (op("aten.mm.default", "setup", macs=13),)  # type: ignore[arg-type]
+    return ModuleNode(fqn=OUTSIDE, name=OUTSIDE, class_name="outside", ops=ops)
+
+
 def test_figure_that_was_not_measured_is_none() -> None:
     untimed = [dataclasses.replace(of_rank(rank), timing=StepTiming()) for rank in range(4)]
     merged = ClusterProfile.merge(untimed)
@@ -98,21 +75,21 @@ def test_figure_that_was_not_measured_is_none() -> None:
 
 
 def test_along_a_mesh_dimension_has_the_ranks_at_each_position() -> None:
-    stages = cluster().along("pp")
+    stages = four_ranks().along("pp")
     assert {at: list(part.ranks) for at, part in stages.items()} == {0: [0, 1], 1: [2, 3]}
     assert stages[1].maximum("macs") == 22
-    replicas = cluster().along("dp")
+    replicas = four_ranks().along("dp")
     assert {at: list(part.ranks) for at, part in replicas.items()} == {0: [0, 2], 1: [1, 3]}
     with pytest.raises(ConfigError, match="choose one of pp, dp"):
-        cluster().along("tp")
+        four_ranks().along("tp")
 
 
 def test_by_module_keys_stages_apart() -> None:
-    modules = cluster().by_module("macs")
+    modules = four_ranks().by_module("macs")
     assert (modules[0, "layers.0"].minimum, modules[0, "layers.0"].maximum) == (6, 10)
     assert (modules[1, "layers.0"].minimum, modules[1, "layers.0"].maximum) == (14, 22)
     assert modules[1, ""].straggler == 3
-    assert cluster().by_module("communication")[1, "layers.0"].total == 64 + 320
+    assert four_ranks().by_module("communication")[1, "layers.0"].total == 64 + 320
 
 
 def test_represented_ranks_count_as_their_representative() -> None:
@@ -160,9 +137,9 @@ def test_merging_nothing_is_refused() -> None:
         ClusterProfile.merge([])
 
 
-def test_json_gives_back_an_equal_cluster() -> None:
+def test_json_gives_back_an_equal_four_ranks() -> None:
     for merged in (
-        cluster(),
+        four_ranks(),
         ClusterProfile(
             profiles={0: of_rank(0), 2: of_rank(2)},
             represented={1: 0, 3: 2},
@@ -186,7 +163,7 @@ def test_json_gives_back_an_equal_cluster() -> None:
     ],
 )
 def test_damaged_data_is_a_format_error(change: dict[str, object]) -> None:
-    data = json.loads(cluster().to_json()) | change
+    data = json.loads(four_ranks().to_json()) | change
     with pytest.raises(ProfileFormatError):
         ClusterProfile.from_dict(data)
 

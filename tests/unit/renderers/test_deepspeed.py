@@ -311,3 +311,13 @@ def test_make_view_with_a_negative_depth_shows_all_levels() -> None:
         profile_step=3, module_depth=2, top_modules=5, detailed=False, fold=True
     )
     assert made == View(step=3, depth=2, top=5, detailed=False, fold=True)
+
+
+def test_summary_marks_latencies_that_are_inexact() -> None:
+    """Operators take 1 ms each at least; the forward pass was timed by itself."""
+    coarse = dataclasses.replace(training_step().timing, operator_resolution_s=1e-3)
+    text = deepspeed.render(dataclasses.replace(training_step(), timing=coarse))
+    assert _value(text, "fwd latency") == "97.51 us"
+    assert _value(text, "bwd latency") == "~240.09 us"
+    assert _value(text, "step latency") == "~314.47 us"
+    assert _value(text, "iter latency") == "~652.07 us"

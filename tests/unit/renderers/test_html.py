@@ -193,6 +193,32 @@ def test_latency_of_all_phases_is_given_only_where_all_were_measured() -> None:
     assert columns["latency"]["all"] == [0.75 if n else None for n in calls]
 
 
+def test_latencies_that_are_inexact_are_marked() -> None:
+    """Operators take 1 ms each at least: no phase of 97 to 314 us can be exact."""
+    exact = payload(training_step(), None, "T")
+    assert not exact["headline"]["seconds_are_inexact"]
+    assert not any(part["inexact"] for part in exact["split"])
+    assert not any(exact["modules"]["inexact"].values())
+    coarse = dataclasses.replace(training_step().timing, operator_resolution_s=1e-3)
+    data = payload(dataclasses.replace(training_step(), timing=coarse), None, "T")
+    assert data["headline"]["seconds_are_inexact"]
+    assert {part["phase"]: part["inexact"] for part in data["split"]} == {
+        "forward": False,  # was timed by itself
+        "backward": True,
+        "recompute": False,  # has no time of its own
+        "optimizer": True,
+    }
+    modules = list(range(len(data["modules"]["fqn"])))
+    inexact = data["modules"]["inexact"]
+    assert (inexact["all"], inexact["forward"], inexact["backward"]) == (modules, [], modules)
+
+
+def test_utilisation_that_is_not_known_says_why() -> None:
+    top = payload(training_step(), None, "T")["headline"]
+    assert top["mfu"] is None
+    assert top["why_no_mfu"] == "the device's peaks are not known; pass machine="
+
+
 def test_uncounted_operators_are_listed_with_reasons() -> None:
     data = payload(lower_bound(), None, "T")
     assert data["headline"]["lower_bound"] is True

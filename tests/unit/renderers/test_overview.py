@@ -186,6 +186,13 @@ class TestHeadline:
         (line,) = [line for line in parts(profile, machine=machine)[0] if line.startswith("MFU")]
         assert line == "MFU      25% of Tiny"  # 12 FLOPs in 2 s of 24 FLOP/s
 
+    def test_utilisation_that_is_not_known_says_why(self) -> None:
+        timing = StepTiming(seconds=timed(forward=2.0))
+        profile = dataclasses.replace(wide(3), timing=timing)
+        machine = Machine(name="Tiny", flops_per_s={"float16": 24.0})
+        (line,) = [line for line in parts(profile, machine=machine)[0] if line.startswith("MFU")]
+        assert line == "MFU      n/a of Tiny: no peak of Tiny is known for float32"
+
     def test_inputs_are_shown(self) -> None:
         profile = wide(3)
         inputs = (TensorInput(name="x", shape=(3, 7), dtype="float32", device="cpu"),)

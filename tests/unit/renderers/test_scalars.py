@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import given
 
 from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.machines import MACHINES
-from dispatch_flops.profile import Profile
+from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import PHASES
 from dispatch_flops.renderers.scalars import log_tensorboard, scalars
 from tests.helpers.trees import SMALL, empty, lower_bound, profiles, training_step
@@ -27,8 +29,20 @@ def test_scalars_hold_totals_rates_and_utilisation() -> None:
     assert "depth/2/Linear/flops" not in found
 
 
+def test_scalars_say_whether_a_utilisation_is_a_lower_bound() -> None:
+    def without_cost(node: ModuleNode) -> ModuleNode:
+        ops = (dataclasses.replace(op, cost=None, uncounted=op.calls) for op in node.ops[:1])
+        return dataclasses.replace(node, ops=(*ops, *node.ops[1:]))
+
+    whole = scalars(training_step(), A100)
+    part = scalars(training_step().map_nodes(without_cost), A100)
+    assert (whole["mfu_is_lower_bound"], whole["hfu_is_lower_bound"]) == (0, 0)
+    assert (part["mfu_is_lower_bound"], part["hfu_is_lower_bound"]) == (1, 1)
+
+
 def test_scalars_of_unknown_value_have_no_entry() -> None:
-    assert "mfu" not in scalars(SMALL["lenet5"]())
+    unknown = scalars(SMALL["lenet5"]())
+    assert not {"mfu", "hfu", "mfu_is_lower_bound", "hfu_is_lower_bound"} & unknown.keys()
     assert "latency_s/total" not in scalars(empty())
     assert scalars(lower_bound())["uncounted_calls"] == 2 + 4
 

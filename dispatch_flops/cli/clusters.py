@@ -1,0 +1,212 @@
+"""The commands ``merge`` and ``simulate``: several ranks of one run side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from dispatch_flops.cli.arguments import (
+    DEPTH_HELP,
+    Commands,
+    add_command,
+    add_output_option,
+    add_phase_option,
+    natural,
+    table_style,
+)
+from dispatch_flops.cli.exit_codes import OK
+from dispatch_flops.cli.output import emit
+from dispatch_flops.cli.show import read_text
+from dispatch_flops.errors import ConfigError, DispatchFlopsError, ProfileFormatError, TargetError
+from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cluster import CLUSTER_SCHEMA, ClusterProfile
+from dispatch_flops.renderers import View, cluster_page, cluster_table
+
+_TABLE, _MARKDOWN, _JSON, _HTML = FORMATS = ("table", "markdown", "json", "html")
+_SUFFIXES = {".md": _MARKDOWN, ".json": _JSON, ".html": _HTML}
+JOB = (
+    "a function that takes a DeviceMesh, builds and shards the model, and returns a function that "
+    "runs one step"
+)
+
+_MERGE_EPILOG = """\
+examples:
+  dispatch-flops merge rank0.json rank1.json
+  dispatch-flops merge rank*.json --output cluster.json
+  dispatch-flops merge cluster.json --format html --output cluster.html
+"""
+
+_SIMULATE_EPILOG = f"""\
+TARGET is package.module:NAME or path/to/file.py:NAME. NAME is
+{JOB}.
+
+examples:
+  dispatch-flops simulate job.py:job --mesh pp=2,dp=64,tp=8 --rank 777
+  dispatch-flops simulate job.py:job --mesh dp=8 --output cluster.json
+
+Without --rank, one rank of each kind is simulated, and the cluster is filled from them.
+On real ranks, torchrun runs the same job:
+  torchrun --nproc-per-node 4 -m dispatch_flops profile job.py:job --mesh dp=2,tp=2
+"""
+
+
+def add_merge(commands: Commands) -> None:
+    parser = add_command(
+        commands, "merge", "merge the saved profiles of the ranks of one run", _MERGE_EPILOG
+    )
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="profiles saved as JSON, or merged ones"
+    )
+    _add_cluster_view_options(parser)
+    parser.set_defaults(run=run_merge)
+
+
+def run_merge(options: Namespace) -> int:
+    clusters = [_load(path) for path in options.files]
+    if len(clusters) == 1:
+        merged = clusters[0]
+    else:
+        if any(cluster.represented for cluster in clusters):
+            raise TargetError("a simulated cluster is complete; merge it with no other file")
+        profiles = [profile for cluster in clusters for profile in cluster.profiles.values()]
+        notes = dict.fromkeys(note for cluster in clusters for note in cluster.notes)
+        merged = dataclasses.replace(ClusterProfile.merge(profiles), notes=tuple(notes))
+    show_cluster(merged, options)
+    return OK
+
+
+def _load(path: str) -> ClusterProfile:
+    text = read_text(path)
+    try:
+        data = json.loads(text)
+        if isinstance(data, dict) and data.get("schema") == CLUSTER_SCHEMA:
+            return ClusterProfile.from_dict(data)
+        return ClusterProfile.merge([Profile.from_dict(data)])
+    except (ValueError, RecursionError):
+        raise ProfileFormatError(f"{path}: this is not JSON") from None
+    except (ConfigError, ProfileFormatError) as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def add_simulate(commands: Commands) -> None:
+    parser = add_command(
+        commands, "simulate", "profile ranks of a cluster without the cluster", _SIMULATE_EPILOG
+    )
+    parser.add_argument("target", metavar="TARGET", help="the job to simulate (see below)")
+    add_mesh_option(parser, required=True)
+    parser.add_argument(
+        "--rank",
+        action="extend",
+        nargs="+",
+        type=natural,
+        metavar="RANK",
+        help="ranks to simulate (default: one of each kind)",
+    )
+    parser.add_argument(
+        "--causal",
+        choices=("full", "half"),
+        default="full",
+        help="count causal attention in full, or only the half that the mask keeps (default: full)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=natural,
+        default=600,
+        metavar="SECONDS",
+        help="longest time for one rank (default: 600)",
+    )
+    _add_cluster_view_options(parser)
+    parser.set_defaults(run=run_simulate)
+
+
+def run_simulate(options: Namespace) -> int:
+    mesh = parse_mesh(options.mesh)
+    job = find_job(options.target)
+
+    from dispatch_flops.cli.targets import raise_target_error
+    from dispatch_flops.distributed import simulate
+
+    try:
+        with redirect_stdout(sys.stderr):
+            cluster = simulate(
+                job,
+                mesh,
+                "representative" if options.rank is None else options.rank,
+                causal=options.causal,
+                timeout_s=options.timeout,
+            )
+    except DispatchFlopsError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise_target_error(f"simulating {options.target}", error)
+    show_cluster(cluster, options)
+    return OK
+
+
+def find_job(target: str) -> Callable[..., object]:
+    """Return the function that TARGET names; raises TargetError if there is none."""
+    from dispatch_flops.cli.targets.objects import find_factory
+
+    job: Callable[..., object] = find_factory(target, JOB).found
+    return job
+
+
+def add_mesh_option(parser: ArgumentParser, *, required: bool = False) -> None:
+    parser.add_argument(
+        "--mesh",
+        required=required,
+        metavar="NAME=SIZE,...",
+        help="the dimensions of the device mesh, outermost first, such as pp=2,dp=64,tp=8"
+        + ("" if required else "; profiles a job on the ranks that torchrun started"),
+    )
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Parse ``"dp=2,tp=4"`` as ``{"dp": 2, "tp": 4}``; raises TargetError for other text."""
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = part.strip().partition("=")
+        if not (equals and name.isidentifier() and size.isdecimal() and int(size)):
+            raise TargetError(
+                f"--mesh {text!r}: {part!r} is not a dimension; write NAME=SIZE, such as dp=2,tp=4"
+            )
+        if name in mesh:
+            raise TargetError(f"--mesh {text!r}: {name} is given twice; give it once")
+        mesh[name] = int(size)
+    return mesh
+
+
+def _add_cluster_view_options(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help=f"format of the result (default: by the suffix of --output, else {_TABLE})",
+    )
+    add_output_option(parser)
+    parser.add_argument("--depth", type=natural, metavar="N", help=DEPTH_HELP)
+    add_phase_option(parser)
+
+
+def show_cluster(cluster: ClusterProfile, options: Namespace) -> None:
+    """Print the cluster, or write it to a file, in the format that the options name."""
+    output: str | None = options.output
+    name = options.format or _SUFFIXES.get(Path(output or "").suffix.lower(), _TABLE)
+    view = View(depth=options.depth, style=table_style(name), phase=getattr(options, "phase", None))
+    match name:
+        case "json":
+            text = cluster.to_json()
+        case "html":
+            text = cluster_page.render(cluster, view)
+        case "table" | "markdown":
+            text = cluster_table.render(cluster, view)
+        case _:
+            raise TargetError(
+                f"--format {name} is not available for several ranks; use one of "
+                f"{', '.join(FORMATS)}"
+            )
+    emit(text, output)

@@ -1,0 +1,304 @@
+"""Attention kernels of the libraries flash_attn and xformers, once they are loaded.
+
+Letters as in ``_attention``; what torch has of the same kernels is in ``attention_packed``. Queries
+are q[B,Sq,H,d], or with offsets packed q[Tq,H,d]; windows are aligned to the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from dispatch_flops.errors import FormulaError
+from dispatch_flops.operators.formulas.attention_packed import flash_backward, flash_forward
+from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.operators.numbers import tells_apart
+from dispatch_flops.operators.registry import register_flops
+from dispatch_flops.profile.cost import OpCost, Split, flops
+
+Tensor = torch.Tensor
+
+# softcap·tanh(score / softcap): quotient, tanh, product. Backward: the product, tanh's derivative
+# (square, difference, product), the quotient.
+_SOFTCAP, _SOFTCAP_BACKWARD = 3, 5
+
+
+def _pairs(cost: OpCost, q: Tensor, v: Tensor) -> int:
+    """Return the scores of a forward, whose MACs are pairs·(d+dv)."""
+    return cost.macs // (q.shape[-1] + v.shape[-1]) if cost.macs else 0
+
+
+def _forward(q: Tensor, v: Tensor, softcap: float, **arguments: Any) -> OpCost:
+    cost: OpCost = flash_forward(query=q, value=v, **arguments)
+    return cost + flops(_SOFTCAP * _pairs(cost, q, v) if softcap else 0)
+
+
+def _backward(q: Tensor, v: Tensor, softcap: float, **arguments: Any) -> Split:
+    split: Split = flash_backward(query=q, value=v, **arguments)
+    if not softcap:
+        return split
+    (again,) = split.shares
+    pairs = again.cost.macs // q.shape[-1] if again.cost.macs else 0
+    more = dataclasses.replace(again, cost=again.cost + flops(_SOFTCAP * pairs))
+    return Split(own=split.own + flops(_SOFTCAP_BACKWARD * pairs), shares=(more,))
+
+
+def _moving(split: Split, read: int, written: Any) -> Split:
+    """Return the split with the bytes that a backward of these libraries moves."""
+    own = dataclasses.replace(split.own, bytes_read=read, bytes_written=nbytes(written))
+    return dataclasses.replace(split, own=own)
+
+
+# -- flash_attn 2 ----------------------------------------------------------------------------
+
+
+@register_flops("flash_attn::_flash_attn_forward", by_name=True)
+@tells_apart(0)
+def flash_attn_forward(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,d].
+
+    MACs: pairs·2d. FLOPs: ``_attention.forward``'s, and 3 per pair for a softcap.
+    Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
+    """
+    return _forward(
+        q, v, softcap, key=k, cum_seq_q=None, max_q=0, max_k=0, dropout_p=float(dropout_p != 0),
+        is_causal=causal, window_size_left=window_size_left, window_size_right=window_size_right,
+        alibi_slopes=alibi_slopes, out=out,
+    )  # fmt: skip
+
+
+@register_flops("flash_attn::_flash_attn_varlen_forward", by_name=True, cacheable=False)
+@tells_apart(0)
+def flash_attn_varlen_forward(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    block_table: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,d]; keys and values may be pages.
+
+    MACs: pairs·2d; with lengths on a device, an upper bound. FLOPs: ``_attention.forward``'s, and
+    3 per pair for a softcap. Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
+    """
+    return _forward(
+        q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k, max_q=max_seqlen_q,
+        max_k=max_seqlen_k, dropout_p=dropout_p, is_causal=causal,
+        window_size_left=window_size_left, window_size_right=window_size_right,
+        alibi_slopes=alibi_slopes, seqused_k=seqused_k, block_table=block_table, out=out,
+    )  # fmt: skip
+
+
+@register_flops(
+    ["flash_attn::_flash_attn_backward", "flash_attn::_flash_attn_varlen_backward"],
+    by_name=True,
+    cacheable=False,
+)
+@tells_apart(0)
+def flash_attn_backward(
+    *,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    dropout_p: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    out: Any,
+    **_: Any,
+) -> Split:
+    """MACs: 4·pairs·d, and pairs·d recomputed. FLOPs: ``_attention.backward``'s; a softcap costs 5
+    per pair, and 3 in recomputation. The gradients are written into ``dq``, ``dk`` and ``dv``; the
+    forward's result is read besides, as large as ``dout``.
+
+    Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
+    """
+    split = _backward(
+        q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k, max_q=max_seqlen_q,
+        max_k=max_seqlen_k, dropout_p=dropout_p, is_causal=causal,
+        window_size_left=window_size_left, window_size_right=window_size_right, out=out,
+    )  # fmt: skip
+    read = nbytes((dout, q, k, v, softmax_lse)) + nbytes(dout)
+    return _moving(split, read, (dq, dk, dv, out))
+
+
+# -- flash_attn 3 ----------------------------------------------------------------------------
+
+
+@register_flops("flash_attn_3::fwd", by_name=True, cacheable=False)
+@tells_apart(0)
+def flash_attn_3_forward(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_new: Tensor | None = None,
+    q_v: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    page_table: Tensor | None = None,
+    is_causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """As ``flash_attn_forward``, or packed as ``flash_attn_varlen_forward``, without dropout.
+
+    A cache that the call extends, pages without offsets, chunks and a second query are not covered.
+    MACs: pairs·(d+dv). FLOPs: ``_attention.forward``'s, and 3 per pair for a softcap.
+    Source: Dao-AILab/flash-attention, hopper/flash_api.cpp.
+    """
+    is_paged = page_table is not None
+    if k_new is not None or q_v is not None or attention_chunk or (is_paged and not max_seqlen_k):
+        raise FormulaError(
+            "k_new, q_v, attention_chunk and page_table without max_seqlen_k are not covered; "
+            "register a formula for these calls with override=True"
+        )
+    return _forward(
+        q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k,
+        max_q=max_seqlen_q or 0, max_k=max_seqlen_k or 0, dropout_p=0.0, is_causal=is_causal,
+        window_size_left=window_size_left, window_size_right=window_size_right,
+        seqused_k=seqused_k, block_table=page_table, out=out,
+    )  # fmt: skip
+
+
+@register_flops("flash_attn_3::bwd", by_name=True, cacheable=False)
+@tells_apart(0)
+def flash_attn_3_backward(
+    *,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_lse: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    is_causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    out: Any,
+    **_: Any,
+) -> Split:
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: as ``flash_attn_backward``'s.
+
+    Source: Dao-AILab/flash-attention, hopper/flash_api.cpp.
+    """
+    split = _backward(
+        q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k,
+        max_q=max_seqlen_q or 0, max_k=max_seqlen_k or 0, dropout_p=0.0, is_causal=is_causal,
+        window_size_left=window_size_left, window_size_right=window_size_right, out=out,
+    )  # fmt: skip
+    read = nbytes((dout, q, k, v, softmax_lse)) + nbytes(dout)
+    return _moving(split, read, out)
+
+
+# -- xformers --------------------------------------------------------------------------------
+
+
+@register_flops("xformers_flash::flash_fwd", by_name=True, cacheable=False)
+@tells_apart(0)
+def xformers_flash_forward(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    p: float,
+    is_causal: bool,
+    window_left: int,
+    window_right: int,
+    block_tables: Tensor | None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """As ``flash_attn_forward``, or packed as ``flash_attn_varlen_forward``.
+
+    MACs: pairs·(d+dv). FLOPs: ``_attention.forward``'s.
+    Source: facebookresearch/xformers, xformers/ops/fmha/flash.py.
+    """
+    return _forward(
+        query, value, 0.0, key=key, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k,
+        max_q=max_seqlen_q, max_k=max_seqlen_k, dropout_p=p, is_causal=is_causal,
+        window_size_left=window_left, window_size_right=window_right, seqused_k=seqused_k,
+        block_table=block_tables, out=out,
+    )  # fmt: skip
+
+
+@register_flops("xformers_flash::flash_bwd", by_name=True, cacheable=False)
+@tells_apart(0)
+def xformers_flash_backward(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    p: float,
+    is_causal: bool,
+    window_left: int,
+    window_right: int,
+    out: Any,
+    **_: Any,
+) -> Split:
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s.
+
+    Source: facebookresearch/xformers, xformers/ops/fmha/flash.py.
+    """
+    return _backward(
+        query, value, 0.0, key=key, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k,
+        max_q=max_seqlen_q, max_k=max_seqlen_k, dropout_p=p, is_causal=is_causal,
+        window_size_left=window_left, window_size_right=window_right, out=out,
+    )  # fmt: skip

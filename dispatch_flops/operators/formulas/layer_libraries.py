@@ -1,0 +1,203 @@
+"""Layers that are not products, of vLLM, torchvision and DeepSpeed, once they are loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from dispatch_flops.errors import FormulaError
+from dispatch_flops.operators.formulas._arithmetic import contract, same_shaped
+from dispatch_flops.operators.formulas._attention import forward, rectangle
+from dispatch_flops.operators.formulas.norm import fused_rms_norm
+from dispatch_flops.operators.formulas.sorting import comparisons
+from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.operators.numbers import depends_on_numbers
+from dispatch_flops.operators.registry import declare_free, register_flops
+from dispatch_flops.profile.cost import OpCost, flops
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+def _into(cost: OpCost, written: Any, *read: Any) -> OpCost:
+    """Return the cost with the bytes of a call that writes ``written``, which are arguments."""
+    return dataclasses.replace(cost, bytes_read=nbytes(read), bytes_written=nbytes(written))
+
+
+# -- vLLM ----------------------------------------------------------------------------------------
+# Source of all: vllm-project/vllm, csrc/torch_bindings.cpp. ``vllm::unified_attention`` reads what
+# it attends to from the forward context, which its arguments do not show: it is listed.
+
+
+def _gated(result: Tensor, input: Tensor, activation: Any, **options: Any) -> OpCost:
+    """Cost of an activation of one half of ``input``, times the other half."""
+    cost = same_shaped(activation, result, **options) + flops(result.numel())
+    return _into(cost, result, input)
+
+
+@register_flops(["_C::silu_and_mul", "_C::mul_and_silu"])
+def silu_and_mul(result: Tensor, input: Tensor, *, out: None, **_: Any) -> OpCost:
+    """FLOPs: silu's and 1 per result. Source: vllm-project/vllm, csrc/torch_bindings.cpp."""
+    return _gated(result, input, aten.silu)
+
+
+@register_flops("_C::gelu_and_mul")
+def gelu_and_mul(result: Tensor, input: Tensor, *, out: None, **_: Any) -> OpCost:
+    """FLOPs: gelu's and 1 per result. Source: vllm-project/vllm, csrc/torch_bindings.cpp."""
+    return _gated(result, input, aten.gelu)
+
+
+@register_flops("_C::gelu_tanh_and_mul")
+def gelu_tanh_and_mul(result: Tensor, input: Tensor, *, out: None, **_: Any) -> OpCost:
+    """FLOPs: tanh gelu's and 1 per result. Source: vllm-project/vllm, csrc/torch_bindings.cpp."""
+    return _gated(result, input, aten.gelu, approximate="tanh")
+
+
+@register_flops("_C::rms_norm")
+def rms_norm(
+    result: Tensor, input: Tensor, weight: Tensor, epsilon: float, *, out: None, **_: Any
+) -> OpCost:
+    """FLOPs: those of ``aten._fused_rms_norm`` over the last dimension.
+
+    Source: vllm-project/vllm, csrc/torch_bindings.cpp.
+    """
+    cost = flops(fused_rms_norm(input, [input.shape[-1]], weight, out=result))
+    return _into(cost, result, input, weight)
+
+
+@register_flops("_C::fused_add_rms_norm")
+def fused_add_rms_norm(
+    input: Tensor, residual: Tensor, weight: Tensor, epsilon: float, *, out: None, **_: Any
+) -> OpCost:
+    """residual += input; input = rms_norm(residual).
+
+    FLOPs: ``rms_norm``'s and 1 per element. Source: vllm-project/vllm, csrc/torch_bindings.cpp.
+    """
+    cost = flops(fused_rms_norm(input, [input.shape[-1]], weight, out=input) + input.numel())
+    return _into(cost, (input, residual), input, residual, weight)
+
+
+@register_flops("_C::rotary_embedding", by_name=True)
+@depends_on_numbers
+def rotary_embedding(
+    *,
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor | None,
+    head_size: int,
+    cos_sin_cache: Tensor,
+    out: None,
+    **_: Any,
+) -> OpCost:
+    """Rotate the first R of each head's elements in place, R the width of ``cos_sin_cache``.
+
+    FLOPs: 3 per rotated element (of a pair: 4 products, a sum and a difference).
+    Source: vllm-project/vllm, csrc/torch_bindings.cpp.
+    """
+    width = cos_sin_cache.shape[-1]
+    elements = query.numel() + (key.numel() if key is not None else 0)
+    read = nbytes((positions, query, key)) + positions.numel() * width * (
+        cos_sin_cache.element_size()
+    )
+    cost = flops(3 * (elements // head_size) * width)
+    return dataclasses.replace(cost, bytes_read=read, bytes_written=nbytes((query, key)))
+
+
+@register_flops(["_C::paged_attention_v1", "_C::paged_attention_v2"], by_name=True)
+@depends_on_numbers
+def paged_attention(
+    *,
+    query: Tensor,
+    key_cache: Tensor,
+    num_kv_heads: int,
+    max_seq_len: int,
+    alibi_slopes: Tensor | None,
+    out: None,
+    **_: Any,
+) -> OpCost:
+    """query[sequences,H,d], one query each, and keys and values in pages.
+
+    Lengths are on a device: every sequence counts as ``max_seq_len`` long, an upper bound.
+    MACs: sequences·H·max_seq_len·2d. FLOPs: ``_attention.forward``'s.
+    Source: vllm-project/vllm, csrc/torch_bindings.cpp.
+    """
+    sequences, heads, size = query.shape
+    scores = rectangle(sequences, heads, num_kv_heads, 1, max_seq_len, size, size)
+    cost = forward(scores, masked=alibi_slopes is not None, dropout=False)
+    cached = 2 * sequences * max_seq_len * num_kv_heads * size * key_cache.element_size()
+    read = nbytes(query) + cached
+    return dataclasses.replace(cost, bytes_read=read, bytes_written=nbytes(query))
+
+
+# -- torchvision ---------------------------------------------------------------------------------
+
+# Of two boxes: four corners of the overlap, its sides and their bounds by 0, its area, the union
+# (sum and difference), the quotient, the comparison. The area of one box: two sides, their product.
+_OVERLAP, _AREA = 4 + 4 + 1 + 2 + 1 + 1, 3
+
+
+@register_flops("torchvision::nms", by_name=True)
+def nms(*, dets: Tensor, scores: Tensor, out: Tensor, **_: Any) -> OpCost:
+    """dets[N,4]. Which boxes are compared depends on data: all pairs are an upper bound.
+
+    FLOPs: 13·N·(N-1)/2, 3·N (areas), and the comparisons that order the scores.
+    Source: pytorch/vision, torchvision/csrc/ops/cpu/nms_kernel.cpp.
+    """
+    boxes = dets.shape[0]
+    return flops(_OVERLAP * (boxes * (boxes - 1) // 2) + _AREA * boxes + comparisons(boxes))
+
+
+# Four neighbours times their weights, and their sum.
+_BILINEAR = 4 + 3
+
+
+@register_flops("torchvision::roi_align", by_name=True)
+@depends_on_numbers
+def roi_align(*, input: Tensor, rois: Tensor, sampling_ratio: int, out: Tensor, **_: Any) -> OpCost:
+    """Average s·s bilinear samples for each result, s the sampling ratio.
+
+    FLOPs: per result 7·s² for the samples, s²-1 for their sum, 1 for the mean. What is computed
+    once for all channels is not counted.
+    Source: pytorch/vision, torchvision/csrc/ops/cpu/roi_align_kernel.cpp.
+    """
+    if sampling_ratio <= 0:
+        raise FormulaError(
+            "sampling_ratio is not positive: the number of samples depends on the boxes; pass one"
+        )
+    samples = sampling_ratio**2
+    return flops(out.numel() * (samples * _BILINEAR + samples - 1 + 1))
+
+
+@register_flops("torchvision::deform_conv2d", by_name=True)
+@depends_on_numbers
+def deform_conv2d(
+    *,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    offset_groups: int,
+    use_mask: bool,
+    out: Tensor,
+    **_: Any,
+) -> OpCost:
+    """weight[O,I/g,kh,kw] on samples of input[B,I,H,W], moved by offsets.
+
+    MACs: B·O·H'·W'·(I/g)·kh·kw. FLOPs: 2·MACs + per sampled element, B·I·kh·kw·H'·W', 7 and 1 for
+    the mask + 1 per result (bias). Positions, the same for all channels, are not counted.
+    Source: pytorch/vision, torchvision/csrc/ops/deform_conv2d.cpp.
+    """
+    samples = out.numel() // out.shape[1] * input.shape[1] * weight.shape[2:].numel()
+    extra = samples * (_BILINEAR + use_mask) + out.numel()
+    return contract(out.numel() * weight.shape[1:].numel(), input, weight, extra_flops=extra)
+
+
+# -- DeepSpeed -----------------------------------------------------------------------------------
+# Source: microsoft/DeepSpeed, csrc/cpu/comm/shm_interface.cpp. Its other kernels are functions of
+# C++ extensions, which no dispatcher sees.
+
+declare_free(
+    ["deepspeed::inference_all_reduce", "deepspeed::inference_all_reduce_"],
+    "communication, not compute",
+)

@@ -1,0 +1,205 @@
+"""Tables of a cluster, plain or Markdown: figures over ranks, ranks, mesh dimensions, modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.profile.cluster import BY, By, ClusterProfile, Spread, ranks_text
+from dispatch_flops.profile.cost import in_order
+from dispatch_flops.renderers.text import Align, code, one_line, table
+from dispatch_flops.renderers.view import View
+from dispatch_flops.units import (
+    bytes_text,
+    flops_text,
+    macs_text,
+    number_text,
+    params_text,
+    seconds_text,
+)
+
+_TEXT: dict[By, tuple[str, Callable[[float | None], str]]] = {
+    "macs": ("MACs", macs_text),
+    "flops": ("FLOPs", flops_text),
+    "bytes": ("Bytes", bytes_text),
+    "communication": ("Communication", bytes_text),
+    "time": ("Time", seconds_text),
+    "params": ("Params", lambda params: params_text(None if params is None else int(params))),
+}
+_MOST_ROWS = 200  # of ranks or of modules; a saved cluster has all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A table with its title. texts: number of columns on the left that hold text."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: list[list[str]]
+    texts: int = 1
+    names: int | None = None  # the column that holds names of the user's code
+
+
+def render(cluster: ClusterProfile, view: View | None = None) -> str:
+    """Return the figures of all ranks, of each group of equal ranks, and of each module.
+
+    Ranks with equal figures share a row. Modules are keyed by pipeline stage and fqn.
+
+    view: ``depth`` of modules, ``style`` and ``phase``.
+
+        print(cluster_table.render(cluster, View(depth=1)))
+    """
+    view = view or View()
+    parts = ["\n".join(heading(cluster))]
+    for section in sections(cluster, view):
+        rows = [
+            [code(cell, view.style) if i == section.names else cell for i, cell in enumerate(row)]
+            for row in section.rows
+        ]
+        align: tuple[Align, ...] = tuple(
+            "left" if column < section.texts else "right" for column in range(len(section.header))
+        )
+        title = f"## {section.title}" if view.style == "markdown" else section.title
+        parts.append(f"{title}\n\n{table(section.header, rows, align, view.style)}")
+    return "\n\n".join(parts)
+
+
+def heading(cluster: ClusterProfile) -> Iterator[str]:
+    """Yield what the tables are of: number of ranks, mesh, missing ranks and notes."""
+    mesh = " x ".join(f"{name} {size}" for name, size in (cluster.mesh or {}).items())
+    yield (
+        f"{len(cluster.ranks)} of {cluster.world_size} ranks"
+        f"{f', {len(cluster.profiles)} simulated' if cluster.represented else ''}"
+        f"{f', mesh {one_line(mesh)}' if mesh else ''}"
+    )
+    if cluster.missing:
+        yield f"- Missing: rank {ranks_text(cluster.missing)}; totals are of the other ranks"
+    for note in dict.fromkeys((*cluster.notes, *_notes_of_ranks(cluster))):
+        yield f"- {one_line(note)}"
+    if lower := [rank for rank, profile in cluster.ranks.items() if profile.is_lower_bound]:
+        yield f"- Lower bound: operators without a known cost ran on rank {ranks_text(lower)}"
+
+
+def sections(cluster: ClusterProfile, view: View) -> Iterator[Section]:
+    """Yield the tables of a cluster."""
+    phase = view.phase
+    spreads = {by: spread for by in BY if (spread := cluster.spread(by, phase)) is not None}
+    yield Section(
+        title=f"Over ranks, {phase or 'all phases'}",
+        header=("Figure", "Minimum", "Maximum", "Max / mean", "Straggler", "All ranks"),
+        rows=[
+            *(_spread_row(by, spread) for by, spread in spreads.items()),
+            *(_phase_rows(cluster) if phase is None else ()),
+        ],
+    )
+    shown = tuple(by for by, spread in spreads.items() if spread.maximum)
+    yield _ranks(cluster, view, shown)
+    for dim, size in (cluster.mesh or {}).items():
+        if size > 1:
+            yield _along(cluster, view, dim, tuple(by for by in shown if by != "macs"))
+    yield _modules(cluster, view)
+
+
+def _phase_rows(cluster: ClusterProfile) -> Iterator[list[str]]:
+    """Yield the FLOPs of each phase, where there are several."""
+    known = in_order(phase for p in cluster.profiles.values() for phase in phases_of(p))
+    for phase in known if len(known) > 1 else ():
+        if (spread := cluster.spread("flops", phase)) is not None:
+            yield _spread_row("flops", spread, f"FLOPs, {one_line(phase)}")
+
+
+def _spread_row(by: By, spread: Spread, label: str | None = None) -> list[str]:
+    name, text = _TEXT[by]
+    return [
+        label or name,
+        text(spread.minimum),
+        text(spread.maximum),
+        number_text(spread.imbalance),
+        "-" if spread.minimum == spread.maximum else f"rank {spread.straggler}",
+        "-" if by == "params" else text(spread.total),  # replicas hold the same
+    ]
+
+
+def _ranks(cluster: ClusterProfile, view: View, shown: tuple[By, ...]) -> Section:
+    """Return a row for each set of ranks of one stage with equal figures."""
+    same: dict[tuple[int | None, tuple[float | None, ...]], list[int]] = {}
+    for rank in cluster.ranks:
+        values = tuple(cluster.value(rank, by, view.phase) for by in shown)
+        same.setdefault((cluster.stage(rank), values), []).append(rank)
+    has_stages = any(stage is not None for stage, _ in same)
+    rows = [
+        [
+            ranks_text(ranks),
+            *([str(stage)] if has_stages else []),
+            *(_TEXT[by][1](value) for by, value in zip(shown, values, strict=True)),
+        ]
+        for (stage, values), ranks in same.items()
+    ]
+    stages = ("Stage",) if has_stages else ()
+    header = ("Rank", *stages, *(_TEXT[by][0] for by in shown))
+    return Section(title="Ranks", header=header, rows=_first(rows))
+
+
+def _along(cluster: ClusterProfile, view: View, dim: str, shown: tuple[By, ...]) -> Section:
+    """Return a row for each set of positions of a mesh dimension with equal extremes."""
+    same: dict[tuple[str, ...], list[int]] = {}
+    for position, part in cluster.along(dim).items():
+        cells = tuple(_range_text(by, part.spread(by, view.phase)) for by in shown)
+        same.setdefault(cells, []).append(position)
+    return Section(
+        title=f"Along {one_line(dim)}, of one rank",
+        header=(one_line(dim), *(_TEXT[by][0] for by in shown)),
+        rows=_first([[ranks_text(positions), *cells] for cells, positions in same.items()]),
+    )
+
+
+def _range_text(by: By, spread: Spread | None) -> str:
+    text = _TEXT[by][1]
+    if spread is None:
+        return text(None)
+    least, most = text(spread.minimum), text(spread.maximum)
+    return least if least == most else f"{least} to {most}"
+
+
+def _modules(cluster: ClusterProfile, view: View) -> Section:
+    spreads = cluster.by_module("flops", view.phase)
+    sent = cluster.by_module("communication", view.phase)
+    has_stages = any(stage is not None for stage, _ in spreads)
+    rows = [
+        [
+            *([str(stage)] if has_stages else []),
+            fqn or "(model)",
+            ranks_text([spread.straggler]) if spread.minimum != spread.maximum else "-",
+            _range_text("flops", spread),
+            _range_text("communication", sent.get((stage, fqn))),
+        ]
+        for (stage, fqn), spread in sorted(spreads.items(), key=lambda item: item[0][0] or 0)
+        if view.depth is None or _level(fqn) <= view.depth
+    ]
+    stages = ("Stage",) if has_stages else ()
+    return Section(
+        title="Modules, of one rank",
+        header=(*stages, "Module", "Straggler", "FLOPs", "Own communication"),
+        rows=_first(rows),
+        texts=len(stages) + 2,
+        names=len(stages),
+    )
+
+
+def _level(fqn: str) -> int:
+    return fqn.count(".") + 1 if fqn else 0
+
+
+def _first(rows: list[list[str]]) -> list[list[str]]:
+    if len(rows) <= _MOST_ROWS:
+        return rows
+    more = [f"and {len(rows) - _MOST_ROWS} more", *[""] * (len(rows[0]) - 1)]
+    return [*rows[:_MOST_ROWS], more]
+
+
+def _notes_of_ranks(cluster: ClusterProfile) -> Iterator[str]:
+    for rank, profile in cluster.profiles.items():
+        for note in profile.notes:
+            same = all(note in other.notes for other in cluster.profiles.values())
+            yield note if same else f"rank {rank}: {note}"

@@ -1,0 +1,155 @@
+"""``merge``, ``simulate`` and ``profile --mesh``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dispatch_flops.distributed import ClusterProfile
+from tests.helpers.clusters import four_ranks, of_rank, represented
+from tests.helpers.command_line import Run, error_line
+from tests.helpers.paths import REPOSITORY
+
+ROWS, IN, OUT = 3, 5, 7
+JOB = f"""
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+def job(mesh):
+    print("what the job prints")
+    model = nn.Linear({IN}, {OUT}, bias=False)
+    fully_shard(model, mesh=mesh["dp"])
+    x = torch.ones({ROWS}, {IN})
+    return lambda: model(x).sum().backward()
+
+def broken(mesh):
+    raise ValueError("a wrong\\nworld")
+
+def model(mesh):
+    return nn.Linear({IN}, {OUT})
+"""
+
+
+@pytest.fixture(autouse=True)
+def _job(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+
+
+class TestMerge:
+    def test_files_of_ranks_are_one_table(self, run: Run) -> None:
+        for rank in range(4):
+            Path(f"rank{rank}.json").write_text(of_rank(rank).to_json())
+        result = run("merge", *(f"rank{rank}.json" for rank in range(4)))
+        assert result.code == 0
+        assert result.out.startswith("4 of 4 ranks, mesh pp 2 x dp 2\n")
+
+    def test_missing_ranks_are_named(self, run: Run) -> None:
+        Path("a.json").write_text(of_rank(0).to_json())
+        Path("b.json").write_text(of_rank(3).to_json())
+        assert "Missing: rank 1-2;" in run("merge", "a.json", "b.json").out
+
+    def test_json_is_read_back(self, run: Run) -> None:
+        Path("part.json").write_text(ClusterProfile.merge([of_rank(0), of_rank(1)]).to_json())
+        Path("two.json").write_text(of_rank(2).to_json())
+        Path("three.json").write_text(of_rank(3).to_json())
+        run("merge", "part.json", "two.json", "three.json", "--output", "all.json")
+        assert ClusterProfile.from_json(Path("all.json").read_text()) == four_ranks()
+        assert run("merge", "all.json", "--format", "html").out.startswith("<!doctype html>")
+        assert "## Ranks" in run("merge", "all.json", "--format", "markdown").out
+
+    def test_files_of_different_runs_are_an_error(self, run: Run) -> None:
+        Path("a.json").write_text(of_rank(0).to_json())
+        assert "two profiles are of rank 0" in error_line(run("merge", "a.json", "a.json"))
+
+    def test_simulated_cluster_is_merged_with_nothing(self, run: Run) -> None:
+        Path("a.json").write_text(represented().to_json())
+        Path("b.json").write_text(of_rank(1).to_json())
+        assert "merge it with no other file" in error_line(run("merge", "a.json", "b.json"))
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [("{", "this is not JSON"), ("[]", "this is not a dispatch_flops profile")],
+    )
+    def test_other_files_are_an_error(self, run: Run, text: str, message: str) -> None:
+        Path("a.json").write_text(text)
+        assert f"a.json: {message}" in error_line(run("merge", "a.json"))
+
+
+class TestSimulate:
+    def test_rank_is_simulated(self, run: Run) -> None:
+        result = run("simulate", "job.py:job", "--mesh", "dp=2,tp=3", "--rank=4", "--format=json")
+        assert result.code == 0
+        assert "simulating rank 4 of 6" in result.err
+        cluster = ClusterProfile.from_json(result.out)
+        assert list(cluster.ranks) == [4]
+        # forward, and the weight's gradient
+        assert cluster.total().macs == 2 * ROWS * IN * OUT
+        assert cluster.coordinates(4) == {"dp": 1, "tp": 1}
+
+    def test_representatives_fill_the_cluster(self, run: Run) -> None:
+        # 7 rows on 4 ranks: 2, 2, 2, 1
+        result = run("simulate", "job.py:job", "--mesh", "dp=4", "--depth", "0")
+        assert result.out.startswith("4 of 4 ranks, 2 simulated, mesh dp 4\n")
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("job.py:job", "--mesh", "dp"), "'dp' is not a dimension; write NAME=SIZE"),
+            (("job.py:job", "--mesh", "dp=0"), "'dp=0' is not a dimension"),
+            (("job.py:job", "--mesh", "dp=2,dp=3"), "dp is given twice"),
+            (("job.py:job", "--mesh", "dp=2", "--rank", "2"), "rank 2 is out of range"),
+            (("job.py:broken", "--mesh", "dp=2"), "simulating job.py:broken raised ValueError"),
+            (("job.py:model", "--mesh", "dp=2"), "the job returned a Linear"),
+            (("job.py:nothing", "--mesh", "dp=2"), "job.py has no 'nothing'"),
+        ],
+    )
+    def test_wrong_use_is_an_error(
+        self, run: Run, arguments: tuple[str, ...], message: str
+    ) -> None:
+        assert message in error_line(run("simulate", *arguments))
+
+
+class TestProfileOnRanks:
+    def test_without_torchrun_it_says_how(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("RANK", raising=False)
+        error = error_line(run("profile", "job.py:job", "--mesh", "dp=2,tp=2"))
+        assert "torchrun --nproc-per-node 4 -m dispatch_flops profile" in error
+
+    def test_mesh_of_another_size_is_an_error(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        error = error_line(run("profile", "job.py:job", "--mesh", "dp=8"))
+        assert "--mesh dp=8 has 8 ranks and torchrun started 4" in error
+
+    def test_options_of_a_model_are_an_error(self, run: Run) -> None:
+        error = error_line(run("profile", "job.py:job", "--mesh", "dp=8", "--input-shape", "1,3"))
+        assert "--input-shape is for a model" in error
+
+    @pytest.mark.slow
+    def test_torchrun_prints_one_merged_report(self, tmp_path: Path) -> None:
+        command = (
+            "-m torch.distributed.run --standalone --nproc-per-node 2 -m dispatch_flops profile "
+            "job.py:job --mesh dp=2 --format json"
+        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run(
+            [sys.executable, *command.split()],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+            cwd=tmp_path,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        cluster = ClusterProfile.from_json(done.stdout)
+        assert list(cluster.ranks) == [0, 1]
+        assert cluster.mesh == {"dp": 2}
+        assert cluster.total().macs == 2 * 2 * ROWS * IN * OUT

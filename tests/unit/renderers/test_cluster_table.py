@@ -1,0 +1,82 @@
+"""Tables and the page of a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatch_flops.profile.cluster import ClusterProfile
+from dispatch_flops.renderers import View, cluster_page, cluster_table
+from tests.helpers.clusters import four_ranks, of_rank, represented
+
+
+def cells(text: str, start: str) -> list[str]:
+    """Return the cells of the first line that starts so."""
+    line = next(line for line in text.splitlines() if line.startswith(start))
+    return [cell for cell in line.split("  ") if cell]
+
+
+def test_figures_over_ranks_are_shown_with_their_straggler() -> None:
+    text = cluster_table.render(four_ranks())
+    assert text.startswith("4 of 4 ranks, mesh pp 2 x dp 2\n")
+    # 52 MACs on 4 ranks: 22 / 13
+    row = [cell.strip() for cell in cells(text, "MACs")]
+    assert row == ["MACs", "6 MACs", "22 MACs", "1.69", "rank 3", "52 MACs"]
+    row = [cell.strip() for cell in cells(text, "Communication")]
+    assert row == ["Communication", "64 B", "320 B", "2.5", "rank 3", "512 B"]
+
+
+def test_uneven_ranks_have_rows_of_their_own_and_equal_ones_share_a_row() -> None:
+    section = cluster_table.render(four_ranks()).split("Ranks\n")[1].split("Along")[0]
+    assert [line.split()[0] for line in section.splitlines()[3:] if line] == ["0", "1", "2", "3"]
+    section = cluster_table.render(represented()).split("Ranks\n")[1].split("Along")[0]
+    assert [line.split()[0] for line in section.splitlines()[3:] if line] == ["0", "2-3"]
+
+
+def test_missing_ranks_and_notes_come_first() -> None:
+    text = cluster_table.render(represented())
+    assert text.splitlines()[:3] == [
+        "3 of 4 ranks, 2 simulated, mesh pp 2 x dp 2",
+        "- Missing: rank 1; totals are of the other ranks",
+        "- a note",
+    ]
+
+
+def test_note_of_a_single_rank_names_it() -> None:
+    merged = ClusterProfile.merge([of_rank(0), of_rank(1, note="late")])
+    assert "- rank 1: late\n" in cluster_table.render(merged)
+
+
+def test_modules_of_stages_are_apart() -> None:
+    text = cluster_table.render(four_ranks(), View(style="markdown"))
+    rows = [line.replace(" ", "") for line in text.splitlines() if "`layers.0`" in line]
+    assert rows == [
+        "|0|`layers.0`|1|12FLOPsto20FLOPs|64B|",
+        "|1|`layers.0`|3|28FLOPsto44FLOPs|64Bto320B|",
+    ]
+    assert "`layers`" not in cluster_table.render(four_ranks(), View(style="markdown", depth=0))
+
+
+def test_phase_restricts_the_figures() -> None:
+    text = cluster_table.render(four_ranks(), View(phase="backward"))
+    assert "Over ranks, backward" in text
+    assert [cell.strip() for cell in cells(text, "MACs")][1] == "0 MACs"
+    assert [cell.strip() for cell in cells(text, "Communication")][-1] == "512 B"
+
+
+@pytest.mark.parametrize("name", ["<b>", "</script>", "\x1b[31m"])
+def test_hostile_names_are_text(name: str) -> None:
+    merged = ClusterProfile.merge([of_rank(0, name=name)])
+    page = cluster_page.render(merged)
+    assert f"layers.{name}" not in page
+    assert "<script" not in page
+    assert "\x1b" not in cluster_table.render(merged)
+    piped = ClusterProfile.merge([of_rank(0, name="a|b`c")])
+    assert "`layers.a\\|b'c`" in cluster_table.render(piped, View(style="markdown"))
+
+
+def test_page_has_a_bar_for_each_rank_and_loads_nothing() -> None:
+    page = cluster_page.render(four_ranks())
+    assert page.count('<div title="rank ') == 4
+    assert '<div title="rank 3" style="height:100.00%"></div>' in page
+    assert "default-src &#x27;none&#x27;" in page
+    assert "http" not in page.replace("http-equiv", "")
