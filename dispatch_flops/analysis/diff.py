@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dispatch_flops.analysis.figures import Figures, inclusive, total_figures
+from dispatch_flops.analysis.figures import Figures, tree_figures
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import OpTotal, Profile
 from dispatch_flops.profile.cost import ZERO, Phase, check_phase
@@ -86,11 +86,13 @@ def _changes(before: _Side, after: _Side) -> tuple[Change, ...]:
 
 
 def _whole(profile: Profile, phase: Phase | None) -> _Side:
-    return {"": (total_figures(profile, phase), profile.root.calls)}
+    roots = (profile.root, profile.outside)
+    model, outside = (tree_figures(root, phase)[root.fqn] for root in roots)
+    return {"": (model + outside, profile.root.calls)}
 
 
 def _modules(profile: Profile, phase: Phase | None) -> _Side:
-    figures = inclusive(profile.root, phase) | inclusive(profile.outside, phase)
+    figures = tree_figures(profile.root, phase) | tree_figures(profile.outside, phase)
     return {node.fqn: (figures[node.fqn], node.calls) for node in profile.nodes()}
 
 

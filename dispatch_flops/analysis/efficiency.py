@@ -202,8 +202,9 @@ def roofline(
 
 def node_roofline(node: ModuleNode, machine: Machine | None, phase: Phase = "forward") -> Roofline:
     """Return the roofline of a module and all below it, in one phase."""
+    node.total(phase)  # raises for what is not a phase
     ops = (op for below in node.walk() for op in below.ops if op.phase == phase)
-    return roofline(ops, machine, node.latency(phase))
+    return roofline(ops, machine, node.seconds.get(phase))
 
 
 def _exceeds(least_s: float | None, seconds: float | None) -> bool:

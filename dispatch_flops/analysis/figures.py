@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile, sum_known
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase
+from dispatch_flops.profile.tree import cost_in, own_cost_in
 from dispatch_flops.units import ratio
 
 Key = Literal["params", "macs", "flops", "bytes", "latency"]
@@ -81,15 +82,21 @@ def inclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
     Where a module's latency was not measured, as for a container that is never called, it is
     the sum of its children's.
     """
+    root.total(phase)
+    return tree_figures(root, phase)
+
+
+def tree_figures(root: ModuleNode, phase: Phase | None) -> dict[str, Figures]:
+    """Return what ``inclusive`` does, for a phase that may occur in other trees only."""
     root.total()  # computes the totals of all nodes below in one walk
     nodes = list(root.walk())
     found: dict[str, Figures] = {}
     for node in reversed(nodes):
         below = [found[child.fqn] for child in node.children]
-        latency_s = node.latency(phase or "forward")
+        latency_s = node.seconds.get(phase or "forward")
         found[node.fqn] = Figures(
             params=node.total_params,
-            cost=node.total(phase),
+            cost=cost_in(node, phase),
             latency_s=sum_known(f.latency_s for f in below) if latency_s is None else latency_s,
             lower_bound=_lacks_cost(node, phase) or any(f.lower_bound for f in below),
         )
@@ -101,13 +108,19 @@ def exclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
 
     The exclusive latency is the module's less its children's, and at least 0.
     """
-    whole = inclusive(root, phase)
+    root.total(phase)
+    return own_tree_figures(root, phase)
+
+
+def own_tree_figures(root: ModuleNode, phase: Phase | None) -> dict[str, Figures]:
+    """Return what ``exclusive`` does, for a phase that may occur in other trees only."""
+    whole = tree_figures(root, phase)
     return {
         node.fqn: Figures(
             params=node.own_params,
-            cost=node.own(phase),
+            cost=own_cost_in(node, phase),
             latency_s=_exclusive_s(
-                node.latency(phase or "forward"),
+                node.seconds.get(phase or "forward"),
                 (whole[child.fqn].latency_s for child in node.children),
             ),
             lower_bound=_lacks_cost(node, phase),
@@ -119,7 +132,8 @@ def exclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
 def total_figures(profile: Profile, phase: Phase | None = None) -> Figures:
     """Return the figures of everything that ran, model and outside."""
     root, outside = profile.root, profile.outside
-    return inclusive(root, phase)[root.fqn] + inclusive(outside, phase)[outside.fqn]
+    profile.total(phase)  # raises for what is not a phase
+    return tree_figures(root, phase)[root.fqn] + tree_figures(outside, phase)[outside.fqn]
 
 
 def by_depth(root: ModuleNode, phase: Phase | None = None) -> list[dict[str, Figures]]:
@@ -142,7 +156,8 @@ def by_type(profile: Profile, phase: Phase | None = None) -> dict[str, Figures]:
     The costs add up to the model's total. A parameter that several modules hold counts in each.
     """
     found: dict[str, Figures] = {}
-    own = exclusive(profile.root, phase)
+    profile.total(phase)  # raises for what is not a phase
+    own = own_tree_figures(profile.root, phase)
     for node in profile.root.walk():
         _add_to(found, node.class_name, own[node.fqn])
     return dict(top(found, "flops", len(found)))
@@ -171,7 +186,8 @@ def top_modules(
             print(node.fqn, figures.cost.macs)
     """
     nodes = {node.fqn: node for node in profile.root.walk()}
-    ranked = top(exclusive(profile.root, phase), key, k)
+    profile.total(phase)  # raises for what is not a phase
+    ranked = top(own_tree_figures(profile.root, phase), key, k)
     return [(nodes[fqn], figures) for fqn, figures in ranked if figures.value(key)]
 
 

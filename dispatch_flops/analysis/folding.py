@@ -52,6 +52,7 @@ def _own_shape(node: ModuleNode) -> object:
         node.active_params,
         node.trainable_params,
         node.tokens,
+        node.output_shapes,
         tuple(dataclasses.replace(op, latency_s=None) for op in node.ops),
     )
 

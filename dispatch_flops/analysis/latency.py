@@ -128,7 +128,7 @@ def phase_seconds(profile: Profile) -> dict[Phase, float | None]:
     """
     timing = profile.timing
     phases = in_order((*PHASES, *phases_of(profile), *timing.seconds))
-    seconds = {phase: timing.latency(phase) for phase in phases}
+    seconds = {phase: timing.seconds.get(phase) for phase in phases}
     if seconds["forward"] is None:
         seconds["forward"] = latency_of(profile.root)
     return seconds

@@ -86,6 +86,7 @@ def phases_of(profile: Profile) -> tuple[Phase, ...]:
 
 
 def _ops(profile: Profile, phase: Phase | None) -> Iterator[OpTotal]:
+    profile.total(phase)  # raises for what is not a phase
     return (op for op in profile.op_totals() if phase is None or op.phase == phase)
 
 

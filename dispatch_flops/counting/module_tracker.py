@@ -34,6 +34,7 @@ from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.observers import ModuleObserver
+from dispatch_flops.counting.output_shapes import Shapes, shapes_of
 from dispatch_flops.counting.python_frames import (
     call_arguments,
     calling_frame,
@@ -144,6 +145,13 @@ class Tracker:
             rows.update(thread.tokens.copy())
         calls = self.calls()
         return {fqn: rows[fqn] for fqn in self.names.experts() if fqn in rows or not calls[fqn]}
+
+    def output_shapes(self) -> dict[str, Shapes]:
+        """Return ``{fqn: shapes of what its first call returned}``."""
+        found: dict[str, Shapes] = {}
+        for thread in reversed(self._threads):
+            found.update(thread.output_shapes.copy())
+        return found
 
     def used_params(self) -> set[int]:
         """Return the ids of parameters that took part in an operator other than an optimizer's."""
@@ -424,8 +432,12 @@ class Tracker:
             self._drop_calls_after_hooks(thread)
         call = stack[-1]
         if call.owner is module and not call.is_in_hooks:
-            if call.named is not None and call.named.is_expert:
-                _count_tokens(thread, call, args, output)
+            named = call.named
+            if named is not None:
+                if named.fqn not in thread.output_shapes and output is not None:
+                    thread.output_shapes[named.fqn] = shapes_of(output)
+                if named.is_expert:
+                    _count_tokens(thread, call, args, output)
             if getattr(module, "_forward_hooks", None):  # they run next, and belong to the module
                 call.is_in_hooks = True
                 thread.current = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.counting.communication import CountedCalls, communication_totals
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
+from dispatch_flops.counting.output_shapes import Shapes
 from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
 from dispatch_flops.profile import (
     OUTSIDE,
@@ -32,6 +33,7 @@ class Observed:
     calls: times that forward ran. used_params: ids of the parameters that took part in an operator.
     latency_s: seconds in forward; None if modules take as long as their operators.
     tokens: rows that entered an expert of a mixture.
+    output_shapes: of the tensors that the first call returned.
     communication: number of calls by module, phase and what is sent; keys are not fqns.
     mesh_dims: ``{ranks of a group: name of the mesh dimension}``.
     """
@@ -40,6 +42,7 @@ class Observed:
     used_params: Collection[int] = ()
     latency_s: Mapping[str, float] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
+    output_shapes: Mapping[str, Shapes] = field(default_factory=dict)
     communication: CountedCalls = field(default_factory=dict)
     mesh_dims: Mapping[tuple[int, ...], str] = field(default_factory=dict)
 
@@ -185,6 +188,7 @@ class ProfileBuilder:
             children=children,
             seconds=self._seconds(fqn, ops, children),
             tokens=self._observed.tokens.get(fqn),
+            output_shapes=self._observed.output_shapes.get(fqn),
         )
 
     def _seconds(
@@ -218,7 +222,7 @@ def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode
         for op in ops
         if op.latency_s is not None and op.phase is not None and timed_phase(op.phase) == phase
     )
-    return sum_known((*own, *(child.latency(phase) for child in children)))
+    return sum_known((*own, *(child.seconds.get(phase) for child in children)))
 
 
 def _class_name(fqn: str, named: ModuleName | None) -> str:

@@ -11,6 +11,7 @@ import torch.distributed
 from torch import nn
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.profile import MeshDim
 
 
@@ -28,8 +29,8 @@ class Ranks:
     mesh_dims: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, modules: Iterable[nn.Module], mesh: Any = None) -> Ranks:
-        """Return the ranks of a run of these modules.
+    def of(cls, names: ModuleNames, mesh: Any = None) -> Ranks:
+        """Return the ranks of a run of these modules, which are read only if there are ranks.
 
         mesh: the program's DeviceMesh; None: that of the first DTensor among the parameters.
         """
@@ -37,7 +38,7 @@ class Ranks:
         if not distributed.is_available() or not distributed.is_initialized():
             return cls()
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
-        mesh = mesh if mesh is not None else next(_meshes_of(modules), None)
+        mesh = mesh if mesh is not None else next(_meshes_of(names.modules()), None)
         if mesh is None or not mesh.mesh_dim_names:
             return cls(rank, world_size)
         coordinates = mesh.get_coordinate() or [None] * mesh.ndim

@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dispatch_flops.counting.module_names import ModuleName
+from dispatch_flops.counting.output_shapes import Shapes
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
@@ -29,8 +31,8 @@ class ModulePhase:
 
     fqn: str
     phase: Phase
-    counts: defaultdict[CallCost, int] = field(default_factory=lambda: defaultdict(int))
-    seconds: defaultdict[CallCost, float] = field(default_factory=lambda: defaultdict(float))
+    counts: defaultdict[CallCost, int] = field(default_factory=partial(defaultdict, int))
+    seconds: defaultdict[CallCost, float] = field(default_factory=partial(defaultdict, float))
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +64,7 @@ class ThreadState:
     known_task: the graph task of which that was last asked.
     param_sink: the set to which the mode adds ids: ``used_params``, or in an optimizer step
         ``discarded_params``.
+    output_shapes: of what the first call of each module returned, by fqn.
     gradients: after a backward pass, the storages of the gradients; None: not asked for yet.
     is_on_gradients: an operator has read one of these, and the optimizer has not stepped since.
     """
@@ -72,6 +75,7 @@ class ThreadState:
         self.module_phases: dict[tuple[str, Phase], ModulePhase] = {}
         self.calls: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, int] = defaultdict(int)
+        self.output_shapes: dict[str, Shapes] = {}
         self.used_params: set[int] = set()
         self.discarded_params: set[int] = set()
         self.param_sink = self.used_params

@@ -23,6 +23,7 @@ from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
 from dispatch_flops.operators.formula_signatures import check_formula
+from dispatch_flops.operators.misspelt_names import warn_of_misspelt
 from dispatch_flops.operators.torch_formulas import accept_torch_style, registered_with_torch
 from dispatch_flops.profile.cost import OpCost, Split
 
@@ -118,7 +119,8 @@ def register_flops(
     The function is called as ``formula(*args, out=out, **kwargs)`` with the operator's own
     arguments and its result. It may read shapes, dtypes and layouts, never data. It returns an
     ``OpCost``, an int meaning FLOPs, or a ``Split`` of the cost among submodules and phases.
-    Formulas written for ``torch.utils.flop_counter`` are accepted too.
+    Formulas written for ``torch.utils.flop_counter`` are accepted too. A name that its library
+    lacks, while it has a similar one, is accepted with a warning.
 
     targets: ``torch.ops.lib.op`` (all overloads), ``torch.ops.lib.op.overload``, the result of
         ``torch.library.custom_op``, a higher-order operator, a Triton kernel, an ``nn.Module``
@@ -174,6 +176,8 @@ def register_flops(
 
 def _accepted(formula: Formula, keys: Iterable[Any], *, by_name: bool = False) -> Formula:
     """Return the user's formula as rules call it; raises FormulaError as ``register_flops``."""
+    keys = list(keys)
+    warn_of_misspelt(keys)
     accepted = accept_torch_style(formula)
     if accepted is formula:
         check_formula(formula, keys, by_name=by_name)

@@ -14,6 +14,7 @@ from dispatch_flops.profile.cost import PHASES, OpCost, Phase, add_costs, check_
 from dispatch_flops.profile.profile import Profile
 from dispatch_flops.profile.run_info import MeshDim
 from dispatch_flops.profile.seconds import sum_known, timed_phase
+from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.units import ratio
 
 CLUSTER_SCHEMA = "dispatch_flops.cluster"
@@ -385,7 +386,7 @@ def _dims(mesh: tuple[MeshDim, ...] | None) -> dict[str, int] | None:
 
 def _total(profile: Profile, phase: Phase | None) -> OpCost:
     """Return the cost of a rank, 0 in a phase that only other ranks have."""
-    return profile.root.total(phase) + profile.outside.total(phase)
+    return cost_in(profile.root, phase) + cost_in(profile.outside, phase)
 
 
 def _value(profile: Profile, by: By, phase: Phase | None) -> float | None:
@@ -434,7 +435,7 @@ def _module_values(profile: Profile, by: By, phase: Phase | None) -> Iterator[tu
                 else node.latency(timed_phase(phase))
             )
         else:
-            value = _FIGURE[by](node.total(phase))
+            value = _FIGURE[by](cost_in(node, phase))
         if value is not None:
             yield node.fqn, value
 

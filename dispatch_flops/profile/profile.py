@@ -42,7 +42,7 @@ from dispatch_flops.profile.serialization import (
     to_row,
     upgraded_from_1,
 )
-from dispatch_flops.profile.tree import ModuleNode, OpTotal, flops_of, map_tree
+from dispatch_flops.profile.tree import ModuleNode, OpTotal, cost_in, flops_of, map_tree
 from dispatch_flops.profile.validation import (
     communication_flaws,
     flaws,
@@ -86,7 +86,11 @@ class StepTiming:
     operator_resolution_s: float | None = None
 
     def latency(self, phase: Phase) -> float | None:
-        """Return the seconds of a phase; None where not measured."""
+        """Return the seconds of a phase; None where not measured.
+
+        Raises ConfigError for a phase that is neither a standard one nor a measured one.
+        """
+        check_phase(phase, self.seconds)
         return self.seconds.get(phase)
 
 
@@ -152,7 +156,7 @@ class Profile:
     @cached_property
     def _totals(self) -> Mapping[Phase | None, OpCost]:
         phases = {**self.root._totals, **self.outside._totals}
-        return {phase: self.root.total(phase) + self.outside.total(phase) for phase in phases}
+        return {phase: cost_in(self.root, phase) + cost_in(self.outside, phase) for phase in phases}
 
     def model_total(self) -> OpCost:
         """Return the cost of forward and backward of everything that ran."""
@@ -183,7 +187,7 @@ class Profile:
     def by_module(self, phase: Phase | None = None) -> dict[str, OpCost]:
         """Return ``{fqn: inclusive cost}`` of the model's modules, parents first."""
         self._check_phase(phase)
-        return {node.fqn: node.total(phase) for node in self.root.walk()}
+        return {node.fqn: cost_in(node, phase) for node in self.root.walk()}
 
     def by_operator(self, phase: Phase | None = None) -> dict[str, OpTotal]:
         """Return ``{overload: total}`` over all modules, most FLOPs first.

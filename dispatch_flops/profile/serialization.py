@@ -49,6 +49,9 @@ def node_to_rows(root: ModuleNode) -> list[dict[str, Any]]:
     for node in nodes:
         row = to_row(node)
         del row["ops"], row["children"]  # to the end, where a reader of the file expects them
+        shapes = row.pop("output_shapes")
+        if shapes is not None:
+            row["output_shapes"] = [None if shape is None else list(shape) for shape in shapes]
         memory = row.pop("memory")
         if memory is not None:
             row["memory"] = module_memory_to_row(memory)
@@ -74,11 +77,32 @@ def node_from_rows(rows: list[dict[str, Any]]) -> ModuleNode:
             raise ValueError(f"the children {below} of node {index} are not later nodes of its own")
         children = tuple(built.pop(child) for child in below)
         memory = module_memory_from_row(row.pop("memory")) if "memory" in row else None
-        built[index] = build_timed(ModuleNode, row, ops=ops, children=children, memory=memory)
+        shapes = shapes_from_row(row.pop("output_shapes", None))
+        built[index] = build_timed(
+            ModuleNode, row, ops=ops, children=children, memory=memory, output_shapes=shapes
+        )
     root = built.pop(0)
     if built:
         raise ValueError(f"the nodes {sorted(built)} are not reachable from the root")
     return root
+
+
+def shapes_from_row(row: Any) -> tuple[tuple[int, ...] | None, ...] | None:
+    """Return the shapes that a list of lists holds; raises ValueError for anything else."""
+    if row is None:
+        return None
+    if type(row) is not list:
+        raise ValueError(f"shapes are {row!r:.60}; expected a list")
+    return tuple(map(shape_from_row, row))
+
+
+def shape_from_row(row: Any) -> tuple[int, ...] | None:
+    """Return the shape that a list holds; raises ValueError for anything else but None."""
+    if row is None:
+        return None
+    if type(row) is not list or not all(type(size) is int and size >= -1 for size in row):
+        raise ValueError(f"a shape is {row!r:.60}; expected a list of ints or null")
+    return tuple(row)
 
 
 def _op_from_row(row: dict[str, Any]) -> OpTotal:

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
-from dispatch_flops.profile.cost import MODEL_PHASES, ZERO, OpCost, Phase, add_costs
+from dispatch_flops.profile.cost import (
+    MODEL_PHASES,
+    PHASES,
+    ZERO,
+    OpCost,
+    Phase,
+    add_costs,
+    check_phase,
+)
 from dispatch_flops.profile.memory import ModuleMemory
 from dispatch_flops.profile.seconds import PhaseSeconds
 
@@ -58,6 +66,8 @@ class ModuleNode:
     latency_spread_s: median distance of the runs from their median ``latency_s``; None where
         there was one run.
     tokens: rows that entered the forward of an expert in a mixture of experts; else None.
+    output_shapes: of the first tensors that its first call returned, with -1 for a size that is a
+        symbol and None for a nested tensor; None where no call was seen to return.
     memory: bytes that it holds, and the most while it ran; None where memory was not followed.
     """
 
@@ -75,6 +85,7 @@ class ModuleNode:
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
     latency_spread_s: float | None = None
     tokens: int | None = None
+    output_shapes: tuple[tuple[int, ...] | None, ...] | None = None
     memory: ModuleMemory | None = None
 
     # Written out because the generated methods recurse, and a model may be deeper than
@@ -116,13 +127,18 @@ class ModuleNode:
         return not self.fqn and self.class_name == SEVERAL_MODELS and not self.calls
 
     def own(self, phase: Phase | None = None) -> OpCost:
-        """Return the exclusive cost, of the module's own operators, in one phase or in all."""
-        return add_costs(op.cost for op in self.ops if phase is None or op.phase == phase)
+        """Return the exclusive cost, of the module's own operators, in one phase or in all.
+
+        Raises ConfigError, as ``total`` and ``latency`` do, for a phase that is neither a standard
+        one nor one of the module's or of those below.
+        """
+        self._check_phase(phase)
+        return own_cost_in(self, phase)
 
     def total(self, phase: Phase | None = None) -> OpCost:
         """Return the inclusive cost, of the module and all below, in one phase or in all."""
-        totals = self._totals
-        return add_costs(totals.values()) if phase is None else totals.get(phase, ZERO)
+        self._check_phase(phase)
+        return cost_in(self, phase)
 
     def model_total(self) -> OpCost:
         """Return the inclusive cost of forward and backward, without recomputation."""
@@ -130,7 +146,13 @@ class ModuleNode:
 
     def latency(self, phase: Phase = "forward") -> float | None:
         """Return the seconds of all calls in a phase; None where not measured."""
+        self._check_phase(phase)
         return self.seconds.get(phase)
+
+    def _check_phase(self, phase: Phase | None) -> None:
+        if phase is not None and phase not in PHASES:
+            timed = (timed for node in self.walk() for timed in node.seconds)
+            check_phase(phase, (*self._totals, *timed))
 
     @property
     def latency_s(self) -> float | None:
@@ -158,6 +180,17 @@ class ModuleNode:
                 known["is_lower_bound"] = any(op.uncounted for op in node.ops) or any(
                     child.is_lower_bound for child in node.children
                 )
+
+
+def cost_in(node: ModuleNode, phase: Phase | None) -> OpCost:
+    """Return the inclusive cost; nothing for a phase that occurs elsewhere, if at all."""
+    totals = node._totals
+    return add_costs(totals.values()) if phase is None else totals.get(phase, ZERO)
+
+
+def own_cost_in(node: ModuleNode, phase: Phase | None) -> OpCost:
+    """Return the exclusive cost; nothing for a phase that occurs elsewhere, if at all."""
+    return add_costs(op.cost for op in node.ops if phase is None or op.phase == phase)
 
 
 def sum_of_parts(node: ModuleNode) -> dict[Phase | None, OpCost]:

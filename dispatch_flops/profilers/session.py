@@ -30,7 +30,6 @@ from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.profile import deferred_profile
 from dispatch_flops.profilers.isolation import garbage_collection_later
-from dispatch_flops.timing.calibrated import counting_pass
 from dispatch_flops.timing.passes import UntimedPass
 
 
@@ -50,10 +49,10 @@ class Session:
         self._mesh = mesh
         self._ranks = Ranks()
         self._conventions = conventions
-        self._names = ModuleNames(roots)
+        with garbage_collection_later():  # names are many new objects, too
+            self._names = ModuleNames(roots)
         self._calls = CallAggregator()
-        # Only a timed run asks every module for its device.
-        self._pass = counting_pass(self._names.modules()) if is_timed else UntimedPass()
+        self._pass = _timed_pass(self._names) if is_timed else UntimedPass()
         self._memory = None if memory is None else Memory(self._names, memory)
         observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
         self._tracker = Tracker(self._names, observers, self._is_mode_on)
@@ -166,6 +165,7 @@ class Session:
                 calls=self._tracker.calls(),
                 used_params=self._tracker.used_params(),
                 tokens=self._tracker.tokens(),
+                output_shapes=self._tracker.output_shapes(),
                 latency_s=self._pass.module_seconds(),
                 mesh_dims=self._ranks.mesh_dims,
                 communication=self._mode.communication.calls(),
@@ -182,7 +182,7 @@ class Session:
 
     def _find_ranks(self) -> None:
         """Find this process's rank, unless its process group is gone by now."""
-        ranks = Ranks.of(self._names.modules(), self._mesh)
+        ranks = Ranks.of(self._names, self._mesh)
         if ranks.world_size is not None:
             self._ranks = ranks
 
@@ -200,6 +200,13 @@ def _notes_of(conventions: Conventions) -> tuple[str, ...]:
     if conventions.flops == "all":
         return ()
     return ("FLOPs are 2 per MAC of a contraction; all other arithmetic counts 0",)
+
+
+def _timed_pass(names: ModuleNames) -> UntimedPass:
+    # Importing what calibrates takes time; asking every module for its device does, too.
+    from dispatch_flops.timing.calibrated import counting_pass
+
+    return counting_pass(names.modules())
 
 
 def _build(*parts: Any) -> Profile:

@@ -10,12 +10,13 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dispatch_flops.analysis.figures import inclusive
+from dispatch_flops.analysis.figures import tree_figures
 from dispatch_flops.analysis.latency import latency_of
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import ratio
@@ -53,12 +54,12 @@ def render(profile: Profile, view: View | None = None) -> str:
 
 
 def _latency_us(root: ModuleNode, phase: Phase) -> Callable[[ModuleNode], float]:
-    figures = inclusive(root, phase)
+    figures = tree_figures(root, phase)
     return lambda node: (figures[node.fqn].latency_s or 0.0) * _MICROSECONDS
 
 
 def _flops_us(phase: Phase) -> Callable[[ModuleNode], float]:
-    return lambda node: ratio(node.total(phase).flops, _FLOPS_PER_MICROSECOND) or 0.0
+    return lambda node: ratio(cost_in(node, phase).flops, _FLOPS_PER_MICROSECOND) or 0.0
 
 
 def _spans(
@@ -82,7 +83,7 @@ def _spans(
 
 
 def _span(node: ModuleNode, start: float, width: float, phase: Phase, track: int) -> Event:
-    cost = node.total(phase)
+    cost = cost_in(node, phase)
     return {
         "name": f"{node.name}: {node.class_name}" if node.name else node.class_name,
         "cat": phase,

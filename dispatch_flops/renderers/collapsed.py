@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_flops.analysis.figures import Figures, Key, exclusive
+from dispatch_flops.analysis.figures import Figures, Key, own_tree_figures
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
@@ -20,9 +20,10 @@ def render(profile: Profile, view: View | None = None) -> str:
     """
     view = view or View()
     by, phase = view.by or "flops", view.phase
+    profile.total(phase)  # raises for what is not a phase
     lines = []
     for root in (profile.root, profile.outside):
-        figures = exclusive(root, phase)
+        figures = own_tree_figures(root, phase)
         for stack, node in _stacks(root):
             value = figures[node.fqn].value(by) or 0
             if by in ("params", "latency"):

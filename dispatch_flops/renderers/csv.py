@@ -13,6 +13,7 @@ from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import CommCost, ModuleNode, Profile
 from dispatch_flops.profile.cost import COST_FIELDS, PHASES, Phase, in_order
 from dispatch_flops.profile.memory import HELD_NAMES
+from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.view import View
 
 Row = Mapping[str, str | int | float | None]
@@ -113,7 +114,7 @@ def _rows_below(
             "total_bytes": total.bytes_total,
         }
         for phase in phases:
-            part = node.total(phase)
+            part = cost_in(node, phase)
             row[f"{phase}_macs"], row[f"{phase}_flops"] = part.macs, part.flops
         if node.memory is not None:  # a run that did not follow memory has no such columns
             for name in HELD_NAMES:

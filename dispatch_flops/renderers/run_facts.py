@@ -45,12 +45,15 @@ def mode_text(run: RunInfo) -> str:
     return ", ".join(_modes(run)) or "not recorded"
 
 
+def shape_text(shape: tuple[int, ...] | None) -> str:
+    """Format a shape: ``(3, 7) -> "[3, 7]"``; an unknown size is "?", a nested shape "nested"."""
+    if shape is None:
+        return "nested"
+    return f"[{', '.join('?' if size < 0 else str(size) for size in shape)}]"
+
+
 def _input(tensor: TensorInput) -> str:
-    if tensor.shape is None:
-        shape = "nested"
-    else:
-        shape = f"[{', '.join('?' if size < 0 else str(size) for size in tensor.shape)}]"
-    return one_line(f"{tensor.name} {tensor.dtype} {shape} on {tensor.device}")
+    return one_line(f"{tensor.name} {tensor.dtype} {shape_text(tensor.shape)} on {tensor.device}")
 
 
 def _modes(run: RunInfo) -> Iterator[str]:

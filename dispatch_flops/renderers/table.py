@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dispatch_flops.analysis.communication import inclusive_communication
-from dispatch_flops.analysis.figures import Figures, inclusive, total_figures, walk_with_depth
+from dispatch_flops.analysis.figures import (
+    Figures,
+    inclusive,
+    total_figures,
+    tree_figures,
+    walk_with_depth,
+)
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import CommCost, ModuleNode, Profile, RunInfo, sum_known
@@ -93,7 +99,7 @@ def _module_rows(
     rows: list[list[str]] = []
     indent = 0 if trees == [profile.root] else 1
     for tree in trees:
-        columns = [inclusive(tree), *(inclusive(tree, phase) for phase in phases)]
+        columns = [inclusive(tree), *(tree_figures(tree, phase) for phase in phases)]
         for node, level in walk_with_depth(tree):
             if depth is None or level <= depth:
                 pad = " " * (indent + level) if style == "plain" else ""

@@ -4,6 +4,7 @@ Where a new formula goes, by what the operator does:
 
 - products: ``matmul`` (dense, sparse), ``linear`` (whole layers), ``scaled_matmul`` (scaled,
   grouped and weight-quantised operands), ``quantized_layers`` (integers in and out, dynamic),
+  ``quantized_embeddings``,
   ``conv``, ``distance`` (bilinear forms too), ``linear_cross_entropy``, ``sparse``, ``linalg``,
   ``fft``
 - attention: ``attention`` (the SDPA kernels), ``attention_packed`` (those below them),

@@ -7,13 +7,19 @@ index is in scatter.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from typing import Any
+
+import torch
 
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import declare_free
 from dispatch_flops.profile.cost import OpCost
+
+Tensor = torch.Tensor
 
 VIEWS = """
     alias as_strided detach diagonal expand lift_fresh permute select slice slice_inverse split
@@ -60,7 +66,7 @@ FILLS = """
 COPIES = """
     clone _to_copy _lazy_clone _pin_memory _foreach_clone
     contiguous cat stack _stack _chunk_cat block_diag narrow_copy repeat
-    repeat_interleave tril triu flip roll rot90 channel_shuffle native_channel_shuffle
+    repeat_interleave flip roll rot90 channel_shuffle native_channel_shuffle
     pixel_shuffle pixel_unshuffle constant_pad_nd reflection_pad1d reflection_pad2d
     reflection_pad3d replication_pad1d replication_pad2d replication_pad3d im2col diag_embed
     diagonal_scatter select_scatter slice_scatter as_strided_scatter select_backward
@@ -112,6 +118,22 @@ def _ranged(*args: Any, out: Any = None, **_: Any) -> OpCost:
     return written(*args, out=out)
 
 
+def _triangle(is_lower: bool) -> Callable[..., OpCost]:
+    """Return the formula of the bytes of ``tril`` or ``triu``."""
+
+    def triangle(self: Tensor, diagonal: int = 0, *, out: Tensor, **_: Any) -> OpCost:
+        """It reads what it keeps; in place it reads nothing, and writes the zeros alone."""
+        *batch, rows, columns = self.shape
+        below = sum(min(max(i + diagonal + is_lower, 0), columns) for i in range(rows))
+        kept = prod(batch) * (below if is_lower else rows * columns - below)
+        if out is self:
+            return OpCost(bytes_written=(self.numel() - kept) * self.element_size())
+        read = min(kept * self.element_size(), nbytes(self))
+        return OpCost(bytes_read=read, bytes_written=nbytes(out))
+
+    return triangle
+
+
 declare_free(packets(*VIEWS.split()), "view of the same memory", moves=False)
 declare_free(
     packets(*QUERIES.split()) + packets("device", "layout", library="prim"),
@@ -123,6 +145,8 @@ declare_free(packets(*BOOKKEEPING.split()), "metadata, assertion or bookkeeping"
 declare_free(packets(*ALLOCATIONS.split()), "allocation", moves=False)
 declare_free(packets("_local_scalar_dense"), "one number read by the host")
 declare_free(packets(*COPIES.split()), "copy, cast, padding or layout")
+declare_free(packets("tril"), "copy of a triangle", formula=_triangle(is_lower=True))
+declare_free(packets("triu"), "copy of a triangle", formula=_triangle(is_lower=False))
 declare_free(packets(*SELECTIONS.split()), "selection; its comparison is counted separately")
 declare_free(packets(*LOGIC.split()), "integer and boolean arithmetic")
 declare_free(packets(*FILLS.split()), "fill with constants or integers", formula=written)

@@ -293,21 +293,24 @@ GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 @register_flops(packets("quantized_lstm"), by_name=True)
 def quantized_lstm(*, hx: Sequence[Tensor], **arguments: Any) -> OpCost:
     """Dynamically quantised LSTM, see ``recurrent``."""
-    return recurrent(LSTM, hx[0], **arguments)
+    return recurrent(LSTM, hx[0], states=hx, **arguments)
 
 
 @register_flops(packets("quantized_gru"), by_name=True)
 def quantized_gru(*, hx: Tensor, **arguments: Any) -> OpCost:
     """Dynamically quantised GRU, see ``recurrent``."""
-    return recurrent(GRU, hx, **arguments)
+    return recurrent(GRU, hx, states=hx, **arguments)
 
 
 def recurrent(
     mode: int,
     state: Tensor,
     *,
+    states: Any,
+    params: Sequence[Any],
     input: Any = None,
     data: Any = None,
+    batch_sizes: Tensor | None = None,
     has_biases: bool,
     num_layers: int,
     bidirectional: bool,
@@ -319,16 +322,27 @@ def recurrent(
 
     MACs per layer and direction: T·G·H·(inputs + H). FLOPs: 2·MACs, ``CELL_FLOPS``, and per
     product as ``linear_dynamic`` (steps quantised one by one; their 10 for scale and zero point
-    are counted once per layer and direction).
+    are counted once per layer and direction). Bytes: each packed weight and float32 bias, once.
     """
     x: Tensor = data if input is None else input
     hidden = state.shape[-1]
     rows, inputs, directions = x.numel() // x.shape[-1], x.shape[-1], 1 + bidirectional
-    total = ZERO
+    total, gates = ZERO, GATES[mode] * hidden
+    weights, biases = 0, 2 * gates * directions * num_layers * has_biases
     for _layer in range(num_layers):
         total += directions * cell(mode, rows, inputs, hidden, has_biases)
+        weights += directions * gates * (inputs + hidden)
         inputs = hidden * directions
-    return total
+    read = nbytes(x, batch_sizes, states, params)
+    if is_packed(params[0]):
+        read += weights * _weight_bytes(params) + 4 * biases
+    return total + OpCost(bytes_read=read, bytes_written=nbytes(out))
+
+
+def _weight_bytes(params: Sequence[Any]) -> int:
+    """Return the bytes of one packed weight: 2 in float16, else 1."""
+    state, _class_name = params[0].__getstate__()
+    return 2 if state[0] == "quantized_fp16" else 1
 
 
 def cell(mode: int, rows: int, inputs: int, hidden: int, bias: bool) -> OpCost:
@@ -350,40 +364,17 @@ def register_cell(name: str, mode: int) -> None:
         quantized(f"quantized_{name}_cell_dynamic"),
         note=f"one step of a dynamically quantised {name}",
     )
-    def formula(x: Tensor, hx: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
+    def formula(
+        x: Tensor, hx: Any, w_ih: Any, w_hh: Any, *biases: Any, out: Any, **_: Any
+    ) -> OpCost:
         state = hx[0] if isinstance(hx, (list, tuple)) else hx
         rows = x.numel() // x.shape[-1]
-        return cell(mode, rows, x.shape[-1], state.shape[-1], True)
+        cost = cell(mode, rows, x.shape[-1], state.shape[-1], True)
+        weights = GATES[mode] * state.shape[-1] * (x.shape[-1] + state.shape[-1])
+        item = 2 if w_ih.unpack()[0].dtype == torch.float32 else 1  # float16, shown as float32
+        read = nbytes(x, hx, biases) + weights * item
+        return cost + OpCost(bytes_read=read, bytes_written=nbytes(out))
 
 
 for _name, _mode in _CELLS.items():
     register_cell(_name, _mode)
-
-
-# -- embeddings ----------------------------------------------------------------------------
-
-
-@register_flops(quantized("embedding_byte", "embedding_4bit", "embedding_2bit"))
-def embedding(*_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Rows picked and dequantised with their own scale and offset: 2 per element."""
-    return OpCost(flops=2 * out.numel(), bytes_read=out.numel(), bytes_written=nbytes(out))
-
-
-@register_flops(
-    quantized(
-        *(
-            f"embedding_bag_{bits}{form}"
-            for bits in ("byte", "4bit", "2bit")
-            for form in ("", "_rowwise_offsets")
-        )
-    ),
-    by_name=True,
-)
-def embedding_bag(
-    *, indices: Tensor, per_sample_weights: Tensor | None = None, out: Tensor, **_: Any
-) -> OpCost:
-    """Bags of rows, dequantised (2), weighted if there are weights (1), and summed: n - m."""
-    picked = indices.numel() * out.shape[-1]
-    per_element = 2 + (per_sample_weights is not None)
-    count = per_element * picked + max(picked - out.numel(), 0)
-    return OpCost(flops=count, bytes_read=picked, bytes_written=nbytes(out))

@@ -13,8 +13,8 @@ from typing import Any
 from dispatch_flops.analysis.figures import (
     Figures,
     by_type,
-    inclusive,
     total_figures,
+    tree_figures,
     walk_with_depth,
 )
 from dispatch_flops.analysis.folding import fold
@@ -172,7 +172,7 @@ def _costs(roots: Sequence[ModuleNode], phases: Sequence[Phase]) -> Data:
 
 
 def _figures(roots: Iterable[ModuleNode], phase: Phase | None) -> list[Figures]:
-    return [figures for root in roots for figures in inclusive(root, phase).values()]
+    return [figures for root in roots for figures in tree_figures(root, phase).values()]
 
 
 def _latencies(column: Iterable[Figures]) -> list[float | None]:

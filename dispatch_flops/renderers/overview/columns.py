@@ -11,24 +11,25 @@ from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.overview.fitting import TextColumn, fitted_table
 from dispatch_flops.renderers.overview.rows import Row
+from dispatch_flops.renderers.run_facts import shape_text
 from dispatch_flops.renderers.text import Align, Style, at_least, one_line
 from dispatch_flops.units import (
     bytes_text,
     count_text,
     flops_per_s_text,
-    fraction_text,
     params_text,
     ratio,
     seconds_text,
 )
 
-_BAR = 8  # characters of a share of 100 %
+_BAR = 6  # characters of a share of 100 %
 FULL, EIGHTHS = "█", "▏▎▍▌▋▊▉"
-_LEAST_LABEL = 32
-_DEFAULT = ("params", "macs", "flops", "share", "bar", "comm", "latency")
-_DROPPED_FIRST = ("bar", "macs", "params", "share")
+_LEAST_LABEL = 28
+_DEFAULT = ("output", "params", "macs", "flops", "share", "comm", "latency")
+_DROPPED_FIRST = ("output", "macs", "params", "share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,13 @@ def _columns(profile: Profile) -> dict[str, Column]:
 
     def flops_in(phase: Phase) -> Column:
         def cell(row: Row) -> str:
-            return _count(row.node.total(phase).flops * row.figures.modules, row)
+            return _count(cost_in(row.node, phase).flops * row.figures.modules, row)
 
         return Column(f"{phase} FLOPs", cell)
 
     def share(row: Row) -> str:
         part = ratio(row.figures.cost.flops, whole)
-        return fraction_text(part) if part else ""
+        return f"{_percent(part):>4} {_bar(part)}" if part else ""
 
     sent = inclusive_communication(profile)
 
@@ -109,12 +110,12 @@ def _columns(profile: Profile) -> dict[str, Column]:
 
     phases = {f"{phase}_flops": flops_in(phase) for phase in phases_of(profile)}
     return {
+        "output": Column("Output", _output, "left"),
         "params": Column("Params", lambda row: _unless_0(row.figures.params, params_text)),
         "macs": Column("MACs", lambda row: _count(row.figures.cost.macs, row)),
         "flops": Column("FLOPs", lambda row: _count(row.figures.cost.flops, row)),
         **phases,
-        "share": Column("% FLOPs", share),
-        "bar": Column("", lambda row: _bar(ratio(row.figures.cost.flops, whole)), "left"),
+        "share": Column("Share", share, "left"),
         "bytes": Column("Bytes", lambda row: _unless_0(row.figures.cost.bytes_total, bytes_text)),
         "comm": Column("Payload", payload),
         "latency": Column("Forward", latency),
@@ -139,7 +140,21 @@ def _unless_0(value: int, text: Callable[[int], str]) -> str:
     return text(value) if value else ""
 
 
-def _bar(share: float | None) -> str:
-    eighths = round(8 * _BAR * min(share or 0.0, 1.0))
+def _output(row: Row) -> str:
+    """Return the shape of the first output, and how many more tensors there are."""
+    shapes = row.node.output_shapes
+    if not shapes or row.is_run:
+        return ""
+    more = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
+    return f"{shape_text(shapes[0])}{more}"
+
+
+def _percent(share: float) -> str:
+    """Return a share in whole percent; "<1%" for one that would be 0."""
+    return f"{round(100 * share)}%" if share >= 0.005 else "<1%"
+
+
+def _bar(share: float) -> str:
+    eighths = round(8 * _BAR * min(share, 1.0))
     whole, part = divmod(eighths, 8)
     return FULL * whole + EIGHTHS[part - 1 : part]

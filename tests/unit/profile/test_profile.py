@@ -105,5 +105,16 @@ def test_misspelt_phase_raises_an_error_that_names_the_phases(name: str) -> None
         getattr(training_step(), name)("forwrd")
 
 
+@pytest.mark.parametrize("name", ["own", "total", "latency"])
+def test_misspelt_phase_of_a_module_raises_an_error_that_names_the_phases(name: str) -> None:
+    with pytest.raises(ConfigError, match="'forwrd' is not a phase; choose one of forward, "):
+        getattr(training_step().root, name)("forwrd")
+
+
+def test_misspelt_phase_of_a_step_raises_an_error_that_names_the_phases() -> None:
+    with pytest.raises(ConfigError, match="'forwrd' is not a phase; choose one of forward, "):
+        training_step().timing.latency("forwrd")  # type: ignore[arg-type]
+
+
 def test_standard_phase_that_did_not_occur_costs_nothing() -> None:
     assert lenet5().total("optimizer") == OpCost()

@@ -121,7 +121,9 @@ class TestTree:
         assert "n/a" not in overview.render(wide(3))
 
     def test_unknown_column_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="'speed' is not a column; choose from params"):
+        with pytest.raises(
+            ConfigError, match="'speed' is not a column; choose from output, params"
+        ):
             overview.render(wide(3), View(columns=("speed",)))
 
     def test_columns_of_phases_hold_that_phase(self) -> None:
@@ -134,9 +136,18 @@ class TestTree:
     def test_share_is_of_everything_that_ran(self) -> None:
         heavy = linear("heavy", 3, 5, batch=6)  # 90 MACs, 180 FLOPs
         light = linear("light", 3, 5, batch=2)  # 30 MACs, 60 FLOPs
-        lines = tree(Profile(root=place(module("Net", heavy, light))), columns=("share", "bar"))
-        assert [cells(line)[1].strip() for line in lines] == ["100%", "75%", "25%"]
-        assert [line.count("█") for line in lines] == [8, 6, 2]
+        lines = tree(Profile(root=place(module("Net", heavy, light))), columns=("share",))
+        assert [line.split()[-2] for line in lines] == ["100%", "75%", "25%"]
+        assert [line.split()[-1] for line in lines] == ["██████", "████▌", "█▌"]  # of 6
+
+    def test_output_shapes_are_shown_where_they_were_recorded(self) -> None:
+        root = place(module("Net", linear("a", 3, 5), linear("b", 5, 7)))
+        shapes = {"a": ((2, 5),), "b": (None, (2, 7))}
+        children = tuple(
+            dataclasses.replace(child, output_shapes=shapes[child.fqn]) for child in root.children
+        )
+        lines = tree(Profile(root=dataclasses.replace(root, children=children)))
+        assert ["[2, 5]" in lines[1], "nested +1" in lines[2]] == [True, True]
 
     def test_lower_bounds_are_marked(self) -> None:
         first, known, *_ = tree(lower_bound())

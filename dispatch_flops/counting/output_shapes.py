@@ -1,0 +1,38 @@
+"""Shapes of the tensors that a module returned."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import torch
+
+from dispatch_flops import _torch
+from dispatch_flops.operators.tensors import is_strided_nested, tensors_in, untraced
+
+Shapes = tuple[tuple[int, ...] | None, ...]
+
+_MOST = 8  # tensors of one output
+
+
+def shapes_of(output: Any) -> Shapes:
+    """Return the shapes of the first tensors in an output; None for a nested one.
+
+    A size that is a symbol is -1. An output that cannot be read has no shapes.
+    """
+    if output.__class__ is torch.Tensor and _torch.tracing_state() is None:
+        with _torch.torch_functions_disabled():
+            return (_shape(output),)
+    try:
+        with untraced(), _torch.modes_disabled(), _torch.torch_functions_disabled():
+            return tuple(map(_shape, islice(tensors_in(output), _MOST)))
+    except Exception:  # a container of the program's own may raise
+        return ()
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    return None if tensor.is_nested or is_strided_nested(tensor) else _sizes(tensor)
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple([size if type(size) is int else -1 for size in tensor.shape])
