@@ -176,6 +176,8 @@ class TestCookbook:
                 run(code, names)
         assert names["p"].total("backward").macs == 8 * 64 * 256 * 3
         assert names["prof"].get_total_macs() == 8 * 64 * 256 * 2
+        assert names["cluster"].ranks[77].total("forward").macs == 8 * 64 * 256 * 2 // 8
+        assert names["merged"].ranks == {0: names["fc"].profile}
 
     def test_custom_formulas_count_what_they_say(self, library: None) -> None:
         (code,) = blocks(section(COOKBOOK, "Custom operators"))
