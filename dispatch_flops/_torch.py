@@ -58,6 +58,14 @@ def has_kernel(name: str, key: str) -> bool:
 all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_names
 
 
+def libraries_loaded() -> tuple[Any, ...]:
+    """What changes when a library adds operators: by import, by torch.ops.load_library, or in
+    Python by torch.library, whose tables are not public. To list all operators takes milliseconds.
+    """
+    added = (torch.library._defs, torch.library._impls)  # type: ignore[attr-defined]
+    return (len(sys.modules), len(torch.ops.loaded_libraries), *map(frozenset, added))
+
+
 def kernel_of(op: OpOverload) -> Callable[..., Any]:
     """What calling the overload calls, without that call. Public: the overload itself."""
     kernel: Callable[..., Any] = op._op
@@ -433,6 +441,33 @@ def set_stance(stance: Any) -> Any:
     from torch._dynamo import eval_frame
 
     return eval_frame._set_stance(stance)
+
+
+def suspend_compiled_autograd() -> tuple[Any, ...] | None:
+    """Have backward passes run eagerly; return what ``resume_compiled_autograd`` takes, None where
+    they do so anyway. Public: ``torch._dynamo.config.compiled_autograd``, read at compilation.
+    """
+    from torch._dynamo import compiled_autograd
+
+    compiler, is_dynamic = torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False)
+    if compiler is None:
+        return None
+    compiled_autograd.compiled_autograd_enabled = False
+    return compiler, is_dynamic, compiled_autograd.depth
+
+
+def resume_compiled_autograd(state: tuple[Any, ...]) -> None:
+    """Have backward passes compiled again, unless the program has changed or ended it meanwhile."""
+    from torch._dynamo import compiled_autograd
+
+    compiler, is_dynamic, depth = state
+    set_compiler = torch._C._dynamo.compiled_autograd.set_autograd_compiler
+    changed, changed_dynamic = set_compiler(None, False)
+    if changed is not None:
+        set_compiler(changed, changed_dynamic)
+    elif compiled_autograd.depth == depth:
+        set_compiler(compiler, is_dynamic)
+        compiled_autograd.compiled_autograd_enabled = True
 
 
 def compiles_higher_order_operator() -> bool:
