@@ -435,6 +435,33 @@ def set_stance(stance: Any) -> Any:
     return eval_frame._set_stance(stance)
 
 
+def suspend_compiled_autograd() -> tuple[Any, ...] | None:
+    """Have backward passes run eagerly; return what ``resume_compiled_autograd`` takes, None where
+    they do so anyway. Public: ``torch._dynamo.config.compiled_autograd``, read at compilation.
+    """
+    from torch._dynamo import compiled_autograd
+
+    compiler, is_dynamic = torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False)
+    if compiler is None:
+        return None
+    compiled_autograd.compiled_autograd_enabled = False
+    return compiler, is_dynamic, compiled_autograd.depth
+
+
+def resume_compiled_autograd(state: tuple[Any, ...]) -> None:
+    """Have backward passes compiled again, unless the program has changed or ended it meanwhile."""
+    from torch._dynamo import compiled_autograd
+
+    compiler, is_dynamic, depth = state
+    set_compiler = torch._C._dynamo.compiled_autograd.set_autograd_compiler
+    changed, changed_dynamic = set_compiler(None, False)
+    if changed is not None:
+        set_compiler(changed, changed_dynamic)
+    elif compiled_autograd.depth == depth:
+        set_compiler(compiler, is_dynamic)
+        compiled_autograd.compiled_autograd_enabled = True
+
+
 def compiles_higher_order_operator() -> bool:
     """True while torch.cond or its like compiles itself. Public: none. Later than torch 2.11."""
     from torch._higher_order_ops import utils
@@ -652,6 +679,8 @@ PIPELINES = "torch.distributed.pipelining.schedules"
 #                             pipelines: _batch_p2p (desc), action, stage, self._stage, and the
 #                             functions that initialise stages; variable of AccumulateGrad
 # operators/communication     groups' group_desc and group_name
+# counting/sharded_parameters FSDP1's _handle.flat_param and its _param_infos,
+#                             _shard_param_infos, _shared_param_infos, _numels and _params
 # counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached
 # counting/dispatch_mode      _should_skip_dynamo, ignore_compile_internals and
 #                             supports_higher_order_operators, overridden; _is_zerotensor()

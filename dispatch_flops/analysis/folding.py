@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dispatch_flops.profile import ModuleNode, sum_trees
+from dispatch_flops.profile.tree import map_tree
 
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)", re.DOTALL)
 
@@ -15,8 +16,8 @@ def fold(root: ModuleNode) -> ModuleNode:
     """Return the tree with each run of siblings merged that differ only in number and latency.
 
     The parameters, operators, calls and latencies of a merged node are the sums over the run,
-    and so are those of the nodes below it. Parameters that the siblings share count once: the
-    sum is at most the parent's.
+    and so are those of the nodes below it; their classes say of how many, "12 x Linear".
+    Parameters that the siblings share count once: the sum is at most the parent's.
     """
     runs = runs_of_siblings(root)
     folded: dict[str, ModuleNode] = {}
@@ -80,8 +81,8 @@ def _merged(run: Sequence[ModuleNode], most_params: int) -> ModuleNode:
     first, last = run[0], run[-1]
     if len(run) == 1:
         return first
-    return dataclasses.replace(
+    merged = map_tree(
         sum_trees(run, most_params=most_params),
-        name=f"{first.name}-{last.name}",
-        class_name=f"{len(run)} x {first.class_name}",
+        lambda node: dataclasses.replace(node, class_name=f"{len(run)} x {node.class_name}"),
     )
+    return dataclasses.replace(merged, name=f"{first.name}-{last.name}")

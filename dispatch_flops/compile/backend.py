@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
 from torch import fx, nn
 
 from dispatch_flops import _torch
@@ -18,9 +19,11 @@ from dispatch_flops.compile.eager_parts import EagerParts
 from dispatch_flops.compile.graph import GraphCost, Run
 from dispatch_flops.compile.step import Step
 from dispatch_flops.counting.aggregation import CallAggregator
+from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
+from dispatch_flops.counting.python_frames import call_arguments
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.errors import TargetError, UncountedOpsError, UncountedWarning
 from dispatch_flops.operators import (
@@ -102,6 +105,7 @@ class CountingBackend:
         self._strict = strict
         self._warned = False
         self._eager_parts = EagerParts()
+        self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
         self._runs_at_last_step: Counter[_Run] = Counter()
         self._last_step_s = time.perf_counter()
 
@@ -120,6 +124,8 @@ class CountingBackend:
         self._eager_parts.read()
         with _torch.modes_disabled():
             attribution = NodeAttribution(self._names, graph)
+        if self._first_call is None:
+            self._first_call = self._facts_of_running_model()
         add_graph = partial(self._add_graph, attribution)
         return self._compiler.compile(graph, example_inputs, add_graph, mode, options)
 
@@ -163,13 +169,13 @@ class CountingBackend:
         with _torch.modes_disabled():
             module_phases: dict[tuple[str, Phase], ModulePhase] = {}
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
-            for (index, (module, sizes)), times in self._runs().items():
+            for (index, run), times in self._runs().items():
                 graph = self.graphs[index]
-                run = graph.cost(sizes)
-                notes |= dict.fromkeys(run.notes)
-                for (traced_in, phase, cost), calls in run.costs.items():
-                    fqn = graph.fqn_in(module, traced_in)
-                    found = module_phases.setdefault((fqn, phase), ModulePhase(fqn, phase))
+                run_cost = graph.cost(run)
+                notes |= dict.fromkeys(run_cost.notes)
+                for (fqn, phase, cost), calls in run_cost.costs.items():
+                    place = graph.place_of(run, fqn, phase)
+                    found = module_phases.setdefault(place, ModulePhase(*place))
                     found.counts[cost] += calls * times
             used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
             for cost in self._eager_parts.found():
@@ -180,16 +186,30 @@ class CountingBackend:
                 CallAggregator().including(module_phases.values()),
                 self._names,
                 Observed(calls=self._module_calls(), used_params=used_params),
-                run_info(self._names.modules(), self._conventions),
+                run_info(self._names.modules(), self._conventions, self._first_call),
                 notes=tuple(notes),
             )
+
+    def _facts_of_running_model(self) -> dict[str, Any] | None:
+        """Return the facts of the call of a model that is running now; None if none is."""
+        for root in self._names.roots:
+            module = root.module()
+            arguments = call_arguments(module) if module is not None else None
+            if module is not None and arguments is not None:
+                return call_facts(module, module.forward, arguments)
+        return None
+
+    def _note_first_run(self) -> None:
+        """Note inference mode, which torch.compile leaves while it compiles."""
+        if self._first_call is not None and torch.is_inference_mode_enabled():
+            self._first_call["grad_mode"] = "inference"
 
     def _report_uncounted(self, runs: Mapping[_Run, int]) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
         costs: Counter[CallCost] = Counter(self._eager_parts.found())
         with _torch.modes_disabled():
-            for (index, (_, sizes)), times in runs.items():
-                for cost, calls in self.graphs[index].cost(sizes).uncounted.items():
+            for (index, run), times in runs.items():
+                for cost, calls in self.graphs[index].cost(run).uncounted.items():
                     costs[cost] += calls * times
         found: Counter[str] = Counter()
         for cost, calls in costs.items():
@@ -214,6 +234,7 @@ class CountingBackend:
                 is_backward=is_backward or attribution.is_of_compiled_autograd,
                 conventions=self._conventions,
                 own_rules=self._own_rules,
+                on_first_run=self._note_first_run if not self.graphs else None,
             )
         self.graphs.append(cost)
         return cost
@@ -225,7 +246,9 @@ class CountingBackend:
         for graph in self.graphs:
             if not graph.is_backward:
                 own_fqn, function = graph.function
-                for (module, _), times in graph.runs.items():
+                for (module, is_recomputation, _), times in graph.runs.items():
+                    if is_recomputation:
+                        continue
                     function_runs[graph.fqn_in(module, own_fqn), function] += times
                     for fqn, count in graph.module_calls.items():
                         calls[graph.fqn_in(module, fqn)] += count * times
@@ -248,9 +271,11 @@ class CountingBackend:
     def _costs_by_phase(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
         costs = dict.fromkeys(PHASES, ZERO)
         with _torch.modes_disabled():
-            for (index, (_, sizes)), times in runs.items():
-                for phase, cost in self.graphs[index].cost(sizes).by_phase.items():
-                    costs[phase] += cost * times
+            for (index, run), times in runs.items():
+                graph = self.graphs[index]
+                for phase, cost in graph.cost(run).by_phase.items():
+                    _, shown = graph.place_of(run, "", phase)
+                    costs[shown] += cost * times
         return costs
 
 

@@ -7,9 +7,13 @@ compiled functions is named, too.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from torch.nn import parallel
 
 from dispatch_flops import _torch
 from dispatch_flops.operators.costing import CallCost
@@ -22,6 +26,8 @@ _WITHOUT_ARITHMETIC = (
     "Unsupported Tensor.item()",
     "logging.Logger method",
 )
+# Files whose functions run no operator themselves: the standard library's, and DDP's.
+_FOLDERS = frozenset(Path(str(m.__file__)).parent for m in (contextlib, logging, parallel))
 _PRINTING = ("Failed to trace builtin operator", "`print`")
 
 
@@ -57,6 +63,8 @@ class EagerParts:
         yield from records[known[-1] + 1 if known else 0 :]
 
     def _add(self, function: Any, file: Any, line: Any, reason: str) -> None:
+        if Path(str(file)).parent in _FOLDERS:
+            return
         why = reason.partition("\n")[0]
         name = f"eager code: {why}"
         if function is not None:

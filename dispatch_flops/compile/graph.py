@@ -30,6 +30,7 @@ from dispatch_flops.compile.templates import (
     size_reader,
 )
 from dispatch_flops.counting.module_names import join
+from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
@@ -38,9 +39,12 @@ from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 
 Costs = Counter[tuple[str, Phase, CallCost]]
-Run = tuple[str | None, Sizes]  # the fqn of the module that ran a shared graph, and the sizes
-FIXED_RUN: Run = (None, ())
+# The fqn of the module that ran a shared graph, whether it was for recomputation, and the sizes.
+Run = tuple[str | None, bool, Sizes]
 _INLINED = ("invoke_subgraph", "strict_mode", "hints_wrapper", "local_map_hop", "foreach_map")
+_NOTE_OF_COMPILED_AUTOGRAD = (
+    "compiled autograd: backward is in no module, and includes the recomputation of checkpoints"
+)
 _UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 
 
@@ -92,7 +96,7 @@ class GraphCost:
 
     function: the compiled function of which the graph is a part, as ``(fqn, function_id)``.
     module_calls: ``{fqn: its calls in one run}``; empty for a backward graph.
-    used_params: ids of the parameters that take part.
+    used_params: ids of the parameters that take part. on_first_run: called before the first run.
     runs: number of runs by what ``run_reader()`` read.
     """
 
@@ -104,12 +108,15 @@ class GraphCost:
         is_backward: bool,
         conventions: Conventions,
         own_rules: Mapping[Any, Rule],
+        on_first_run: Callable[[], None] | None = None,
     ) -> None:
+        self._on_first_run = on_first_run
         self.is_backward = is_backward
         self.function = (attribution.fqn, attribution.function_id)
         self.module_calls = {} if is_backward else attribution.module_calls(graph.graph)
         self.used_params = attribution.used_params
         self.runs: Counter[Run] = Counter()
+        self._notes = (_NOTE_OF_COMPILED_AUTOGRAD,) if attribution.is_of_compiled_autograd else ()
         self._instances: Instances | None = None
         if attribution.has_siblings:
             self._instances = Instances(attribution, graph, is_backward=is_backward)
@@ -122,14 +129,32 @@ class GraphCost:
         self._by_sizes: dict[Sizes, RunCost] = {}
         registry.watch(self)
 
-    def run_reader(self) -> Callable[[Sequence[Any]], Run] | None:
-        """Return what reads a run's module and sizes from its inputs; None if they never vary."""
+    def run_reader(self) -> Callable[[Sequence[Any]], Run]:
+        """Return what reads, from a run's inputs, all on which its cost and its place depend.
+
+        A forward graph that runs in a backward pass of autograd recomputes: a checkpoint is around
+        it.
+        """
         read_sizes = size_reader(tuple(self._symbols.values())) if self._symbols else None
-        instances = self._instances
-        if instances is None:
-            return None if read_sizes is None else lambda inputs: (None, read_sizes(inputs))
-        running = instances.running
-        return lambda inputs: (running(inputs), () if read_sizes is None else read_sizes(inputs))
+        running = self._instances.running if self._instances is not None else None
+        is_backward, graph_task = self.is_backward, _torch.graph_task_id
+        runs, on_first_run = self.runs, self._on_first_run
+
+        def read(inputs: Sequence[Any]) -> Run:
+            if on_first_run is not None and not runs:
+                on_first_run()
+            return (
+                running(inputs) if running is not None else None,
+                not is_backward and graph_task() != NO_TASK,
+                read_sizes(inputs) if read_sizes is not None else (),
+            )
+
+        return read
+
+    def place_of(self, run: Run, fqn: str, phase: Phase) -> tuple[str, Phase]:
+        """Return the fqn and phase, in this run, of a node that was traced with these."""
+        module, is_recomputation, _ = run
+        return self.fqn_in(module, fqn), "recompute" if is_recomputation else phase
 
     def fqn_in(self, module: str | None, fqn: str) -> str:
         """Return the fqn that a node of ``fqn`` has in a run of ``module``.
@@ -149,8 +174,9 @@ class GraphCost:
         self._fixed = None
         self._by_sizes = {}
 
-    def cost(self, sizes: Sizes) -> RunCost:
-        """Return the cost of one run with these sizes."""
+    def cost(self, run: Run) -> RunCost:
+        """Return the cost of one run, with fqns and phases as they were traced."""
+        _, _, sizes = run
         found = self._by_sizes.get(sizes)
         if found is None:
             found = self._by_sizes[sizes] = self._compute(sizes)
@@ -162,7 +188,7 @@ class GraphCost:
             self._fixed = self._sum(call for call in self._calls if not call.has_symbols)
         costs, notes = self._fixed
         more, more_notes = self._sum((call for call in self._calls if call.has_symbols), values)
-        return RunCost.of(costs + more, tuple(dict.fromkeys((*notes, *more_notes))))
+        return RunCost.of(costs + more, tuple(dict.fromkeys((*self._notes, *notes, *more_notes))))
 
     def _sum(
         self, calls: Iterator[_Call], values: Values | None = None

@@ -121,6 +121,16 @@ class RecordedCalls:
         errors += [(call.op, call.error) for _, call in self._by_cost()]
         return {op: error for op, error in errors if error is not None}
 
+    def computing_modules(self) -> set[str]:
+        """Return the fqns whose forward, first or again, ran an operator that is not free."""
+        phases = ("forward", "recompute")
+        summed = {key.fqn for key in self._sums if key.phase in phases and key.kind != "free"}
+        return summed | {
+            found.fqn
+            for found in self._calls
+            if found.phase in phases and any(call.kind != "free" for call in found.counts)
+        }
+
     def _by_cost(self) -> Mapping[tuple[Phase, CallCost], int]:
         """Return the number of calls of each cost in each phase, in all modules."""
         found: defaultdict[tuple[Phase, CallCost], int] = defaultdict(int)

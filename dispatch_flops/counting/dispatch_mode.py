@@ -212,7 +212,7 @@ class CountingMode(TorchDispatchMode):
         return self._record(self._plan_of(func), args, kwargs, out)
 
     def _plan_of(self, func: Any) -> Plan:
-        plan = self._plans.get(func) or self._decide(func)
+        plan = self._plans.get(id(func)) or self._decide(func)
         return plan if plan.by_thread is None else self._plan_of_thread(plan)
 
     def _plan_of_thread(self, plan: Plan) -> Plan:

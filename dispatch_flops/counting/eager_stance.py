@@ -28,6 +28,7 @@ def take_eager_stance(undo: UndoStack) -> None:
     _WARNING.hold(undo)
     if _DYNAMO in sys.modules:
         _STANCE.hold(undo)
+        _COMPILED_AUTOGRAD.hold(undo)
     else:
         # Importing torch._dynamo takes about a second, which programs that compile nothing
         # should not pay. A program may compile for the first time while the counter is active.
@@ -95,6 +96,25 @@ class _StanceSetting:
                 _torch.set_stance(self._stance.prior)
             self._stance.is_active = False
             self._stance = None
+
+
+class _CompiledAutogradSetting:
+    """Compiled autograd: its graphs do not tell which module made a node, the engine's do.
+
+    The stance keeps the program from enabling it in the block.
+    """
+
+    def __init__(self) -> None:
+        self._suspended: tuple[Any, ...] | None = None
+
+    def apply(self) -> None:
+        if self._suspended is None:
+            self._suspended = _torch.suspend_compiled_autograd()
+
+    def revert(self) -> None:
+        if self._suspended is not None:
+            _torch.resume_compiled_autograd(self._suspended)
+            self._suspended = None
 
 
 class _WarningFilter:
@@ -176,4 +196,5 @@ class _ImportWatch(MetaPathFinder):
 
 
 _STANCE = _SharedSetting(_StanceSetting())
+_COMPILED_AUTOGRAD = _SharedSetting(_CompiledAutogradSetting())
 _WARNING = _SharedSetting(_WarningFilter())

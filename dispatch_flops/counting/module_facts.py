@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import nn
 
 from dispatch_flops.counting.parameters import ParameterFacts, parameter_facts
+from dispatch_flops.counting.sharded_parameters import FlatParameters
 
 
 class ModuleFacts(NamedTuple):
@@ -26,12 +27,12 @@ class ModuleFacts(NamedTuple):
 UNREAD = ModuleFacts("")
 
 
-def facts_of(module: nn.Module) -> ModuleFacts:
-    """Return the facts of a module as it is now."""
+def facts_of(module: nn.Module, flat: FlatParameters) -> ModuleFacts:
+    """Return the facts of a module as it is now; ``flat`` are the run's flat parameters."""
     return ModuleFacts(
         type(module).__name__,
         _extra_repr(module),
-        parameter_facts(module),
+        flat.with_parts(module, parameter_facts(module)),
         tuple([name for name, _ in module._modules.items()]),
     )
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from dispatch_flops.counting.module_facts import UNREAD, ModuleFacts, facts_of
 from dispatch_flops.counting.parameters import parameter_facts
+from dispatch_flops.counting.sharded_parameters import flat_parameters
 from dispatch_flops.counting.wrappers import WRAPPED, wrapped_module, wrapping_attribute
 from dispatch_flops.operators.tensors import storages_of, untraced
 from dispatch_flops.profile import OUTSIDE
@@ -108,11 +109,13 @@ class ModuleNames:
         Later changes of the modules do not change what ``children`` and the names then tell.
         """
         with untraced():
+            alive = (named.module() for named in list(self._by_id.values()))
+            flat = flat_parameters(module for module in alive if module is not None)
             known = list(self.by_fqn.values())
             for named in (*known, *(n.canonical() for n in known if n.same_as is not None)):
                 module = named.module()
                 if module is not None:
-                    named.facts = facts_of(module)
+                    named.facts = facts_of(module, flat)
 
     def children(self) -> dict[str, list[str]]:
         """Return ``{fqn: fqns of its children}`` in the order of the model."""

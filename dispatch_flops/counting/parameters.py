@@ -7,6 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import nn
 
 from dispatch_flops import _torch
@@ -19,6 +20,7 @@ class ParameterFacts(NamedTuple):
     """What the counts need to know of one parameter.
 
     key: the parameter's id, the same for every module that holds it. elements: see ``elements_of``.
+    local_elements: those that this rank holds.
     is_hidden: operators do not see the parameter itself. It is a tensor subclass, as a sharded
         parameter is. Or it stays on the meta device, and hooks of accelerate load it for each call.
     """
@@ -27,6 +29,7 @@ class ParameterFacts(NamedTuple):
     elements: int
     is_trainable: bool
     is_hidden: bool
+    local_elements: int
 
 
 @dataclass(slots=True)
@@ -35,18 +38,21 @@ class ParameterCounts:
 
     own: of the parameters that it holds itself. total: with those of all modules below it.
     active, trainable: the parts of ``total`` that took part in the run and that require gradients.
+    local: the part of ``total`` that this rank holds.
     """
 
     own: int = 0
     total: int = 0
     active: int = 0
     trainable: int = 0
+    local: int = 0
 
     def add_own(self, facts: ParameterFacts, used: Collection[int]) -> None:
         """Add a parameter that the module holds itself."""
         elements = facts.elements
         self.own += elements
         self.total += elements
+        self.local += facts.local_elements
         if facts.key in used:
             self.active += elements
         if facts.is_trainable:
@@ -59,6 +65,7 @@ class ParameterCounts:
         self.total += other.total
         self.active += other.active
         self.trainable += other.trainable
+        self.local += other.local
 
 
 def parameter_facts(module: nn.Module) -> tuple[ParameterFacts, ...]:
@@ -69,11 +76,16 @@ def parameter_facts(module: nn.Module) -> tuple[ParameterFacts, ...]:
             continue
         # All modules are asked when a counter's block ends: most parameters take the short way.
         is_plain = type(parameter) is _Parameter
-        elements = (parameter.numel() if is_plain else 0) or elements_of(parameter)
+        if is_plain and (elements := parameter.numel()):
+            local = elements
+        else:
+            elements, local = elements_of(parameter), local_elements_of(parameter)
         is_hidden = not is_plain or (
             parameter.is_meta and getattr(module, "_hf_hook", None) is not None
         )
-        facts.append(ParameterFacts(id(parameter), elements, parameter.requires_grad, is_hidden))
+        facts.append(
+            ParameterFacts(id(parameter), elements, parameter.requires_grad, is_hidden, local)
+        )
     return tuple(facts)
 
 
@@ -84,6 +96,19 @@ def elements_of(parameter: Any) -> int:
         return int(whole)
     if _torch.is_lazy(parameter):
         return 0
+    return int(parameter.numel())
+
+
+def local_elements_of(parameter: Any) -> int:
+    """Return the number of elements that this rank holds; 0 if lazy."""
+    shard = getattr(parameter, "ds_tensor", None)
+    if shard is not None:
+        return int(shard.numel())
+    if _torch.is_lazy(parameter):
+        return 0
+    if hasattr(parameter, "to_local"):  # DTensor
+        with torch.no_grad():
+            return int(parameter.to_local().numel())
     return int(parameter.numel())
 
 

@@ -149,6 +149,7 @@ class ProfileBuilder:
             total_params=params.total,
             active_params=params.active,
             trainable_params=params.trainable,
+            local_params=_local_params(params),
         )
 
     def _order(self, top: str) -> list[str]:
@@ -184,6 +185,7 @@ class ProfileBuilder:
             total_params=params.total,
             active_params=params.active,
             trainable_params=params.trainable,
+            local_params=_local_params(params),
             ops=ops,
             children=children,
             seconds=self._seconds(fqn, ops, children),
@@ -213,6 +215,10 @@ class ProfileBuilder:
 
 def _order(op: OpTotal) -> tuple[str, ...]:
     return str(op.phase), op.op, str(op.dtype)
+
+
+def _local_params(params: ParameterCounts) -> int | None:
+    return None if params.local == params.total else params.local
 
 
 def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dispatch_flops.counting.module_names import ModuleName
@@ -30,8 +31,8 @@ class ModulePhase:
 
     fqn: str
     phase: Phase
-    counts: defaultdict[CallCost, int] = field(default_factory=lambda: defaultdict(int))
-    seconds: defaultdict[CallCost, float] = field(default_factory=lambda: defaultdict(float))
+    counts: defaultdict[CallCost, int] = field(default_factory=partial(defaultdict, int))
+    seconds: defaultdict[CallCost, float] = field(default_factory=partial(defaultdict, float))
 
 
 @dataclass(slots=True, eq=False)

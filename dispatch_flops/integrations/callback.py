@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from dispatch_flops.analysis.efficiency import hfu, machine_of, mfu
 from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.distributed.gathering import gather
 from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
 from dispatch_flops.profilers.training import ProfiledStep
+from dispatch_flops.renderers import View, cluster_table
 from dispatch_flops.renderers.text import at_least
 from dispatch_flops.timing.devices import CPU, Devices, Now
 from dispatch_flops.timing.passes import ITERATION_METHOD
@@ -29,6 +32,9 @@ class StepCallback(ProfiledStep):
     the profile's ``timing.iteration_s``, which MFU and HFU are based on; steps of another size,
     such as the last one of an epoch, are skipped. Then the profile is printed; without such a
     step, ``finish`` prints it.
+
+    In a program of several ranks, every rank profiles the step. Rank 0 then has the profiles of all
+    as ``cluster``, and prints them merged below its own.
 
     profile_step: the optimizer step to profile; the first one of a run is 1. None (the default)
         takes it from ``config``.
@@ -62,6 +68,15 @@ class StepCallback(ProfiledStep):
         self._size: tuple[int, int | None] = (0, None)  # of the profiled step
         self._silent = False
         self._printed = False
+        self._cluster: ClusterProfile | None = None
+
+    @property
+    def cluster(self) -> ClusterProfile | None:
+        """The profiled step on all ranks; None on other ranks than 0, and where there is one rank.
+
+        It is there when the profiled step has ended, and does not have ``timing.iteration_s``.
+        """
+        return self._cluster
 
     @property
     def mfu(self) -> float | None:
@@ -80,7 +95,7 @@ class StepCallback(ProfiledStep):
         """Begin a training run: drop an unfinished step, and forget the run before."""
         self.close()
         self.steps_done = 0
-        self._profile = self._iteration_s = None
+        self._profile = self._iteration_s = self._cluster = None
         self._ended = self._printed = False
 
     def begin(self, model: nn.Module) -> None:
@@ -113,6 +128,7 @@ class StepCallback(ProfiledStep):
         if self._profiler is not None:
             self._silent, self._size = silent, size
             self._keep(self._profiler, **run_facts)
+            self._cluster = _merged(self.profile)
         elif self._profile is not None and begun_s is not None and size == self._size:
             self._devices.synchronize()
             self._add_iteration(self._profile, self._now() - begun_s)
@@ -154,6 +170,12 @@ class StepCallback(ProfiledStep):
         return machine_of(self.profile, self.machine)
 
     def _text(self) -> str:
+        text = self._own_text()
+        if self._cluster is None:
+            return text
+        return f"{text}\n\n{cluster_table.render(self._cluster, View(depth=1))}"
+
+    def _own_text(self) -> str:
         text = super()._text()
         machine = self._machine_known()
         if machine is None:
@@ -167,6 +189,13 @@ class StepCallback(ProfiledStep):
         if top.warning:
             text += f" ({top.warning})"
         return f"{text} of {machine.name}'s dense peak ({machine.source})"
+
+
+def _merged(profile: Profile) -> ClusterProfile | None:
+    """Return the profiles of all ranks on rank 0; None elsewhere, and without other ranks."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return gather(profile) if distributed.get_world_size() > 1 else None
 
 
 def rows_of(batch: Any) -> int | None:

@@ -15,6 +15,11 @@ _OF_TORCH = frozenset(
     ("aten", "prim", "prims", "quantized", "mkldnn", "sparse", "inductor", "export", "_test")
 )
 
+# Further ones: autograd takes none of their operators apart. They are not asked at every start.
+_NEVER_TAKEN_APART = frozenset(
+    ("symm_mem", "static_runtime", "_quantized", "onednn", "debugprims", "inductor_prims")
+)
+
 
 def is_composite(func: OpOverload) -> bool:
     """Return True if ``func`` decomposes into other operators and has no CPU or CUDA kernel.
@@ -51,9 +56,8 @@ _extensions: dict[str, OpOverload | None] = {}  # by name; None for what a mode 
 
 def operators_of_extensions() -> list[OpOverload]:
     """Return the operators that are taken apart and belong to no library of torch."""
-    for name in _torch.all_operator_names():
-        if name not in _extensions:
-            _extensions[name] = _find_extension(name)
+    for name in {*_torch.all_operator_names()}.difference(_extensions):
+        _extensions[name] = _find_extension(name)
     found = [op for op in _extensions.values() if op is not None]
     for op in found:  # its kernels may have been registered since the last time
         if any(_torch.has_kernel(op.name(), key) for key in _BACKENDS):
@@ -64,7 +68,7 @@ def operators_of_extensions() -> list[OpOverload]:
 def _find_extension(name: str) -> OpOverload | None:
     """Return the overload called ``"lib::op.overload"`` if its library is not torch's own."""
     library, _, rest = name.partition("::")
-    if library in _OF_TORCH:
+    if library in _OF_TORCH or library in _NEVER_TAKEN_APART:
         return None
     packet, _, overload = rest.partition(".")
     op = getattr(getattr(getattr(torch.ops, library), packet, None), overload or "default", None)

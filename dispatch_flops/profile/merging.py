@@ -51,6 +51,7 @@ def sum_nodes(
         total = sum(counts)
         return total if most_params is None else min(total, most_params)
 
+    any_sharded = any(node.local_params is not None for node in nodes)
     tokens = [node.tokens for node in nodes if node.tokens is not None]
     return dataclasses.replace(
         nodes[0],
@@ -59,6 +60,7 @@ def sum_nodes(
         total_params=params(node.total_params for node in nodes),
         active_params=params(node.active_params for node in nodes),
         trainable_params=params(node.trainable_params for node in nodes),
+        local_params=params(map(_local_params, nodes)) if any_sharded else None,
         ops=_sum_ops(op for node in nodes for op in node.ops),
         children=children,
         seconds=add_seconds(node.seconds for node in nodes),
@@ -66,6 +68,10 @@ def sum_nodes(
         tokens=sum(tokens) if tokens else None,
         memory=sum_memory(node.memory for node in nodes),
     )
+
+
+def _local_params(node: ModuleNode) -> int:
+    return node.total_params if node.local_params is None else node.local_params
 
 
 def sum_trees(roots: Sequence[ModuleNode], *, most_params: int | None = None) -> ModuleNode:

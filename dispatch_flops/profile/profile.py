@@ -168,6 +168,12 @@ class Profile:
         return self.root.total_params
 
     @property
+    def local_params(self) -> int:
+        """Of ``total_params``, the elements that this rank holds; all of them unless sharded."""
+        held = self.root.local_params
+        return self.root.total_params if held is None else held
+
+    @property
     def is_lower_bound(self) -> bool:
         """True if at least one operator that ran has no known cost."""
         return self.root.is_lower_bound or self.outside.is_lower_bound

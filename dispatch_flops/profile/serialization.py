@@ -49,6 +49,8 @@ def node_to_rows(root: ModuleNode) -> list[dict[str, Any]]:
     for node in nodes:
         row = to_row(node)
         del row["ops"], row["children"]  # to the end, where a reader of the file expects them
+        if node.local_params is None:
+            del row["local_params"]
         shapes = row.pop("output_shapes")
         if shapes is not None:
             row["output_shapes"] = [None if shape is None else list(shape) for shape in shapes]

@@ -60,6 +60,8 @@ class ModuleNode:
     own_params: elements of the parameters that the module itself holds.
     total_params: elements of the distinct parameters at or below it. active_params: of these,
         the ones that took part in an operator. trainable_params: the ones with requires_grad.
+    local_params: of these, the ones that this rank holds, where parameters are sharded over ranks;
+        None where it holds all. See ``Profile.local_params``.
     ops: operators of the module itself, without those of its children.
     seconds: per phase, of all calls and of everything below. "backward" includes the
         recomputation within the backward pass.
@@ -80,6 +82,7 @@ class ModuleNode:
     total_params: int = 0
     active_params: int = 0
     trainable_params: int = 0
+    local_params: int | None = None
     ops: tuple[OpTotal, ...] = ()
     children: tuple[ModuleNode, ...] = ()
     seconds: PhaseSeconds = field(default_factory=PhaseSeconds)

@@ -45,6 +45,9 @@ def flaws(node: ModuleNode, params_elsewhere: int) -> Iterator[str]:
         yield f"total_params = {node.total_params} are not its own {node.own_params} and {below}"
     if max(node.active_params, node.trainable_params) > node.total_params:
         yield "more active or trainable parameters than parameters"
+    local = node.local_params
+    if local is not None and not (_is_count(local) and local <= node.total_params):
+        yield f"local_params = {local!r} are not a part of {node.total_params}"
     for seconds in (*node.seconds.values(), node.latency_spread_s):
         if seconds is not None and not 0 <= seconds < math.inf:
             yield f"a latency of {seconds} s"

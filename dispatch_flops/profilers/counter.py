@@ -189,9 +189,9 @@ class FlopCounterMode:
             raise
         if kind is not None:
             with suppress(UncountedWarning):  # as an error, it would hide the program's exception
-                _warn_of_uncounted(calls)
+                _warn_of_uncounted(calls, session.unseen_modules)
             return
-        _warn_of_uncounted(calls)
+        _warn_of_uncounted(calls, session.unseen_modules)
         if self.display:
             self._print()
         if self._strict and calls.uncounted_ops():
@@ -340,9 +340,16 @@ def _packet(name: str) -> Any:
     return getattr(getattr(torch.ops, library, None), packet, name)
 
 
-def _warn_of_uncounted(calls: RecordedCalls) -> None:
-    if calls.uncounted_ops():
-        warnings.warn(_describe_uncounted(calls), UncountedWarning, stacklevel=3)
+def _warn_of_uncounted(calls: RecordedCalls, unseen_modules: Sequence[str]) -> None:
+    found = [_describe_uncounted(calls)] if calls.uncounted_ops() else []
+    if unseen_modules:
+        found.append(
+            f"no operator that computes was seen in {', '.join(unseen_modules)}, which ran and "
+            "holds parameters: kernels that bypass the dispatcher count as 0. Register a formula "
+            "for its class, or wrap the kernel with torch.library.custom_op"
+        )
+    if found:
+        warnings.warn(". ".join(found), UncountedWarning, stacklevel=3)
 
 
 def _describe_uncounted(recorded: RecordedCalls) -> str:

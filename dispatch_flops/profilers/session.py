@@ -22,6 +22,7 @@ from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
+from dispatch_flops.counting.unseen_modules import unseen_modules
 from dispatch_flops.errors import WrongThreadError
 from dispatch_flops.memory.memory_mode import Memory, MemoryMode, MemoryOptions
 from dispatch_flops.memory.memory_profile import attach_memory
@@ -30,12 +31,15 @@ from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.profile import deferred_profile
 from dispatch_flops.profilers.isolation import garbage_collection_later
-from dispatch_flops.timing.calibrated import counting_pass
 from dispatch_flops.timing.passes import UntimedPass
 
 
 class Session:
-    """One run of a counter; a pause closes it, and it can be opened again."""
+    """One run of a counter; a pause closes it, and it can be opened again.
+
+    unseen_modules: modules that ran without a trace, as ``unseen_modules`` finds them and as the
+        last profile names them.
+    """
 
     def __init__(
         self,
@@ -50,10 +54,10 @@ class Session:
         self._mesh = mesh
         self._ranks = Ranks()
         self._conventions = conventions
-        self._names = ModuleNames(roots)
+        with garbage_collection_later():  # names are many new objects, too
+            self._names = ModuleNames(roots)
         self._calls = CallAggregator()
-        # Only a timed run asks every module for its device.
-        self._pass = counting_pass(self._names.modules()) if is_timed else UntimedPass()
+        self._pass = _timed_pass(self._names) if is_timed else UntimedPass()
         self._memory = None if memory is None else Memory(self._names, memory)
         observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
         self._tracker = Tracker(self._names, observers, self._is_mode_on)
@@ -67,6 +71,7 @@ class Session:
         self._undo = UndoStack()
         self._is_open = False
         self._thread = 0
+        self.unseen_modules: tuple[str, ...] = ()
 
     def open(self) -> None:
         """Start counting in this thread; does nothing if it is started already."""
@@ -174,12 +179,21 @@ class Session:
             run = run_info(
                 self._names.modules(), self._conventions, self._tracker.first_call, self._ranks
             )
+        self.unseen_modules = self._find_unseen(calls, observed)
         notes = (
             *_notes_of(self._conventions),
+            *map(_note_on_unseen, self.unseen_modules),
             *self._mode.higher_order.notes,
             *self._mode.communication.notes,
         )
         return partial(_build, calls, self._names, observed, run, notes)
+
+    def _find_unseen(self, calls: RecordedCalls, observed: Observed) -> tuple[str, ...]:
+        names = self._names.by_fqn
+        found = unseen_modules(
+            names, observed.calls, observed.used_params, calls.computing_modules()
+        )
+        return tuple(f"{fqn or 'the model'} ({names[fqn].facts.class_name})" for fqn in found)
 
     def _find_ranks(self) -> None:
         """Find this process's rank, unless its process group is gone by now."""
@@ -196,11 +210,25 @@ class Session:
         return any(mode is self._mode for mode in _torch.modes_in_force())
 
 
+def _note_on_unseen(module: str) -> str:
+    return (
+        f"{module} ran and holds parameters, but no operator that computes was seen in it: kernels "
+        "that bypass the dispatcher count as 0"
+    )
+
+
 def _notes_of(conventions: Conventions) -> tuple[str, ...]:
     """Return what a reader of the profile must know of the conventions."""
     if conventions.flops == "all":
         return ()
     return ("FLOPs are 2 per MAC of a contraction; all other arithmetic counts 0",)
+
+
+def _timed_pass(names: ModuleNames) -> UntimedPass:
+    # Importing what calibrates takes time; asking every module for its device does, too.
+    from dispatch_flops.timing.calibrated import counting_pass
+
+    return counting_pass(names.modules())
 
 
 def _build(*parts: Any) -> Profile:

@@ -47,8 +47,9 @@ def module_rows(profile: Profile) -> Iterator[Row]:
     """Yield a row per module, then one for what ran outside the model; None is unknown."""
     phases = in_order((*PHASES, *phases_of(profile)))
     sent = inclusive_communication(profile)
-    yield from _rows_below(profile.root, phases, sent)
-    yield from _rows_below(profile.outside, phases, sent)
+    is_sharded = any(node.local_params is not None for node in profile.nodes())
+    for root in (profile.root, profile.outside):
+        yield from _rows_below(root, phases, sent, is_sharded=is_sharded)
 
 
 def communication_rows(profile: Profile) -> Iterator[Row]:
@@ -87,7 +88,7 @@ def operator_rows(profile: Profile) -> Iterator[Row]:
 
 
 def _rows_below(
-    root: ModuleNode, phases: Sequence[Phase], sent: Mapping[str, CommCost]
+    root: ModuleNode, phases: Sequence[Phase], sent: Mapping[str, CommCost], *, is_sharded: bool
 ) -> Iterator[Row]:
     latencies = {fqn: figures.latency_s for fqn, figures in inclusive(root).items()}
     for node, depth in walk_with_depth(root):
@@ -115,6 +116,9 @@ def _rows_below(
         for phase in phases:
             part = cost_in(node, phase)
             row[f"{phase}_macs"], row[f"{phase}_flops"] = part.macs, part.flops
+        if is_sharded:
+            local = node.local_params
+            row["local_params"] = node.total_params if local is None else local
         if sent:  # a run of one process has no such columns
             cost = sent.get(node.fqn, CommCost())
             row["comm_calls"] = cost.calls

@@ -8,8 +8,11 @@ import importlib
 import importlib.util
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ import dispatch_flops
 from dispatch_flops import Profile, unregister_flops
 from dispatch_flops.cli import main
 from dispatch_flops.errors import UnknownOperatorError
+from dispatch_flops.operators import registry
 from tests.helpers.engine import Engine
 from tests.helpers.paths import BENCHMARKS, REPOSITORY
 
@@ -172,6 +176,8 @@ class TestCookbook:
                 run(code, names)
         assert names["p"].total("backward").macs == 8 * 64 * 256 * 3
         assert names["prof"].get_total_macs() == 8 * 64 * 256 * 2
+        assert names["cluster"].ranks[77].total("forward").macs == 8 * 64 * 256 * 2 // 8
+        assert names["merged"].ranks == {0: names["fc"].profile}
 
     def test_custom_formulas_count_what_they_say(self, library: None) -> None:
         (code,) = blocks(section(COOKBOOK, "Custom operators"))
@@ -193,6 +199,90 @@ class TestCookbook:
         backward = found["mylib.fused_mlp_backward.default"].cost
         assert backward is not None
         assert backward.flops == 2 * 2 * macs
+
+
+class Launcher:
+    """Stands for a Triton kernel where there is no Triton: it launches, and computes nothing."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = self.run = fn
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        assert grid == (1,)
+        return lambda *args, **options: None
+
+
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton, language = ModuleType("triton"), ModuleType("triton.language")
+    triton.jit, triton.cdiv = Launcher, lambda a, b: -(-a // b)  # type: ignore[attr-defined]
+    language.constexpr = int  # type: ignore[attr-defined]
+    triton.language = language  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setitem(sys.modules, "triton.language", language)
+
+
+@pytest.fixture
+def formulas_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_USER", dict(registry._USER))
+
+
+@pytest.mark.usefixtures("formulas_restored")
+class TestKernelsOfYourOwn:
+    @pytest.mark.filterwarnings("ignore::dispatch_flops.UncountedWarning")
+    def test_custom_attention_gets_from_the_first_warning_to_its_mfu(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        names: dict[str, Any] = {}
+        code = blocks(section(COOKBOOK, "From the first warning to the right MFU"))
+        for snippet in code:
+            run(snippet, names)
+        printed = capsys.readouterr().out
+        assert "mykernels.attention.default" in printed
+        assert "mykernels.attention_backward.default" in printed
+        assert "MFU" in printed
+        needed = 2 * 4 * (64 * 65 // 2) * 2 * 32  # pairs of a causal kernel, two products
+        profile = names["fc"].profile
+        assert profile.total("forward").macs == needed
+        assert profile.total("backward").macs == 2 * needed
+        assert profile.total("recompute").macs == needed // 2
+        (formulas,) = [snippet for snippet in code if "@register_flops" in snippet]
+        lines = [line for line in formulas.splitlines() if line and "import" not in line]
+        assert len(lines) == 6
+
+    def test_triton_kernel_in_a_custom_operator_counts(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        if importlib.util.find_spec("triton") is None or not torch.cuda.is_available():
+            without_triton(monkeypatch)
+        (code,) = blocks(section(COOKBOOK, "A Triton kernel"))
+        run(code, {})
+        assert capsys.readouterr().out == f"{8 * 64}\n"
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+    @pytest.mark.filterwarnings("ignore::dispatch_flops.UncountedWarning")
+    def test_cpp_extension_is_listed_and_with_its_formula_counted(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        if shutil.which("ninja") is None:
+            pytest.skip("no ninja")
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+        (code,) = blocks(section(COOKBOOK, "A C++ extension"))
+        run(code, {})
+        listed, macs = capsys.readouterr().out.splitlines()[-2:]
+        assert listed == "{'myextension.product.default': 1}"
+        assert macs == str(3 * 5 * 7)
+
+    @pytest.mark.filterwarnings("ignore::dispatch_flops.UncountedWarning")
+    def test_pybind_kernel_is_suspected_and_with_its_formula_counted(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        names: dict[str, Any] = {}
+        for code in blocks(section(COOKBOOK, "A pybind kernel in an `autograd.Function`")):
+            run(code, names)
+        suspected, counted = capsys.readouterr().out.splitlines()
+        assert "1 (Scale) ran and holds parameters" in suspected
+        assert counted == "8 16"
 
 
 @pytest.mark.parametrize("path", [README, COOKBOOK], ids=["readme", "cookbook"])

@@ -40,6 +40,20 @@ def test_fsdp1_handle_has_its_module_and_training_state() -> None:
     assert "handle" in inspect.signature(_runtime_utils._reduce_grad).parameters
 
 
+def test_flat_parameter_knows_the_parameters_that_it_consists_of() -> None:
+    """counting/sharded_parameters.py relies on this for FSDP1's parameters."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, _flat_param
+
+    assert {"_param_infos", "_shard_param_infos", "_numels", "_params", "_shared_param_infos"} <= (
+        _flat_param.FlatParameter.__annotations__.keys()
+    )
+    assert {"module", "param_name"} <= set(_flat_param.ParamInfo._fields)
+    assert {"module", "prim_module", "prim_param_name"} <= set(_flat_param.SharedParamInfo._fields)
+    assert "numel_in_shard" in _flat_param._ShardParamInfo._fields
+    assert "_handle" in inspect.getsource(FullyShardedDataParallel)
+    assert "flat_param" in inspect.getsource(_flat_param.FlatParamHandle)
+
+
 def test_pipelines_name_their_setup_and_the_direction_of_what_they_send() -> None:
     """counting/communication_causes.py relies on this for the phase of sends and receives."""
     from torch.distributed.pipelining import schedules

@@ -302,3 +302,26 @@ def test_graph_breaks_and_failed_compilations_are_recorded_for_the_process() -> 
     assert record.co_name == "failing" and record.co_filename == __file__
     assert record.co_firstlineno
     torch._dynamo.reset()
+
+
+# -- compiled autograd ---------------------------------------------------------------------------
+
+
+def test_compiler_of_backward_can_be_taken_off_and_put_back() -> None:
+    """dispatch_flops relies on this for backward passes of a program that compiles them (_torch:
+    ``suspend_compiled_autograd``): one setting that returns the one before, ``depth`` and
+    ``compiled_autograd_enabled``.
+    """
+    from torch._dynamo import compiled_autograd
+
+    set_compiler = torch._C._dynamo.compiled_autograd.set_autograd_compiler
+    assert set_compiler(None, False)[0] is None
+    depth = compiled_autograd.depth
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        assert compiled_autograd.depth == depth + 1
+        assert compiled_autograd.compiled_autograd_enabled
+        compiler, is_dynamic = set_compiler(None, False)
+        assert compiler is not None
+        assert set_compiler(compiler, is_dynamic)[0] is None
+    assert set_compiler(None, False)[0] is None
+    assert not compiled_autograd.compiled_autograd_enabled

@@ -52,12 +52,19 @@ def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator
 def _totals(profile: Profile, top: Headline) -> str:
     bound = top.lower_bound
     figures = (
-        f"{params_text(top.params)} parameters",
+        _parameters(profile),
         at_least(macs_text(top.macs), bound),
         at_least(flops_text(top.hardware_flops), bound),
         f"{at_least(bytes_text(top.bytes_total), bound)} moved",
     )
     return f"{one_line(profile.root.class_name)}: {', '.join(figures)}"
+
+
+def _parameters(profile: Profile) -> str:
+    text = f"{params_text(profile.total_params)} parameters"
+    if profile.local_params == profile.total_params:
+        return text
+    return f"{text} ({params_text(profile.local_params)} on this rank)"
 
 
 def _phases(profile: Profile) -> str:

@@ -12,16 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops import FlopCounterMode, ModuleNode, Profile
 from tests.helpers.parallel_nets import (
     BACKWARD_MACS,
     BLOCK_MACS,
     BLOCK_PARAMS,
+    CLASSES,
     FLOAT,
     FORWARD_MACS,
     HEAD_PARAMS,
     LAYERS,
+    MID,
     PARAMS,
+    WIDE,
     Block,
     Net,
     inputs,
@@ -336,6 +339,55 @@ def test_bytes_of_fsdp2_are_those_that_a_rank_reads_and_writes(results: Results)
         assert moved("fsdp.all_gather_copy_in.default") == (copied, copied)
         assert moved("fsdp.split_with_sizes_copy.default") == (everything, everything)
         assert moved("fsdp.chunk_cat.default") == (unpadded, everything)
+
+
+def shard(size: int, rank: int) -> int:
+    """What a rank holds of ``size`` rows or elements."""
+    each = -(-size // RANKS)
+    return max(0, min(each, size - rank * each))
+
+
+def test_parameters_of_ddp_are_the_models_on_every_rank(results: Results) -> None:
+    for profile in results.of("ddp"):
+        assert profile.total_params == profile.local_params == PARAMS
+        assert profile.root.local_params is None
+
+
+@pytest.mark.parametrize("workload", ["fsdp2", "fsdp2_stepped", "fsdp2_bf16"])
+def test_parameters_of_fsdp2_are_whole_and_of_this_rank(results: Results, workload: str) -> None:
+    """The rows of each weight, and the elements of each bias, are shared out."""
+    for rank, profile in enumerate(results.of(workload)):
+        assert profile.total_params == profile.root.active_params == PARAMS
+        up, down, head = shard(MID, rank), shard(WIDE, rank), shard(CLASSES, rank)
+        assert profile.node("layers.1.up").local_params == up * (WIDE + 1)
+        assert profile.node("head").local_params == head * (WIDE + 1)
+        held = LAYERS * (up * (WIDE + 1) + down * (MID + 1)) + head * (WIDE + 1)
+        assert profile.local_params == held
+
+
+@pytest.mark.parametrize("workload", ["fsdp1", "fsdp1_orig_params"])
+def test_parameters_of_fsdp1_are_whole_and_of_this_rank(results: Results, workload: str) -> None:
+    """Each block's parameters lie one after the other, and every rank holds half of the whole."""
+    held = []
+    for profile in results.of(workload):
+        assert profile.total_params == profile.root.active_params == PARAMS
+        assert profile.root.trainable_params == PARAMS
+        assert profile.node("layers.0.up").total_params == WIDE * MID + MID
+        assert profile.node("layers.0.up").active_params == WIDE * MID + MID
+        assert profile.node("head").own_params == HEAD_PARAMS
+        leaves = [node for node in profile.root.walk() if node.class_name == "Linear"]
+        held.append([_held(node) for node in leaves])
+    whole = [WIDE * MID + MID, MID * WIDE + WIDE] * LAYERS + [HEAD_PARAMS]
+    assert [a + b for a, b in zip(*held, strict=True)] == whole
+    # Half of a block is what the first rank holds. Its end is in the bias of ``up``, before which
+    # the original parameters are aligned.
+    padding = 3 if workload == "fsdp1_orig_params" else 0
+    half = (aligned(77, 11, 77, 7) if padding else BLOCK_PARAMS) // RANKS
+    assert held[0][0] == half - padding
+
+
+def _held(node: ModuleNode) -> int:
+    return node.total_params if node.local_params is None else node.local_params
 
 
 @pytest.mark.slow

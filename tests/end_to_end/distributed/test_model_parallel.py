@@ -279,6 +279,21 @@ def test_work_on_a_mesh_is_the_share_of_the_rank(results: Results, workload: str
         assert up == macs // (2 * LAYERS)
 
 
+def test_parameters_of_a_mesh_are_whole_and_of_this_rank(results: Results) -> None:
+    whole = LAYERS * (MLP_PARAMS + WIDE)
+    held = {
+        "hsdp": whole // 2,
+        "fsdp2_resharded_to_pairs": whole // 4,
+        "tensor_parallel": LAYERS * (MLP_PARAMS // 4 + WIDE),
+        "sequence_parallel": LAYERS * (MLP_PARAMS // 4 + WIDE),
+        "tensor_and_data_parallel": LAYERS * (MLP_PARAMS // 4 + WIDE // 2),
+    }
+    for workload, local in held.items():
+        for profile in results.of(workload):
+            assert profile.total_params == whole
+            assert profile.local_params == local
+
+
 def groups_of(profile: Profile) -> set[tuple[str, str, str | None, tuple[int, ...]]]:
     return {
         (total.phase, total.kind, total.group.mesh_dim, total.group.ranks)

@@ -37,10 +37,13 @@ def test_fold_of_identical_layers_is_one_layer() -> None:
     assert layer.total().macs == 12 * 4 * 3 * 5 * 7
     assert layer.latency_s == pytest.approx(sum(range(1, 13)) * 1e-3)
     query, key, mlp = layer.children
-    assert (query.name, query.class_name) == ("query", "Linear")  # not numbered: kept apart
+    assert (query.name, query.class_name) == (
+        "query",
+        "12 x Linear",
+    )  # a sum; not numbered: kept apart
     assert query.latency_s == pytest.approx(12e-3)
     assert key.total().macs == 12 * 3 * 5 * 7
-    assert mlp.children[0].class_name == "2 x Linear"
+    assert mlp.children[0].class_name == "12 x 2 x Linear"
     assert mlp.children[0].ops[0].calls == 12 * 2
     assert mlp.children[0].latency_s is None
 

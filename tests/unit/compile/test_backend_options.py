@@ -250,3 +250,47 @@ def test_causal_half_counts_the_triangle_as_the_counter_does() -> None:
     backend = counting_backend("aot_eager", causal="half")
     torch.compile(attend, backend=backend)(q)
     assert backend.total().macs == eager.total().macs == 2 * 3 * 2 * (8 * 9 // 2) * 5
+
+
+# -- facts of the run -----------------------------------------------------------------------------
+
+
+def in_place(model: nn.Module, backend: Any) -> nn.Module:
+    model.compile(backend=backend)
+    return model
+
+
+@pytest.mark.parametrize(
+    "compile_it", [lambda model, backend: torch.compile(model, backend=backend), in_place]
+)
+def test_profile_records_the_call_as_the_counter_does(compile_it: Any) -> None:
+    model = Net().eval()
+
+    def run(model: Any) -> None:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            model(torch.ones(A, B))
+
+    eager = profile_of(run, model, model=model, causal="half").run
+    backend = counting_backend("aot_eager", model, causal="half")
+    run(compile_it(model, backend))
+    found = backend.profile().run
+    assert found.inputs == eager.inputs and found.inputs is not None
+    assert [(tensor.name, tensor.shape) for tensor in found.inputs] == [("x", (A, B))]
+    assert (found.training, found.grad_mode, found.autocast) == (False, "inference", "bfloat16")
+    assert (found.grad_mode, found.autocast) == (eager.grad_mode, eager.autocast)
+    assert (found.causal, found.flops) == (eager.causal, eager.flops) == ("half", "all")
+
+
+def test_profile_of_a_training_step_records_that_gradients_are_on() -> None:
+    model = Net()
+    backend = counting_backend("aot_eager", model)
+    train(torch.compile(model, backend=backend))
+    found = backend.profile().run
+    assert (found.training, found.grad_mode, found.autocast) == (True, "grad", None)
+
+
+def test_profile_of_a_function_that_calls_the_model_records_no_call() -> None:
+    model = Net()
+    backend = counting_backend("aot_eager", model)
+    torch.compile(lambda x: model(x).sum(), backend=backend)(torch.ones(A, B))
+    assert backend.profile().run.inputs is None

@@ -252,7 +252,7 @@ def test_triton_kernel_in_a_graph_is_asked_for_its_formula() -> None:
         is_backward=False,
         conventions=Conventions(),
         own_rules=rules_from({kernel: formula}),
-    ).cost(())
+    ).cost((None, False, ()))
     assert cost.by_phase["forward"].flops == A * B
     assert asked == [((A, B), A * B, 4, [(4, 1, 1)])]
     assert not cost.uncounted

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -211,6 +212,66 @@ def test_stance_of_nested_blocks_is_restored_after_an_exception() -> None:
         assert torch._dynamo.eval_frame._stance.stance == "force_eager"
         raise ZeroDivisionError
     assert torch._dynamo.eval_frame._stance is before
+
+
+@pytest.mark.parametrize("stance", ["eager_on_recompile", "fail_on_recompile"])
+def test_stance_that_the_program_sets_in_the_block_survives_it(stance: Any) -> None:
+    before = torch._dynamo.eval_frame._stance
+    try:
+        with FlopCounterMode(display=False), FlopCounterMode(display=False):
+            torch.compiler.set_stance(stance)
+        assert torch._dynamo.eval_frame._stance.stance == stance
+    finally:
+        torch._dynamo.eval_frame._set_stance(before)
+
+
+def test_stance_that_outlasts_the_block_goes_back_to_the_one_before_it() -> None:
+    before = torch._dynamo.eval_frame._stance
+    try:
+        with ExitStack() as stack:
+            with FlopCounterMode(display=False):
+                stack.enter_context(torch.compiler.set_stance("fail_on_recompile"))
+            assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
+        assert torch._dynamo.eval_frame._stance.stance == "default"
+    finally:
+        torch._dynamo.eval_frame._set_stance(before)
+
+
+def autograd_compiler() -> Any:
+    """Return what compiles backward passes, and leave it as it is."""
+    set_compiler = torch._C._dynamo.compiled_autograd.set_autograd_compiler
+    compiler, dynamic = set_compiler(None, False)
+    set_compiler(compiler, dynamic)
+    return compiler
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_compiled_autograd_active_before_the_block_keeps_backward_per_module(
+    warm: bool, is_compiled: bool
+) -> None:
+    model = MLP()
+    compiled = torch.compile(model, backend="eager") if is_compiled else model
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        before = autograd_compiler()
+        if warm:
+            train(compiled)
+        profile = profile_of(train, compiled, model=model)
+        assert autograd_compiler() is before is not None
+        captures = counters["compiled_autograd"]["captures"]
+        train(MLP())
+        assert counters["compiled_autograd"]["captures"] > captures or warm
+    assert macs(profile, "forward") == FORWARD
+    assert macs(profile, "backward") == BACKWARD
+    assert autograd_compiler() is None
+
+
+def test_compiled_autograd_that_ends_in_the_block_does_not_come_back() -> None:
+    with ExitStack() as outer:
+        outer.enter_context(torch._dynamo.compiled_autograd._enable(torch.compile))
+        with FlopCounterMode(display=False):
+            outer.close()
+        assert autograd_compiler() is None
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])

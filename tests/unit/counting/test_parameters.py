@@ -13,7 +13,13 @@ USED = {1, 2, 5, 8}
 
 def facts(key: int) -> ParameterFacts:
     """Return facts whose numbers of elements are powers of two: every sum is unique."""
-    return ParameterFacts(key=key, elements=2**key, is_trainable=key % 3 == 0, is_hidden=False)
+    return ParameterFacts(
+        key=key,
+        elements=2**key,
+        is_trainable=key % 3 == 0,
+        is_hidden=False,
+        local_elements=2 ** (key + PARAMETERS),
+    )
 
 
 def reached(start: int, held: dict[int, set[int]]) -> set[int]:
@@ -43,4 +49,5 @@ def test_count_held_counts_every_reachable_parameter_once(
             total=sum(2**key for key in keys),
             active=sum(2**key for key in keys & USED),
             trainable=sum(2**key for key in keys if key % 3 == 0),
+            local=sum(2 ** (key + PARAMETERS) for key in keys),
         )

@@ -96,6 +96,16 @@ def test_plan_made_while_a_formula_changes_is_not_shared(monkeypatch: pytest.Mon
     assert not [plan for plan in SHARED_PLANS._plans.values() if plan.func is aten.mm.default]
 
 
+def test_plan_of_an_operator_that_runs_elsewhere_is_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FlopCounterMode(display=False) as counter:
+        mode = counter._active["session"]._mode
+        rule = mode.rule_of(aten.mm.default)
+        monkeypatch.delattr(CountingMode, "_decide")
+        assert mode.rule_of(aten.mm.default) is rule
+
+
 def test_conventions_do_not_share_prices() -> None:
     def run(**options: Any) -> int:
         with FlopCounterMode(display=False, **options) as counter:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
+from dispatch_flops import _torch
 from dispatch_flops.cli.ops import coverage
+from dispatch_flops.operators import composites
 from dispatch_flops.operators.composites import is_composite
 from tests.helpers.profiling import profile_of
 
@@ -58,3 +60,17 @@ def test_composite_of_a_users_library_is_decomposed(inference: bool) -> None:
             profile = profile_of(torch.ops.dispatch_flops_composites.cube, torch.ones(5, 5))
     assert profile.total().macs == 2 * 5 * 5 * 5
     assert profile.uncounted_ops() == {}
+
+
+def test_operators_that_are_not_asked_are_taken_apart_by_no_autograd_kernel() -> None:
+    """``operators_of_extensions`` skips these libraries, which every counter would ask."""
+    asked = 0
+    for name in _torch.all_operator_names():
+        library, _, rest = name.partition("::")
+        if library in composites._NEVER_TAKEN_APART:
+            packet, _, overload_name = rest.partition(".")
+            op = getattr(getattr(torch.ops, library), packet)
+            found = getattr(op, overload_name or "default", None)
+            assert found is None or not composites.is_taken_apart(found), name
+            asked += 1
+    assert asked

@@ -19,8 +19,10 @@ from dispatch_flops.profile import (
     CommCost,
     CommGroup,
     CommTotal,
+    ModuleNode,
     Profile,
     merge_communication,
+    sum_nodes,
 )
 from dispatch_flops.profile.communication import COMM_KINDS, CommKind
 from tests.helpers.communicating import DP, TOTALS, WORLD, communicating, total
@@ -156,4 +158,38 @@ def test_from_dict_of_damaged_communication_raises(path: tuple[Any, ...], value:
 def test_check_of_wrong_communication_raises(wrong: CommTotal, message: str) -> None:
     profile = dataclasses.replace(training_step(), communication=(wrong,))
     with pytest.raises(InconsistentProfileError, match=message):
+        profile.check()
+
+
+def sharded() -> Profile:
+    """``communicating`` with half of the first module's parameters on this rank."""
+
+    def shard(node: ModuleNode) -> ModuleNode:
+        half = {"": -node.children[0].total_params // 2} if node.children else {}
+        local = {"0": node.total_params // 2, "": node.total_params + half.get("", 0)}
+        return dataclasses.replace(node, local_params=local.get(node.fqn))
+
+    return communicating().map_nodes(shard)
+
+
+def test_local_params_are_those_of_the_rank_and_all_unless_sharded() -> None:
+    profile = sharded().check()
+    first = profile.node("0").total_params
+    assert profile.local_params == profile.total_params - first // 2
+    assert communicating().local_params == communicating().total_params
+    assert Profile.from_json(profile.to_json()) == profile
+    assert "local_params" not in communicating().to_json()
+
+
+def test_local_params_of_summed_nodes_are_added() -> None:
+    node = sharded().node("0")
+    whole = dataclasses.replace(node, local_params=None)
+    assert sum_nodes([node, whole]).local_params == node.total_params // 2 + node.total_params
+    assert sum_nodes([whole, whole]).local_params is None
+
+
+@pytest.mark.parametrize("local", [-1, 10**9, 1.5])
+def test_check_of_wrong_local_params_raises(local: Any) -> None:
+    profile = communicating().map_nodes(lambda node: dataclasses.replace(node, local_params=local))
+    with pytest.raises(InconsistentProfileError, match="local_params"):
         profile.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from dispatch_flops.cli.formats import FORMATS
 from dispatch_flops.renderers import View, communication, overview, table
 from dispatch_flops.renderers import csv as csv_renderer
 from dispatch_flops.renderers.html.payload import payload
+from dispatch_flops.units import count_text
 from tests.helpers.communicating import communicating
 from tests.helpers.trees import training_step
 
@@ -94,6 +96,17 @@ def test_page_has_a_row_per_total() -> None:
         "dtype": "float32", "calls": 1, "payload": 24, "bus": 11,
     }  # fmt: skip
     assert payload(training_step(), None, "title")["communication"] == []
+
+
+def test_parameters_of_this_rank_are_shown_where_they_are_a_part() -> None:
+    total = PROFILE.total_params
+    profile = PROFILE.map_nodes(
+        lambda node: dataclasses.replace(node, local_params=node.total_params // 2)
+    )
+    assert f"parameters ({count_text(total // 2)} on this rank)" in overview.render(profile)
+    rows = list(csv.DictReader(io.StringIO(csv_renderer.render(profile))))
+    assert rows[0]["local_params"] == str(total // 2)
+    assert "on this rank" not in overview.render(PROFILE)
 
 
 @pytest.mark.parametrize("name", ["comm", "csv-comm", "table", "markdown"])

@@ -1,0 +1,74 @@
+"""Parameters that FSDP1 has made one flat parameter, which knows what it consists of."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from dispatch_flops import _torch
+from dispatch_flops.counting.parameters import ParameterFacts
+
+
+@dataclass(frozen=True, slots=True)
+class FlatParameters:
+    """FSDP1's flat parameters.
+
+    parts: ``{id of a module: facts of its parameters that are part of one}``. ids: their own.
+    """
+
+    parts: Mapping[int, tuple[ParameterFacts, ...]] = field(default_factory=dict)
+    ids: Collection[int] = ()
+
+    def with_parts(
+        self, module: nn.Module, own: tuple[ParameterFacts, ...]
+    ) -> tuple[ParameterFacts, ...]:
+        """Return the facts of the module's own parameters, with parts for flat parameters.
+
+        own: facts of what it holds now: the flat parameter, or this rank's share of the parts.
+        """
+        if not self.ids:
+            return own
+        parts = self.parts.get(id(module), ())
+        known = {facts.key for facts in parts}.union(self.ids)
+        return (*parts, *(facts for facts in own if facts.key not in known))
+
+
+def flat_parameters(modules: Iterable[nn.Module]) -> FlatParameters:
+    """Return the flat parameters of these modules; none unless the program uses FSDP1."""
+    if not sys.modules.keys() & set(_torch.FSDP1):
+        return FlatParameters()
+    found: defaultdict[int, list[ParameterFacts]] = defaultdict(list)
+    flats = {id(flat): flat for module in modules for flat in _flat(module)}
+    for flat in flats.values():
+        keys = {}
+        for index, (info, shard) in enumerate(
+            zip(flat._param_infos, flat._shard_param_infos, strict=True)
+        ):
+            # FSDP1 may keep the original parameters, with what this rank holds of them. If not,
+            # the entry that describes one stands for it: it lives as long as the flat parameter.
+            original = flat if flat._params is None else flat._params[index]
+            facts = ParameterFacts(
+                key=id(info if original is flat else original),
+                elements=flat._numels[index],
+                is_trainable=original.requires_grad,
+                is_hidden=True,
+                local_elements=shard.numel_in_shard or 0,
+            )
+            keys[id(info.module), info.param_name] = facts
+            found[id(info.module)].append(facts)
+        for shared in flat._shared_param_infos:
+            facts = keys[id(shared.prim_module), shared.prim_param_name]
+            found[id(shared.module)].append(facts)
+    return FlatParameters({key: tuple(facts) for key, facts in found.items()}, frozenset(flats))
+
+
+def _flat(module: nn.Module) -> Iterator[Any]:
+    """Yield the flat parameter that the module holds, or has in place of its original ones."""
+    handle = getattr(module, "_handle", None)
+    candidates = (*module._parameters.values(), getattr(handle, "flat_param", None))
+    yield from (flat for flat in candidates if hasattr(flat, "_shard_param_infos"))

@@ -1,0 +1,47 @@
+"""Find modules that ran kernels which bypass the dispatcher, so that no operator shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from dispatch_flops.counting.module_names import ModuleName
+
+
+def unseen_modules(
+    names: Mapping[str, ModuleName],
+    calls: Mapping[str, int],
+    used_params: Collection[int],
+    computing: Iterable[str],
+) -> tuple[str, ...]:
+    """Return the fqns of modules that ran, of whose parameters and work nothing was seen.
+
+    Such a module holds parameters, none of which took part in an operator. Neither it nor a module
+    below it ran, in forward, an operator that computes. A module that computes with other tensors
+    in place of its parameters, as in ``torch.func.functional_call``, is not such a module. Neither
+    is a container, nor a layer whose caller reads the parameters.
+
+    names: the modules by fqn, with their facts read. calls: times that forward ran.
+    used_params: ids of the parameters that took part in an operator.
+    computing: fqns whose forward ran an operator that is not free.
+    """
+    candidates = [
+        fqn
+        for fqn, named in list(names.items())
+        if calls.get(fqn) and not named.is_wrapper and _is_untouched(named, used_params)
+    ]
+    if not candidates:
+        return ()
+    above = {prefix for fqn in computing for prefix in _at_or_above(names.get(fqn))}
+    return tuple(fqn for fqn in candidates if fqn not in above)
+
+
+def _is_untouched(named: ModuleName, used_params: Collection[int]) -> bool:
+    """Return True if the module holds parameters, and no operator took one of them."""
+    visible = [p for p in named.canonical().facts.parameters if p.elements]
+    return bool(visible) and not any(p.is_hidden or p.key in used_params for p in visible)
+
+
+def _at_or_above(named: ModuleName | None) -> Iterator[str]:
+    while named is not None:
+        yield named.fqn
+        named = named.parent
