@@ -58,6 +58,14 @@ def has_kernel(name: str, key: str) -> bool:
 all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_names
 
 
+def libraries_loaded() -> tuple[Any, ...]:
+    """What changes when a library adds operators: by import, by torch.ops.load_library, or in
+    Python by torch.library, whose tables are not public. To list all operators takes milliseconds.
+    """
+    added = (torch.library._defs, torch.library._impls)  # type: ignore[attr-defined]
+    return (len(sys.modules), len(torch.ops.loaded_libraries), *map(frozenset, added))
+
+
 def kernel_of(op: OpOverload) -> Callable[..., Any]:
     """What calling the overload calls, without that call. Public: the overload itself."""
     kernel: Callable[..., Any] = op._op
