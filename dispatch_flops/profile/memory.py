@@ -163,11 +163,11 @@ class HeldBytes:
 def add_held(parts: Iterable[HeldBytes]) -> HeldBytes:
     """Return the sum, role by role."""
     counts = [counts_held(part) for part in parts]
-    return HeldBytes(**dict(zip(_HELD, map(sum, zip(*counts, strict=True)), strict=False)))
+    return HeldBytes(**dict(zip(HELD_NAMES, map(sum, zip(*counts, strict=True)), strict=False)))
 
 
-_HELD: tuple[str, ...] = tuple(field.name for field in fields(HeldBytes))
-counts_held: Callable[[HeldBytes], tuple[int, ...]] = operator.attrgetter(*_HELD)
+HELD_NAMES: tuple[str, ...] = tuple(field.name for field in fields(HeldBytes))
+counts_held: Callable[[HeldBytes], tuple[int, ...]] = operator.attrgetter(*HELD_NAMES)
 
 
 _NOTHING: Mapping[Phase, int] = MappingProxyType({})

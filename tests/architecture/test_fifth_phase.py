@@ -14,7 +14,15 @@ import pytest
 from dispatch_flops import Profile, analysis, diff, renderers
 from dispatch_flops.analysis import Machine
 from dispatch_flops.cli.check import violations
-from dispatch_flops.profile import ModuleNode, StepTiming
+from dispatch_flops.profile import (
+    DeviceMemory,
+    MemoryPeak,
+    MemoryProfile,
+    MemoryUse,
+    ModuleNode,
+    PeakMoment,
+    StepTiming,
+)
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.renderers import (
     View,
@@ -26,6 +34,7 @@ from dispatch_flops.renderers import (
     dataframe,
     deepspeed,
     html,
+    memory_table,
     notebook,
     overview,
     plots,
@@ -163,6 +172,13 @@ def _merged(
     return lambda profile, view: render(ClusterProfile.merge([profile]), view)
 
 
+def _with_memory(render: Callable[[Profile, View], str]) -> Callable[[Profile, View], str]:
+    use = MemoryUse(role="temporaries", fqn="", phase=SETUP, bytes=3)
+    peak = MemoryPeak(peak_bytes=3, peak_at=PeakMoment(fqn="", phase=SETUP), uses=(use,))
+    memory = MemoryProfile(devices=(DeviceMemory(device="cpu", peaks=(peak,)),))
+    return lambda profile, view: render(dataclasses.replace(profile, memory=memory), view)
+
+
 RENDERED: dict[str, tuple[Callable[[Profile, View], str], View]] = {
     "chrome_trace": (chrome_trace.render, View()),
     "chrome_trace by flops": (chrome_trace.render, View(by="flops")),
@@ -174,6 +190,7 @@ RENDERED: dict[str, tuple[Callable[[Profile, View], str], View]] = {
     "csv of operators": (csv_renderer.render, View(table="operators")),
     "deepspeed": (deepspeed.render, View()),
     "html": (html.render, View()),
+    "memory_table": (_with_memory(memory_table.render), View(phase=SETUP)),
     "notebook": (notebook.render, View()),
     "overview": (overview.render, View()),
     "table": (table.render, View()),

@@ -10,6 +10,7 @@ from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.communication import communication_text
+from dispatch_flops.renderers.memory_table import memory_text
 from dispatch_flops.renderers.run_facts import inputs_text, mode_text
 from dispatch_flops.renderers.text import at_least, one_line
 from dispatch_flops.units import (
@@ -40,6 +41,7 @@ def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator
         ("FLOPs", _phases(profile)),
         ("Time", _time(profile, top)),
         ("MFU", _utilisation(top, machine)),
+        ("Memory", memory_text(profile)),
         ("Comm", communication_text(profile)),
         ("Inputs", inputs_text(profile.run) if profile.run.inputs is not None else ""),
         ("Mode", mode_text(profile.run) if profile.run.grad_mode is not None else ""),

@@ -9,7 +9,8 @@ import pytest
 
 from dispatch_flops.errors import ConfigError, ProfileFormatError
 from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile, StepTiming
-from dispatch_flops.profile.cluster import ClusterProfile, coordinates_of, mesh_dims, ranks_text
+from dispatch_flops.profile.cluster import ClusterProfile
+from dispatch_flops.profile.mesh_positions import coordinates_of, mesh_dims, ranks_text
 from tests.helpers.clusters import MACS, MESH, PAYLOAD, four_ranks, of_rank
 from tests.helpers.trees import op
 
