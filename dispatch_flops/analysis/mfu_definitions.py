@@ -139,12 +139,12 @@ class _Sizes:
             return self._known(
                 "tokens", None, "the run has several ranks; divide those of a step by the ranks"
             )
-        return self._known("tokens", shape and shape[0] * shape[1], _NO_IDS)
+        return self._known("tokens", shape[0] * shape[1] if shape else None, _NO_IDS)
 
     @property
     def sequence(self) -> int:
         shape = self._ids()
-        return self._known("sequence", shape and shape[1], _NO_IDS)
+        return self._known("sequence", shape[1] if shape else None, _NO_IDS)
 
     def _ids(self) -> tuple[int, ...] | None:
         """Return the shape of the token ids: the only integer input of two dimensions, or None."""
