@@ -674,14 +674,14 @@ PIPELINES = "torch.distributed.pipelining.schedules"
 # Attributes of objects that torch hands out, names of Python frames, keys: asked where they are
 # needed, each with its test in tests/torch_contract. By room and file:
 #
-# counting/module_tracker     node._sequence_nr(), at every operator of a backward pass; the node
-#                             called CheckpointFunctionBackward
+# counting/node_owners        node._sequence_nr(), at every operator of a backward pass
 # counting/python_frames      names of nodes (TBackward0, ...), variable of AccumulateGrad;
 #                             torch.nn.utils.clip_grad and torch.amp.grad_scaler as callers; the
 #                             frame that calls a step's hook; self, args and kwargs in frames of
 #                             MODULE_CALL_CODE
 # counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
-#                             backward; the closure (frame) of _checkpoint_hook's pack_hook
+#                             backward; the closure (frame) of _checkpoint_hook's pack_hook; the
+#                             node called CheckpointFunctionBackward
 # counting/communication_causes  in frames of FSDP2: self.modules, self._training_state; of FSDP1:
 #                             FlatParamHandle's _fully_sharded_module and _training_state; of
 #                             pipelines: _batch_p2p (desc), action, stage, self._stage, and the

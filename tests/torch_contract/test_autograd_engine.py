@@ -98,8 +98,8 @@ def test_sequence_nr_without_gradients_stands_still() -> None:
 
 
 def test_sequence_nr_in_a_new_thread_starts_anew() -> None:
-    """dispatch_flops relies on this for telling nodes of threads apart (counting/module_tracker.py:
-    ``_maker_of``).
+    """dispatch_flops relies on this for telling nodes of threads apart (counting/node_owners.py:
+    ``owner_of``).
     """
     leaf(2).sin()
     seen: list[int] = []
@@ -192,7 +192,8 @@ def test_graph_task_id_outside_backward_is_minus_one() -> None:
 
 def test_graph_task_id_of_a_nested_backward_is_greater() -> None:
     """dispatch_flops relies on this for telling a recomputed forward's own backward pass from the
-    one that it runs in (counting/module_tracker.py: ``_maker_of``, ``locate``).
+    one that it runs in (counting/node_owners.py: ``owner_of``; counting/module_tracker.py:
+    ``locate``).
     """
     tasks: list[int] = []
 
@@ -292,7 +293,8 @@ def test_optimizer_step_hook_is_called_by_the_frame_of_the_step() -> None:
 
 def test_top_saved_tensors_hooks_are_the_innermost_pair_or_none() -> None:
     """dispatch_flops relies on this for noticing torch.utils.checkpoint without a walk over the
-    frames (counting/module_tracker.py: ``_recomputing_frame``, ``enter_module``).
+    frames (counting/checkpoints.py: ``recomputing_frame_at``; counting/module_tracker.py:
+    ``enter_module``).
     """
 
     def pack(x: Tensor) -> Tensor:
