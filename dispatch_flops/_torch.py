@@ -691,7 +691,8 @@ PIPELINES = "torch.distributed.pipelining.schedules"
 #                             _shard_param_infos, _shared_param_infos, _numels and _params
 # counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached
 # counting/dispatch_mode      _should_skip_dynamo, ignore_compile_internals and
-#                             supports_higher_order_operators, overridden; _is_zerotensor()
+#                             supports_higher_order_operators, overridden
+# counting/strategies         _is_zerotensor()
 # counting/eager_stance       the attributes of a stance; the text of a warning
 # counting/higher_order       names of higher-order operators, py_kernels, _boxed_call
 # counting/module_names       modules' _modules, _parameters, _buffers (conventional); likewise
