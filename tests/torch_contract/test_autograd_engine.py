@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dispatch_flops._torch import has_storage, storage_id
+from dispatch_flops._torch import has_storage, storage_address
 
 sequence_nr = torch._C._autograd._get_sequence_nr
 current_node = torch._C._current_autograd_node
@@ -310,13 +310,15 @@ def test_top_saved_tensors_hooks_are_the_innermost_pair_or_none() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_views_of_a_gradient_share_its_storage_id(device: str) -> None:
+def test_views_of_a_gradient_share_its_storage_address(device: str) -> None:
     """dispatch_flops relies on this to find operators that work on gradients
     (operators/tensors.py: ``storages_of``).
     """
     weight, other = (torch.zeros(2, 3, device=device, requires_grad=True) for _ in range(2))
     weight.grad, other.grad = (torch.zeros(2, 3, device=device) for _ in range(2))
-    same = {storage_id(t) for t in (weight.grad, weight.grad.data, weight.grad.detach().view(-1))}
+    same = {
+        storage_address(t) for t in (weight.grad, weight.grad.data, weight.grad.detach().view(-1))
+    }
     assert len(same) == 1
-    assert storage_id(other.grad) not in same
+    assert storage_address(other.grad) not in same
     assert has_storage(weight.grad) and not has_storage(torch.zeros(2).to_sparse())
