@@ -17,8 +17,9 @@ MACS = B * D * H + B * H * D
 
 def counted(rows: int = B) -> FlopCounterMode:
     model = nn.Sequential(nn.Linear(D, H, bias=False), nn.Linear(H, D, bias=False))
+    x = torch.ones(rows, D)
     with FlopCounterMode(model, display=False) as counter:
-        model(torch.ones(rows, D))
+        model(x)
     return counter
 
 
@@ -74,11 +75,9 @@ def test_diff_prints_what_changed() -> None:
     compared = diff(counted().profile, counted(2 * B).profile)
     flops = 2 * MACS
     assert repr(compared) == (
-        f"<Diff: {flops} FLOPs, then {2 * flops}; 3 modules and 1 operators differ>"
+        f"<Diff: {flops} FLOPs, then {2 * flops}; changed modules: 3, operators: 1>"
     )
-    assert f"{MACS} -> {2 * MACS} (2 x)" in str(compared) or f"{MACS} -> {2 * MACS}" in str(
-        compared
-    )
+    assert f"{MACS} -> {2 * MACS}" in str(compared)
     assert "Module" in str(compared) and "aten.mm.default" in str(compared)
     assert compared._repr_html_().count("<table") == 3
 
@@ -106,9 +105,7 @@ def test_counter_shows_its_models_and_state() -> None:
         assert repr(counter) == f"<FlopCounterMode of G: counting, {counts}>"
         assert f"{B * D * H} MACs" in str(counter)
     assert repr(counter) == f"<FlopCounterMode of G: {counts}>"
-    assert (
-        repr(FlopCounterMode([model, model])) == "<FlopCounterMode of Linear, Linear: not entered>"
-    )
+    assert repr(FlopCounterMode([model])) == "<FlopCounterMode of Linear: not entered>"
     assert repr(FlopCounterMode()) == "<FlopCounterMode: not entered>"
     assert str(counter).startswith("models: 15 parameters")
     assert "<table" in (counter._repr_html_() or "")
