@@ -16,8 +16,13 @@ from tests.helpers.command_line import Run, Save, error_line, macs
 from tests.helpers.communicating import communicating
 
 
+ON_REQUEST = {"comm", "csv-comm", "memory"}  # formats of what this profile does not hold
+
+
 class TestShow:
-    @pytest.mark.parametrize("name", sorted(formats.FORMATS.keys() - {"comm", "csv-comm"}))
+    @pytest.mark.parametrize(
+        "name", sorted(formats.FORMATS.keys() - {"comm", "csv-comm", "memory"})
+    )
     def test_every_format_shows_a_profile(self, run: Run, saved: Save, name: str) -> None:
         saved("p.json", "net.py:make", "--backward")
         result = run("show", "p.json", "--format", name)
@@ -32,6 +37,7 @@ class TestShow:
 
     def test_file_has_the_format_of_its_suffix(self, run: Run, saved: Save) -> None:
         profile = saved("p.json", "net.py:make")
+        Path("folder").mkdir()
         assert run("show", "p.json", "--output", "folder/x.csv").out == ""
         expected = formats.FORMATS["csv"].render(profile, formats.View())
         assert Path("folder/x.csv").read_text() == expected.removesuffix("\n") + "\n"
@@ -102,6 +108,7 @@ class TestReport:
         page = formats.Format(help="a page", render=lambda p, _: f"<p>{p.total().macs}</p>")
         monkeypatch.setitem(formats.FORMATS, "html", page)
         saved("p.json", "net.py:make")
+        Path("out").mkdir()
         assert run("report", "p.json", "out/r.html").code == 0
         assert Path("out/r.html").read_text() == f"<p>{macs()}</p>\n"
 
