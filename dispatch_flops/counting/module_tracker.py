@@ -321,7 +321,7 @@ class Tracker:
             thread.current = None if may_be_other else thread.module_phase(OUTSIDE, "forward")
         else:
             thread.mark(seq, call.module_phase.fqn)
-            is_unsure = call.step or call.is_in_hooks
+            is_unsure = call.step or call.has_closure or call.is_in_hooks
             thread.current = None if is_unsure else call.module_phase
         is_discarded = call.step or (is_outside and thread.is_after_backward)
         thread.param_sink = thread.discarded_params if is_discarded else thread.used_params
@@ -491,11 +491,17 @@ class Tracker:
         for observer, stamp in zip(self._observers, stamps, strict=True):
             observer.leave(thread, call, stamp)
 
-    def enter_operator(self, operator: Any, parts: ModulePhase) -> None:
-        """Record what this thread runs in ``parts`` until ``leave_operator``."""
+    def enter_operator(
+        self, operator: Any, parts: ModulePhase, *, has_closure: bool = False
+    ) -> None:
+        """Record what this thread runs in ``parts`` until ``leave_operator``.
+
+        has_closure: it is an optimizer's step, whose closure runs the model.
+        """
         thread = self.join_thread()
-        thread.stack.append(OpenCall(None, operator, parts, _graph_task()))
-        thread.current = parts
+        call = OpenCall(None, operator, parts, _graph_task(), has_closure=has_closure)
+        thread.stack.append(call)
+        thread.current = None if has_closure else parts
 
     def leave_operator(self, operator: Any) -> None:
         """End what ``enter_operator`` began."""
