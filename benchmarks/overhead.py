@@ -5,7 +5,8 @@
 
 One thread. Each figure is the median of N rounds (5), with the smallest and the largest; within a
 round it is a ratio of medians. ``floor`` is a dispatch mode that only calls ``func._op(...)``: the
-minimum for any tool of this kind. ``--peers`` adds DeepSpeed's profiler (extra ``peers``).
+minimum for any tool of this kind. ``memory / ours`` divides what the mode adds to the floor with
+``memory=True`` by what it adds without. ``--peers`` adds DeepSpeed's profiler (extra ``peers``).
 
 - steady: the program once more inside a block that is already entered.
 - one shot: entering, running once, leaving and reading the totals, as most users do.
@@ -57,8 +58,8 @@ class Floor(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def counted(model: nn.Module | None) -> Iterator[None]:
-    with FlopCounterMode(model, display=False) as counter:
+def counted(model: nn.Module | None, *, memory: bool = False) -> Iterator[None]:
+    with FlopCounterMode(model, display=False, memory=memory) as counter:
         yield
     counter.get_total_macs(), counter.get_total_flops()
 
@@ -75,6 +76,7 @@ def variants(model: nn.Module | None) -> dict[str, Context]:
         "plain": contextlib.nullcontext,
         "floor": Floor,
         "dispatch_flops": lambda: counted(model),
+        "with memory": lambda: counted(model, memory=True),
         "torch": counted_by_torch,
     }
 
@@ -246,7 +248,12 @@ def main() -> int:
         rounds = [steady(run, variants(model), repeats) for _ in range(given.rounds)]
         over_floor = spread(seconds["dispatch_flops"] / seconds["floor"] for seconds in rounds)
         plain = f"{statistics.median(seconds['plain'] for seconds in rounds) * 1e3:.2f} ms"
-        rows.append([name, plain, *ratios(rounds), over_floor])
+        of_memory = spread(
+            (seconds["with memory"] - seconds["floor"])
+            / (seconds["dispatch_flops"] - seconds["floor"])
+            for seconds in rounds
+        )
+        rows.append([name, plain, *ratios(rounds), over_floor, of_memory])
         print(f"{name}: steady", file=sys.stderr)
     # Last, because importing DeepSpeed may change timings.
     whole, by_part = [], []
@@ -267,9 +274,10 @@ def main() -> int:
             ]
         )
         print(f"{name}: one shot", file=sys.stderr)
-    print(tabulate(rows, ["steady", "plain", "floor", "dispatch_flops", "torch", "ours / floor"]))
+    compared = ["floor", "dispatch_flops", "with memory", "torch"]
+    print(tabulate(rows, ["steady", "plain", *compared, "ours / floor", "memory / ours"]))
     print()
-    print(tabulate(whole, ["one shot", "floor", "dispatch_flops", "torch", "deepspeed"]))
+    print(tabulate(whole, ["one shot", *compared, "deepspeed"]))
     print()
     print(
         tabulate(

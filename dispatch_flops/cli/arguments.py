@@ -145,6 +145,18 @@ def add_run_options(parser: ArgumentParser) -> None:
         help="also measure the latency of every operator, in the run that counts",
     )
     group.add_argument(
+        "--memory",
+        action="store_true",
+        help="also follow what is allocated, and show the peak and what it consists of",
+    )
+    group.add_argument(
+        "--memory-timeline",
+        action="store_const",
+        const="timeline",
+        dest="memory",
+        help="as --memory, and record memory over the operators, for --format json and html",
+    )
+    group.add_argument(
         "--causal",
         choices=("full", "half"),
         default="full",

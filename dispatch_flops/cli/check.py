@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dispatch_flops.analysis.latency import latency_of, phase_seconds
@@ -36,8 +36,8 @@ from dispatch_flops.units import (
 _EPILOG = """\
 Limits apply to the whole run: the model and the operators outside it, in every profiled phase.
 A limit on what was not profiled, such as on the backward pass of a forward, fails.
-If an operator has no known cost, its MACs, FLOPs and bytes are lower bounds. The check then fails
-unless --allow-uncounted is given.
+If an operator has no known cost, its MACs, FLOPs and bytes are lower bounds; so is memory if a
+kernel's workspace is not known. The check then fails unless --allow-uncounted is given.
 
 examples:
   dispatch-flops check profile.json --max-macs 4.2G --max-params 30M
@@ -50,7 +50,8 @@ class _Limit:
     """Figure that can be limited.
 
     value: its value in a profile, for one phase or for all (None).
-    is_summed: it is a sum over operators, and so a lower bound if one of them is uncounted.
+    unknown: returns the operators that make it a lower bound, in one phase or in all.
+    missing: what is not known of them.
     """
 
     help: str
@@ -58,7 +59,8 @@ class _Limit:
     value: Callable[[Profile, Phase | None], Number | None]
     parse: Callable[[str], Number]
     text: Callable[[Number | None], str]
-    is_summed: bool = True
+    unknown: Callable[[Profile, Phase | None], Sequence[str]] = lambda profile, phase: ()
+    missing: str = "cost"
 
 
 def parse_seconds(text: str) -> float:
@@ -77,6 +79,27 @@ def _latency_s(profile: Profile, phase: Phase | None) -> float | None:
     return latency_of(profile.root, phase or "forward") if measured is None else measured
 
 
+def _uncounted(profile: Profile, phase: Phase | None) -> Sequence[str]:
+    uncounted = (op for op in profile.op_totals() if op.uncounted and phase in (None, op.phase))
+    return sorted({op.op for op in uncounted})
+
+
+def _peak_bytes(profile: Profile, phase: Phase | None) -> int | None:
+    peak = profile.memory.peak(phase) if profile.memory is not None else None
+    return None if peak is None else peak.peak_bytes
+
+
+def parse_bytes(text: str) -> int:
+    """Parse ``"80GiB"`` as 80 * 2**30; also ``80GB``, ``80G`` and ``8e10``.
+
+    Raises ValueError for any other text.
+    """
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGTP])iB\s*", text)
+    if match is None:
+        return parse_count(text.strip().removesuffix("B"))
+    return int(float(match[1]) * 1024 ** (" KMGTP".index(match[2])))
+
+
 _LIMITS = {
     "macs": _Limit(
         help="at most N multiply-accumulates, such as 4.2G",
@@ -84,6 +107,7 @@ _LIMITS = {
         value=lambda profile, phase: profile.total(phase).macs,
         parse=parse_count,
         text=macs_text,
+        unknown=_uncounted,
     ),
     "flops": _Limit(
         help="at most N floating-point operations, such as 8.4G or 8.4e9",
@@ -91,6 +115,7 @@ _LIMITS = {
         value=lambda profile, phase: profile.total(phase).flops,
         parse=parse_count,
         text=flops_text,
+        unknown=_uncounted,
     ),
     "bytes": _Limit(
         help="at most N bytes read and written, such as 1.5G",
@@ -98,6 +123,16 @@ _LIMITS = {
         value=lambda profile, phase: profile.total(phase).bytes_total,
         parse=parse_count,
         text=bytes_text,
+        unknown=_uncounted,
+    ),
+    "memory": _Limit(
+        help="at most N bytes allocated at a time, such as 80GiB; of a profile with --memory",
+        label="memory",
+        value=_peak_bytes,
+        parse=parse_bytes,
+        text=bytes_text,
+        unknown=lambda profile, _: () if profile.memory is None else profile.memory.unseen,
+        missing="workspace",
     ),
     "params": _Limit(
         help="at most N parameters, such as 30M",
@@ -105,7 +140,6 @@ _LIMITS = {
         value=lambda profile, _: profile.total_params,
         parse=parse_count,
         text=lambda n: params_text(None if n is None else int(n)),
-        is_summed=False,
     ),
     "latency": _Limit(
         help="at most this latency of the forward pass (or of --phase), such as 5ms",
@@ -113,7 +147,6 @@ _LIMITS = {
         value=_latency_s,
         parse=parse_seconds,
         text=seconds_text,
-        is_summed=False,
     ),
 }
 
@@ -159,9 +192,6 @@ def violations(
     profile: Profile, limits: dict[str, Number], phase: Phase | None, allow_uncounted: bool
 ) -> Iterator[str]:
     """Yield a line for each limit that the profile exceeds, or may exceed."""
-    uncounted = sorted(
-        {op.op for op in profile.op_totals() if op.uncounted and phase in (None, op.phase)}
-    )
     unprofiled = None if _is_profiled(profile, phase) else phase or "nothing ran: the model"
     for name, limit in limits.items():
         entry = _LIMITS[name]
@@ -170,7 +200,8 @@ def violations(
             yield f"{entry.label}: {unprofiled} was not profiled; cannot check {limit_text}"
             continue
         value = entry.value(profile, phase)
-        is_lower_bound = entry.is_summed and bool(uncounted)
+        unknown = entry.unknown(profile, phase)
+        is_lower_bound = bool(unknown)
         if value is None:
             yield f"{entry.label}: not measured in this profile; cannot check {limit_text}"
         elif value > limit:
@@ -178,8 +209,8 @@ def violations(
             yield f"{entry.label}: {shown}{_exact(value)} exceeds {limit_text}"
         elif is_lower_bound and not allow_uncounted:
             yield (
-                f"{entry.label}: >= {entry.text(value)} may exceed {limit_text}: no cost is known "
-                f"for {', '.join(uncounted)}"
+                f"{entry.label}: >= {entry.text(value)} may exceed {limit_text}: no "
+                f"{entry.missing} is known for {', '.join(unknown)}"
             )
 
 

@@ -68,7 +68,12 @@ def run_diff(options: Namespace) -> int:
     operators = compared.operators if options.all else compared.changed_operators()
     if options.depth is not None:
         modules = [change for change in modules if _depth(change.name) <= options.depth]
-    parts = [*_run_differences(before, after), _table("", [compared.total], _COLUMNS, style)]
+    memory = _memory_change(before, after)
+    parts = [
+        *_run_differences(before, after),
+        *memory,
+        _table("", [compared.total], _COLUMNS, style),
+    ]
     if modules:
         parts.append(_table("Module", modules, _COLUMNS, style))
     if operators:
@@ -78,6 +83,18 @@ def run_diff(options: Namespace) -> int:
         parts.append("No count changed.")
     emit("\n\n".join(parts), options.output)
     return CHECK_FAILED if has_changed and options.exit_code else OK
+
+
+def _memory_change(before: Profile, after: Profile) -> Iterator[str]:
+    """Yield a sentence on the peaks of memory, if both runs followed it."""
+    if before.memory is not None and after.memory is not None:
+        first, second = before.memory.peak_bytes, after.memory.peak_bytes
+        texts = [
+            at_least(bytes_text(memory.peak_bytes), memory.is_lower_bound)
+            for memory in (before.memory, after.memory)
+        ]
+        change = f", then {texts[1]} ({change_text(first, second)})" if first != second else ""
+        yield f"Peak memory: {texts[0]}{change}."
 
 
 def _run_differences(before: Profile, after: Profile) -> Iterator[str]:

@@ -17,6 +17,7 @@ from dispatch_flops.renderers import (
     csv,
     deepspeed,
     html,
+    memory_table,
     overview,
     table,
 )
@@ -43,7 +44,10 @@ def _tables(style: Style) -> Callable[[Profile, View], str]:
         if profile.communication:
             shown.append("communication")
         views = [dataclasses.replace(view, table=name, style=style) for name in shown]
-        return "\n\n".join(table.render(profile, each) for each in views)
+        tables = [table.render(profile, each) for each in views]
+        if profile.memory is not None:
+            tables.append(memory_table.render(profile, dataclasses.replace(view, style=style)))
+        return "\n\n".join(tables)
 
     return render
 
@@ -85,6 +89,10 @@ FORMATS: dict[str, Format] = {
         help="what the rank sends and receives, by module and group", render=communication.render
     ),
     "csv-comm": Format(help="one row per module, phase, kind and group", render=_csv_communication),
+    "memory": Format(
+        help="the peak of memory, what it consists of, and memory by module",
+        render=memory_table.render,
+    ),
     "collapsed": Format(
         help="stacks for flame graphs, weighted by FLOPs",
         render=collapsed.render,

@@ -62,7 +62,7 @@ def _profile(job: Any, mesh: Mapping[str, int], options: Namespace) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
     from dispatch_flops.distributed.simulation import as_step
-    from dispatch_flops.profile.cluster import mesh_dims
+    from dispatch_flops.profile.mesh_positions import mesh_dims
     from dispatch_flops.profilers.counter import FlopCounterMode
 
     kind = options.device.partition(":")[0]

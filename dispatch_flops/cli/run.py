@@ -63,6 +63,7 @@ def _profile(options: Namespace, prepared: PreparedModel) -> Profile:
             target=options.target_device,
             backward=options.backward,
             operator_latency=options.operator_latency,
+            memory=options.memory,
             device="meta" if options.device == "meta" else None,
         )
     except DispatchFlopsError:

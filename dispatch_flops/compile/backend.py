@@ -34,8 +34,9 @@ from dispatch_flops.operators.conventions import Causal, Conventions, Flops
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
-from dispatch_flops.profile.cost import PHASES, ZERO, OpCost, Phase
+from dispatch_flops.profile.cost import STEP_PHASES, ZERO, OpCost, Phase
 
+_NO_CALLS = "compiled graphs do not show calls of modules, so its formula is not asked"
 _Run = tuple[int, Run]  # the index of a graph, and what it ran for
 
 
@@ -62,7 +63,8 @@ def counting_backend(
         one by one, in place of the function as it was traced.
     model: the model or models whose modules ``profile()`` names; None: it has totals only.
     mode, options: those of ``torch.compile``; one of them, and neither for "aot_eager".
-    causal, flops, custom_mapping: as in ``FlopCounterMode``.
+    causal, flops, custom_mapping: as in ``FlopCounterMode``. Formulas of module classes are not
+        asked: the operators of such a module are counted, and a note of the profile says so.
     strict: ``step()`` and ``total()`` raise UncountedOpsError if something that ran has no known
         cost. Without it (the default) they issue an UncountedWarning, once.
 
@@ -169,6 +171,8 @@ class CountingBackend:
         with _torch.modes_disabled():
             module_phases: dict[tuple[str, Phase], ModulePhase] = {}
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
+            for cls in self._classes_with_formulas():
+                notes[f"{registry.name_of(cls)}: its operators are counted; {_NO_CALLS}"] = None
             for (index, run), times in self._runs().items():
                 graph = self.graphs[index]
                 run_cost = graph.cost(run)
@@ -189,6 +193,11 @@ class CountingBackend:
                 run_info(self._names.modules(), self._conventions, self._first_call),
                 notes=tuple(notes),
             )
+
+    def _classes_with_formulas(self) -> list[type]:
+        """Return the classes of the model's modules that have a formula."""
+        rules = registry.module_rules(self._own_rules)
+        return [cls for cls in {type(m): None for m in self._names.modules()} if cls in rules]
 
     def _facts_of_running_model(self) -> dict[str, Any] | None:
         """Return the facts of the call of a model that is running now; None if none is."""
@@ -269,7 +278,7 @@ class CountingBackend:
         )
 
     def _costs_by_phase(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
-        costs = dict.fromkeys(PHASES, ZERO)
+        costs = dict.fromkeys(STEP_PHASES, ZERO)
         with _torch.modes_disabled():
             for (index, run), times in runs.items():
                 graph = self.graphs[index]

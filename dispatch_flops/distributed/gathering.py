@@ -15,7 +15,8 @@ from torch import distributed
 from dispatch_flops import _torch
 from dispatch_flops.errors import ConfigError, NotProfiledError
 from dispatch_flops.profile import Profile
-from dispatch_flops.profile.cluster import ClusterProfile, ranks_text
+from dispatch_flops.profile.cluster import ClusterProfile
+from dispatch_flops.profile.mesh_positions import ranks_text
 
 _numbers = itertools.count()  # of this process's calls; all ranks call gather equally often
 

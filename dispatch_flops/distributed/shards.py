@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from dispatch_flops.profile.cluster import STAGE_DIMS, coordinates_of
+from dispatch_flops.profile.mesh_positions import STAGE_DIMS, coordinates_of
 
 
 @dataclass(frozen=True, slots=True)

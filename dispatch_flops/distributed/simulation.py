@@ -25,7 +25,8 @@ from dispatch_flops.distributed.watchdog import time_limit
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.operators.conventions import Causal, Flops, Target
 from dispatch_flops.profile import Profile
-from dispatch_flops.profile.cluster import ClusterProfile, mesh_dims
+from dispatch_flops.profile.cluster import ClusterProfile
+from dispatch_flops.profile.mesh_positions import mesh_dims
 from dispatch_flops.profilers.counter import FlopCounterMode
 
 Job = Callable[[DeviceMesh], Any]

@@ -20,6 +20,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase
 from dispatch_flops.memory.storages import Storage
+from dispatch_flops.memory.timeline import Timeline
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import Role
 
@@ -27,33 +28,23 @@ _graph_task = _torch.graph_task_id
 _STEPS = 64  # steps of which activations are kept apart before they are merged
 
 
-class Block:
-    """One storage with memory.
+class Block(weakref.ref[Storage]):
+    """One storage with memory: a weak reference to it, and what is known of it.
 
+    key: identity of the storage, also after its release.
     made_in: the module and phase that allocated it; None if it was there before.
     role: what it is for, where that is known before its release; else None.
     born: number of the allocation, in order; 0 if it was there before. step: the training step.
     """
 
-    __slots__ = ("born", "device", "made_in", "reference", "role", "size", "step")
-
-    def __init__(
-        self, size: int, device: DeviceBlocks, made_in: ModulePhase | None, role: Role | None
-    ) -> None:
-        self.size = size
-        self.device = device
-        self.made_in = made_in
-        self.role = role
-        self.born = 0
-        self.step = 0
-        self.reference: _Reference | None = None
-
-
-class _Reference(weakref.ref[Storage]):
-    """Weak reference to a storage that knows its key after the storage is gone."""
-
-    __slots__ = ("key",)
+    __slots__ = ("born", "device", "key", "made_in", "role", "size", "step")
     key: int
+    size: int
+    device: DeviceBlocks
+    made_in: ModulePhase | None
+    role: Role | None
+    born: int
+    step: int
 
 
 class Peak:
@@ -88,14 +79,17 @@ class DeviceBlocks:
     """Memory of one device.
 
     before: bytes that were there before. now: bytes over these. peaks: by phase.
+    born_at_peaks: number of the latest allocation at any peak. timeline: None if none is wanted.
     """
 
-    __slots__ = ("before", "device", "modules", "now", "peaks")
+    __slots__ = ("before", "born_at_peaks", "device", "modules", "now", "peaks", "timeline")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, timeline: Timeline | None) -> None:
         self.device = device
+        self.timeline = timeline
         self.before = 0
         self.now = 0
+        self.born_at_peaks = 0
         self.peaks: tuple[Peak, ...] = ()
         self.modules: dict[ModulePhase, ModulePeak] = {}
 
@@ -118,9 +112,12 @@ class Blocks:
 
     rounding: bytes that each block is rounded up to a multiple of.
     phase_now: returns the phase that the calling thread is in.
+    has_timeline: each device has a timeline.
     """
 
-    def __init__(self, rounding: int, phase_now: Callable[[], Phase]) -> None:
+    def __init__(
+        self, rounding: int, phase_now: Callable[[], Phase], *, has_timeline: bool = False
+    ) -> None:
         self.live: dict[int, Block] = {}
         self.devices: dict[torch.device, DeviceBlocks] = {}
         self.allocations = 0
@@ -128,25 +125,36 @@ class Blocks:
         self.born_in_calls = 0  # allocations when the outermost module call last ended
         self._rounding = rounding
         self._phase_now = phase_now
+        self._has_timeline = has_timeline
         self._activations: defaultdict[tuple[int, str], int] = defaultdict(int)
 
     def on(self, device: torch.device) -> DeviceBlocks:
         """Return the memory of a device."""
         found = self.devices.get(device)
         if found is None:
-            found = self.devices[device] = DeviceBlocks(device)
+            timeline = Timeline() if self._has_timeline else None
+            found = self.devices[device] = DeviceBlocks(device, timeline)
         return found
 
     def allocated(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
-        """Note that an operator returned this storage; does nothing if it is known."""
-        if id(storage) in self.live:
+        """Note that an operator returned this storage; does nothing if it is known.
+
+        The lines of ``_add`` are written out: this runs at most operators.
+        """
+        key = id(storage)
+        if key in self.live:
             return
-        size = self.size_of(storage)
-        if size:
-            block = self._add(storage, Block(size, device, made_in, None))
+        size = storage.nbytes() if self._rounding == 1 else self.size_of(storage)
+        if type(size) is int and size:
+            self.live[key] = block = Block(storage, self._released)
+            block.key = key
+            block.size = size
+            block.device = device
+            block.made_in = made_in
+            block.role = None
+            block.step = self.step
             self.allocations += 1
             block.born = self.allocations
-            block.step = self.step
             device.now += size
 
     def was_there(self, storage: Storage, device: DeviceBlocks, role: Role) -> None:
@@ -154,18 +162,23 @@ class Blocks:
         block = self.live.get(id(storage))
         if block is not None:
             block.role = role
-        elif size := self.size_of(storage):
-            self._add(storage, Block(size, device, None, role))
-            device.before += size
+        elif self._add(storage, device, role, born=0):
+            device.before += self.size_of(storage)
 
     def arrived(self, storage: Storage, device: DeviceBlocks, role: Role) -> None:
         """Note a storage that is met late: it may have been allocated in the run."""
-        if id(storage) in self.live or not (size := self.size_of(storage)):
-            return
-        block = self._add(storage, Block(size, device, None, role))
-        self.allocations += 1
-        block.born = self.allocations
-        device.now += size
+        if id(storage) not in self.live:
+            self.allocations += 1
+            device.now += self._add(storage, device, role, born=self.allocations)
+
+    def _add(self, storage: Storage, device: DeviceBlocks, role: Role, born: int) -> int:
+        """Add a block that no operator made, if it has any memory; return its size."""
+        size = self.size_of(storage)
+        if size:
+            self.live[id(storage)] = block = Block(storage, self._released)
+            block.key, block.size, block.device = id(storage), size, device
+            block.made_in, block.role, block.born, block.step = None, role, born, self.step
+        return size
 
     def resized(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
         """Note that a storage may have another size now."""
@@ -173,17 +186,15 @@ class Blocks:
         if block is None:
             self.allocated(storage, device, made_in)
         elif block.size != self.size_of(storage):
-            del self.live[id(storage)]
-            self._release(block)
-            role = block.role
+            self._released(block)
             self.allocated(storage, device, made_in)
-            if role is not None and (again := self.live.get(id(storage))) is not None:
-                again.role = role
+            again = self.live.get(id(storage))
+            if again is not None:
+                again.role = block.role
 
     def forget(self) -> None:
         """Let go of all storages: what is released from now on is not noted."""
-        for block in list(self.live.values()):
-            block.reference = None
+        self.live.clear()
 
     def alive(self) -> Iterator[tuple[Block, Role]]:
         """Yield every block that is allocated, with what it was for so far."""
@@ -205,28 +216,24 @@ class Blocks:
             return 0
         return size if self._rounding == 1 else -(-size // self._rounding) * self._rounding
 
-    def _add(self, storage: Storage, block: Block) -> Block:
-        reference = block.reference = _Reference(storage, self._released)
-        reference.key = id(storage)
-        self.live[reference.key] = block
-        return block
-
-    def _released(self, reference: Any) -> None:
-        block = self.live.pop(reference.key, None)
-        if block is not None:
-            self._release(block)
-
-    def _release(self, block: Block) -> None:
-        device = block.device
+    def _released(self, block: Block) -> None:
+        """Note that a block is released. It may also be replaced by one of another size."""
+        if self.live.pop(block.key, None) is None:
+            return
+        device, made_in = block.device, block.made_in
         device.now -= block.size
-        block.reference = None
+        is_forward = made_in is not None and made_in.phase != "backward"
+        timeline = device.timeline
+        if block.born > device.born_at_peaks and not is_forward and timeline is None:
+            return  # most blocks of backward: in no peak, and not an activation
         role = self._role_of(block, is_over=True)
-        born = block.born
+        if timeline is not None:
+            timeline.released.append((block.born, block.size, role))
         for peak in device.peaks:
-            if born <= peak.born:
+            if block.born <= peak.born:
                 peak.released.append((block, role))
-        if role == "activations" and block.made_in is not None:
-            self._activations[block.step, block.made_in.fqn] += block.size
+        if role == "activations" and made_in is not None:
+            self._activations[block.step, made_in.fqn] += block.size
 
     def _role_of(self, block: Block, *, is_over: bool) -> Role:
         """Return what a block was for, at its release or, if it is not over, until now.

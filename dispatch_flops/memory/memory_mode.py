@@ -28,6 +28,7 @@ from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import Role
 
 _Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
 _graph_task = _torch.graph_task_id
 
 
@@ -42,11 +43,12 @@ class MemoryOptions:
     """How memory is followed.
 
     rounding: bytes that each block is rounded up to a multiple of. optimizers: those whose state
-    was there before the run.
+    was there before the run. has_timeline: also follow memory over the operators.
     """
 
     rounding: int = 1
     optimizers: tuple[Any, ...] = ()
+    has_timeline: bool = False
 
 
 class Memory:
@@ -60,7 +62,7 @@ class Memory:
         self.rounding = options.rounding
         self._names = names
         self.running = _Running()
-        self.blocks = Blocks(options.rounding, self._phase_now)
+        self.blocks = Blocks(options.rounding, self._phase_now, has_timeline=options.has_timeline)
         self.unseen: set[str] = set()
         self.gradient_bytes: dict[int, int] = {}
         self.state_bytes: dict[int, int] = {}
@@ -181,10 +183,13 @@ class PlaceTimer:
     def __init__(self, running: _Running, timer: OperatorTimer | None) -> None:
         self._running = running
         self._timer = timer
+        if timer is None:
+            self.begin = bool  # type: ignore[method-assign]  # returns False, without Python code
 
     def begin(self) -> bool:
         """Start a dispatch, as the other timer does."""
-        return self._timer is not None and self._timer.begin()
+        assert self._timer is not None
+        return self._timer.begin()
 
     def end(self) -> None:
         """End the dispatch that ``begin`` started."""
@@ -221,26 +226,27 @@ class MemoryMode(CountingMode):
     ) -> None:
         self._places = PlaceTimer(memory.running, timer)
         super().__init__(tracker, conventions, own_rules, on_full, self._places)
+        self._is_timed = timer is not None
         self._memory = memory
         self._blocks = memory.blocks
         self._running = memory.running
         self._live = memory.blocks.live
-        self._allocations: dict[Any, tuple[Allocation, Any]] = {}
+        self._allocations: dict[int, tuple[Allocation, Any, Any]] = {}
         self._device: DeviceBlocks = memory.blocks.on(torch.device("cpu"))
         self._phase: Phase = "forward"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        timer = self._places
-        if timer.begin():
+        if self._is_timed and self._places.begin():
             try:
                 return self.__torch_dispatch__(func, types, args, kwargs)
             finally:
-                timer.end()
-        known = self._allocations.get(func)
+                self._places.end()
+        known = self._allocations.get(id(func))  # an overload's own hash runs in Python
         if known is None:
-            known = self._allocations[func] = (allocation_of(func), workspace_of(func))
-        allocation, workspace = known
-        if allocation != "arrival":
+            known = self._allocations[id(func)] = (allocation_of(func), workspace_of(func), func)
+        allocation, workspace, _ = known
+        if self._phase == "forward" and allocation != "arrival":
+            # Later phases use what forward used, and what optimizers are known to hold.
             self._meet(args)
             if kwargs:
                 self._meet(kwargs.values())
@@ -271,6 +277,9 @@ class MemoryMode(CountingMode):
             found.bytes = now
             if now > found.of_phase.bytes:
                 self._raise_peak(found, device, made_in, func, now)
+        if device.timeline is not None:
+            born = self._blocks.allocations
+            device.timeline.note(now, now - device.now, born, made_in, func)
         return out
 
     def _raise_peak(
@@ -281,12 +290,13 @@ class MemoryMode(CountingMode):
         peak.made_in, peak.operator = made_in, func
         peak.workspace = now - device.now
         peak.released = []
+        device.born_at_peaks = peak.born
 
     def _meet(self, args: Any) -> None:
         live = self._live
         for arg in args:
             cls = arg.__class__
-            if cls is _Tensor:
+            if cls is _Tensor or cls is _Parameter:
                 try:
                     if id(arg.untyped_storage()) not in live:
                         self._meet_tensor(arg)

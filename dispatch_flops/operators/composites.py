@@ -52,12 +52,22 @@ def is_of_extension(func: OpOverload) -> bool:
 
 
 _extensions: dict[str, OpOverload | None] = {}  # by name; None for what a mode sees
+_listed: tuple[tuple[object, ...], list[OpOverload]] = ((), [])
 
 
 def operators_of_extensions() -> list[OpOverload]:
     """Return the operators that are taken apart and belong to no library of torch."""
-    for name in {*_torch.all_operator_names()}.difference(_extensions):
-        _extensions[name] = _find_extension(name)
+    global _listed
+    loaded = _torch.libraries_loaded()
+    if _listed[0] != loaded:
+        _listed = loaded, _list_extensions()
+    return _listed[1]
+
+
+def _list_extensions() -> list[OpOverload]:
+    for name in _torch.all_operator_names():
+        if name not in _extensions:
+            _extensions[name] = _find_extension(name)
     found = [op for op in _extensions.values() if op is not None]
     for op in found:  # its kernels may have been registered since the last time
         if any(_torch.has_kernel(op.name(), key) for key in _BACKENDS):

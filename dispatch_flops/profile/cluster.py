@@ -11,6 +11,7 @@ from typing import Any, Literal
 from dispatch_flops.errors import ConfigError, ProfileFormatError
 from dispatch_flops.profile.communication import CommCost
 from dispatch_flops.profile.cost import PHASES, OpCost, Phase, add_costs, check_phase
+from dispatch_flops.profile.mesh_positions import STAGE_DIMS, coordinates_of, fills
 from dispatch_flops.profile.profile import Profile
 from dispatch_flops.profile.run_info import MeshDim
 from dispatch_flops.profile.seconds import sum_known, timed_phase
@@ -19,7 +20,6 @@ from dispatch_flops.units import ratio
 
 CLUSTER_SCHEMA = "dispatch_flops.cluster"
 CLUSTER_VERSION = 1
-STAGE_DIMS = ("pp", "pipe", "pipeline", "stage")
 
 By = Literal["macs", "flops", "bytes", "communication", "time", "params"]
 BY: tuple[By, ...] = ("macs", "flops", "bytes", "communication", "time", "params")
@@ -115,7 +115,7 @@ class ClusterProfile:
         if run is not None and run.rank == rank and run.coordinates:
             return run.coordinates
         mesh = self.mesh or {}
-        return coordinates_of(rank, mesh) if _fills(mesh, self.world_size) else {}
+        return coordinates_of(rank, mesh) if fills(mesh, self.world_size) else {}
 
     def stage(self, rank: int) -> int | None:
         """Return the pipeline stage of a rank, its position in a mesh dimension such as "pp"."""
@@ -318,41 +318,6 @@ class ClusterProfile:
         except (RecursionError, ValueError) as error:
             raise ProfileFormatError(f"this is not JSON: {error}") from None
         return cls.from_dict(data)
-
-
-def coordinates_of(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
-    """Return the position of a rank in a mesh that holds all ranks in order.
-
-    coordinates_of(5, {"dp": 2, "tp": 4})  # {"dp": 1, "tp": 1}
-    """
-    positions: dict[str, int] = {}
-    for name, size in reversed(list(mesh.items())):
-        rank, positions[name] = divmod(rank, size)
-    return {name: positions[name] for name in mesh}
-
-
-def mesh_dims(rank: int, mesh: Mapping[str, int]) -> tuple[MeshDim, ...]:
-    """Return the dimensions of such a mesh with the positions of ``rank``."""
-    at = coordinates_of(rank, mesh)
-    return tuple(MeshDim(name=name, size=mesh[name], coordinate=at[name]) for name in mesh)
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ranks as text, with ranges: ``[0, 1, 2, 5] -> "0-2, 5"``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], rank]
-        else:
-            spans.append([rank])
-    return ", ".join("-".join(map(str, span)) for span in spans)
-
-
-def _fills(mesh: Mapping[str, int], world_size: int) -> bool:
-    ranks = 1
-    for size in mesh.values():
-        ranks *= size
-    return bool(mesh) and ranks == world_size
 
 
 def _common_world_size(profiles: list[Profile]) -> int:

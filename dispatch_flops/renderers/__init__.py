@@ -6,6 +6,7 @@ is shown, and how.
     overview      totals, a line per module, the top operators and remarks
     table         modules, operators or uncounted operators, plain or Markdown
     communication what each rank sends and receives, by module and group
+    memory_table  the peak of memory, what it consists of, and memory by module
     deepspeed     DeepSpeed's three parts and the operators
     csv           a row per module or per operator
     collapsed     stacks for flame-graph tools
@@ -37,6 +38,7 @@ from dispatch_flops.renderers import (
     dataframe,
     deepspeed,
     html,
+    memory_table,
     notebook,
     overview,
     plots,
@@ -56,6 +58,7 @@ __all__ = [
     "dataframe",
     "deepspeed",
     "html",
+    "memory_table",
     "notebook",
     "overview",
     "plots",

@@ -11,7 +11,8 @@ from dispatch_flops.analysis.figures import inclusive, walk_with_depth
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import CommCost, ModuleNode, Profile
-from dispatch_flops.profile.cost import COST_FIELDS, PHASES, Phase, in_order
+from dispatch_flops.profile.cost import COST_FIELDS, STEP_PHASES, Phase, in_order
+from dispatch_flops.profile.memory import HELD_NAMES
 from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.view import View
 
@@ -45,7 +46,7 @@ def render(profile: Profile, view: View | None = None) -> str:
 
 def module_rows(profile: Profile) -> Iterator[Row]:
     """Yield a row per module, then one for what ran outside the model; None is unknown."""
-    phases = in_order((*PHASES, *phases_of(profile)))
+    phases = in_order((*STEP_PHASES, *phases_of(profile)))
     sent = inclusive_communication(profile)
     is_sharded = any(node.local_params is not None for node in profile.nodes())
     for root in (profile.root, profile.outside):
@@ -116,6 +117,12 @@ def _rows_below(
         for phase in phases:
             part = cost_in(node, phase)
             row[f"{phase}_macs"], row[f"{phase}_flops"] = part.macs, part.flops
+        if node.memory is not None:  # a run that did not follow memory has no such columns
+            for name in HELD_NAMES:
+                row[f"own_{name}_bytes"] = getattr(node.memory.own, name)
+                row[f"total_{name}_bytes"] = getattr(node.memory.total, name)
+            for phase in phases:
+                row[f"{phase}_peak_bytes"] = node.memory.peak_bytes.get(phase)
         if is_sharded:
             local = node.local_params
             row["local_params"] = node.total_params if local is None else local

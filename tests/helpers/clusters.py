@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dispatch_flops.profile import PhaseSeconds, Profile, RunInfo, StepTiming
-from dispatch_flops.profile.cluster import ClusterProfile, mesh_dims
+from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.communication import CommGroup, CommTotal
+from dispatch_flops.profile.mesh_positions import mesh_dims
 from tests.helpers.trees import module, op
 
 MESH = {"pp": 2, "dp": 2}

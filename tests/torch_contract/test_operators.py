@@ -330,3 +330,13 @@ def test_kernel_under_an_autograd_key_can_be_replaced_by_one_that_calls_it(mode:
     assert out.requires_grad is (mode is torch.enable_grad)
     layer(torch.ones(2, 3))
     assert seen == [3]
+
+
+def test_defining_an_operator_changes_the_tables_of_torch_library() -> None:
+    """dispatch_flops relies on this to know when to list operators anew (operators/composites)."""
+    before = frozenset(torch.library._defs), frozenset(torch.library._impls)
+    with torch.library._scoped_library("dispatch_flops_contract", "FRAGMENT") as library:
+        library.define("defined(Tensor x) -> Tensor")
+        library.impl("defined", lambda x: x, "CompositeImplicitAutograd")
+        after = frozenset(torch.library._defs), frozenset(torch.library._impls)
+        assert all(new > old for new, old in zip(after, before, strict=True))

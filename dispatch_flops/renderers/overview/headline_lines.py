@@ -10,6 +10,7 @@ from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.communication import communication_text
+from dispatch_flops.renderers.memory_table import memory_text
 from dispatch_flops.renderers.run_facts import inputs_text, mode_text
 from dispatch_flops.renderers.text import at_least, one_line
 from dispatch_flops.units import (
@@ -37,9 +38,11 @@ def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator
     top = headline(profile, machine)
     yield _totals(profile, top)
     for label, text in (
+        ("Step", _step(profile)),
         ("FLOPs", _phases(profile)),
         ("Time", _time(profile, top)),
         ("MFU", _utilisation(top, machine)),
+        ("Memory", memory_text(profile)),
         ("Comm", communication_text(profile)),
         ("Inputs", inputs_text(profile.run) if profile.run.inputs is not None else ""),
         ("Mode", mode_text(profile.run) if profile.run.grad_mode is not None else ""),
@@ -65,6 +68,15 @@ def _parameters(profile: Profile) -> str:
     if profile.local_params == profile.total_params:
         return text
     return f"{text} ({params_text(profile.local_params)} on this rank)"
+
+
+def _step(profile: Profile) -> str:
+    """Return the number of the step and its samples, if it is one of a training loop."""
+    run, seconds = profile.run, profile.timing.iteration_s
+    if run.batch_size is None:
+        return str(run.step) if run.step > 1 else ""
+    rate = f", {run.batch_size / seconds:.4g} samples/s" if seconds else ""
+    return f"{run.step}, {run.batch_size} samples{rate}"
 
 
 def _phases(profile: Profile) -> str:

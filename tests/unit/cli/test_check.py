@@ -121,8 +121,8 @@ class TestMistakes:
         [
             (
                 ("p.json",),
-                "no limit is given; add one of --max-macs, --max-flops, --max-bytes, --max-params, "
-                "--max-latency",
+                "no limit is given; add one of --max-macs, --max-flops, --max-bytes, --max-memory, "
+                "--max-params, --max-latency",
             ),
             (
                 ("p.json", "--max-latency", "4h"),

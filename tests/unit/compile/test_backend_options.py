@@ -294,3 +294,16 @@ def test_profile_of_a_function_that_calls_the_model_records_no_call() -> None:
     backend = counting_backend("aot_eager", model)
     torch.compile(lambda x: model(x).sum(), backend=backend)(torch.ones(A, B))
     assert backend.profile().run.inputs is None
+
+
+def test_formula_of_a_module_class_is_not_asked_and_the_profile_says_so() -> None:
+    model = Net()
+    backend = counting_backend(
+        "aot_eager", model, custom_mapping={nn.Linear: lambda module, x, *, out: 1}
+    )
+    train(torch.compile(model, backend=backend))
+    profile = backend.profile()
+    assert profile.total("forward").macs == 2 * A * B * C
+    assert any(note.startswith("module.Linear: its operators") for note in profile.notes)
+    plain = counting_backend("aot_eager", model).profile()
+    assert not any("module." in note for note in plain.notes)

@@ -164,6 +164,20 @@ def test_formula_registered_inside_the_block_is_used_from_then_on() -> None:
     }
 
 
+def test_calls_of_one_signature_ask_the_formula_once() -> None:
+    asked: list[Any] = []
+
+    def formula(*args: Any, out: Any, **_: Any) -> int:
+        asked.append(args)
+        return 1
+
+    layer = nn.Linear(3, 5)
+    mapping = {aten.linear: formula}
+    profile = profile_of(lambda: [layer(ROWS) for _ in range(7)], custom_mapping=mapping)
+    assert profile.total().flops == 7
+    assert len(asked) == 1
+
+
 def test_formula_of_one_counter_is_not_used_by_the_counter_around_it() -> None:
     layer = nn.Linear(3, 5, bias=False)
     with FlopCounterMode(layer, display=False) as outer:

@@ -1,0 +1,116 @@
+"""Peak memory of a training step beside the CPU allocator's events and other tools.
+
+    python benchmarks/peak_memory.py
+
+One steady AdamW step per row, on the CPU. ``truth`` is the allocator's peak (torch.profiler with
+``profile_memory``) with what was there before. The other columns are differences from it, in
+percent. ``meta`` is this package's peak of the same step on the meta device, its state on the CPU
+included. ``>=`` marks a peak with workspaces that are not known.
+
+- MemTracker: torch.distributed._tools; n/a where it raises.
+- accelerate x4: ``accelerate estimate-memory``: 4 x the bytes of the parameters, for Adam.
+- ZeRO-2, ZeRO-3: DeepSpeed's ``estimate_zero{2,3}_model_states_mem_needs`` on one device without
+  offload: (4 + 16) bytes a parameter, and 18 with 4 bytes a parameter of the largest layer.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tabulate import tabulate
+from torch import nn
+
+from dispatch_flops import FlopCounterMode
+from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.profile import MemoryProfile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.helpers.allocator import peak_bytes
+from tests.unit.memory.test_truth import WORKLOADS, lstm, resnet
+
+Loss = Callable[[], torch.Tensor]
+
+
+def step_of(model: nn.Module, x: torch.Tensor, loss: Loss) -> tuple[Callable[[], None], list]:
+    """Return a training step that ran once, and the tensors that are there before the next."""
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        x.grad = None
+
+    step()
+    gc.collect()
+    state = tensors_in(list(optimizer.state.values()))
+    return step, [*model.parameters(), *model.buffers(), x, *state]
+
+
+def ours(step: Callable[[], None], model: nn.Module) -> MemoryProfile:
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        step()
+    memory = counter.profile.memory
+    assert memory is not None
+    return memory
+
+
+def on_meta(workload: Callable[[], tuple[nn.Module, torch.Tensor, Loss]]) -> int:
+    """Return the peaks of all devices together: AdamW counts its steps on the CPU."""
+    with torch.device("meta"):
+        model, x, loss = workload()
+    step, _ = step_of(model, x, loss)
+    return sum(device.peak_bytes for device in ours(step, model).devices)
+
+
+def of_mem_tracker(step: Callable[[], None], model: nn.Module, before: list) -> int | None:
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    tracker = MemTracker()
+    tracker.track_external(model, *before)
+    try:
+        with tracker:
+            step()
+    except NotImplementedError:
+        return None
+    peak = tracker.get_tracker_snapshot("peak")
+    return sum(snapshot["Total"] for snapshot in peak.values())
+
+
+def estimates(model: nn.Module) -> list[int]:
+    params = [p.numel() for p in model.parameters()]
+    largest = max(sum(p.numel() for p in m.parameters(recurse=False)) for m in model.modules())
+    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    return [4 * held, (4 + 16) * sum(params), 4 * largest + 18 * sum(params)]
+
+
+def off(value: int | None, truth: int, mark: str = "") -> str:
+    return "n/a" if value is None else f"{mark}{100 * (value / truth - 1):+.3f}"
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    rows = []
+    for name, workload in {**WORKLOADS, "resnet": resnet, "lstm": lstm}.items():
+        model, x, loss = workload()
+        step, before = step_of(model, x, loss)
+        truth = peak_bytes(step, before)
+        memory = ours(step, model)
+        mark = ">= " if memory.is_lower_bound else ""
+        tracked = of_mem_tracker(step, model, before)
+        values = [on_meta(workload), tracked, *estimates(model)]
+        shown = [off(memory.peak_bytes, truth, mark), *(off(value, truth) for value in values)]
+        rows.append([name, f"{truth:,}", *shown])
+    header = ["step", "truth, bytes", "ours %", "ours on meta %", "MemTracker %"]
+    header += ["accelerate x4 %", "ZeRO-2 %", "ZeRO-3 %"]
+    print(tabulate(rows, header, disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()

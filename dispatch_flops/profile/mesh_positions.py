@@ -1,0 +1,43 @@
+"""Positions of ranks in a device mesh that holds all ranks of a run in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from dispatch_flops.profile.run_info import MeshDim
+
+STAGE_DIMS = ("pp", "pipe", "pipeline", "stage")  # names of the dimension of pipeline stages
+
+
+def coordinates_of(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
+    """Return the position of a rank in a mesh that holds all ranks in order.
+
+    coordinates_of(5, {"dp": 2, "tp": 4})  # {"dp": 1, "tp": 1}
+    """
+    positions: dict[str, int] = {}
+    for name, size in reversed(list(mesh.items())):
+        rank, positions[name] = divmod(rank, size)
+    return {name: positions[name] for name in mesh}
+
+
+def mesh_dims(rank: int, mesh: Mapping[str, int]) -> tuple[MeshDim, ...]:
+    """Return the dimensions of such a mesh with the positions of ``rank``."""
+    at = coordinates_of(rank, mesh)
+    return tuple(MeshDim(name=name, size=mesh[name], coordinate=at[name]) for name in mesh)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks as text, with ranges: ``[0, 1, 2, 5] -> "0-2, 5"``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    return ", ".join("-".join(map(str, span)) for span in spans)
+
+
+def fills(mesh: Mapping[str, int], world_size: int) -> bool:
+    """Return True if such a mesh has as many positions as there are ranks."""
+    return bool(mesh) and math.prod(mesh.values()) == world_size
