@@ -15,7 +15,6 @@ from dispatch_flops.cli import formats
 from tests.helpers.command_line import Run, Save, error_line, macs
 from tests.helpers.communicating import communicating
 
-
 ON_REQUEST = {"comm", "csv-comm", "memory"}  # formats of what this profile does not hold
 
 
