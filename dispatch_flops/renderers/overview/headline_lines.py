@@ -41,6 +41,15 @@ def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator
         ("FLOPs", _phases(profile)),
         ("Time", _time(profile, top)),
         ("MFU", _utilisation(top, machine)),
+        *run_lines(profile),
+    ):
+        if text:
+            yield f"{label:<{LABEL}}{text}"
+
+
+def run_lines(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Yield label and text of memory and communication, and of what the run was, where known."""
+    for label, text in (
         ("Memory", memory_text(profile)),
         ("Comm", communication_text(profile)),
         ("Inputs", inputs_text(profile.run) if profile.run.inputs is not None else ""),
@@ -48,7 +57,7 @@ def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator
         ("Device", _device(profile)),
     ):
         if text:
-            yield f"{label:<{LABEL}}{text}"
+            yield label, text
 
 
 def _totals(profile: Profile, top: Headline) -> str:
