@@ -286,7 +286,7 @@ function fillCommunication() {
   makeTable(byId("communication"), {
     caption: "What this rank sends and receives, by the module that causes it", rows,
     columns: [
-      textColumn("Module", (row) => row.module, "name"),
+      { ...textColumn("Module", (row) => row.module, "name"), isHeader: true },
       ...["phase", "kind", "group", "dtype"].map((key) => textColumn(`${key[0].toUpperCase()}${key.slice(1)}`, (row) => row[key])),
       number("Calls", "calls", exactText),
       number("Payload", "payload", bytesText),
