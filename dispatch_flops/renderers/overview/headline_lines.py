@@ -81,10 +81,11 @@ def _parameters(profile: Profile) -> str:
 
 def _step(profile: Profile) -> str:
     """Return the number of the step and its samples, if it is one of a training loop."""
-    run, seconds = profile.run, profile.timing.iteration_s
+    run = profile.run
     if run.batch_size is None:
         return str(run.step) if run.step > 1 else ""
-    rate = f", {run.batch_size / seconds:.4g} samples/s" if seconds else ""
+    per_s = ratio(run.batch_size, profile.timing.iteration_s)
+    rate = "" if per_s is None else f", {per_s:.4g} samples/s"
     return f"{run.step}, {run.batch_size} samples{rate}"
 
 
