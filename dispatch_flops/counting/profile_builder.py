@@ -113,7 +113,7 @@ class ProfileBuilder:
                 own[holder] = holder.facts.parameters
                 held_elsewhere = (named.canonical() for named in holder.held_elsewhere)
                 below.update((named, None) for named in held_elsewhere if named in held)
-        if len(self._names.roots) != 1:
+        if not self._names.has_single_root:
             held[""] = {self._holder(root.fqn): None for root in self._names.roots}
         return count_held(held, own, self._used_params)
 
@@ -121,14 +121,25 @@ class ProfileBuilder:
         return self._canonical.get(fqn, fqn)
 
     def ran_elsewhere(self) -> tuple[str, ...]:
-        """Return the fqns that were not called, of modules that were called by another fqn."""
+        """Return the fqns that were not called, of modules that took part under another fqn.
+
+        They were called by another fqn, or hold the packed weights of a module that was called.
+        """
         calls = self._observed.calls
         called = {named for fqn, named in self._canonical.items() if calls.get(fqn)}
         return tuple(
             self.shown(fqn)
             for fqn, named in self._canonical.items()
-            if named in called and not calls.get(fqn)
+            if not calls.get(fqn)
+            and (named in called or (named.facts.packed and self._is_used_above(named)))
         )
+
+    def _is_used_above(self, named: ModuleName) -> bool:
+        """Return True if the module that computes with this one's packed weights was called."""
+        above = named.parent
+        while above is not None and above.facts.class_name == "ModuleList":  # as that of an LSTM
+            above = above.parent
+        return above is not None and bool(self._observed.calls.get(above.fqn))
 
     def _used_hidden_params(self) -> Iterator[int]:
         """Yield the keys of parameters that operators do not see, of modules that ran."""
@@ -139,7 +150,7 @@ class ProfileBuilder:
     def build_model(self) -> ModuleNode:
         """Return the tree of the model, or of all models below a root without a module."""
         roots = self._names.roots
-        if len(roots) == 1:
+        if self._names.has_single_root:
             return self.build_tree(roots[0].fqn)
         params = self._params[""]
         return ModuleNode(
@@ -234,4 +245,5 @@ def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode
 def _class_name(fqn: str, named: ModuleName | None) -> str:
     if named is not None and named.facts.class_name:
         return named.facts.class_name
-    return "outside" if fqn == OUTSIDE else fqn.rsplit(".", 1)[-1]
+    # Parts of the outside: "<outside>.gradient clipping", "<outside>.AdamW.1"
+    return "outside" if fqn == OUTSIDE else fqn.removeprefix(f"{OUTSIDE}.").partition(".")[0]
