@@ -443,6 +443,16 @@ def set_stance(stance: Any) -> Any:
     return eval_frame._set_stance(stance)
 
 
+def answer_set_stance(answer: Callable[[Any], Any] | None) -> None:
+    """Have ``answer`` called where the program sets a stance; None: torch's own function again.
+
+    It is given the stance and returns the one before. Public: none.
+    """
+    from torch._dynamo import decorators, eval_frame
+
+    decorators._set_stance = answer or eval_frame._set_stance  # type: ignore[attr-defined]
+
+
 def suspend_compiled_autograd() -> tuple[Any, ...] | None:
     """Have backward passes run eagerly; return what ``resume_compiled_autograd`` takes, None where
     they do so anyway. Public: ``torch._dynamo.config.compiled_autograd``, read at compilation.
