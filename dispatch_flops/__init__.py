@@ -6,6 +6,7 @@ rendered where torch is not installed.
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,17 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    # All that an import makes is kept: a collection would search what torch has made for nothing.
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _import(name)
+    finally:
+        if was_collecting:
+            gc.enable()
+
+
+def _import(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:

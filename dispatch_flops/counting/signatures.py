@@ -35,9 +35,9 @@ def call_signature(args: Any, kwargs: Any, used_params: set[int], numbers: Numbe
             tensors.append(a)
             if cls is Parameter:
                 used_params.add(id(a))
-            key += (shape := a.shape, a.dtype)
-            if not a.is_contiguous() and has_overlap(shape, strides := a.stride()):
-                key.append(strides)
+            key += (a.shape, a.dtype)
+            if not a.is_contiguous():  # whether elements share memory takes longer to find out
+                key.append(a.stride())
         elif cls in by_value:
             key += (cls, a)
         elif cls in NUMBERS:
