@@ -70,6 +70,20 @@ def test_contraction_that_inductor_takes_apart_counts_as_it_was(
         assert profile.total(phase).flops == eager.total(phase).flops
 
 
+def test_contraction_taken_apart_counts_as_it_was_under_compiled_autograd() -> None:
+    backend = counting_backend("inductor", strict=True)
+    x, weight = ones(1, B), ones(C, B)
+    compiled = torch.compile(
+        lambda x, weight: checkpoint(nn.functional.linear, x, weight, use_reentrant=False).sin(),
+        backend=backend,
+    )
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend)):
+        compiled(x, weight).sum().backward()
+    costs = backend.step().costs
+    assert costs["forward"].macs == costs["recompute"].macs == B * C
+    assert costs["backward"].macs == 2 * B * C
+
+
 def test_contraction_taken_apart_moves_the_bytes_of_the_operator_that_it_was() -> None:
     backend = counting_backend("inductor", strict=True)
     with torch.no_grad():
