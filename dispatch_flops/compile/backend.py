@@ -34,7 +34,7 @@ from dispatch_flops.operators.conventions import Causal, Conventions, Flops
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
-from dispatch_flops.profile.cost import PHASES, ZERO, OpCost, Phase
+from dispatch_flops.profile.cost import STEP_PHASES, ZERO, OpCost, Phase
 
 _NO_CALLS = (
     "its formula is not asked, because a compiled graph holds neither the arguments of the "
@@ -283,7 +283,7 @@ class CountingBackend:
         )
 
     def _costs_by_phase(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
-        costs = dict.fromkeys(PHASES, ZERO)
+        costs = dict.fromkeys(STEP_PHASES, ZERO)
         with _torch.modes_disabled():
             for (index, run), times in runs.items():
                 graph = self.graphs[index]

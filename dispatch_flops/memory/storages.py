@@ -34,7 +34,7 @@ def storages_of(tensor: torch.Tensor) -> Iterator[tuple[Storage, torch.device]]:
     elif is_sparse(tensor):
         for part in _parts_of(tensor):
             yield from storages_of(part)
-    elif not _torch.is_opaque(tensor):
+    elif _torch.has_storage(tensor):
         yield tensor.untyped_storage(), tensor.device
 
 

@@ -34,7 +34,7 @@ def storages_of(value: Any) -> frozenset[int]:
     Views share it. Tensor subclasses, and tensors without memory of their own, have none.
     """
     return frozenset(
-        _torch.storage_id(tensor)
+        _torch.storage_address(tensor)
         for tensor in tensors_in(value)
         if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _torch.has_storage(tensor)
     )
