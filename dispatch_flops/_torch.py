@@ -564,7 +564,7 @@ def keep_node_meta(graph: fx.GraphModule) -> None:
     """Have AOTAutograd copy the meta of a traced function's nodes to the nodes that it makes.
 
     It does so by itself, but not for a function with a list among its inputs: it calls that one.
-    It notes an ``original_aten`` anew; the one before stays as ``ORIGIN`` in ``meta["custom"]``. What
+    It notes an ``original_aten`` anew; the one before is ``meta["custom"][ORIGIN]``. What
     torch.utils.checkpoint noted is left out, for it would change what is compiled. Source:
     ``create_functional_call`` and ``torch._dynamo.utils.flatten_graph_inputs``. Public: none.
     """

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import _torch
 from dispatch_flops.compile import counting_backend
