@@ -11,7 +11,7 @@ Where a new formula goes, by what the operator does:
   ``flex_attention``, ``transformer`` (encoder layers and their pieces)
 - other libraries, by name: ``flash_libraries`` (attention), ``quantized_libraries`` (products),
   ``layer_libraries`` (other layers)
-- recurrence: ``rnn`` (layers), ``rnn_cells``
+- recurrence: ``rnn`` (layers), ``rnn_cells``, ``quantized_recurrent``
 - per element: ``pointwise`` (a table), ``activation``, ``loss``, ``fused_optimizers``
 - over elements: ``reduction``, ``softmax``, ``norm``, ``batch_norm``, ``pooling``, ``resample``,
   ``padding``, ``sorting``, ``histogram``
