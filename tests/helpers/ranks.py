@@ -83,6 +83,31 @@ def rows_of(profile: Profile) -> dict[tuple[str, str, str], tuple[int, int]]:
     return rows
 
 
+def figures(profile: Profile) -> dict[str, Any]:
+    """Return every count that a simulated rank shares with the real one."""
+    return {
+        "costs": {
+            (node.fqn, op.op, op.phase): (op.calls, op.cost and (op.cost.macs, op.cost.flops))
+            for node in profile.nodes()
+            for op in node.ops
+            if op.cost is None or op.cost.flops
+        },
+        "modules": {
+            node.fqn: (
+                node.calls,
+                node.own_params,
+                node.total_params,
+                node.local_params,
+                node.trainable_params,
+                node.active_params,
+            )
+            for node in profile.nodes()
+        },
+        "communication": sorted(map(repr, profile.communication)),
+        "rank": (profile.run.rank, profile.run.world_size),
+    }
+
+
 def _load(file: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location("workloads", file)
     assert spec is not None and spec.loader is not None
