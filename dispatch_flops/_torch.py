@@ -1,12 +1,24 @@
-"""Everything undocumented that the package asks torch for, under names of its own.
+"""Undocumented parts of torch that the package uses, under names of its own.
 
-No other module names what torch does not document; what a torch release changes is mended here.
-tests/torch_contract says, one test each, what is relied on. An entry says what it is for, what
-public way there would be, and since which torch it is there if that is later than 2.11, the oldest
-that is supported.
+No other module names an undocumented part of torch, so a change in torch is adapted to here. Each
+entry states its purpose and the public alternative, if there is one. It names the torch release
+that introduced the part if that is later than 2.11, the oldest that is supported. Each part that is
+relied on has a test in tests/torch_contract.
 
-Nothing heavy is imported with this module: torch._dynamo, torch._inductor and torch._functorch
-only by the functions that need them. What is called at every operator is torch's own function.
+Sections, in this order:
+    operators: kernels, schemas and names of operators; decomposition; attention's choice of kernel.
+    dispatch modes: the modes in force and their flags.
+    autocast: the caller's autocast within ``__torch_dispatch__``.
+    autograd: sequence numbers, running nodes and graph tasks, saved-tensor hooks.
+    tensors: classes of tensors, storages and their sizes, jit tracing, nested containers.
+    modules: global hooks and the frames of module calls.
+    torch.compile: stances, compiled autograd, AOTAutograd, inductor, graph breaks.
+    torch.distributed: groups, meshes, modules that the program may have imported.
+    simulated ranks: groups without processes, DDP and pipelines among them.
+    what cannot be moved here: attributes and names that other files read.
+
+Importing this module does not import torch._dynamo, torch._inductor or torch._functorch: the
+functions that need them do. What runs at every operator is torch's own function, not a wrapper.
 """
 
 from __future__ import annotations
@@ -44,7 +56,7 @@ COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 
 def has_kernel(name: str, key: str) -> bool:
-    """Whether the operator has a kernel under that key; False for names without an operator.
+    """Return True if the operator has a kernel under that key; False for unknown names.
 
     ``prim::device`` and ``aten::sym_size`` reach a mode and are unknown to torch's own table.
     """
@@ -59,59 +71,48 @@ all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_name
 
 
 def libraries_loaded() -> tuple[Any, ...]:
-    """What changes when a library adds operators: by import, by torch.ops.load_library, or in
-    Python by torch.library, whose tables are not public. To list all operators takes milliseconds.
+    """Return a value that changes when a library adds operators.
+
+    A library adds them when it is imported, by torch.ops.load_library, or in Python by
+    torch.library. Listing all operators instead takes milliseconds. Public: none.
     """
     added = (torch.library._defs, torch.library._impls)  # type: ignore[attr-defined]
     return (len(sys.modules), len(torch.ops.loaded_libraries), *map(frozenset, added))
 
 
 def kernel_of(op: OpOverload) -> Callable[..., Any]:
-    """What calling the overload calls, without that call. Public: the overload itself."""
+    """Return the function that an overload's call calls. Public: the overload itself."""
     kernel: Callable[..., Any] = op._op
     return kernel
 
 
 def schema_of(op: OpOverload) -> torch.FunctionSchema:
-    """Names of its arguments, and which of them are ``out=``. Public: none."""
+    """Return the schema: names of the arguments, and which are ``out=``. Public: none."""
     return op._schema
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """The same number for all views of the same memory, on the meta device too.
-
-    Public: ``Tensor.data_ptr``, which is 0 on the meta device and differs for views.
-    """
-    number: int = tensor.untyped_storage()._cdata
-    return number
-
-
-# Sparse tensors and those of function transforms have no storage. Public: an exception.
-has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
-
-
 def packet_name(packet: OpOverloadPacket) -> str:
-    """``"aten::mm"``. Public: none."""
+    """Return ``"aten::mm"`` for ``torch.ops.aten.mm``. Public: none."""
     return packet._qualified_op_name
 
 
 def overload_name(op: OpOverload) -> str:
-    """``"default"``, ``"Tensor"``. Public: the end of ``str(op)``."""
+    """Return ``"default"``, ``"Tensor"`` and so on. Public: the end of ``str(op)``."""
     return op._overloadname
 
 
 def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
-    """All overloads of an operator. Public: none."""
+    """Return all overloads of an operator. Public: none."""
     return [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
 
 
 def overload_of(custom_op: torch.library.CustomOpDef) -> OpOverload:
-    """What ``torch.library.custom_op`` registered. Public: ``torch.ops.<library>.<name>``."""
+    """Return what ``torch.library.custom_op`` registered. Public: ``torch.ops.<library>``."""
     return custom_op._opoverload
 
 
 def is_decomposable(op: OpOverload) -> bool:
-    """True if ``op`` is made of other operators. Public: none."""
+    """Return True if ``op`` consists of other operators. Public: none."""
     try:
         return bool(op._can_decompose())
     except RuntimeError:  # torch has no such operator by that name: prim.device, aten.sym_size
@@ -119,10 +120,10 @@ def is_decomposable(op: OpOverload) -> bool:
 
 
 def run_taken_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Runs what ``op`` is made of, as it runs without a mode: torch's own kernel for it.
+    """Run the operators that ``op`` consists of, by torch's own kernel, as without a mode.
 
-    Public: ``OpOverload.decompose``, which prefers a Python one, written for compilers, where there
-    is one: with other operators, and other roundings.
+    Public: ``OpOverload.decompose``, which prefers a decomposition in Python, written for
+    compilers, with other operators and other roundings.
     """
     if has_kernel(op.name(), COMPOSITE.name):
         return op._op_dk(COMPOSITE, *args, **kwargs)
@@ -138,7 +139,7 @@ AUTOGRAD_KEYS = (
 
 
 def autograd_kernel(op: OpOverload, key: str) -> Callable[..., Any] | None:
-    """The kernel that runs ``op`` under a key of autograd, called with the keyset and arguments.
+    """Return the kernel of ``op`` under a key of autograd; called with the keyset and arguments.
 
     None where there is none, and where the device has a kernel of its own, which a dispatch mode
     sees. Public: ``torch.library.get_kernel``, whose result's method ``call_boxed`` is documented
@@ -191,8 +192,9 @@ math_attention: Callable[..., tuple[torch.Tensor, torch.Tensor]] = (
 
 
 def formula_of_torchs_own_counter(op: Any) -> Callable[..., Any] | None:
-    """What the user registered by torch.utils.flop_counter's ``register_flop_formula``, which is
-    public; the table that it goes into is not.
+    """Return what the user registered by ``torch.utils.flop_counter.register_flop_formula``.
+
+    Public: that function, but not the table of what it registered.
     """
     from torch.utils.flop_counter import flop_registry
 
@@ -201,7 +203,7 @@ def formula_of_torchs_own_counter(op: Any) -> Callable[..., Any] | None:
 
 # -- dispatch modes ---------------------------------------------------------------------------
 
-# What every counter derives from. Public: none (documented in its source alone). The class methods
+# The base of every counter. Public: none (documented in its source alone). The class methods
 # ``_should_skip_dynamo`` and ``ignore_compile_internals`` are overridden by name.
 TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 
@@ -222,12 +224,12 @@ _MODE_FLAGS = (
 
 
 def mode_flags() -> tuple[bool, ...]:
-    """What torch.compile is told of the modes in force. Public: none."""
+    """Return what torch.compile is told of the modes in force. Public: none."""
     return tuple(getattr(torch.utils._python_dispatch, name) for name in _MODE_FLAGS)
 
 
 def set_mode_flags(flags: tuple[bool, ...]) -> None:
-    """Tell torch.compile of the modes in force as ``mode_flags`` gave it. Public: none."""
+    """Set what torch.compile is told, as ``mode_flags`` returned it. Public: none."""
     for name, flag in zip(_MODE_FLAGS, flags, strict=True):
         setattr(torch.utils._python_dispatch, name, flag)
     torch.utils._python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
@@ -243,7 +245,6 @@ modes_disabled: Callable[[], AbstractContextManager[Any]] = (
 torch_functions_disabled: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
 
 # -- autocast ---------------------------------------------------------------------------------
-
 
 _AUTOCAST_KEYS = {
     name: torch._C.DispatchKeySet(getattr(DispatchKey, name))
@@ -316,6 +317,10 @@ ENGINE_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
 
 # -- tensors ----------------------------------------------------------------------------------
 
+# Whether a tensor has memory that torch shows; sparse tensors, oneDNN's, and those of function
+# transforms have not. Public: ``untyped_storage()``, which raises.
+has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
+
 # The address of a tensor's StorageImpl, the same for all views of a storage, also on meta; raises
 # NotImplementedError for a tensor without one. Public: untyped_storage().data_ptr() is 0 on meta.
 storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
@@ -336,11 +341,6 @@ efficient_zeros: Callable[..., torch.Tensor] = torch._efficientzerotensor
 is_wrapper_subclass: Callable[[Any], bool] = (
     torch.utils._python_dispatch.is_traceable_wrapper_subclass
 )
-
-
-def is_opaque(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor whose memory torch does not show, such as oneDNN's. Public: none."""
-    return not torch._C._has_storage(tensor)
 
 
 _BASE_RESIZE: Callable[..., Any] = torch.UntypedStorage.resize_
@@ -385,7 +385,6 @@ tree_map_only: Callable[..., Any] = torch.utils._pytree.tree_map_only
 # Where the tables of global hooks are, of which there is a public way to add, and to remove what
 # one has added. Public: none to see or to replace them.
 module_globals: ModuleType = torch.nn.modules.module
-hooks_with_kwargs: dict[int, bool] = torch.nn.modules.module._global_forward_hooks_with_kwargs
 
 # How a module is called, by which the frames of calls are known. Public: ``__call__``.
 MODULE_CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
@@ -413,7 +412,7 @@ def remove_global_hooks(*hooks: Callable[..., Any]) -> None:
 
 
 def module_call() -> Any:
-    """How a module is called now: a program may have put another function there."""
+    """Return how modules are called now: a program may have put another function there."""
     return torch.nn.Module._call_impl
 
 
@@ -427,14 +426,14 @@ POLYFILLS = str(Path(torch.__file__).parent / "_dynamo" / "polyfills")  # Python
 
 
 def current_stance() -> Any:
-    """What torch.compile does at the next call. Public: none to ask."""
+    """Return the stance: what torch.compile does at the next call. Public: none to ask."""
     from torch._dynamo import eval_frame
 
     return eval_frame._stance
 
 
 def set_stance(stance: Any) -> Any:
-    """Put a stance, or what answers as one, in force; the one before.
+    """Set the stance, or an object that acts as one; return the previous one.
 
     Public: ``torch.compiler.set_stance``, which makes no exception for higher-order operators.
     """
@@ -444,8 +443,10 @@ def set_stance(stance: Any) -> Any:
 
 
 def suspend_compiled_autograd() -> tuple[Any, ...] | None:
-    """Have backward passes run eagerly; return what ``resume_compiled_autograd`` takes, None where
-    they do so anyway. Public: ``torch._dynamo.config.compiled_autograd``, read at compilation.
+    """Have backward passes run eagerly; return what ``resume_compiled_autograd`` takes.
+
+    None where they run eagerly anyway. Public: ``torch._dynamo.config.compiled_autograd``, which is
+    read at compilation.
     """
     from torch._dynamo import compiled_autograd
 
@@ -471,7 +472,7 @@ def resume_compiled_autograd(state: tuple[Any, ...]) -> None:
 
 
 def compiles_higher_order_operator() -> bool:
-    """True while torch.cond or its like compiles itself. Public: none. Later than torch 2.11."""
+    """Return True while torch.cond or its like compiles itself. Public: none. Later than 2.11."""
     from torch._higher_order_ops import utils
 
     asked = getattr(utils, "_in_hop_compile", None)
@@ -479,7 +480,7 @@ def compiles_higher_order_operator() -> bool:
 
 
 def triton_kernels() -> Any:
-    """The table of Triton kernels and constants, which operators name by number. Public: none."""
+    """Return the table of Triton kernels, which operators name by number. Public: none."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
     return kernel_side_table
@@ -490,7 +491,7 @@ map_aggregate: Callable[[Any, Callable[[Any], Any]], Any] = torch.fx.node.map_ag
 
 
 def fake_mode() -> AbstractContextManager[Any]:
-    """A block in which tensors have shapes only. Public: none (torch._subclasses).
+    """Return a block in which tensors have shapes only. Public: none (torch._subclasses).
 
     Constants of a graph are real tensors, which the block accepts as inputs. ``while_loop`` wants
     an environment of symbols.
@@ -503,7 +504,7 @@ def fake_mode() -> AbstractContextManager[Any]:
 
 
 def no_autograd_cache() -> AbstractContextManager[Any]:
-    """A block in which AOTAutograd compiles anew: a hit gives code that others made.
+    """Return a block in which AOTAutograd compiles anew, instead of reusing cached code.
 
     Public: the variable TORCHINDUCTOR_AUTOGRAD_CACHE, of the whole process.
     """
@@ -516,7 +517,7 @@ def no_autograd_cache() -> AbstractContextManager[Any]:
 def aot_autograd(
     fw_compiler: Callable[..., Any], bw_compiler: Callable[..., Any]
 ) -> Callable[[fx.GraphModule, Any], Any]:
-    """A backend that gives these the partitioned graphs of a function. Public: none."""
+    """Return a backend that gives these the partitioned graphs of a function. Public: none."""
     from torch._dynamo.backends.common import aot_autograd as make
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -530,8 +531,9 @@ def aot_autograd(
 
 
 def graph_breaks() -> list[Any]:
-    """Why and where torch.compile ended graphs early, in this process, the oldest first. Public:
-    ``torch._dynamo.explain``, which runs the program by a backend of its own.
+    """Return why and where torch.compile ended graphs early in this process, the oldest first.
+
+    Public: ``torch._dynamo.explain``, which runs the program by a backend of its own.
     """
     from torch._dynamo.utils import graph_break_reasons
 
@@ -539,15 +541,16 @@ def graph_breaks() -> list[Any]:
 
 
 def compilations() -> list[Any]:
-    """The last compilations of this process, with what failed and why. Public: none."""
+    """Return the last compilations of this process, with what failed and why. Public: none."""
     from torch._dynamo.utils import get_compilation_metrics
 
     return get_compilation_metrics()
 
 
 def is_backend_name(name: Any) -> bool:
-    """Whether torch.compile knows a backend of that name. Public: ``torch.compiler.list_backends``,
-    which leaves out those for debugging.
+    """Return True if torch.compile knows a backend of that name.
+
+    Public: ``torch.compiler.list_backends``, which omits those for debugging.
     """
     from torch._dynamo import list_backends
 
@@ -555,7 +558,7 @@ def is_backend_name(name: Any) -> bool:
 
 
 def find_backend(backend: Any) -> Callable[..., Any]:
-    """The backend of that name; a callable is its own. Public: none."""
+    """Return the backend of that name, or the backend itself if it is callable. Public: none."""
     from torch._dynamo.backends.registry import lookup_backend
 
     found: Callable[..., Any] = lookup_backend(backend)
@@ -563,16 +566,16 @@ def find_backend(backend: Any) -> Callable[..., Any]:
 
 
 def is_aot_autograd(backend: Any) -> bool:
-    """Whether torch._dynamo's ``aot_autograd`` made a backend. Public: none."""
+    """Return True if torch._dynamo's ``aot_autograd`` made the backend. Public: none."""
     from torch._dynamo.backends.common import AotAutograd
 
     return isinstance(backend, AotAutograd)
 
 
 def compiling_apart(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
-    """A block in which a backend compiles a graph that AOTAutograd is about to compile.
+    """Return a block in which a backend compiles a graph that AOTAutograd is about to compile.
 
-    What AOTAutograd notes of one compilation is not taken for another's. Public: none.
+    It keeps what AOTAutograd records of the two compilations apart. Public: none.
     """
     from torch._guards import TracingContext, detect_fake_mode, tracing
 
@@ -583,7 +586,7 @@ def compiling_apart(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
 def with_other_compilers(
     backend: Any, change: Callable[..., Any]
 ) -> Callable[[fx.GraphModule, Any], Any]:
-    """A backend of ``aot_autograd`` with other compilers. Public: none.
+    """Return a backend of ``aot_autograd`` with other compilers. Public: none.
 
     change: is called as ``change(compiler, graph, inputs, is_backward=...)``.
     """
@@ -604,7 +607,7 @@ def compile_with_inductor(
     inner_compile: Callable[..., Any],
     config_patches: dict[str, Any] | None,
 ) -> Any:
-    """Inductor, which gives ``inner_compile`` the partitioned graphs. Public: none that does."""
+    """Compile by inductor, which gives ``inner_compile`` the partitioned graphs. Public: none."""
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(
@@ -616,16 +619,14 @@ def compile_with_inductor(
 
 
 def compile_part(graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-    """What inductor does with one partitioned graph by itself. Public: none."""
+    """Compile one partitioned graph as inductor does by itself. Public: none."""
     from torch._inductor.compile_fx import compile_fx_inner
 
     return compile_fx_inner(graph, inputs, **kwargs)
 
 
 def options_of_mode(mode: str) -> dict[str, Any]:
-    """Inductor's options that torch.compile's ``mode`` stands for. Public: none that is documented
-    outside of ``torch._inductor``.
-    """
+    """Return the inductor options that torch.compile's ``mode`` stands for. Public: none."""
     from torch._inductor import list_mode_options
 
     return list_mode_options(mode)
@@ -635,7 +636,7 @@ def options_of_mode(mode: str) -> dict[str, Any]:
 
 
 def process_group(argument: Any) -> Any:
-    """The process group that an operator of c10d, or a functional one, was given. Public: none.
+    """Return the process group that a communication operator was given. Public: none.
 
     c10d's operators take it as a script object, functional ones by name or as itself.
     """
@@ -649,7 +650,7 @@ def process_group(argument: Any) -> Any:
 
 
 def ranks_of_group(group: Any) -> tuple[int, ...]:
-    """The global ranks in a group, in its order.
+    """Return the global ranks in a group, in its order.
 
     Public: ``get_process_group_ranks``, which knows only groups that torch.distributed has made.
     """
@@ -660,7 +661,7 @@ def ranks_of_group(group: Any) -> tuple[int, ...]:
 
 
 def whole_mesh(mesh: Any) -> Any:
-    """The device mesh of which this one is a slice; itself if it is none. Public: none."""
+    """Return the device mesh that this one is a slice of, or the mesh itself. Public: none."""
     return mesh._get_root_mesh()
 
 
@@ -669,52 +670,7 @@ FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 FSDP1 = ("torch.distributed.fsdp._flat_param", "torch.distributed.fsdp._runtime_utils")
 PIPELINES = "torch.distributed.pipelining.schedules"
 
-# -- what cannot be moved here ----------------------------------------------------------------
-#
-# Attributes of objects that torch hands out, names of Python frames, keys: asked where they are
-# needed, each with its test in tests/torch_contract. By room and file:
-#
-# counting/module_tracker     node._sequence_nr(), at every operator of a backward pass; the node
-#                             called CheckpointFunctionBackward
-# counting/python_frames      names of nodes (TBackward0, ...), variable of AccumulateGrad;
-#                             torch.nn.utils.clip_grad and torch.amp.grad_scaler as callers; the
-#                             frame that calls a step's hook; self, args and kwargs in frames of
-#                             MODULE_CALL_CODE
-# counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
-#                             backward; the closure (frame) of _checkpoint_hook's pack_hook
-# counting/communication_causes  in frames of FSDP2: self.modules, self._training_state; of FSDP1:
-#                             FlatParamHandle's _fully_sharded_module and _training_state; of
-#                             pipelines: _batch_p2p (desc), action, stage, self._stage, and the
-#                             functions that initialise stages; variable of AccumulateGrad
-# operators/communication     groups' group_desc and group_name
-# counting/sharded_parameters FSDP1's _handle.flat_param and its _param_infos,
-#                             _shard_param_infos, _shared_param_infos, _numels and _params
-# counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached
-# counting/dispatch_mode      _should_skip_dynamo, ignore_compile_internals and
-#                             supports_higher_order_operators, overridden; _is_zerotensor()
-# counting/eager_stance       the attributes of a stance; the text of a warning
-# counting/higher_order       names of higher-order operators, py_kernels, _boxed_call
-# counting/module_names       modules' _modules, _parameters, _buffers (conventional); likewise
-#                             counting/parameters, counting/placement, profilers/isolation,
-#                             compile/attribution
-# counting/wrappers           _orig_mod, _fsdp_wrapped_module and _checkpoint_wrapped_module in
-#                             _modules; _compiled_call_impl
-# timing/idle_modules         names of the tables _global_forward_hooks, ...; _call_impl, set
-# operators/tensors           tensors' _nested_tensor_size(), _values(), _indices(); in formulas
-#                             _nnz(), _is_zerotensor()
-# operators/torch_formulas    _get_raw of torch's formulas
-# compile/attribution         node.meta: nn_module_stack, fwd_nn_module_stack, is_gradient_acc,
-#                             partitioner_tag, stack_trace, grapharg (source, example); the
-#                             graph's dynamo_compile_id; source_fn_stack
-# compile/contractions        node.meta: original_aten
-# compile/instances           node.meta: desc; variable of AccumulateGrad
-# compile/eager_parts         reason, user_stack of a graph break; fail_type, fail_reason, co_name,
-#                             co_filename, co_firstlineno of a compilation; texts of reasons
-# compile/templates           node.meta: val; SymInt.node.expr
-# compile/compilers           _boxed_call, asked and set
-
-
-# -- several ranks ---------------------------------------------------------------------------
+# -- simulated ranks --------------------------------------------------------------------------
 
 # Leaves a fake tensor mode for a block: a DeviceMesh reads the values of tensors of its own.
 # Public: none.
@@ -835,3 +791,49 @@ def _completed_work_class() -> Any:
             return future
 
     return CompletedWork
+
+
+# -- what cannot be moved here ----------------------------------------------------------------
+#
+# Attributes of objects that torch hands out, names of Python frames, keys: asked where they are
+# needed, each with its test in tests/torch_contract. By room and file:
+#
+# counting/node_owners        node._sequence_nr(), at every operator of a backward pass
+# counting/python_frames      names of nodes (TBackward0, ...), variable of AccumulateGrad;
+#                             torch.nn.utils.clip_grad and torch.amp.grad_scaler as callers; the
+#                             frame that calls a step's hook; self, args and kwargs in frames of
+#                             MODULE_CALL_CODE
+# counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
+#                             backward; the closure (frame) of _checkpoint_hook's pack_hook; the
+#                             node called CheckpointFunctionBackward
+# counting/communication_causes  in frames of FSDP2: self.modules, self._training_state; of FSDP1:
+#                             FlatParamHandle's _fully_sharded_module and _training_state; of
+#                             pipelines: _batch_p2p (desc), action, stage, self._stage, and the
+#                             functions that initialise stages; variable of AccumulateGrad
+# operators/communication     groups' group_desc and group_name
+# counting/sharded_parameters FSDP1's _handle.flat_param and its _param_infos,
+#                             _shard_param_infos, _shared_param_infos, _numels and _params
+# counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached
+# counting/dispatch_mode      _should_skip_dynamo, ignore_compile_internals and
+#                             supports_higher_order_operators, overridden
+# counting/strategies         _is_zerotensor()
+# counting/eager_stance       the attributes of a stance; the text of a warning
+# counting/higher_order       names of higher-order operators, py_kernels, _boxed_call
+# counting/module_names       modules' _modules, _parameters, _buffers (conventional); likewise
+#                             counting/parameters, counting/placement, profilers/isolation,
+#                             compile/attribution
+# counting/wrappers           _orig_mod, _fsdp_wrapped_module and _checkpoint_wrapped_module in
+#                             _modules; _compiled_call_impl
+# timing/idle_modules         names of the tables _global_forward_hooks, ...; _call_impl, set
+# operators/tensors           tensors' _nested_tensor_size(), _values(), _indices(); in formulas
+#                             _nnz(), _is_zerotensor()
+# operators/torch_formulas    _get_raw of torch's formulas
+# compile/attribution         node.meta: nn_module_stack, fwd_nn_module_stack, is_gradient_acc,
+#                             partitioner_tag, stack_trace, grapharg (source, example); the
+#                             graph's dynamo_compile_id; source_fn_stack
+# compile/contractions        node.meta: original_aten
+# compile/instances           node.meta: desc; variable of AccumulateGrad
+# compile/eager_parts         reason, user_stack of a graph break; fail_type, fail_reason, co_name,
+#                             co_filename, co_firstlineno of a compilation; texts of reasons
+# compile/templates           node.meta: val; SymInt.node.expr
+# compile/compilers           _boxed_call, asked and set

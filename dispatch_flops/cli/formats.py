@@ -64,13 +64,6 @@ def _json(profile: Profile, view: View) -> str:
     return profile.to_json(indent=2)
 
 
-def _html(profile: Profile, view: View) -> str:
-    try:
-        return html.render(profile, view)
-    except ImportError as error:
-        raise TargetError(str(error)) from None
-
-
 FORMATS: dict[str, Format] = {
     "overview": Format(help="totals, a line per module, the top operators", render=overview.render),
     "deepspeed": Format(
@@ -101,16 +94,27 @@ FORMATS: dict[str, Format] = {
     "trace": Format(
         help="a timeline for Perfetto", render=chrome_trace.render, suffix=".trace.json"
     ),
-    "html": Format(help="an interactive page for the browser", render=_html, suffix=".html"),
+    "html": Format(help="an interactive page for the browser", render=html.render, suffix=".html"),
 }
 
 
 def choose_format(name: str | None, output: str | None) -> Format:
-    """Return the format named, else the one of the file's suffix, else the default."""
+    """Return the format named, else the one of the file's suffix, else the default.
+
+    The default is also that of files without a suffix, and of ".txt". Raises TargetError for
+    another suffix, naming the known ones.
+    """
     if name is not None:
         return FORMATS[name]
     filename = "" if output is None else Path(output).name.lower()
     fitting = [
         entry for entry in FORMATS.values() if entry.suffix and filename.endswith(entry.suffix)
     ]
+    suffix = Path(filename).suffix
+    if not fitting and suffix not in ("", ".txt"):
+        known = ", ".join([".txt", *(entry.suffix for entry in FORMATS.values() if entry.suffix)])
+        raise TargetError(
+            f"--output {output}: the suffix {suffix} is unknown; use one of {known}, or add "
+            "--format"
+        )
     return max(fitting, key=lambda entry: len(entry.suffix), default=FORMATS[DEFAULT])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -14,6 +15,32 @@ from dispatch_flops import _torch
 
 # Functions of torch.utils.checkpoint that recompute: without and with reentrant backward.
 _RECOMPUTING = ("unpack_hook", "backward")
+_REENTRANT_NODE = "CheckpointFunctionBackward"
+_saved_tensors_hooks = _torch.saved_tensors_hooks
+
+
+class CheckpointCallers:
+    """The fqns of the modules that called each checkpointed function."""
+
+    def __init__(self) -> None:
+        self._fqns: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def note(self, hooks: Any, fqn: str) -> None:
+        """Note that ``fqn`` called the function under these saved-tensor hooks, if it is one."""
+        variables = checkpoint_variables(hooks, "_checkpoint_hook")
+        if variables is not None and "frame" in variables:
+            self._fqns.setdefault(variables["frame"], fqn)
+
+    def caller_of(self, frame: FrameType, owner: str, task: int) -> str:
+        """Return the fqn that called the function which ``frame`` recomputes in a graph task.
+
+        owner: the module that made the running node. It is the answer for a backward pass that
+        is part of the recomputed function.
+        """
+        function, group = frame.f_locals.get("frame"), frame.f_locals.get("gid")
+        if function is None or (isinstance(group, int) and group != task):
+            return owner
+        return self._fqns.get(function, owner)
 
 
 def checkpoint_variables(hooks: Any, made_by: str) -> dict[str, Any] | None:
@@ -46,4 +73,15 @@ def recomputing_frame() -> FrameType | None:
             called_engine and code.co_filename == torch.autograd.__file__
         )
         frame = frame.f_back
+    return None
+
+
+def recomputing_frame_at(node: Any) -> FrameType | None:
+    """Return ``recomputing_frame()``, without its walk where nothing can be recomputed.
+
+    node: the one that runs. During recomputation, torch.utils.checkpoint has hooks on saved
+    tensors, or its own autograd node runs.
+    """
+    if node.__class__.__name__ == _REENTRANT_NODE or _saved_tensors_hooks(True):
+        return recomputing_frame()
     return None

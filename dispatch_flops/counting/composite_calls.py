@@ -124,6 +124,6 @@ def _computes_unseen(
 def _memory(tensor: torch.Tensor) -> Any:
     """Return what two views of the same memory have in common."""
     try:
-        return tensor.untyped_storage()._cdata
+        return _torch.storage_address(tensor)
     except (NotImplementedError, RuntimeError):  # sparse, or a wrapper around others
         return id(tensor)

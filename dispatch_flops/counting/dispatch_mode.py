@@ -24,12 +24,18 @@ from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import SHARED_PLANS, Plan
 from dispatch_flops.counting.signatures import TWICE, call_signature, signature_of
+from dispatch_flops.counting.strategies import (
+    call_through,
+    decompose,
+    handle_higher_order,
+    runs_operators,
+    strategy_for,
+)
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.counting.thread_state import ModulePhase, ThreadState
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
-from dispatch_flops.operators.communication import is_communication
-from dispatch_flops.operators.composites import is_composite, is_of_extension
+from dispatch_flops.operators.composites import is_of_extension
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.numbers import BY_TYPE, number_keys
@@ -41,14 +47,6 @@ _sequence_nr = _torch.sequence_nr
 _graph_task = _torch.graph_task_id
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
-_TIMES_NUMBER = torch.ops.aten.mul.Scalar
-# torch infers the shape of a sum or product with a zero tangent by these, on the meta device,
-# while the mode is on.
-_SHAPES_OF_ZEROS = frozenset(("prims.add.default", "prims.mul.default", "prims.div.default"))
-# Kernels that run whole layers; those of composite operators and of libraries are told apart.
-_RUNS_OPERATORS = frozenset(
-    ("aten._transformer_encoder_layer_fwd.default", "aten._native_multi_head_attention.default")
-)
 _LIMIT = 8192  # signatures kept before all are dropped
 
 
@@ -194,7 +192,7 @@ class CountingMode(TorchDispatchMode):
         """Return the plan of an overload that is met for the first time."""
         changes = registry.changes()
         if registry.is_overridden(func):
-            plan = Plan(func, registry.name_of(func), func, None, strategy=_call_through)
+            plan = Plan(func, registry.name_of(func), func, None, strategy=call_through)
             plan.by_thread = {}
         else:
             plan = self._adapt(self._find_plan(func, changes))
@@ -255,29 +253,26 @@ class CountingMode(TorchDispatchMode):
         plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
         plan.reads_data = meta_tensors.reads_data(func)
         plan.numbers = number_keys(func, rule)
-        if _runs_operators(func):
+        if runs_operators(func):
             plan.call = _torch.with_autocast(plan.call, func)
-        if is_communication(func) or func.namespace == "fsdp":
-            plan.strategy = _communicate
-        elif rule is not None and not rule.is_recorded:
-            plan.strategy = _call_through
-        elif (rule is None or rule.builtin) and is_composite(func):
-            plan.strategy = _decompose
-            parts = partial(_torch.run_taken_apart, func)
-            if func is meta_attention.ATTENTION:
-                parts = partial(meta_attention.attend, self._conventions.target)
-            plan.parts = _torch.with_autocast(parts, func)
-            if is_of_extension(func):
-                plan.parts = partial(run_composite, self, func, plan.parts)
-        elif func is _TIMES_NUMBER:
-            plan.strategy = _multiply
-        elif plan.name in _SHAPES_OF_ZEROS:
-            plan.strategy = _infer_shape
+        plan.strategy = strategy_for(func, rule)
+        if plan.strategy is decompose:
+            plan.parts = self._parts_of(func)
         if rule is None:
             plan.fixed = CallCost(plan.name, "unknown")
         elif rule.kind == "free" and (func.is_view or not rule.moves):
             plan.fixed = CallCost(plan.name, "free", None, ZERO)
         return plan
+
+    def _parts_of(self, func: OpOverload) -> Callable[..., Any]:
+        """Return what runs the operators that a composite operator consists of."""
+        parts = partial(_torch.run_taken_apart, func)
+        if func is meta_attention.ATTENTION:
+            parts = partial(meta_attention.attend, self._conventions.target)
+        with_autocast = _torch.with_autocast(parts, func)
+        if is_of_extension(func):
+            return partial(run_composite, self, func, with_autocast)
+        return with_autocast
 
     def _plan_higher_order(self, func: HigherOrderOperator) -> Plan:
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
@@ -285,7 +280,7 @@ class CountingMode(TorchDispatchMode):
         if rule is None:
             plan.fixed = CallCost(plan.name, "unknown")
             if func.name() in HANDLERS:
-                plan.strategy = _handle_higher_order
+                plan.strategy = handle_higher_order
         return plan
 
     # -- strategies and tensor subclasses -------------------------------------------------------
@@ -295,7 +290,7 @@ class CountingMode(TorchDispatchMode):
             self._timer.disregard_reach()
         if plan.by_thread is not None:
             plan = self._plan_of_thread(plan)
-        if types and plan.strategy is not _call_through:
+        if types and plan.strategy is not call_through:
             if not self._are_plain(types):
                 return self._dispatch_on_subclass(plan, types, args, kwargs)
             if self._subclass.depth and in_sharding_propagation():
@@ -333,7 +328,7 @@ class CountingMode(TorchDispatchMode):
             self._subclass.handed_over = None
             return NotImplemented
         is_nested = any(issubclass(cls, NestedTensor) for cls in types)
-        if plan.strategy is _decompose and not is_nested:
+        if plan.strategy is decompose and not is_nested:
             with self:
                 out = plan.parts(*args, **kwargs)
             if out is not NotImplemented:
@@ -436,70 +431,3 @@ class CountingMode(TorchDispatchMode):
         self._own_prices.clear()
         self._signatures = 0
         self._on_full()
-
-
-# -- strategies --------------------------------------------------------------------------------
-
-
-def _call_through(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Answer a question about a tensor's metadata; such calls are not recorded."""
-    return plan.func(*args, **kwargs)
-
-
-def _communicate(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operator that sends or receives, or packs what FSDP2 sends."""
-    return mode.communicate(plan, args, kwargs)
-
-
-def _decompose(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run the operators that a composite operator consists of under the mode."""
-    if not _has_nested_kernel(plan.func, args, kwargs):
-        with mode:
-            out = plan.parts(*args, **kwargs)
-        if out is not NotImplemented:
-            return out
-    return mode.run_and_record(plan, args, kwargs)
-
-
-def _multiply(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Multiply a tensor by a number; the product with a zero tangent computes nothing."""
-    tensor, number = args
-    if not tensor._is_zerotensor():
-        return mode.run_and_record(plan, args, kwargs)
-    # Below a mode torch recurses infinitely in this call.
-    return _torch.efficient_zeros(
-        tensor.shape, dtype=torch.result_type(tensor, number), device=tensor.device
-    )
-
-
-def _infer_shape(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operator by which torch infers the shape of a zero tangent: it computes nothing."""
-    if all(tensor.is_meta for tensor in tensors_in(args)):
-        return plan.func(*args)
-    return mode.run_and_record(plan, args, kwargs)
-
-
-def _handle_higher_order(mode: CountingMode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a higher-order operator so that the functions given to it are counted."""
-    return mode.handle_higher_order(plan.func, args, kwargs)
-
-
-def _runs_operators(func: OpOverload) -> bool:
-    """Return True if the operator's kernel may run other operators, which autocast may cast."""
-    if func.is_view:  # most of them have no kernel of a device's own, and run nothing
-        return False
-    name = func.name()
-    return (
-        str(func) in _RUNS_OPERATORS
-        or func.namespace not in ("aten", "prim", "prims")
-        or _torch.has_kernel(name, "CompositeExplicitAutograd")
-        or not any(_torch.has_kernel(name, key) for key in ("CPU", "CUDA"))
-    )
-
-
-def _has_nested_kernel(func: OpOverload, args: Any, kwargs: Any) -> bool:
-    """Return True if a nested tensor takes part and the operator has a kernel for it."""
-    if not any(t.is_nested for t in tensors_in((args, kwargs))):
-        return False
-    keys = ("NestedTensorCPU", "NestedTensorCUDA")
-    return any(_torch.has_kernel(func.name(), key) for key in keys)

@@ -8,13 +8,10 @@ hooks nor gradient hooks are needed, and nothing is written on the user's module
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,33 +26,42 @@ from torch.optim.optimizer import (
 )
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.checkpoints import checkpoint_variables, recomputing_frame
+from dispatch_flops.counting.call_stack import (
+    drop_calls_after_hooks,
+    drop_ended_calls,
+    drop_raised_steps,
+    pop_call,
+    resume,
+)
+from dispatch_flops.counting.checkpoints import (
+    CheckpointCallers,
+    recomputing_frame,
+    recomputing_frame_at,
+)
 from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
+from dispatch_flops.counting.expert_tokens import count_tokens
 from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
+from dispatch_flops.counting.node_owners import NodeOwners
 from dispatch_flops.counting.observers import ModuleObserver
+from dispatch_flops.counting.optimizer_names import OptimizerNames
 from dispatch_flops.counting.output_shapes import Shapes, shapes_of
 from dispatch_flops.counting.python_frames import (
     call_arguments,
     calling_frame,
-    first_ended,
-    has_returned,
     named_part_of_torch,
-    owner_by_parameters,
-    running_modules,
 )
 from dispatch_flops.counting.thread_state import (
-    ACCUMULATION,
     AFTER_BACKWARD,
-    AMBIGUOUS,
     NO_TASK,
+    NOT_CALLS,
     UNATTRIBUTED,
     ModulePhase,
     OpenCall,
     ThreadState,
 )
 from dispatch_flops.counting.undo import UndoStack
-from dispatch_flops.operators.tensors import storages_of, tensors_in, untraced
+from dispatch_flops.operators.tensors import storages_of
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
@@ -65,7 +71,6 @@ _current_node = _torch.current_node
 _graph_task = _torch.graph_task_id
 _is_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch.compiler.is_dynamo_compiling
-_NOT_CALLS = ("recompute", "setup")  # phases in which a forward does not count as a call
 
 
 class Tracker:
@@ -92,18 +97,17 @@ class Tracker:
         self._observers = tuple(observers)
         self._is_mode_on = is_mode_on
         self._threads: list[ThreadState] = []
-        self._home: ThreadState | None = None
-        # The caller of each checkpointed function that calls modules.
-        self._checkpoint_callers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._parameter_owners: dict[int, str] | None = None
+        self._owners = NodeOwners(names, self._threads)
+        self._checkpoints = CheckpointCallers()
+        self._optimizers = OptimizerNames(names)
 
     def start(self, undo: UndoStack) -> None:
         """Install the hooks until ``undo`` runs; follow the backward passes of this thread."""
-        self._home = self.join_thread(is_entered=True)
+        home = self._owners.home = self.join_thread(is_entered=True)
         if _torch.PIPELINES in sys.modules:
-            self._home.current = None
+            home.current = None
         self.home_thread = threading.get_ident()
-        self._drop_ended_calls(self._home)
+        drop_ended_calls(home)
         hooks = (
             self.enter_module, self.leave_module, self.enter_optimizer, self.leave_optimizer
         )  # fmt: skip
@@ -172,7 +176,7 @@ class Tracker:
         ``task`` is -1 outside backward. Within a module's forward, ``enter_module`` has already
         determined the result.
         """
-        self._drop_calls_after_hooks(thread)
+        drop_calls_after_hooks(thread)
         if task == NO_TASK:
             return self._locate_outside_backward(thread, args)
         call = thread.stack[-1]
@@ -188,12 +192,12 @@ class Tracker:
         node = _current_node()
         if node is None:
             return thread.module_phase(call.named.fqn if call.named else OUTSIDE, phase)
-        fqn = self._owner_of_node(node, thread, task)
+        fqn = self._owners.owner_of(node, thread, task)
         if fqn is UNATTRIBUTED:
-            fqn = self._owner_by_parameters(node)
-        frame = self._recomputing_frame(node)
+            fqn = self._owners.owner_by_parameters(node)
+        frame = recomputing_frame_at(node)
         if frame is not None:
-            fqn, phase = self._caller_of_recomputed(frame, fqn, task), "recompute"
+            fqn, phase = self._checkpoints.caller_of(frame, fqn, task), "recompute"
         if _is_grad_enabled():
             # create_graph and recomputed functions make new nodes: they belong to the module to
             # which the running node belongs.
@@ -201,44 +205,18 @@ class Tracker:
             thread.mark(thread.last_seq, fqn)
         return thread.module_phase(fqn, phase)
 
-    def _owner_of_node(self, node: Any, thread: ThreadState, task: int) -> str:
-        """Return the fqn of the module whose forward made a backward node.
-
-        On CPU, backward runs in the thread that asked for it. On other devices it runs in a
-        thread of autograd, on nodes that another thread made in forward. Autograd's thread makes
-        nodes itself only with create_graph and in recomputation; the backward pass nested in the
-        latter, a later graph task, works on those nodes.
-        """
-        seq = node._sequence_nr()
-        if seq >> 63:  # AccumulateGrad has no sequence number of its own
-            return ACCUMULATION
-        if len(self._threads) == 1:
-            return thread.owner_of(seq)
-        if thread.made(seq) and (thread.is_entered or NO_TASK < thread.recompute_task < task):
-            return thread.owner_of(seq)
-        others = [other for other in self._threads if other is not thread and other.made(seq)]
-        if not others or (thread.made(seq) and thread.made_graph_in_backward):
-            return AMBIGUOUS if others else thread.owner_of(seq)
-        home = self._home
-        return (home if home in others else others[0]).owner_of(seq)
-
-    def _owner_by_parameters(self, node: Any) -> str:
-        if self._parameter_owners is None:
-            self._parameter_owners = self.names.owners_of_parameters()
-        fqn = owner_by_parameters(node, self._parameter_owners)
-        return fqn if fqn is not None and fqn in self.names.by_fqn else UNATTRIBUTED
-
     def _note_task(self, thread: ThreadState, task: int) -> None:
         """Note that a backward pass starts; autograd's threads have no frames of its caller."""
         thread.known_task = task
-        if thread.is_entered or self._home is None:
+        home = self._owners.home
+        if thread.is_entered or home is None:
             thread.is_in_setup = is_in_pipeline_setup()
         else:
-            thread.is_in_setup = self._home.is_in_setup
+            thread.is_in_setup = home.is_in_setup
 
     def _note_backward(self, thread: ThreadState) -> None:
-        if not thread.is_entered and self._home is not None:
-            thread = self._home
+        if not thread.is_entered and self._owners.home is not None:
+            thread = self._owners.home
         is_outside = len(thread.stack) == 1
         if thread.current is not None or (is_outside and not thread.is_after_backward):
             thread.current = None
@@ -249,11 +227,11 @@ class Tracker:
 
     def _locate_outside_backward(self, thread: ThreadState, args: Any) -> ModulePhase:
         """Locate an operator that follows a backward pass or belongs to an optimizer."""
-        self._drop_raised_steps(thread)
+        drop_raised_steps(thread)
         call = thread.stack[-1]
         if len(thread.stack) == 1:
             thread.is_in_setup = is_in_pipeline_setup()
-        self._resume(thread, thread.last_seq)
+        resume(thread, thread.last_seq)
         if call.has_closure and _is_grad_enabled():  # steps disable gradients, closures enable them
             thread.mark(thread.last_seq, OUTSIDE)
             return thread.module_phase(OUTSIDE, "forward")
@@ -277,76 +255,6 @@ class Tracker:
             thread.is_on_gradients = not thread.gradients.isdisjoint(storages_of(args))
         return thread.is_on_gradients
 
-    def _drop_ended_calls(self, thread: ThreadState, entering: nn.Module | None = None) -> None:
-        """Drop calls that ended while the hooks were off, or in an exception that skips hooks."""
-        calls = [call for call in thread.stack if call.named is not None]
-        ended = first_ended((call.owner for call in calls), entering) if calls else None
-        if ended is not None:
-            del thread.stack[thread.stack.index(calls[ended]) :]
-            self._resume(thread, _sequence_nr())
-
-    def _drop_calls_after_hooks(
-        self, thread: ThreadState, entering: nn.Module | None = None
-    ) -> None:
-        """Drop calls whose modules' own forward hooks have run.
-
-        Global forward hooks run before a module's own, so that a call outlasts ``leave_module``.
-        entering: a module whose call has just started and that is not on the stack.
-        """
-        while (call := thread.stack[-1]).is_in_hooks:
-            open_calls = sum(other.owner is call.owner for other in thread.stack)
-            running = running_modules()[id(call.owner)] - (call.owner is entering)
-            if running >= open_calls:
-                return
-            thread.stack.pop()
-            self._resume(thread, thread.last_seq)  # the caller may have made nodes since
-
-    def _drop_raised_steps(self, thread: ThreadState, entering: int = 0) -> None:
-        """Drop optimizer steps that raised: their post hooks did not run.
-
-        entering: the id of the frame whose step starts now. Ids of frames are reused, so an open
-        step with that id has ended.
-        """
-        while (step := thread.stack[-1].step) and (step == entering or has_returned(step)):
-            thread.stack.pop()
-
-    def _resume(self, thread: ThreadState, seq: int) -> None:
-        """Attribute what follows, from sequence number ``seq`` on, to the top of the stack."""
-        call = thread.stack[-1]
-        is_outside = call.module_phase is None
-        if call.module_phase is None:
-            thread.mark(seq, OUTSIDE)
-            # Between the modules of a pipeline its setup may run.
-            may_be_other = thread.is_after_backward or _torch.PIPELINES in sys.modules
-            thread.current = None if may_be_other else thread.module_phase(OUTSIDE, "forward")
-        else:
-            thread.mark(seq, call.module_phase.fqn)
-            is_unsure = call.step or call.is_in_hooks
-            thread.current = None if is_unsure else call.module_phase
-        is_discarded = call.step or (is_outside and thread.is_after_backward)
-        thread.param_sink = thread.discarded_params if is_discarded else thread.used_params
-
-    def _recomputing_frame(self, node: Any) -> FrameType | None:
-        """Return ``recomputing_frame()``, without its walk where nothing can be recomputed.
-
-        During recomputation, torch.utils.checkpoint has hooks on saved tensors, or its own
-        autograd node runs.
-        """
-        if node.__class__.__name__ == "CheckpointFunctionBackward" or _saved_tensors_hooks(True):
-            return recomputing_frame()
-        return None
-
-    def _caller_of_recomputed(self, frame: FrameType, owner: str, task: int) -> str:
-        """Return the fqn that called the function which torch.utils.checkpoint recomputes.
-
-        owner: the module that made the running node. It is the answer for a backward pass that
-        is part of the recomputed function.
-        """
-        function, group = frame.f_locals.get("frame"), frame.f_locals.get("gid")
-        if function is None or (isinstance(group, int) and group != task):
-            return owner
-        return self._checkpoint_callers.get(function, owner)
-
     def _callers_in_backward(self, thread: ThreadState) -> list[ModuleName]:
         """Return the module that called the function which is recomputed now, in a list.
 
@@ -355,10 +263,10 @@ class Tracker:
         task, node = _graph_task(), _current_node()
         if task == NO_TASK or node is None:
             return []
-        fqn = self._owner_of_node(node, thread, task)
-        frame = self._recomputing_frame(node)
+        fqn = self._owners.owner_of(node, thread, task)
+        frame = recomputing_frame_at(node)
         if frame is not None:
-            fqn = self._caller_of_recomputed(frame, fqn, task)
+            fqn = self._checkpoints.caller_of(frame, fqn, task)
         caller = self.names.by_fqn.get(fqn)
         return [] if caller is None else [caller]
 
@@ -381,9 +289,8 @@ class Tracker:
         stamps = [observer.entering() for observer in self._observers] if self._observers else ()
         stack = thread.stack
         if stack[-1].is_in_hooks:
-            self._drop_calls_after_hooks(thread, module)
-        if stack[-1].step:
-            thread.param_sink = thread.used_params
+            drop_calls_after_hooks(thread, module)
+        thread.param_sink = thread.used_params
         named = self.names.find_unshared(module)
         if named is None:
             if isinstance(module, torch.fx.GraphModule) and (
@@ -396,7 +303,7 @@ class Tracker:
             if self.first_call is None:
                 self._note_first_call(module, named)
             if len(stack) > 1:
-                self._drop_ended_calls(thread, module)
+                drop_ended_calls(thread, module)
         if len(stack) == 1:
             thread.is_in_setup = is_in_pipeline_setup()
         task = _graph_task()
@@ -407,11 +314,12 @@ class Tracker:
         else:
             module_phase = thread.module_phase(named.fqn, self._phase_in_backward(named.fqn))
             thread.recompute_task = task
-        if module_phase.phase not in _NOT_CALLS and not named.is_wrapper:
+        if module_phase.phase not in NOT_CALLS and not named.is_wrapper:
             thread.calls[named.fqn] += 1
         hooks = _saved_tensors_hooks(True)
         if hooks is not None:
-            self._note_checkpoint(hooks, stack[-1])
+            caller = stack[-1].module_phase
+            self._checkpoints.note(hooks, caller.fqn if caller is not None else OUTSIDE)
         stack.append(OpenCall(named, module, module_phase, task))
         thread.current = module_phase
         thread.mark(_sequence_nr(), named.fqn)
@@ -429,7 +337,7 @@ class Tracker:
         stamps = [observer.leaving() for observer in self._observers] if self._observers else ()
         stack = thread.stack
         if stack[-1].is_in_hooks:
-            self._drop_calls_after_hooks(thread)
+            drop_calls_after_hooks(thread)
         call = stack[-1]
         if call.owner is module and not call.is_in_hooks:
             named = call.named
@@ -437,7 +345,7 @@ class Tracker:
                 if named.fqn not in thread.output_shapes and output is not None:
                     thread.output_shapes[named.fqn] = shapes_of(output)
                 if named.is_expert:
-                    _count_tokens(thread, call, args, output)
+                    count_tokens(thread, call, args, output)
             if getattr(module, "_forward_hooks", None):  # they run next, and belong to the module
                 call.is_in_hooks = True
                 thread.current = None
@@ -445,13 +353,13 @@ class Tracker:
                 stack.pop()
                 above = stack[-1]
                 if above.named is None or above.module_phase is None or above.is_in_hooks:
-                    self._resume(thread, _sequence_nr())
-                else:  # the common case of ``_resume``, written out
+                    resume(thread, _sequence_nr())
+                else:  # the common case of ``resume``, written out
                     thread.current = above.module_phase
                     thread.mark(_sequence_nr(), above.module_phase.fqn)
         elif any(call.owner is module for call in stack):
-            call = _pop_until(stack, module)
-            self._resume(thread, _sequence_nr())
+            call = pop_call(stack, module)
+            resume(thread, _sequence_nr())
         else:
             return  # entered before the block
         if stamps:
@@ -464,18 +372,18 @@ class Tracker:
         if thread is None:
             return
         stamps = [observer.entering() for observer in self._observers]
-        self._drop_calls_after_hooks(thread)
-        fqn = f"{OUTSIDE}.{type(optimizer).__name__}"
+        drop_calls_after_hooks(thread)
+        fqn = self._optimizers.fqn_of(optimizer)
         # A step that raises runs no post-hook. Whether the frame that runs it has returned tells
         # that it is over; its id stands for it, for a reference would keep its variables alive.
         step = id(calling_frame("enter_optimizer"))
-        self._drop_raised_steps(thread, step)
+        drop_raised_steps(thread, step)
         has_closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
         module_phase = thread.module_phase(fqn, "optimizer")
         thread.stack.append(
             OpenCall(None, optimizer, module_phase, _graph_task(), step, has_closure)
         )
-        self._resume(thread, _sequence_nr())
+        resume(thread, _sequence_nr())
         for observer, stamp in zip(self._observers, stamps, strict=True):
             observer.enter(thread, stamp)
 
@@ -485,24 +393,30 @@ class Tracker:
         if thread is None or not any(call.owner is optimizer for call in thread.stack):
             return
         stamps = [observer.leaving() for observer in self._observers]
-        call = _pop_until(thread.stack, optimizer)
+        call = pop_call(thread.stack, optimizer)
         thread.gradients, thread.is_on_gradients = frozenset(), False
-        self._resume(thread, _sequence_nr())
+        resume(thread, _sequence_nr())
         for observer, stamp in zip(self._observers, stamps, strict=True):
             observer.leave(thread, call, stamp)
 
-    def enter_operator(self, operator: Any, parts: ModulePhase) -> None:
-        """Record what this thread runs in ``parts`` until ``leave_operator``."""
+    def enter_operator(
+        self, operator: Any, parts: ModulePhase, *, has_closure: bool = False
+    ) -> None:
+        """Record what this thread runs in ``parts`` until ``leave_operator``.
+
+        has_closure: it is an optimizer's step, whose closure runs the model.
+        """
         thread = self.join_thread()
-        thread.stack.append(OpenCall(None, operator, parts, _graph_task()))
-        thread.current = parts
+        call = OpenCall(None, operator, parts, _graph_task(), has_closure=has_closure)
+        thread.stack.append(call)
+        thread.current = None if has_closure else parts
 
     def leave_operator(self, operator: Any) -> None:
         """End what ``enter_operator`` began."""
         thread = self.join_thread()
         if any(call.owner is operator for call in thread.stack):
-            _pop_until(thread.stack, operator)
-        self._resume(thread, _sequence_nr())
+            pop_call(thread.stack, operator)
+        resume(thread, _sequence_nr())
 
     def _note_first_call(self, module: nn.Module, named: ModuleName) -> None:
         if not named.is_wrapper and not named.fqn.startswith(OUTSIDE):
@@ -523,38 +437,3 @@ class Tracker:
         for other in self._threads:
             if not other.is_entered:
                 other.recompute_task = NO_TASK
-
-    def _note_checkpoint(self, hooks: Any, caller: OpenCall) -> None:
-        variables = checkpoint_variables(hooks, "_checkpoint_hook")
-        if variables is not None and "frame" in variables:
-            fqn = caller.module_phase.fqn if caller.module_phase is not None else OUTSIDE
-            self._checkpoint_callers.setdefault(variables["frame"], fqn)
-
-
-def _pop_until(stack: list[OpenCall], owner: Any) -> OpenCall:
-    """Pop the innermost call of ``owner``, and all calls within it; return it."""
-    while (call := stack.pop()).owner is not owner:
-        pass
-    return call
-
-
-def _count_tokens(thread: ThreadState, expert: OpenCall, args: Any, output: Any) -> None:
-    """Count the rows that entered an expert.
-
-    Hooks do not see keyword arguments: without positional ones, the rows of the output count.
-    """
-    if expert.named is None or expert.named.is_wrapper:
-        return
-    if expert.module_phase is not None and expert.module_phase.phase not in _NOT_CALLS:
-        with untraced():
-            rows = _rows((*args, *tensors_in(output)))
-        if type(rows) is int:  # under torch.export it is symbolic
-            thread.tokens[expert.named.fqn] += rows
-
-
-def _rows(values: Iterable[Any]) -> int | None:
-    """Return the product of all dimensions but the last of the first tensor among ``values``."""
-    for value in values:
-        if isinstance(value, torch.Tensor) and not value.is_nested:
-            return math.prod(value.shape[:-1])
-    return None

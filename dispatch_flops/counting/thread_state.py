@@ -19,6 +19,7 @@ AFTER_BACKWARD = f"{OUTSIDE}.after backward"
 UNATTRIBUTED = f"{OUTSIDE}.backward of a forward outside the block"
 AMBIGUOUS = f"{OUTSIDE}.backward that several threads may have made"
 NO_TASK = -1
+NOT_CALLS = ("recompute", "setup")  # phases in which a forward does not count as a call
 _TIMELINE = 2**18  # changes of module kept; nodes that are older belong to no module
 
 

@@ -19,7 +19,8 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase
-from dispatch_flops.memory.storages import Storage
+from dispatch_flops.memory.storages import Storage, dense_parts_of
+from dispatch_flops.memory.timeline import Timeline
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import Role
 
@@ -78,13 +79,14 @@ class DeviceBlocks:
     """Memory of one device.
 
     before: bytes that were there before. now: bytes over these. peaks: by phase.
-    born_at_peaks: number of the latest allocation at any peak.
+    born_at_peaks: number of the latest allocation at any peak. timeline: None if none is wanted.
     """
 
-    __slots__ = ("before", "born_at_peaks", "device", "modules", "now", "peaks")
+    __slots__ = ("before", "born_at_peaks", "device", "modules", "now", "peaks", "timeline")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, timeline: Timeline | None) -> None:
         self.device = device
+        self.timeline = timeline
         self.before = 0
         self.now = 0
         self.born_at_peaks = 0
@@ -110,9 +112,12 @@ class Blocks:
 
     rounding: bytes that each block is rounded up to a multiple of.
     phase_now: returns the phase that the calling thread is in.
+    has_timeline: each device has a timeline.
     """
 
-    def __init__(self, rounding: int, phase_now: Callable[[], Phase]) -> None:
+    def __init__(
+        self, rounding: int, phase_now: Callable[[], Phase], *, has_timeline: bool = False
+    ) -> None:
         self.live: dict[int, Block] = {}
         self.devices: dict[torch.device, DeviceBlocks] = {}
         self.allocations = 0
@@ -120,13 +125,15 @@ class Blocks:
         self.born_in_calls = 0  # allocations when the outermost module call last ended
         self._rounding = rounding
         self._phase_now = phase_now
+        self._has_timeline = has_timeline
         self._activations: defaultdict[tuple[int, str], int] = defaultdict(int)
 
     def on(self, device: torch.device) -> DeviceBlocks:
         """Return the memory of a device."""
         found = self.devices.get(device)
         if found is None:
-            found = self.devices[device] = DeviceBlocks(device)
+            timeline = Timeline() if self._has_timeline else None
+            found = self.devices[device] = DeviceBlocks(device, timeline)
         return found
 
     def allocated(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
@@ -158,6 +165,12 @@ class Blocks:
         elif self._add(storage, device, role, born=0):
             device.before += self.size_of(storage)
 
+    def give_role(self, storage: Storage, role: Role) -> None:
+        """Say what a storage is for, if it is known and has any memory."""
+        block = self.live.get(id(storage))
+        if block is not None:
+            block.role = role
+
     def arrived(self, storage: Storage, device: DeviceBlocks, role: Role) -> None:
         """Note a storage that is met late: it may have been allocated in the run."""
         if id(storage) not in self.live:
@@ -168,10 +181,16 @@ class Blocks:
         """Add a block that no operator made, if it has any memory; return its size."""
         size = self.size_of(storage)
         if size:
-            self.live[id(storage)] = block = Block(storage, self._released)
-            block.key, block.size, block.device = id(storage), size, device
-            block.made_in, block.role, block.born, block.step = None, role, born, self.step
+            self.live[id(storage)] = block = self._new_block(storage, device, size)
+            block.role, block.born = role, born
         return size
+
+    def _new_block(self, storage: Storage, device: DeviceBlocks, size: int) -> Block:
+        """Return a block that no operator made."""
+        block = Block(storage, self._released)
+        block.key, block.size, block.device = id(storage), size, device
+        block.made_in, block.role, block.born, block.step = None, None, 0, self.step
+        return block
 
     def resized(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
         """Note that a storage may have another size now."""
@@ -182,8 +201,9 @@ class Blocks:
             self._released(block)
             self.allocated(storage, device, made_in)
             again = self.live.get(id(storage))
-            if again is not None:
-                again.role = block.role
+            if again is None:  # FSDP releases a parameter so, and later gives it its size again
+                again = self.live[id(storage)] = self._new_block(storage, device, 0)
+            again.role = block.role
 
     def forget(self) -> None:
         """Let go of all storages: what is released from now on is not noted."""
@@ -209,16 +229,28 @@ class Blocks:
             return 0
         return size if self._rounding == 1 else -(-size // self._rounding) * self._rounding
 
+    def bytes_of(self, tensor: torch.Tensor) -> int:
+        """Return the bytes of a tensor's storages; its own share where they hold more than it."""
+        size = 0
+        for part in dense_parts_of(tensor):
+            storage = part.untyped_storage()
+            is_share = part.nbytes < storage.nbytes()
+            size += part.nbytes if is_share else self.size_of(storage)
+        return size
+
     def _released(self, block: Block) -> None:
         """Note that a block is released. It may also be replaced by one of another size."""
-        if self.live.pop(block.key, None) is None:
+        if self.live.pop(block.key, None) is None or not block.size:
             return
         device, made_in = block.device, block.made_in
         device.now -= block.size
         is_forward = made_in is not None and made_in.phase != "backward"
-        if block.born > device.born_at_peaks and not is_forward:
+        timeline = device.timeline
+        if block.born > device.born_at_peaks and not is_forward and timeline is None:
             return  # most blocks of backward: in no peak, and not an activation
         role = self._role_of(block, is_over=True)
+        if timeline is not None:
+            timeline.released.append((block.born, block.size, role))
         for peak in device.peaks:
             if block.born <= peak.born:
                 peak.released.append((block, role))

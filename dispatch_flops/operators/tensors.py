@@ -35,7 +35,7 @@ def storages_of(value: Any) -> frozenset[int]:
     own, have none.
     """
     return frozenset(
-        _torch.storage_id(tensor)
+        _torch.storage_address(tensor)
         for tensor in tensors_in(value)
         if type(tensor) in _WITH_STORAGE and _torch.has_storage(tensor)
     )

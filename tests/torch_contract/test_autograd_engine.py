@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dispatch_flops._torch import has_storage, storage_id
+from dispatch_flops._torch import has_storage, storage_address
 
 sequence_nr = torch._C._autograd._get_sequence_nr
 current_node = torch._C._current_autograd_node
@@ -98,8 +98,8 @@ def test_sequence_nr_without_gradients_stands_still() -> None:
 
 
 def test_sequence_nr_in_a_new_thread_starts_anew() -> None:
-    """dispatch_flops relies on this for telling nodes of threads apart (counting/module_tracker.py:
-    ``_maker_of``).
+    """dispatch_flops relies on this for telling nodes of threads apart (counting/node_owners.py:
+    ``owner_of``).
     """
     leaf(2).sin()
     seen: list[int] = []
@@ -192,7 +192,8 @@ def test_graph_task_id_outside_backward_is_minus_one() -> None:
 
 def test_graph_task_id_of_a_nested_backward_is_greater() -> None:
     """dispatch_flops relies on this for telling a recomputed forward's own backward pass from the
-    one that it runs in (counting/module_tracker.py: ``_maker_of``, ``locate``).
+    one that it runs in (counting/node_owners.py: ``owner_of``; counting/module_tracker.py:
+    ``locate``).
     """
     tasks: list[int] = []
 
@@ -292,7 +293,8 @@ def test_optimizer_step_hook_is_called_by_the_frame_of_the_step() -> None:
 
 def test_top_saved_tensors_hooks_are_the_innermost_pair_or_none() -> None:
     """dispatch_flops relies on this for noticing torch.utils.checkpoint without a walk over the
-    frames (counting/module_tracker.py: ``_recomputing_frame``, ``enter_module``).
+    frames (counting/checkpoints.py: ``recomputing_frame_at``; counting/module_tracker.py:
+    ``enter_module``).
     """
 
     def pack(x: Tensor) -> Tensor:
@@ -308,13 +310,15 @@ def test_top_saved_tensors_hooks_are_the_innermost_pair_or_none() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_views_of_a_gradient_share_its_storage_id(device: str) -> None:
+def test_views_of_a_gradient_share_its_storage_address(device: str) -> None:
     """dispatch_flops relies on this to find operators that work on gradients
     (operators/tensors.py: ``storages_of``).
     """
     weight, other = (torch.zeros(2, 3, device=device, requires_grad=True) for _ in range(2))
     weight.grad, other.grad = (torch.zeros(2, 3, device=device) for _ in range(2))
-    same = {storage_id(t) for t in (weight.grad, weight.grad.data, weight.grad.detach().view(-1))}
+    same = {
+        storage_address(t) for t in (weight.grad, weight.grad.data, weight.grad.detach().view(-1))
+    }
     assert len(same) == 1
-    assert storage_id(other.grad) not in same
+    assert storage_address(other.grad) not in same
     assert has_storage(weight.grad) and not has_storage(torch.zeros(2).to_sparse())

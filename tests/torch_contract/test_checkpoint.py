@@ -55,8 +55,7 @@ def held_by_pack_hook() -> dict[str, Any]:
 
 def test_pack_hook_in_forward_holds_the_functions_frame() -> None:
     """dispatch_flops relies on this for who called the checkpointed function
-    (counting/checkpoints.py: ``checkpoint_variables``; counting/module_tracker.py:
-    ``_note_checkpoint``).
+    (counting/checkpoints.py: ``checkpoint_variables``, ``CheckpointCallers``).
     """
     held, _ = run_twice(held_by_pack_hook, reentrant=False)
     assert held[""].startswith("_checkpoint_hook."), (
@@ -69,8 +68,7 @@ def test_pack_hook_in_forward_holds_the_functions_frame() -> None:
 
 def test_unpack_hook_when_run_again_has_frame_and_gid() -> None:
     """dispatch_flops relies on this for recomputation without reentrant backward
-    (counting/checkpoints.py: ``recomputing_frame``; counting/module_tracker.py:
-    ``_caller_of_recomputed``).
+    (counting/checkpoints.py: ``recomputing_frame``, ``CheckpointCallers``).
     """
     frames: list[Any] = []
 
@@ -95,8 +93,7 @@ def test_unpack_hook_when_run_again_has_frame_and_gid() -> None:
 
 def test_backward_when_reentrant_is_a_frame_of_checkpoint_and_its_own_node() -> None:
     """dispatch_flops relies on this for recomputation with reentrant backward
-    (counting/checkpoints.py: ``recomputing_frame``; counting/module_tracker.py:
-    ``_recomputing_frame``).
+    (counting/checkpoints.py: ``recomputing_frame``, ``recomputing_frame_at``).
     """
 
     def ask() -> Any:

@@ -68,7 +68,7 @@ def test_call_impl_while_a_module_runs_is_a_frame_with_the_module_as_self() -> N
 
 def test_call_impl_has_its_frame_already_when_hooks_run() -> None:
     """dispatch_flops relies on this in its pre-hook, which asks for the running calls
-    (counting/module_tracker.py: ``_drop_calls_over``).
+    (counting/call_stack.py: ``drop_calls_after_hooks``).
     """
     found: list[bool] = []
 
