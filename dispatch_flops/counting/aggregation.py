@@ -82,9 +82,9 @@ class _Calls(NamedTuple):
 
 
 class RecordedCalls:
-    """Operator calls as they were when they were taken: what a profile is built from.
+    """Snapshot of the recorded operator calls, from which a profile is built.
 
-    Totals need no tree of modules; ``op_totals`` is what a tree is built from.
+    Totals need no tree of modules; a tree is built from ``op_totals``.
     """
 
     def __init__(self, sums: Mapping[_Key, _Sum], calls: Sequence[_Calls]) -> None:

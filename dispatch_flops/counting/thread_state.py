@@ -56,7 +56,7 @@ class OpenCall:
 
 
 class ThreadState:
-    """What is known of one thread; stacks and sequence numbers are per thread.
+    """State of one thread; stacks and sequence numbers are per thread.
 
     is_entered: the thread entered the counter; otherwise autograd started it.
     current: where the next operator is recorded; None: ask ``Tracker.locate``.
