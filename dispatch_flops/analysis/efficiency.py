@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dispatch_flops.analysis.machines import Machine, find
+from dispatch_flops.analysis.mfu_definitions import GivenSizes, MfuDefinition, ops_of_definition
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, add_costs
 from dispatch_flops.profile.cost import MODEL_PHASES, OpCost, Phase
@@ -48,16 +49,50 @@ class Roofline:
         return self.cost.arithmetic_intensity
 
 
-def mfu(profile: Profile, machine: Machine | None, seconds: float | None) -> float | None:
+def mfu(
+    profile: Profile,
+    machine: Machine | None,
+    seconds: float | None,
+    *,
+    definition: MfuDefinition = "all",
+    params: int | None = None,
+    embedding_params: int | None = None,
+    layers: int | None = None,
+    width: int | None = None,
+    tokens: int | None = None,
+    sequence: int | None = None,
+) -> float | None:
     """Return the model FLOPs utilisation, of forward and backward of everything that ran.
 
     seconds: of the run. Arguments and result are as for ``utilisation``.
+    definition: what is divided by the peak. "all" (the default) is every counted FLOP, and
+        "contractions" 2 for each multiply-accumulate. The others are closed forms of training:
+        "6N" is 6 x params x tokens; "6N+12LdT" adds 12 x layers x width x sequence for each token,
+        attention without a mask; "6N+6LdT" half of that, causal attention. Each has a name that
+        ends in " without embedding": N is then without the parameters of look-up tables. The
+        profile's own ``causal`` applies to "all" and "contractions".
+    params, embedding_params, layers, width, tokens, sequence: what a closed form needs. width is
+        heads x head size; tokens are those of a step for each device. None (the default) reads
+        the size from the profile.
+
+    Raises ConfigError for an unknown definition, and for a size that is neither given nor shown
+    by the profile.
 
     Example::
 
         mfu(profile, MACHINES["NVIDIA H200"], profile.timing.iteration_s)  # such as 0.41
+        mfu(profile, MACHINES["NVIDIA H200"], 0.5, definition="6N+12LdT", layers=32)
     """
-    return utilisation(profile.op_totals(), MODEL_PHASES, machine, seconds)
+    given = GivenSizes(
+        params=params,
+        embedding_params=embedding_params,
+        layers=layers,
+        width=width,
+        tokens=tokens,
+        sequence=sequence,
+    )
+    ops = ops_of_definition(profile, definition, given)
+    return utilisation(ops, MODEL_PHASES, machine, seconds)
 
 
 def hfu(profile: Profile, machine: Machine | None, seconds: float | None) -> float | None:

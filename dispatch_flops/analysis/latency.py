@@ -7,7 +7,7 @@ import math
 from dispatch_flops.analysis.figures import inclusive
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, Profile, StepTiming, sum_known
-from dispatch_flops.profile.cost import PHASES, Phase, in_order
+from dispatch_flops.profile.cost import STEP_PHASES, Phase, in_order
 from dispatch_flops.profile.seconds import timed_phase
 from dispatch_flops.units import exceeds_float
 
@@ -127,7 +127,7 @@ def phase_seconds(profile: Profile) -> dict[Phase, float | None]:
     Recomputation has none of its own: its time is part of the backward pass's.
     """
     timing = profile.timing
-    phases = in_order((*PHASES, *phases_of(profile), *timing.seconds))
+    phases = in_order((*STEP_PHASES, *phases_of(profile), *timing.seconds))
     seconds = {phase: timing.seconds.get(phase) for phase in phases}
     if seconds["forward"] is None:
         seconds["forward"] = latency_of(profile.root)

@@ -80,7 +80,7 @@ def cost_by_dtype(profile: Profile, phase: Phase | None = None) -> dict[str | No
 def phases_of(profile: Profile) -> tuple[Phase, ...]:
     """Return the phases in which an operator ran.
 
-    The order is forward, backward, recompute, optimizer; then others as they appear.
+    The order is forward, backward, recompute, optimizer, setup; then others as they appear.
     """
     return in_order(op.phase for op in profile.op_totals())
 

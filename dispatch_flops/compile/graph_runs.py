@@ -9,7 +9,7 @@ from dispatch_flops.compile.graph import GraphCost, Run
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OUTSIDE
-from dispatch_flops.profile.cost import PHASES, ZERO, OpCost, Phase
+from dispatch_flops.profile.cost import STEP_PHASES, ZERO, OpCost, Phase
 
 Graphs = Sequence[GraphCost]
 GraphRun = tuple[int, Run]  # the index of a graph, and what it ran for
@@ -30,7 +30,7 @@ def runs_of(graphs: Graphs) -> Counter[GraphRun]:
 
 def costs_by_phase(graphs: Graphs, runs: Runs) -> dict[Phase, OpCost]:
     """Return the costs of all runs by phase."""
-    costs = dict.fromkeys(PHASES, ZERO)
+    costs = dict.fromkeys(STEP_PHASES, ZERO)
     for (index, run), times in runs.items():
         graph = graphs[index]
         for phase, cost in graph.cost(run).by_phase.items():

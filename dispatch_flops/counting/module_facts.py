@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from dispatch_flops.counting.packed_weights import packed_values
 from dispatch_flops.counting.parameters import ParameterFacts, parameter_facts
 from dispatch_flops.counting.sharded_parameters import FlatParameters
 
@@ -16,12 +17,14 @@ class ModuleFacts(NamedTuple):
     class_name, extra_repr: as the module prints itself; "" where not known.
     parameters: of the module itself, without those of its children.
     children: attribute names of its children, in order.
+    packed: number of values of each packed weight of the module itself; see ``packed_values``.
     """
 
     class_name: str
     extra_repr: str = ""
     parameters: tuple[ParameterFacts, ...] = ()
     children: tuple[str, ...] = ()
+    packed: tuple[int, ...] = ()
 
 
 UNREAD = ModuleFacts("")
@@ -34,6 +37,7 @@ def facts_of(module: nn.Module, flat: FlatParameters) -> ModuleFacts:
         _extra_repr(module),
         flat.with_parts(module, parameter_facts(module)),
         tuple([name for name, _ in module._modules.items()]),
+        packed_values(module),
     )
 
 

@@ -117,6 +117,11 @@ class ModuleNames:
                 if module is not None:
                     named.facts = facts_of(module, flat)
 
+    def packed(self) -> Iterator[int]:
+        """Yield the number of values of each packed weight, each once."""
+        for named in {named.canonical() for named in self.by_fqn.values()}:
+            yield from named.facts.packed
+
     def children(self) -> dict[str, list[str]]:
         """Return ``{fqn: fqns of its children}`` in the order of the model."""
         by_fqn = dict(self.by_fqn)  # other threads may name modules meanwhile

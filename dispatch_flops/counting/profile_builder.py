@@ -121,14 +121,25 @@ class ProfileBuilder:
         return self._canonical.get(fqn, fqn)
 
     def ran_elsewhere(self) -> tuple[str, ...]:
-        """Return the fqns that were not called, of modules that were called by another fqn."""
+        """Return the fqns that were not called, of modules that took part under another fqn.
+
+        They were called by another fqn, or hold the packed weights of a module that was called.
+        """
         calls = self._observed.calls
         called = {named for fqn, named in self._canonical.items() if calls.get(fqn)}
         return tuple(
             self.shown(fqn)
             for fqn, named in self._canonical.items()
-            if named in called and not calls.get(fqn)
+            if not calls.get(fqn)
+            and (named in called or (named.facts.packed and self._is_used_above(named)))
         )
+
+    def _is_used_above(self, named: ModuleName) -> bool:
+        """Return True if the module that computes with this one's packed weights was called."""
+        above = named.parent
+        while above is not None and above.facts.class_name == "ModuleList":  # as that of an LSTM
+            above = above.parent
+        return above is not None and bool(self._observed.calls.get(above.fqn))
 
     def _used_hidden_params(self) -> Iterator[int]:
         """Yield the keys of parameters that operators do not see, of modules that ran."""

@@ -11,18 +11,16 @@ import torch
 from torch import distributed, nn
 
 from dispatch_flops.analysis.efficiency import hfu, machine_of, mfu
-from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.distributed.gathering import gather
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
 from dispatch_flops.profilers.training import ProfiledStep
-from dispatch_flops.renderers import View, cluster_table
-from dispatch_flops.renderers.text import at_least
+from dispatch_flops.renderers import View, cluster_table, overview
+from dispatch_flops.renderers.terminal import terminal_view
 from dispatch_flops.timing.devices import CPU, Devices, Now
 from dispatch_flops.timing.passes import ITERATION_METHOD
-from dispatch_flops.units import fraction_text
 
 
 class StepCallback(ProfiledStep):
@@ -30,8 +28,8 @@ class StepCallback(ProfiledStep):
 
     The next step of as many micro-batches and samples runs without the profiler. Its duration is
     the profile's ``timing.iteration_s``, which MFU and HFU are based on; steps of another size,
-    such as the last one of an epoch, are skipped. Then the profile is printed; without such a
-    step, ``finish`` prints it.
+    such as the last one of an epoch, are skipped. Then the profile is printed, as
+    ``renderers.overview`` shows it; without such a step, ``finish`` prints it.
 
     In a program of several ranks, every rank profiles the step. Rank 0 then has the profiles of all
     as ``cluster``, and prints them merged below its own.
@@ -40,6 +38,7 @@ class StepCallback(ProfiledStep):
         takes it from ``config``.
     config: see ``FlopsProfilerConfig.load``; None (the default) for its defaults. Profiling is
         enabled unless the configuration says otherwise, or is given without ``profile_step``.
+        ``module_depth``, ``detailed`` and ``output_file`` apply to the printout.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device's own
         peaks, if they are known.
 
@@ -176,19 +175,12 @@ class StepCallback(ProfiledStep):
         return f"{text}\n\n{cluster_table.render(self._cluster, View(depth=1))}"
 
     def _own_text(self) -> str:
-        text = super()._text()
-        machine = self._machine_known()
-        if machine is None:
-            return text
-        if self.mfu is None or self.hfu is None:
-            top = headline(self.profile, machine)
-            return f"{text}\nMFU n/a of {machine.name}: {top.why_no_mfu or top.why_no_hfu}"
-        top = headline(self.profile, machine)
-        text += f"\nMFU {at_least(fraction_text(self.mfu), top.mfu_is_lower_bound)}"
-        text += f", HFU {at_least(fraction_text(self.hfu), top.hfu_is_lower_bound)}"
-        if top.warning:
-            text += f" ({top.warning})"
-        return f"{text} of {machine.name}'s dense peak ({machine.source})"
+        depth = None if self.config.module_depth < 0 else self.config.module_depth
+        shown = {} if self.config.output_file else terminal_view()
+        view = View(
+            depth=depth if self.config.detailed else 0, machine=self._machine_known(), **shown
+        )
+        return overview.render(self.profile, view)
 
 
 def _merged(profile: Profile) -> ClusterProfile | None:

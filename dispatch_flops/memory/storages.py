@@ -28,7 +28,9 @@ def storages_of(tensor: torch.Tensor) -> Iterator[tuple[Storage, torch.device]]:
     """
     if _torch.is_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-            yield from storages_of(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):  # DTensor names its mesh, too
+                yield from storages_of(inner)
     elif is_sparse(tensor):
         for part in _parts_of(tensor):
             yield from storages_of(part)

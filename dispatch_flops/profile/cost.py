@@ -9,14 +9,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Literal, get_args
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.units import ratio
 
-# "setup" is the extra micro-batch by which a pipeline infers its shapes. It is not part of a step.
+# "setup" is the extra micro-batch by which a pipeline infers its shapes. It is not part of a step,
+# so tables have it only where it took place.
 Phase = Literal["forward", "backward", "recompute", "optimizer", "setup"]
-PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
+PHASES: tuple[Phase, ...] = get_args(Phase)
+STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 FLOPS_PER_MAC = 2

@@ -18,6 +18,7 @@ from dispatch_flops.counting.eager_stance import take_eager_stance
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.opaque_modules import OpaqueModules
+from dispatch_flops.counting.packed_weights import note_on_packed
 from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.ranks import Ranks
@@ -182,6 +183,7 @@ class Session:
         self.unseen_modules = self._find_unseen(calls, observed)
         notes = (
             *_notes_of(self._conventions),
+            *note_on_packed(self._names.packed()),
             *map(_note_on_unseen, self.unseen_modules),
             *self._mode.higher_order.notes,
             *self._mode.communication.notes,

@@ -11,7 +11,7 @@ from dispatch_flops.analysis.figures import inclusive, walk_with_depth
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import CommCost, ModuleNode, Profile
-from dispatch_flops.profile.cost import COST_FIELDS, PHASES, Phase, in_order
+from dispatch_flops.profile.cost import COST_FIELDS, STEP_PHASES, Phase, in_order
 from dispatch_flops.profile.memory import HELD_NAMES
 from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.view import View
@@ -46,7 +46,7 @@ def render(profile: Profile, view: View | None = None) -> str:
 
 def module_rows(profile: Profile) -> Iterator[Row]:
     """Yield a row per module, then one for what ran outside the model; None is unknown."""
-    phases = in_order((*PHASES, *phases_of(profile)))
+    phases = in_order((*STEP_PHASES, *phases_of(profile)))
     sent = inclusive_communication(profile)
     is_sharded = any(node.local_params is not None for node in profile.nodes())
     for root in (profile.root, profile.outside):

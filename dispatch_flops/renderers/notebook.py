@@ -62,7 +62,8 @@ def render(profile: Profile, view: View | None = None) -> str:
 
 
 def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
-    top = headline(profile, machine_of(profile, machine))
+    machine = machine_of(profile, machine)
+    top = headline(profile, machine)
     bound = top.lower_bound
     numbers = [
         f"{params_text(top.params)} params",
@@ -75,6 +76,8 @@ def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
         numbers.append(f"{mark}{seconds_text(top.seconds)} ({top.seconds_of})")
     if top.mfu is not None:
         numbers.append(f"MFU {at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)}")
+    elif machine is not None:
+        numbers.append(f"MFU {NOT_AVAILABLE} of {machine.name}: {top.why_no_mfu}")
     name = _escaped(profile.root.class_name)
     phases = ", ".join(
         f"{phase} {count_text(profile.total(phase).flops)}" for phase in phases_of(profile)

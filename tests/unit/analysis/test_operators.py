@@ -6,7 +6,7 @@ import pytest
 
 from dispatch_flops import analysis
 from dispatch_flops.profile import ModuleNode, Profile, flops_of
-from dispatch_flops.profile.cost import PHASES, ZERO, OpCost
+from dispatch_flops.profile.cost import STEP_PHASES, ZERO, OpCost
 from tests.helpers.trees import SMALL, lenet5, lower_bound, op, training_step
 
 MACS = 4 * 64 * 256  # of each Linear of training_step, forward
@@ -72,6 +72,6 @@ def test_operator_rows_without_flops_have_no_share() -> None:
 
 
 def test_phases_of_a_profile_are_those_with_operators() -> None:
-    assert analysis.phases_of(training_step()) == PHASES
+    assert analysis.phases_of(training_step()) == STEP_PHASES
     assert analysis.phases_of(lenet5()) == ("forward",)
     assert analysis.phases_of(SMALL["empty"]()) == ()

@@ -10,6 +10,7 @@ import pytest
 from dispatch_flops.errors import ConfigError, ProfileFormatError
 from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile, StepTiming
 from dispatch_flops.profile.cluster import ClusterProfile
+from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.profile.mesh_positions import coordinates_of, mesh_dims, ranks_text
 from tests.helpers.clusters import MACS, MESH, PAYLOAD, four_ranks, of_rank
 from tests.helpers.trees import op
@@ -56,7 +57,8 @@ def test_spread_names_least_most_and_straggler() -> None:
 def test_phase_of_some_ranks_is_0_on_the_others() -> None:
     extra = dataclasses.replace(of_rank(1), outside=with_setup())
     merged = ClusterProfile.merge([of_rank(0), extra])
-    assert merged.total("setup").macs == 13  # type: ignore[arg-type]
+    assert four_ranks().total("setup") == OpCost()
+    assert merged.total("setup").macs == 13
     assert merged.minimum("macs", "setup") == 0  # type: ignore[arg-type]
     assert merged.straggler("macs", "setup") == 1  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'warm-up' is not a phase"):

@@ -65,4 +65,5 @@ def test_timed_phase_of_recomputation_is_backward() -> None:
         "backward",
         "backward",
         "optimizer",
+        "setup",
     ]

@@ -36,9 +36,11 @@ def test_total_is_the_sum_over_phases_and_children() -> None:
 
 def test_total_of_a_phase_that_did_not_occur_is_zero() -> None:
     root = training_step().root
-    assert root.total("optimizer") == root.own("optimizer") == OpCost()
-    with pytest.raises(ConfigError, match="'setup' is not a phase"):
-        root.total("setup")  # type: ignore[arg-type]
+    for phase in ("optimizer", "setup"):
+        assert root.total(phase) == root.own(phase) == OpCost()  # type: ignore[arg-type]
+    assert training_step().total("setup") == OpCost()
+    with pytest.raises(ConfigError, match="'warmup' is not a phase"):
+        root.total("warmup")  # type: ignore[arg-type]
 
 
 def test_total_of_a_tree_deeper_than_the_stack_is_computed() -> None:

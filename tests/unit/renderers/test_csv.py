@@ -11,7 +11,7 @@ from hypothesis import given
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
-from dispatch_flops.profile.cost import PHASES
+from dispatch_flops.profile.cost import STEP_PHASES
 from dispatch_flops.renderers import View, csv
 from tests.helpers.trees import HOSTILE_NAMES, SMALL, lenet5, profiles, training_step, wide
 
@@ -45,7 +45,7 @@ def test_modules_have_exact_numbers() -> None:
 def test_operators_have_exact_numbers() -> None:
     rows = _rows(csv.render(training_step(), OPERATORS))
     assert sum(int(row["macs"]) for row in rows) == 5 * 4 * 64 * 256
-    assert {row["phase"] for row in rows} == set(PHASES)
+    assert {row["phase"] for row in rows} == set(STEP_PHASES)
     unknown = [
         row
         for row in _rows(csv.render(SMALL["lower_bound"](), OPERATORS))

@@ -65,3 +65,11 @@ def test_notebook_takes_the_peak_from_the_view() -> None:
     machine = MACHINES["NVIDIA A100-SXM4-80GB"]
     assert "MFU" not in notebook.render(training_step())
     assert "MFU" in notebook.render(training_step(), View(machine=machine))
+
+
+def test_notebook_with_a_machine_says_why_the_utilisation_is_not_known() -> None:
+    machine = MACHINES["NVIDIA A100-SXM4-80GB"]
+    assert "MFU n/a of NVIDIA A100-SXM4-80GB: the time was not measured" in notebook.render(
+        wide(3), View(machine=machine)
+    )
+    assert "MFU" not in notebook.render(wide(3))

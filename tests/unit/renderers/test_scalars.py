@@ -9,7 +9,7 @@ from hypothesis import given
 from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.profile import ModuleNode, Profile
-from dispatch_flops.profile.cost import PHASES
+from dispatch_flops.profile.cost import STEP_PHASES
 from dispatch_flops.renderers.scalars import log_tensorboard, scalars
 from tests.helpers.trees import SMALL, empty, lower_bound, profiles, training_step
 
@@ -22,7 +22,7 @@ def test_scalars_hold_totals_rates_and_utilisation() -> None:
     seconds = (97.51 + 240.09 + 314.47) * 1e-6
     assert found["params/total"] == 64 * 256 + 256 + 256 * 64 + 64
     assert found["macs/forward"] == 2 * 4 * 64 * 256
-    assert found["flops/total"] == sum(found[f"flops/{phase}"] for phase in PHASES)
+    assert found["flops/total"] == sum(found[f"flops/{phase}"] for phase in STEP_PHASES)
     assert found["flops_per_s"] == profile.total().flops / seconds
     assert found["mfu"] == headline(profile, A100).mfu
     assert found["depth/1/Linear/flops"] == profile.root.total().flops - 3 * 4 * 256

@@ -1,0 +1,115 @@
+"""Which storages a tensor consists of, and memory of tensors that consist of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from dispatch_flops import FlopCounterMode
+from dispatch_flops.memory.storages import allocation_of, storages_of
+
+F32, I64 = 4, 8
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def ranks() -> Iterator[int]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield 4
+    dist.destroy_process_group()
+
+
+def nbytes(tensor: torch.Tensor) -> list[int]:
+    return [storage.nbytes() for storage, _ in storages_of(tensor)]
+
+
+def test_storages_of_a_sparse_tensor_are_those_of_its_parts() -> None:
+    dense = torch.eye(5)
+    assert nbytes(dense.to_sparse()) == [2 * 5 * I64, 5 * F32]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_storages_of_a_compressed_tensor_are_those_of_its_parts() -> None:
+    ends, at, values = torch.arange(6), torch.arange(5), torch.ones(5)
+    rows = torch.sparse_csr_tensor(ends, at, values, (5, 5), check_invariants=False)
+    columns = torch.sparse_csc_tensor(ends, at, values, (5, 5), check_invariants=False)
+    assert nbytes(rows) == nbytes(columns) == [6 * I64, 5 * I64, 5 * F32]
+
+
+def test_storages_of_a_jagged_tensor_include_its_values() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    assert (2 + 4) * 3 * F32 in nbytes(nested)
+
+
+def test_opaque_tensor_has_no_storages() -> None:
+    if torch.backends.mkldnn.is_available():
+        assert nbytes(torch.eye(3).to_mkldnn()) == []
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (aten.mm.default, "result"),
+        (aten.view.default, "none"),
+        (aten.add_.Tensor, "none"),
+        (aten._foreach_add_.List, "none"),
+        (aten.add.out, "argument"),
+        (aten.resize_.default, "argument"),
+        (aten.set_.source_Storage, "argument"),
+        (aten.lift_fresh.default, "arrival"),
+        (aten._efficientzerotensor.default, "none"),
+    ],
+)
+def test_allocation_of_an_operator_follows_from_its_schema(op: object, expected: str) -> None:
+    assert allocation_of(op) == expected
+
+
+def test_sharded_parameters_count_with_this_ranks_shard(ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    model = nn.Linear(8, 12, bias=False)
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))
+    x = distribute_tensor(torch.ones(3, 8), mesh, [Replicate()])
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model(x)
+    memory = counter.profile.memory
+    assert memory is not None
+    assert memory.by_role()["parameters"] == 8 * 12 * F32 // ranks
+    assert counter.profile.root.memory is not None
+    assert counter.profile.root.memory.own.parameters == 8 * 12 * F32 // ranks
+
+
+def test_fake_tensors_count_as_if_they_had_data() -> None:
+    with FakeTensorMode():
+        model, x = nn.Linear(3, 5, bias=False), torch.ones(2, 3)
+        with FlopCounterMode(model, display=False, memory=True) as counter:
+            model(x)
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.peak_bytes == (3 * 5 + 2 * 3 + 2 * 5) * F32
+
+
+def test_tensors_from_data_count_from_their_arrival() -> None:
+    with FlopCounterMode(display=False, memory=True) as counter:
+        first = torch.tensor([1.0] * 7)
+        del first
+        torch.tensor([1.0] * 11)
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.peak_bytes == 11 * F32
+
+
+def test_offloading_from_the_cpu_to_itself_takes_no_memory() -> None:
+    x = torch.ones(101, requires_grad=True)
+    with FlopCounterMode(display=False, memory=True) as counter:
+        with torch.autograd.graph.save_on_cpu():
+            total = x.exp().sum()
+        del total
+    assert counter.profile.memory is not None
+    # x, its exponential and the sum.
+    assert counter.profile.memory.peak_bytes == 2 * 101 * F32 + F32
