@@ -181,9 +181,9 @@ def test_signature_that_keeps_an_object_alive_is_not_shared() -> None:
     plan = plans.Plan(aten.mm.default, "aten.mm.default", torch.mm, None)
     cost = CallCost("aten.mm.default", "formula", cost=OpCost(macs=1))
     weights = torch.ones(1)
-    assert not SHARED_PLANS.add_price(plan, (torch.Size((3,)), lambda: weights), cost)
+    assert not SHARED_PLANS.add_cost(plan, (torch.Size((3,)), lambda: weights), cost)
     assert not plan.cache
-    assert SHARED_PLANS.add_price(plan, (torch.Size((3,)), 1.5), cost)
+    assert SHARED_PLANS.add_cost(plan, (torch.Size((3,)), 1.5), cost)
     assert len(plan.cache) == 1
 
 
