@@ -32,9 +32,9 @@ class Change:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diff:
-    """Two profiles side by side.
+    """Two profiles side by side; ``print`` and notebooks show what changed.
 
     total: everything that ran. modules, operators: those of either profile; what only the
         second one has comes last.
@@ -43,6 +43,31 @@ class Diff:
     total: Change
     modules: tuple[Change, ...] = field(default=())
     operators: tuple[Change, ...] = field(default=())
+
+    @property
+    def has_changed(self) -> bool:
+        """True if a count of a module or an operator differs."""
+        return bool(self.changed_modules() or self.changed_operators())
+
+    def __repr__(self) -> str:
+        before, after = self.total.before, self.total.after
+        flops = [0 if side is None else side.cost.flops for side in (before, after)]
+        return (
+            f"<Diff: {flops[0]} FLOPs, then {flops[1]}; changed modules: "
+            f"{len(self.changed_modules())}, operators: {len(self.changed_operators())}>"
+        )
+
+    def __str__(self) -> str:
+        """Return the tables of what changed."""
+        from dispatch_flops.renderers import diff_table  # above this room: imported when shown
+
+        return diff_table.render(self)
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows in place of the object."""
+        from dispatch_flops.renderers import diff_table  # above this room: imported when shown
+
+        return diff_table.render_html(self)
 
     def changed_modules(self) -> list[Change]:
         """Return the modules that differ in a count."""

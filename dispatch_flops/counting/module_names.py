@@ -8,7 +8,7 @@ FSDP's, and the module inside it share a name: ``_orig_mod`` is not a part of it
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -61,21 +61,30 @@ class ModuleNames:
     """Names of every module below some roots, and of modules found later.
 
     The fqn of a single root is ``""``. Several roots are named by their classes, with a number
-    where that is not unique. Without roots, every module that is called from outside any module
-    becomes one.
+    where that is not unique; roots in a mapping have its keys as names, also a single one. Without
+    roots, every module that is called from outside any module becomes one.
 
-    by_fqn: the names by fqn. roots: the names of the roots.
+    by_fqn: the names by fqn. roots: the names of the roots. are_given: the roots came in a mapping.
     """
 
-    def __init__(self, roots: Sequence[nn.Module]) -> None:
+    def __init__(self, roots: Sequence[nn.Module] | Mapping[str, nn.Module]) -> None:
+        self.are_given = isinstance(roots, Mapping)
+        if isinstance(roots, Mapping):
+            fqns, roots = list(roots), list(roots.values())
+        else:
+            fqns = [type(root).__name__ if len(roots) > 1 else "" for root in roots]
         self._by_id: dict[int, ModuleName] = {}
         self.by_fqn: dict[str, ModuleName] = {}
         self.roots: list[ModuleName] = []
         self._has_given_roots = bool(roots)
-        for root in roots:
+        for fqn, root in zip(fqns, roots, strict=True):
             if id(root) not in self._by_id:
-                fqn = "" if len(roots) == 1 else self._unique_fqn(type(root).__name__)
-                self.roots.append(self._add_tree(root, fqn, None))
+                self.roots.append(self._add_tree(root, self._unique_fqn(fqn), None))
+
+    @property
+    def has_single_root(self) -> bool:
+        """True if the tree of the profile is that of one model."""
+        return len(self.roots) == 1 and not self.are_given
 
     def find_unshared(self, module: nn.Module) -> ModuleName | None:
         """Return the name of a known module if it does not depend on the caller, else None."""
@@ -136,7 +145,7 @@ class ModuleNames:
 
         If a single root was found in the run, it is the model: its fqns lose their prefix.
         """
-        prefix = self.roots[0].fqn if len(self.roots) == 1 else ""
+        prefix = self.roots[0].fqn if self.has_single_root else ""
         if prefix and (fqn == prefix or fqn.startswith(f"{prefix}.")):
             return fqn[len(prefix) + 1 :]
         return fqn

@@ -44,6 +44,7 @@ from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.module_names import ModuleName, ModuleNames
 from dispatch_flops.counting.node_owners import NodeOwners
 from dispatch_flops.counting.observers import ModuleObserver
+from dispatch_flops.counting.optimizer_names import OptimizerNames
 from dispatch_flops.counting.output_shapes import Shapes, shapes_of
 from dispatch_flops.counting.python_frames import (
     call_arguments,
@@ -98,6 +99,7 @@ class Tracker:
         self._threads: list[ThreadState] = []
         self._owners = NodeOwners(names, self._threads)
         self._checkpoints = CheckpointCallers()
+        self._optimizers = OptimizerNames(names)
 
     def start(self, undo: UndoStack) -> None:
         """Install the hooks until ``undo`` runs; follow the backward passes of this thread."""
@@ -371,7 +373,7 @@ class Tracker:
             return
         stamps = [observer.entering() for observer in self._observers]
         drop_calls_after_hooks(thread)
-        fqn = f"{OUTSIDE}.{type(optimizer).__name__}"
+        fqn = self._optimizers.fqn_of(optimizer)
         # A step that raises runs no post-hook. Whether the frame that runs it has returned tells
         # that it is over; its id stands for it, for a reference would keep its variables alive.
         step = id(calling_frame("enter_optimizer"))

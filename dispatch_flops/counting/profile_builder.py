@@ -113,7 +113,7 @@ class ProfileBuilder:
                 own[holder] = holder.facts.parameters
                 held_elsewhere = (named.canonical() for named in holder.held_elsewhere)
                 below.update((named, None) for named in held_elsewhere if named in held)
-        if len(self._names.roots) != 1:
+        if not self._names.has_single_root:
             held[""] = {self._holder(root.fqn): None for root in self._names.roots}
         return count_held(held, own, self._used_params)
 
@@ -150,7 +150,7 @@ class ProfileBuilder:
     def build_model(self) -> ModuleNode:
         """Return the tree of the model, or of all models below a root without a module."""
         roots = self._names.roots
-        if len(roots) == 1:
+        if self._names.has_single_root:
             return self.build_tree(roots[0].fqn)
         params = self._params[""]
         return ModuleNode(
@@ -245,4 +245,5 @@ def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode
 def _class_name(fqn: str, named: ModuleName | None) -> str:
     if named is not None and named.facts.class_name:
         return named.facts.class_name
-    return "outside" if fqn == OUTSIDE else fqn.rsplit(".", 1)[-1]
+    # Parts of the outside: "<outside>.gradient clipping", "<outside>.AdamW.1"
+    return "outside" if fqn == OUTSIDE else fqn.removeprefix(f"{OUTSIDE}.").partition(".")[0]

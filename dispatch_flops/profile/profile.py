@@ -27,6 +27,7 @@ from dispatch_flops.profile.cost import (
     add_costs,
     check_phase,
 )
+from dispatch_flops.profile.cost_maps import CostMap
 from dispatch_flops.profile.fields import texts
 from dispatch_flops.profile.memory import MemoryProfile
 from dispatch_flops.profile.memory_rows import memory_from_row, memory_to_row
@@ -190,13 +191,18 @@ class Profile:
                 return node
         raise KeyError(f"no module {fqn!r} in this profile")
 
-    def by_module(self, phase: Phase | None = None) -> dict[str, OpCost]:
-        """Return ``{fqn: inclusive cost}`` of the model's modules, parents first."""
-        self._check_phase(phase)
-        return {node.fqn: cost_in(node, phase) for node in self.root.walk()}
+    def by_module(self, phase: Phase | None = None) -> CostMap[OpCost]:
+        """Return ``{fqn: inclusive cost}`` of the model's modules, parents first.
 
-    def by_operator(self, phase: Phase | None = None) -> dict[str, OpTotal]:
+        It is a dict that ``print`` shows as a table.
+        """
+        self._check_phase(phase)
+        return CostMap({node.fqn: cost_in(node, phase) for node in self.root.walk()})
+
+    def by_operator(self, phase: Phase | None = None) -> CostMap[OpTotal]:
         """Return ``{overload: total}`` over all modules, most FLOPs first.
+
+        It is a dict that ``print`` shows as a table.
 
         Phases and dtypes are merged. A merged total keeps its phase and its dtype where all
         parts agree; else they are None.
@@ -206,7 +212,7 @@ class Profile:
         for op in self.op_totals():
             if phase is None or op.phase == phase:
                 merged[op.op] = merge_ops(merged[op.op], op) if op.op in merged else op
-        return dict(sorted(merged.items(), key=lambda item: (-flops_of(item[1]), item[0])))
+        return CostMap(sorted(merged.items(), key=lambda item: (-flops_of(item[1]), item[0])))
 
     def _check_phase(self, phase: Phase | None) -> None:
         if phase is not None and phase not in PHASES:

@@ -111,6 +111,18 @@ class ModuleNode:
             f"total_params={self.total_params}, children={len(self.children)})"
         )
 
+    def __str__(self) -> str:
+        """Return the printout of this module and those below it."""
+        from dispatch_flops.renderers import overview  # above this room: imported when shown
+
+        return overview.render_module(self)
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows in place of the object."""
+        from dispatch_flops.renderers import notebook  # above this room: imported when shown
+
+        return notebook.render_module(self)
+
     def _without_children(self) -> tuple[Any, ...]:
         """Return the values of the fields, with the number of children in place of them."""
         values = [getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "children"]

@@ -36,9 +36,9 @@ from dispatch_flops.operators.conventions import (
     Target,
 )
 from dispatch_flops.operators.registry import Formula
-from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile
 from dispatch_flops.profile.cost import OpCost
-from dispatch_flops.profile.memory import check_rounding
+from dispatch_flops.profile.memory import FollowMemory, check_rounding, has_timeline
 from dispatch_flops.profilers.session import Session
 
 
@@ -51,8 +51,9 @@ class FlopCounterMode:
         counter.get_total_macs()  # 2 * 2*3*5: forward, and the weight's gradient
         counter.profile.by_module("backward")
 
-    mods: the model, or a list of several. None (the default) takes the modules that are called
-        first.
+    mods: the model, a list of several, or a dict that names them: ``{"G": G, "D": D}`` gives fqns
+        such as ``G.conv1``, and ``<outside>.Adam.G`` for the optimizer of ``G``. None (the default)
+        takes the modules that are called first.
     depth: levels of modules below the model in the printout (default 2); None for all.
     display: print the profile at exit (default True), as ``renderers.overview`` shows it.
     custom_mapping: ``{operator: formula}`` for this counter only. Formulas written for
@@ -75,7 +76,8 @@ class FlopCounterMode:
     latency: time modules and operators in the same pass, in seconds, without the profiler's own
         overhead (default False). On the meta device there are no latencies. ``profile_model``
         takes more exact ones, in a pass without counting.
-    memory: follow what the operators allocate, for ``profile.memory`` (default False).
+    memory: follow what the operators allocate, for ``profile.memory`` (default False);
+        ``"timeline"`` also records memory over the operators, as ``profile.memory.timeline``.
     memory_rounding: bytes that each block of memory is rounded up to a multiple of (default 1);
         512 for the caching allocator of CUDA.
     optimizers: those whose state was there before; an optimizer that steps inside the block is
@@ -87,7 +89,8 @@ class FlopCounterMode:
     block; their compiled code stays intact. Only this process is counted: the thread that entered
     the block, and threads inside ``in_thread()``.
 
-    Raises TargetError if ``mods`` holds anything but modules, ConfigError for an unknown
+    Raises TargetError if ``mods`` holds anything but modules or a name that is empty, has a dot or
+    is that of the same module as another one; ConfigError for an unknown
     convention, and UnknownOperatorError for a key of ``custom_mapping`` that is not an operator.
     Entering a counter twice raises AlreadyActiveError; leaving it in another thread raises
     WrongThreadError.
@@ -95,7 +98,7 @@ class FlopCounterMode:
 
     def __init__(
         self,
-        mods: nn.Module | Sequence[nn.Module] | None = None,
+        mods: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None = None,
         depth: int | None = 2,
         display: bool = True,
         custom_mapping: Mapping[Any, Formula] | None = None,
@@ -108,7 +111,7 @@ class FlopCounterMode:
         target: Target = "cpu",
         latency: bool = False,
         mesh: Any = None,
-        memory: bool = False,
+        memory: FollowMemory = False,
         memory_rounding: int = 1,
         optimizers: Sequence[Any] = (),
     ) -> None:
@@ -122,7 +125,10 @@ class FlopCounterMode:
         )
         self._latency = latency
         check_rounding(memory_rounding)
-        self._memory = MemoryOptions(memory_rounding, tuple(optimizers)) if memory else None
+        wants_timeline = has_timeline(memory)
+        self._memory = (
+            MemoryOptions(memory_rounding, tuple(optimizers), wants_timeline) if memory else None
+        )
         if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
             raise ConfigError(f"mesh is a {type(mesh).__name__}; pass a DeviceMesh or None")
         self._mesh = mesh
@@ -290,12 +296,40 @@ class FlopCounterMode:
         levels = self.depth if depth is None else depth
         return table.render(self.profile, View(depth=None if levels is None else levels - 1))
 
+    def __repr__(self) -> str:
+        names = self._roots if isinstance(self._roots, dict) else map(_class_name, self._roots)
+        models = f" of {', '.join(names)}" if self._roots else ""
+        if self._active:
+            return f"<FlopCounterMode{models}: counting, {self._counts()}>"
+        is_empty = self._profile is None
+        return f"<FlopCounterMode{models}: {'not entered' if is_empty else self._counts()}>"
+
+    def _counts(self) -> str:
+        total = self._total()
+        return f"{total.macs} MACs, {total.flops} FLOPs"
+
+    def __str__(self) -> str:
+        """Return the printout of the profile so far; ``repr`` before the block is entered."""
+        if self._profile is None and not self._active:
+            return repr(self)
+        return self._text()
+
+    def _repr_html_(self) -> str | None:
+        """Return the HTML that a notebook shows; None before the block is entered."""
+        if self._profile is None and not self._active:
+            return None
+        return self.profile._repr_html_()
+
     def _print(self) -> None:
-        from dispatch_flops.renderers import View, overview
         from dispatch_flops.renderers.terminal import terminal_view
 
+        print(self._text(**terminal_view()))
+
+    def _text(self, **shown: Any) -> str:
+        from dispatch_flops.renderers import View, overview
+
         depth = sys.maxsize if self.depth is None else self.depth
-        print(overview.render(self.profile, View(depth=depth, **terminal_view())))
+        return overview.render(self.profile, View(depth=depth, **shown))
 
 
 def _abandon(active: dict[str, Session]) -> None:
@@ -306,17 +340,38 @@ def _abandon(active: dict[str, Session]) -> None:
         active.pop("session", None)
 
 
-def _as_modules(mods: Any) -> tuple[nn.Module, ...]:
+def _as_modules(mods: Any) -> tuple[nn.Module, ...] | dict[str, nn.Module]:
     if mods is None:
         return ()
-    one = isinstance(mods, (nn.Module, type)) or not isinstance(mods, Iterable)
-    modules = (mods,) if one else tuple(mods)
+    is_one = isinstance(mods, (nn.Module, type)) or not isinstance(mods, Iterable)
+    is_named = not is_one and isinstance(mods, Mapping)
+    modules = (mods,) if is_one else tuple(mods.values() if is_named else mods)
     for module in modules:
         if not isinstance(module, nn.Module):
             raise TargetError(
-                f"mods holds a {type(module).__name__}; pass an nn.Module, a list of them, or None"
+                f"mods holds a {type(module).__name__}; pass an nn.Module, a list or a dict of "
+                "them, or None"
             )
-    return modules
+    return _with_checked_names(mods) if is_named else modules
+
+
+def _with_checked_names(mods: Mapping[Any, nn.Module]) -> dict[str, nn.Module]:
+    """Return the named models; raise TargetError for names that cannot begin an fqn."""
+    names: dict[int, str] = {}
+    for name, module in mods.items():
+        if not isinstance(name, str) or not name or "." in name or name == OUTSIDE:
+            raise TargetError(
+                f"mods has the name {name!r}; name each model by a text without dots, such as 'G'"
+            )
+        if names.setdefault(id(module), name) != name:
+            raise TargetError(
+                f"mods names one module twice, {names[id(module)]!r} and {name!r}; name it once"
+            )
+    return dict(mods)
+
+
+def _class_name(module: nn.Module) -> str:
+    return type(module).__name__
 
 
 def _name_in_torch(node: ModuleNode, top: ModuleNode) -> str:

@@ -44,7 +44,7 @@ class Session:
 
     def __init__(
         self,
-        roots: Sequence[nn.Module],
+        roots: Sequence[nn.Module] | Mapping[str, nn.Module],
         conventions: Conventions,
         own_rules: Mapping[Any, registry.Rule],
         *,

@@ -251,7 +251,8 @@ def _optimizers_in(profile: Profile) -> list[str]:
     Other parts of the optimizer phase, such as "gradient clipping", are not named by identifiers.
     """
     parts = [part for part in profile.outside.children if part.total("optimizer").flops]
-    return [part.name for part in parts if part.name.isidentifier()]
+    names = dict.fromkeys(part.class_name for part in parts)
+    return [name for name in names if name.isidentifier()]
 
 
 def _sample_count(samples: Any) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from dispatch_flops.analysis.efficiency import machine_of
@@ -53,11 +53,23 @@ def render(profile: Profile, view: View | None = None) -> str:
     rows = [_row(node, level, figures[node.fqn], whole) for node, level in nodes[:_MOST_ROWS]]
     if len(nodes) > _MOST_ROWS:
         rows.append([f"… {len(nodes) - _MOST_ROWS} more", *[""] * (len(_COLUMNS) - 1)])
-    body = "".join(_cells("td", row) for row in rows)
+    tree_table = table_html(_COLUMNS, rows, text_columns=_TEXT_COLUMNS)
+    return f"<div>{''.join(_summary(profile, view.machine))}{tree_table}</div>"
+
+
+def render_module(node: ModuleNode, view: View | None = None) -> str:
+    """Return one module and those below it, as a whole model."""
+    return render(Profile(root=node), view)
+
+
+def table_html(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1
+) -> str:
+    """Return a table; its first ``text_columns`` columns are text, the others numbers."""
+    body = "".join(_cells("td", row, text_columns) for row in rows)
     return (
-        f"<div>{''.join(_summary(profile, view.machine))}"
-        f'<table style="{_TABLE}"><thead>{_cells("th", _COLUMNS)}</thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<table style="{_TABLE}"><thead>{_cells("th", header, text_columns)}</thead>'
+        f"<tbody>{body}</tbody></table>"
     )
 
 
@@ -109,8 +121,8 @@ def _row(node: ModuleNode, level: int, figures: Figures, whole: int) -> list[str
     ]
 
 
-def _cells(tag: str, texts: tuple[str, ...] | list[str]) -> str:
-    aligns = ["left" if i < _TEXT_COLUMNS else "right" for i in range(len(texts))]
+def _cells(tag: str, texts: Sequence[str], text_columns: int) -> str:
+    aligns = ["left" if i < text_columns else "right" for i in range(len(texts))]
     cells = (
         f'<{tag} style="{_CELL.format(align=align)}">{html.escape(text)}</{tag}>'
         for text, align in zip(texts, aligns, strict=True)

@@ -32,8 +32,12 @@ WITHOUT_TORCH = (*STANDARD_LIBRARY_ONLY, "renderers")
 LOOSE = {"__init__.py", "__main__.py", "_torch.py", "errors.py", "py.typed", "units.py"}
 # Python and notebooks ask a profile for its text: methods with a local import.
 EXCEPTIONS = {
+    ("analysis/diff.py", "renderers.diff_table"),
+    ("profile/cost_maps.py", "renderers.cost_table"),
     ("profile/profile.py", "renderers.notebook"),
     ("profile/profile.py", "renderers.overview"),
+    ("profile/tree.py", "renderers.notebook"),
+    ("profile/tree.py", "renderers.overview"),
 }
 
 

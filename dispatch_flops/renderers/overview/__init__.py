@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows
-from dispatch_flops.profile import Profile
+from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import ZERO
 from dispatch_flops.renderers.overview.columns import EIGHTHS, FULL, tree_table
 from dispatch_flops.renderers.overview.fitting import TextColumn, fitted_table
@@ -59,6 +59,14 @@ def render(profile: Profile, view: View | None = None) -> str:
         "\n".join(wrapped(remark, view.width) for remark in remarks(profile)),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def render_module(node: ModuleNode, view: View | None = None) -> str:
+    """Return the printout of one module and those below it, as of a whole model.
+
+    print(overview.render_module(profile.node("encoder.layer.0")))
+    """
+    return render(Profile(root=node), view)
 
 
 def _with_colored_bars(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispatch_flops import Profile
+from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.counting.thread_state import ACCUMULATION, AFTER_BACKWARD
 from tests.helpers.attributing import plain, rows, train, work_of
 from tests.helpers.profiling import profile_of
@@ -71,6 +72,49 @@ def test_two_optimizers_are_named_by_class(model: nn.Module) -> None:
     assert profile.node("<outside>.SGD").own().flops == 2 * 3 * 5
 
 
+def test_two_optimizers_of_one_class_are_told_apart(model: nn.Module) -> None:
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    profile = profile_of(lambda: step(model, first, second.step), model=model)
+    rest = sum(p.numel() for p in model[1].parameters())
+    # The second one steps first, before gradients are set to zero.
+    assert profile.node("<outside>.SGD").own().flops == 2 * rest
+    assert profile.node("<outside>.SGD.1").own().flops == 2 * 3 * 5
+    assert profile.node("<outside>.SGD.1").class_name == "SGD"
+    assert profile.node("<outside>.SGD.1").name == "SGD.1"
+
+
+def test_optimizers_made_for_every_step_share_a_name(model: nn.Module) -> None:
+    def steps() -> None:
+        for _ in range(3):
+            step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            gc.collect()
+
+    profile = profile_of(steps, model=model)
+    assert profile.node("<outside>.SGD").own().flops == 3 * 2 * N
+    assert "<outside>.SGD.1" not in outside(profile)
+
+
+def test_optimizers_of_named_models_have_the_names_of_the_models() -> None:
+    g, d = nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False)
+    own = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (d, g)]
+    both = torch.optim.SGD([*g.parameters(), *d.parameters()], lr=0.1)
+    with FlopCounterMode({"G": g, "D": d}, display=False) as counter:
+        d(g(torch.ones(2, 3))).sum().backward()
+        for optimizer in (*own, both):
+            optimizer.step()
+    profile = counter.profile.check()
+    assert [child.fqn for child in profile.root.children] == ["G", "D"]
+    assert profile.by_module("forward")["G"].macs == 2 * 3 * 5
+    assert profile.total_params == 3 * 5 + 5 * 7
+    flops = {node.fqn: node.own().flops for node in profile.outside.walk() if "SGD" in node.fqn}
+    assert flops == {
+        "<outside>.SGD.D": 2 * 5 * 7,
+        "<outside>.SGD.G": 2 * 3 * 5,
+        "<outside>.SGD": 2 * (5 * 7 + 3 * 5),
+    }
+
+
 def test_closure_within_a_step_is_forward_and_backward_of_the_model(model: nn.Module) -> None:
     """LBFGS calls the model within its step: those operators still belong to the model."""
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=1)
@@ -106,7 +150,9 @@ def test_step_in_a_gradient_hook_is_optimizer(model: nn.Module) -> None:
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(update)
     profile = profile_of(train, model, rows(2, 3), model=model)
-    assert profile.node("<outside>.SGD").own("optimizer").flops == 2 * N
+    # The gradient of the last layer is there first.
+    assert profile.node("<outside>.SGD").own("optimizer").flops == 2 * 5 * 7
+    assert profile.node("<outside>.SGD.1").own("optimizer").flops == 2 * 3 * 5
     assert profile.total("optimizer").flops == 2 * N
     assert work_of(profile) == {
         "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},

@@ -703,3 +703,22 @@ def test_copy_that_is_lost_inside_its_block_leaves_nothing_behind() -> None:
     del other
     gc.collect()
     assert not nn.modules.module._global_forward_hooks
+
+
+def test_single_named_model_keeps_its_name() -> None:
+    with FlopCounterMode({"G": nn.Sequential(nn.Linear(3, 5))}, display=False) as counter:
+        counter_input = torch.ones(2, 3)
+        counter._roots["G"](counter_input)  # type: ignore[call-overload]
+    assert list(counter.profile.by_module()) == ["", "G", "G.0"]
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "<outside>", 3])
+def test_name_of_a_model_that_cannot_begin_an_fqn_is_refused(name: Any) -> None:
+    with pytest.raises(TargetError, match="without dots"):
+        FlopCounterMode({name: nn.Linear(3, 5)})
+
+
+def test_one_module_under_two_names_is_refused() -> None:
+    model = nn.Linear(3, 5)
+    with pytest.raises(TargetError, match="twice, 'G' and 'D'"):
+        FlopCounterMode({"G": model, "D": model})

@@ -1,0 +1,31 @@
+"""Dicts of costs that print as tables."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from dispatch_flops.profile.cost import OpCost
+from dispatch_flops.profile.tree import OpTotal
+
+Figure = TypeVar("Figure", OpCost, OpTotal)
+
+
+class CostMap(dict[str, Figure]):
+    """Dict of costs by module or operator; ``print`` and notebooks show it as a table.
+
+    print(profile.by_operator())
+    """
+
+    def __str__(self) -> str:
+        from dispatch_flops.renderers import cost_table  # above this room: imported when shown
+
+        return cost_table.render(self)
+
+    def _repr_html_(self) -> str:
+        from dispatch_flops.renderers import cost_table  # above this room: imported when shown
+
+        return cost_table.render_html(self)
+
+    def __reduce__(self) -> tuple[type[dict[str, Figure]], tuple[dict[str, Figure]]]:
+        """Pickle and copy as a plain dict, for who reads it need not have this package."""
+        return dict, (dict(self),)

@@ -1,0 +1,128 @@
+"""Tables of what changed between two profiles: in all, by module and by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dispatch_flops.analysis.diff import Change, Diff
+from dispatch_flops.analysis.figures import Figures, Key
+from dispatch_flops.profile import OUTSIDE
+from dispatch_flops.renderers.notebook import table_html
+from dispatch_flops.renderers.text import Align, Style, at_least, code, table
+from dispatch_flops.renderers.view import View
+from dispatch_flops.units import (
+    Number,
+    bytes_text,
+    change_text,
+    count_text,
+    params_text,
+    seconds_text,
+)
+
+_SAME = "No count changed."
+Cells = tuple[list[str], list[list[str]]]
+
+
+def render(compared: Diff, view: View | None = None, *, is_all: bool = False) -> str:
+    """Return the totals, and the modules and operators with a changed count.
+
+    print(diff_table.render(diff(before, after), View(depth=2)))
+
+    view: ``depth`` of modules and ``style`` of the tables. is_all: also list modules and operators
+    without a change.
+    """
+    view = view or View()
+    parts = [
+        table(header, rows, ["left", *_RIGHT[: len(header) - 1]], view.style)
+        for header, rows in _tables(compared, view, is_all)
+    ]
+    return "\n\n".join(parts if compared.has_changed else [*parts, _SAME])
+
+
+def render_html(compared: Diff) -> str:
+    """Return the same tables for a notebook."""
+    parts = [table_html(*cells) for cells in _tables(compared, View(), is_all=False)]
+    return "".join(parts if compared.has_changed else [*parts, f"<p>{_SAME}</p>"])
+
+
+def _tables(compared: Diff, view: View, is_all: bool) -> Iterator[Cells]:
+    modules = compared.modules if is_all else compared.changed_modules()
+    operators = compared.operators if is_all else compared.changed_operators()
+    if view.depth is not None:
+        modules = [change for change in modules if _depth(change.name) <= view.depth]
+    yield _cells("", [compared.total], _COLUMNS, view.style)
+    if modules:
+        yield _cells("Module", modules, _COLUMNS, view.style)
+    if operators:
+        yield _cells("Operator", operators, [_CALLS, *_COLUMNS[1:]], view.style)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Column of a figure: its values before and after a change, and their text."""
+
+    title: str
+    values: Callable[[Change], tuple[Number | None, Number | None]]
+    text: Callable[[Number | None], str]
+
+    def cell(self, change: Change) -> str:
+        before, after = self.values(change)
+        a, b = change.before, change.after
+        first = at_least(self.text(before), a is not None and a.lower_bound)
+        second = at_least(self.text(after), b is not None and b.lower_bound)
+        if a is None:
+            return f"new: {second}"
+        if b is None:
+            return f"gone: {first}"
+        if before == after and first == second:
+            return first
+        if first == second:  # they differ only in digits that rounding hides
+            first, second = f"{before:,}", f"{after:,}"
+        return f"{first} -> {second} ({change_text(before, after)})"
+
+
+def _figure_column(title: str, key: Key, text: Callable[[Number | None], str]) -> _Column:
+    def values(change: Change) -> tuple[Number | None, Number | None]:
+        return _value(change.before, key), _value(change.after, key)
+
+    return _Column(title, values, text)
+
+
+def _value(figures: Figures | None, key: Key) -> Number | None:
+    return None if figures is None else figures.value(key)
+
+
+_COLUMNS = [
+    _figure_column("Params", "params", lambda n: params_text(None if n is None else int(n))),
+    _figure_column("MACs", "macs", count_text),
+    _figure_column("FLOPs", "flops", count_text),
+    _figure_column("Bytes", "bytes", bytes_text),
+    _figure_column("Latency", "latency", seconds_text),
+]
+_RIGHT: list[Align] = ["right"] * len(_COLUMNS)
+_CALLS = _Column("Calls", lambda change: (change.calls_before, change.calls_after), count_text)
+
+
+def _cells(
+    title: str, changes: Sequence[Change], columns: Sequence[_Column], style: Style
+) -> Cells:
+    is_timed = any(
+        _value(side, "latency") is not None for c in changes for side in (c.before, c.after)
+    )
+    shown = [column for column in columns if is_timed or column.title != "Latency"]
+    rows = [
+        [_row_name(change, title, style), *(column.cell(change) for column in shown)]
+        for change in changes
+    ]
+    return [title, *(column.title for column in shown)], rows
+
+
+def _row_name(change: Change, title: str, style: Style) -> str:
+    if change.name:
+        return code(change.name, style)
+    return "(model)" if title else "everything"
+
+
+def _depth(fqn: str) -> int:
+    return fqn.count(".") + 1 if fqn and not fqn.startswith(OUTSIDE) else 0

@@ -1,0 +1,111 @@
+"""What Python and notebooks show of profiles' parts, of differences and of counters."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import torch
+from torch import nn
+
+from dispatch_flops import FlopCounterMode, OpCost, Profile, diff
+
+B, D, H = 2, 3, 5
+MACS = B * D * H + B * H * D
+
+
+def counted(rows: int = B) -> FlopCounterMode:
+    model = nn.Sequential(nn.Linear(D, H, bias=False), nn.Linear(H, D, bias=False))
+    x = torch.ones(rows, D)
+    with FlopCounterMode(model, display=False) as counter:
+        model(x)
+    return counter
+
+
+def test_by_module_prints_a_line_per_module() -> None:
+    costs = counted().profile.by_module()
+    lines = str(costs).splitlines()
+    assert lines[0].split() == ["Module", "MACs", "FLOPs", "Bytes"]
+    assert [line.split()[:2] for line in lines[2:]] == [
+        ["(model)", str(MACS)],
+        ["0", str(B * D * H)],
+        ["1", str(B * H * D)],
+    ]
+    assert costs._repr_html_().count("<tr>") == 1 + 3
+
+
+def test_by_operator_prints_a_line_per_operator() -> None:
+    operators = counted().profile.by_operator()
+    line = next(line for line in str(operators).splitlines() if line.startswith("aten.mm"))
+    assert line.split()[:4] == ["aten.mm.default", "2", str(MACS), str(2 * MACS)]
+    assert "<td" in operators._repr_html_()
+
+
+def test_costs_remain_a_plain_dict_for_users() -> None:
+    costs = counted().profile.by_module()
+    plain = dict(costs)
+    assert isinstance(costs, dict) and costs == plain and repr(costs) == repr(plain)
+    assert type(pickle.loads(pickle.dumps(costs))) is dict
+    assert copy.deepcopy(costs) == plain
+    assert json.dumps({fqn: cost.macs for fqn, cost in costs.items()})
+
+
+def test_long_table_in_a_notebook_says_how_many_rows_follow() -> None:
+    class Deep(nn.Sequential):
+        pass
+
+    with FlopCounterMode(Deep(*[nn.Identity() for _ in range(120)]), display=False) as counter:
+        pass
+    page = counter.profile.by_module()._repr_html_()
+    assert "… 21 more" in page and page.count("<tr>") == 1 + 100 + 1
+
+
+def test_module_node_prints_its_own_tree() -> None:
+    node = counted().profile.node("1")
+    assert str(node).startswith(f"Linear: {H * D} parameters, {B * H * D} MACs")
+    assert "Sequential" not in str(node)
+    assert repr(node) == (
+        f"ModuleNode(fqn='1', class_name='Linear', calls=1, total_params={H * D}, children=0)"
+    )
+    assert "<table" in node._repr_html_()
+
+
+def test_diff_prints_what_changed() -> None:
+    compared = diff(counted().profile, counted(2 * B).profile)
+    flops = 2 * MACS
+    assert repr(compared) == (
+        f"<Diff: {flops} FLOPs, then {2 * flops}; changed modules: 3, operators: 1>"
+    )
+    assert f"{MACS} -> {2 * MACS}" in str(compared)
+    assert "Module" in str(compared) and "aten.mm.default" in str(compared)
+    assert compared._repr_html_().count("<table") == 3
+
+
+def test_diff_without_a_change_says_so() -> None:
+    compared = diff(counted().profile, counted().profile)
+    assert str(compared).endswith("No count changed.")
+    assert "No count changed." in compared._repr_html_()
+    assert not compared.has_changed
+
+
+def test_diff_of_empty_profiles_is_printed() -> None:
+    profile = Profile.from_json(counted().profile.to_json())
+    assert OpCost() == diff(profile, profile, "backward").total.after.cost  # type: ignore[union-attr]
+
+
+def test_counter_shows_its_models_and_state() -> None:
+    model = nn.Linear(D, H, bias=False)
+    counter = FlopCounterMode({"G": model}, display=False)
+    assert repr(counter) == str(counter) == "<FlopCounterMode of G: not entered>"
+    assert counter._repr_html_() is None
+    with counter:
+        model(torch.ones(B, D))
+        counts = f"{B * D * H} MACs, {2 * B * D * H} FLOPs"
+        assert repr(counter) == f"<FlopCounterMode of G: counting, {counts}>"
+        assert f"{B * D * H} MACs" in str(counter)
+    assert repr(counter) == f"<FlopCounterMode of G: {counts}>"
+    assert repr(FlopCounterMode([model])) == "<FlopCounterMode of Linear: not entered>"
+    assert repr(FlopCounterMode()) == "<FlopCounterMode: not entered>"
+    assert str(counter).startswith("models: 15 parameters")
+    assert "<table" in (counter._repr_html_() or "")
