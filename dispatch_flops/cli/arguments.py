@@ -150,6 +150,13 @@ def add_run_options(parser: ArgumentParser) -> None:
         help="also follow what is allocated, and show the peak and what it consists of",
     )
     group.add_argument(
+        "--memory-timeline",
+        action="store_const",
+        const="timeline",
+        dest="memory",
+        help="as --memory, and record memory over the operators, for --format json and html",
+    )
+    group.add_argument(
         "--causal",
         choices=("full", "half"),
         default="full",

@@ -20,6 +20,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase
 from dispatch_flops.memory.storages import Storage
+from dispatch_flops.memory.timeline import Timeline
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import Role
 
@@ -78,13 +79,14 @@ class DeviceBlocks:
     """Memory of one device.
 
     before: bytes that were there before. now: bytes over these. peaks: by phase.
-    born_at_peaks: number of the latest allocation at any peak.
+    born_at_peaks: number of the latest allocation at any peak. timeline: None if none is wanted.
     """
 
-    __slots__ = ("before", "born_at_peaks", "device", "modules", "now", "peaks")
+    __slots__ = ("before", "born_at_peaks", "device", "modules", "now", "peaks", "timeline")
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, timeline: Timeline | None) -> None:
         self.device = device
+        self.timeline = timeline
         self.before = 0
         self.now = 0
         self.born_at_peaks = 0
@@ -110,9 +112,12 @@ class Blocks:
 
     rounding: bytes that each block is rounded up to a multiple of.
     phase_now: returns the phase that the calling thread is in.
+    has_timeline: each device has a timeline.
     """
 
-    def __init__(self, rounding: int, phase_now: Callable[[], Phase]) -> None:
+    def __init__(
+        self, rounding: int, phase_now: Callable[[], Phase], *, has_timeline: bool = False
+    ) -> None:
         self.live: dict[int, Block] = {}
         self.devices: dict[torch.device, DeviceBlocks] = {}
         self.allocations = 0
@@ -120,13 +125,15 @@ class Blocks:
         self.born_in_calls = 0  # allocations when the outermost module call last ended
         self._rounding = rounding
         self._phase_now = phase_now
+        self._has_timeline = has_timeline
         self._activations: defaultdict[tuple[int, str], int] = defaultdict(int)
 
     def on(self, device: torch.device) -> DeviceBlocks:
         """Return the memory of a device."""
         found = self.devices.get(device)
         if found is None:
-            found = self.devices[device] = DeviceBlocks(device)
+            timeline = Timeline() if self._has_timeline else None
+            found = self.devices[device] = DeviceBlocks(device, timeline)
         return found
 
     def allocated(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
@@ -216,9 +223,12 @@ class Blocks:
         device, made_in = block.device, block.made_in
         device.now -= block.size
         is_forward = made_in is not None and made_in.phase != "backward"
-        if block.born > device.born_at_peaks and not is_forward:
+        timeline = device.timeline
+        if block.born > device.born_at_peaks and not is_forward and timeline is None:
             return  # most blocks of backward: in no peak, and not an activation
         role = self._role_of(block, is_over=True)
+        if timeline is not None:
+            timeline.released.append((block.born, block.size, role))
         for peak in device.peaks:
             if block.born <= peak.born:
                 peak.released.append((block, role))

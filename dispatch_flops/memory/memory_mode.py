@@ -43,11 +43,12 @@ class MemoryOptions:
     """How memory is followed.
 
     rounding: bytes that each block is rounded up to a multiple of. optimizers: those whose state
-    was there before the run.
+    was there before the run. has_timeline: also follow memory over the operators.
     """
 
     rounding: int = 1
     optimizers: tuple[Any, ...] = ()
+    has_timeline: bool = False
 
 
 class Memory:
@@ -61,7 +62,7 @@ class Memory:
         self.rounding = options.rounding
         self._names = names
         self.running = _Running()
-        self.blocks = Blocks(options.rounding, self._phase_now)
+        self.blocks = Blocks(options.rounding, self._phase_now, has_timeline=options.has_timeline)
         self.unseen: set[str] = set()
         self.gradient_bytes: dict[int, int] = {}
         self.state_bytes: dict[int, int] = {}
@@ -276,6 +277,9 @@ class MemoryMode(CountingMode):
             found.bytes = now
             if now > found.of_phase.bytes:
                 self._raise_peak(found, device, made_in, func, now)
+        if device.timeline is not None:
+            born = self._blocks.allocations
+            device.timeline.note(now, now - device.now, born, made_in, func)
         return out
 
     def _raise_peak(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.memory.blocks import Block, DeviceBlocks, Peak
 from dispatch_flops.memory.memory_mode import Memory
 from dispatch_flops.memory.storages import storages_of
@@ -20,12 +22,14 @@ from dispatch_flops.profile.memory import (
     DeviceMemory,
     HeldBytes,
     MemoryPeak,
+    MemoryPoint,
     MemoryProfile,
     MemoryUse,
     ModuleMemory,
     PeakMoment,
     PhaseBytes,
     Role,
+    RoleBytes,
     add_held,
     highest,
 )
@@ -77,7 +81,22 @@ class _Builder:
         return DeviceMemory(
             device=str(device.device),
             peaks=tuple(self._freeze_peak(device, peak) for peak in device.peaks),
+            timeline=tuple(self._freeze_timeline(device)),
         )
+
+    def _freeze_timeline(self, device: DeviceBlocks) -> Iterator[MemoryPoint]:
+        if device.timeline is not None:
+            alive = [
+                (block.born, block.size, role)
+                for block, role in self._alive
+                if block.device is device
+            ]
+            for point, sizes in device.timeline.frozen(alive):
+                yield MemoryPoint(
+                    operators=point.operators,
+                    at=self._moment(point.made_in, point.operator),
+                    bytes_by_role=RoleBytes(sizes),
+                )
 
     def _freeze_peak(self, device: DeviceBlocks, peak: Peak) -> MemoryPeak:
         made_in = peak.made_in
@@ -94,11 +113,12 @@ class _Builder:
         ]
         return MemoryPeak(
             peak_bytes=device.before + peak.bytes,
-            peak_at=PeakMoment(
-                fqn=self._shown(made_in.fqn), phase=made_in.phase, operator=str(peak.operator)
-            ),
+            peak_at=self._moment(made_in, peak.operator),
             uses=tuple(sorted(uses, key=lambda use: -use.bytes)),
         )
+
+    def _moment(self, made_in: ModulePhase, operator: Any) -> PeakMoment:
+        return PeakMoment(fqn=self._shown(made_in.fqn), phase=made_in.phase, operator=str(operator))
 
     def _blocks_at(self, device: DeviceBlocks, peak: Peak) -> Iterator[tuple[Block, Role]]:
         for block, role in self._alive:

@@ -15,11 +15,13 @@ from dispatch_flops.profile.memory import (
     DeviceMemory,
     HeldBytes,
     MemoryPeak,
+    MemoryPoint,
     MemoryProfile,
     MemoryUse,
     ModuleMemory,
     PeakMoment,
     PhaseBytes,
+    RoleBytes,
 )
 from dispatch_flops.profile.merging import merge_ops, sum_nodes, sum_trees
 from dispatch_flops.profile.profile import (
@@ -43,6 +45,7 @@ __all__ = [
     "DeviceMemory",
     "HeldBytes",
     "MemoryPeak",
+    "MemoryPoint",
     "MemoryProfile",
     "MemoryUse",
     "MeshDim",
@@ -53,6 +56,7 @@ __all__ = [
     "PhaseBytes",
     "PhaseSeconds",
     "Profile",
+    "RoleBytes",
     "RunInfo",
     "StepTiming",
     "TensorInput",

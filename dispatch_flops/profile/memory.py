@@ -5,16 +5,56 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
+from typing import Literal, TypeVar
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.cost import Phase, check_phase
 
 Role = str
+FollowMemory = bool | Literal["timeline"]
 ROLES: tuple[Role, ...] = (
     "parameters", "gradients", "optimizer state", "buffers", "inputs", "activations",
     "temporaries", "workspace",
 )  # fmt: skip
+
+
+_Key = TypeVar("_Key", bound=str)
+
+
+class _Bytes(Mapping[_Key, int]):
+    """Immutable mapping to bytes."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, counts: Mapping[_Key, int] | None = None) -> None:
+        self._bytes = dict(counts or {})
+
+    def __getitem__(self, key: _Key) -> int:
+        return self._bytes[key]
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(self._bytes)
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._bytes.items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._bytes!r})"
+
+
+class PhaseBytes(_Bytes[Phase]):
+    """Immutable mapping from phase to bytes, without the phases in which nothing ran."""
+
+    __slots__ = ()
+
+
+class RoleBytes(_Bytes[Role]):
+    """Immutable mapping from role to bytes, without the roles that have none."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +102,33 @@ class MemoryPeak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoint:
+    """A point of a timeline: the most memory that was allocated in one interval of operators.
+
+    operators: how many operators had run on the device, this one included.
+    at: the operator that ran, with its module and phase.
+    """
+
+    operators: int
+    at: PeakMoment
+    bytes_by_role: RoleBytes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all roles together."""
+        return sum(self.bytes_by_role.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Memory of one device: the peak of each phase that ran there."""
+    """Memory of one device: the peak of each phase that ran there, and the timeline.
+
+    timeline: in order of time; empty where it was not asked for.
+    """
 
     device: str
     peaks: tuple[MemoryPeak, ...]
+    timeline: tuple[MemoryPoint, ...] = ()
 
     def peak(self, phase: Phase | None = None) -> MemoryPeak | None:
         """Return the highest peak, of one phase or of all; None if the phase did not run."""
@@ -120,6 +182,15 @@ class MemoryProfile:
         return peak.uses if peak is not None else ()
 
     @property
+    def timeline(self) -> tuple[MemoryPoint, ...]:
+        """Memory over the operators of the run; empty unless ``memory="timeline"``.
+
+        A point for each of at most 1,024 intervals with equal numbers of operators: the moment of
+        the most memory in it. A run with fewer operators has a point for each.
+        """
+        return self.devices[0].timeline if self.devices else ()
+
+    @property
     def is_lower_bound(self) -> bool:
         """True if a kernel allocated memory that is not known."""
         return bool(self.unseen)
@@ -170,33 +241,6 @@ HELD_NAMES: tuple[str, ...] = tuple(field.name for field in fields(HeldBytes))
 counts_held: Callable[[HeldBytes], tuple[int, ...]] = operator.attrgetter(*HELD_NAMES)
 
 
-_NOTHING: Mapping[Phase, int] = MappingProxyType({})
-
-
-class PhaseBytes(Mapping[Phase, int]):
-    """Immutable mapping from phase to bytes, without the phases in which nothing ran."""
-
-    __slots__ = ("_bytes",)
-
-    def __init__(self, by_phase: Mapping[Phase, int] = _NOTHING) -> None:
-        self._bytes = dict(by_phase)
-
-    def __getitem__(self, phase: Phase) -> int:
-        return self._bytes[phase]
-
-    def __iter__(self) -> Iterator[Phase]:
-        return iter(self._bytes)
-
-    def __len__(self) -> int:
-        return len(self._bytes)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._bytes.items()))
-
-    def __repr__(self) -> str:
-        return f"PhaseBytes({self._bytes!r})"
-
-
 def highest(parts: Iterable[PhaseBytes]) -> PhaseBytes:
     """Return the largest number of bytes of each phase."""
     found: dict[Phase, int] = {}
@@ -231,6 +275,13 @@ def sum_memory(parts: Iterable[ModuleMemory | None]) -> ModuleMemory | None:
         total=add_held(part.total for part in known),
         peak_bytes=highest(part.peak_bytes for part in known),
     )
+
+
+def has_timeline(memory: object) -> bool:
+    """Return True if an option ``memory`` asks for a timeline; raise ConfigError if it is none."""
+    if memory != "timeline" and type(memory) is not bool:
+        raise ConfigError(f'memory={memory!r}: pass True, False or "timeline"')
+    return memory == "timeline"
 
 
 def check_rounding(rounding: object) -> None:

@@ -12,18 +12,41 @@ from dispatch_flops.profile.memory import (
     DeviceMemory,
     HeldBytes,
     MemoryPeak,
+    MemoryPoint,
     MemoryProfile,
     MemoryUse,
     ModuleMemory,
     PeakMoment,
     PhaseBytes,
+    RoleBytes,
 )
 
 
 def memory_to_row(memory: MemoryProfile) -> dict[str, Any]:
     """Return the memory as plain data; ``memory_from_row`` gives back an equal one."""
-    row = dataclasses.asdict(memory)
-    return {**row, "devices": list(row["devices"]), "unseen": list(memory.unseen)}
+    return {
+        "devices": [_device_to_row(device) for device in memory.devices],
+        "unseen": list(memory.unseen),
+        "rounding": memory.rounding,
+    }
+
+
+def _device_to_row(device: DeviceMemory) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "device": device.device,
+        "peaks": [dataclasses.asdict(peak) for peak in device.peaks],
+    }
+    if device.timeline:
+        row["timeline"] = [_point_to_row(point) for point in device.timeline]
+    return row
+
+
+def _point_to_row(point: MemoryPoint) -> dict[str, Any]:
+    return {
+        "operators": point.operators,
+        "at": dataclasses.asdict(point.at),
+        "bytes_by_role": dict(point.bytes_by_role),
+    }
 
 
 def memory_from_row(row: Any) -> MemoryProfile:
@@ -36,17 +59,29 @@ def memory_from_row(row: Any) -> MemoryProfile:
 def _device_from_row(row: Any) -> DeviceMemory:
     values = _table(row)
     peaks = tuple(_peak_from_row(peak) for peak in values.pop("peaks"))
-    return build(DeviceMemory, values, peaks=peaks)
+    timeline = tuple(_point_from_row(point) for point in values.pop("timeline", ()))
+    return build(DeviceMemory, values, peaks=peaks, timeline=timeline)
+
+
+def _point_from_row(row: Any) -> MemoryPoint:
+    values = _table(row)
+    counts = _counts(values.pop("bytes_by_role"), "MemoryPoint.bytes_by_role")
+    at = _moment_from_row(values.pop("at"))
+    return build(MemoryPoint, values, at=at, bytes_by_role=RoleBytes(counts))
 
 
 def _peak_from_row(row: Any) -> MemoryPeak:
     values = _table(row)
-    moment = _table(values.pop("peak_at"))
+    peak_at = _moment_from_row(values.pop("peak_at"))
     uses = []
     for use in map(_table, values.pop("uses")):
         uses.append(build(MemoryUse, use, phase=use.pop("phase")))
-    peak_at = build(PeakMoment, moment, phase=moment.pop("phase"))
     return build(MemoryPeak, values, peak_at=peak_at, uses=tuple(uses))
+
+
+def _moment_from_row(row: Any) -> PeakMoment:
+    values = _table(row)
+    return build(PeakMoment, values, phase=values.pop("phase"))
 
 
 def module_memory_to_row(memory: ModuleMemory) -> dict[str, Any]:
@@ -61,9 +96,7 @@ def module_memory_to_row(memory: ModuleMemory) -> dict[str, Any]:
 def module_memory_from_row(row: Any) -> ModuleMemory:
     """Return the memory that ``module_memory_to_row`` wrote; raises ValueError on other data."""
     values = _table(row)
-    peaks = _table(values.pop("peak_bytes"))
-    if not all(type(phase) is str and type(count) is int for phase, count in peaks.items()):
-        raise ValueError(f"ModuleMemory.peak_bytes is {peaks!r:.60}")
+    peaks = _counts(values.pop("peak_bytes"), "ModuleMemory.peak_bytes")
     return build(
         ModuleMemory,
         {},
@@ -72,6 +105,13 @@ def module_memory_from_row(row: Any) -> ModuleMemory:
         peak_bytes=PhaseBytes(cast("Mapping[Phase, int]", peaks)),
         **values,
     )
+
+
+def _counts(row: Any, name: str) -> dict[str, int]:
+    counts = _table(row)
+    if not all(type(key) is str and type(count) is int for key, count in counts.items()):
+        raise ValueError(f"{name} is {counts!r:.60}")
+    return counts
 
 
 def _table(row: Any) -> dict[str, Any]:

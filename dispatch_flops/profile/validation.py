@@ -67,6 +67,9 @@ def flaws_of_memory(memory: MemoryProfile | None) -> Iterator[str]:
                     f"memory of {device.device}: what is used at {peak.peak_at} adds up to "
                     f"{together} bytes, not to the peak of {peak.peak_bytes!r}"
                 )
+        for point in device.timeline:
+            if not all(map(_is_count, point.bytes_by_role.values())):
+                yield f"memory of {device.device}: {point} has bytes that are not a count"
 
 
 def _flaws_of_held(memory: ModuleMemory) -> Iterator[str]:

@@ -38,7 +38,7 @@ from dispatch_flops.operators.conventions import (
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import OpCost
-from dispatch_flops.profile.memory import check_rounding
+from dispatch_flops.profile.memory import FollowMemory, check_rounding, has_timeline
 from dispatch_flops.profilers.session import Session
 
 
@@ -75,7 +75,8 @@ class FlopCounterMode:
     latency: time modules and operators in the same pass, in seconds, without the profiler's own
         overhead (default False). On the meta device there are no latencies. ``profile_model``
         takes more exact ones, in a pass without counting.
-    memory: follow what the operators allocate, for ``profile.memory`` (default False).
+    memory: follow what the operators allocate, for ``profile.memory`` (default False);
+        ``"timeline"`` also records memory over the operators, as ``profile.memory.timeline``.
     memory_rounding: bytes that each block of memory is rounded up to a multiple of (default 1);
         512 for the caching allocator of CUDA.
     optimizers: those whose state was there before; an optimizer that steps inside the block is
@@ -108,7 +109,7 @@ class FlopCounterMode:
         target: Target = "cpu",
         latency: bool = False,
         mesh: Any = None,
-        memory: bool = False,
+        memory: FollowMemory = False,
         memory_rounding: int = 1,
         optimizers: Sequence[Any] = (),
     ) -> None:
@@ -122,7 +123,10 @@ class FlopCounterMode:
         )
         self._latency = latency
         check_rounding(memory_rounding)
-        self._memory = MemoryOptions(memory_rounding, tuple(optimizers)) if memory else None
+        wants_timeline = has_timeline(memory)
+        self._memory = (
+            MemoryOptions(memory_rounding, tuple(optimizers), wants_timeline) if memory else None
+        )
         if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
             raise ConfigError(f"mesh is a {type(mesh).__name__}; pass a DeviceMesh or None")
         self._mesh = mesh

@@ -16,6 +16,7 @@ from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.operators.conventions import Causal, Flops, Subclass, Target
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, ModuleNode, PhaseSeconds, Profile, StepTiming
+from dispatch_flops.profile.memory import FollowMemory
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import BoundCalls, bind_inputs, check_model
 from dispatch_flops.profilers.isolation import (
@@ -62,7 +63,7 @@ def profile_model(
     meta_value: float | None = None,
     target: Target = "cpu",
     strict: bool = False,
-    memory: bool = False,
+    memory: FollowMemory = False,
     memory_rounding: int = 1,
 ) -> Profile:
     """Return the profile of one call of a model.
