@@ -25,7 +25,7 @@ from dispatch_flops.compile.templates import (
     find_symbols,
     size_reader,
 )
-from dispatch_flops.counting.module_names import join
+from dispatch_flops.counting.module_tree import join
 from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions

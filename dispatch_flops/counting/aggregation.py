@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from dispatch_flops.counting.module_names import ModuleName, join
+from dispatch_flops.counting.module_tree import ModuleName, join
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OpTotal, sum_known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from dispatch_flops.counting.module_names import ModuleName
+from dispatch_flops.counting.module_tree import ModuleName
 
 
 def unseen_modules(
