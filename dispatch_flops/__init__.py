@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dispatch_flops.profile.tree import ModuleNode, OpTotal
     from dispatch_flops.profilers.counter import FlopCounterMode
     from dispatch_flops.profilers.flops_profiler import FlopsProfiler, get_model_profile
+    from dispatch_flops.profilers.meter import FlopMeter
     from dispatch_flops.profilers.model import profile_model
     from dispatch_flops.profilers.training import StepProfiler
     from dispatch_flops.timing.peaks import measure_machine
@@ -37,6 +38,7 @@ __all__ = [
     "CommTotal",
     "DispatchFlopsError",
     "FlopCounterMode",
+    "FlopMeter",
     "FlopsProfiler",
     "Machine",
     "ModuleNode",
@@ -75,6 +77,7 @@ _HOME = {
     "CommTotal": "profile.communication",
     "DispatchFlopsError": "errors",
     "FlopCounterMode": "profilers.counter",
+    "FlopMeter": "profilers.meter",
     "FlopsProfiler": "profilers.flops_profiler",
     "Machine": "analysis.machines",
     "ModuleNode": "profile.tree",

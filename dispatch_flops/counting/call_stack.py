@@ -60,7 +60,7 @@ def resume(thread: ThreadState, seq: int) -> None:
         thread.current = None if may_be_other else thread.module_phase(OUTSIDE, "forward")
     else:
         thread.mark(seq, call.module_phase.fqn)
-        is_unsure = call.step or call.is_in_hooks
+        is_unsure = call.step or call.has_closure or call.is_in_hooks
         thread.current = None if is_unsure else call.module_phase
     is_discarded = call.step or (is_outside and thread.is_after_backward)
     thread.param_sink = thread.discarded_params if is_discarded else thread.used_params

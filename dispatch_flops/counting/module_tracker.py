@@ -400,11 +400,17 @@ class Tracker:
         for observer, stamp in zip(self._observers, stamps, strict=True):
             observer.leave(thread, call, stamp)
 
-    def enter_operator(self, operator: Any, parts: ModulePhase) -> None:
-        """Record what this thread runs in ``parts`` until ``leave_operator``."""
+    def enter_operator(
+        self, operator: Any, parts: ModulePhase, *, has_closure: bool = False
+    ) -> None:
+        """Record what this thread runs in ``parts`` until ``leave_operator``.
+
+        has_closure: it is an optimizer's step, whose closure runs the model.
+        """
         thread = self.join_thread()
-        thread.stack.append(OpenCall(None, operator, parts, _graph_task()))
-        thread.current = parts
+        call = OpenCall(None, operator, parts, _graph_task(), has_closure=has_closure)
+        thread.stack.append(call)
+        thread.current = None if has_closure else parts
 
     def leave_operator(self, operator: Any) -> None:
         """End what ``enter_operator`` began."""

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.aggregation import CallAggregator, RecordedCalls
@@ -29,7 +30,7 @@ from dispatch_flops.memory.memory_mode import Memory, MemoryMode, MemoryOptions
 from dispatch_flops.memory.memory_profile import attach_memory
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.profile import Profile
+from dispatch_flops.profile import OUTSIDE, Profile
 from dispatch_flops.profile.profile import deferred_profile
 from dispatch_flops.profilers.isolation import garbage_collection_later
 from dispatch_flops.timing.passes import UntimedPass
@@ -120,6 +121,19 @@ class Session:
     def note_running(self, module: nn.Module) -> None:
         """Treat the forward of ``module``, which runs already, as started now."""
         self._tracker.enter_module(module, ())
+
+    def note_stepping(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        """Treat the step of ``optimizer``, which runs already, as started now."""
+        thread = self._tracker.join_thread()
+        fqn = f"{OUTSIDE}.{type(optimizer).__name__}"
+        parts = thread.module_phase(fqn, "optimizer")
+        self._tracker.enter_operator(optimizer, parts, has_closure=has_closure)
+
+    def note_stepped(self) -> None:
+        """Treat the backward pass and the optimizer's step as over, which ran uncounted."""
+        thread = self._tracker.join_thread()
+        thread.is_after_backward, thread.current = True, None
+        thread.gradients, thread.is_on_gradients = frozenset(), False
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:

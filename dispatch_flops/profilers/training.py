@@ -147,7 +147,7 @@ class StepProfiler(ProfiledStep):
         Raises ConfigError if ``samples`` is not a count, and AlreadyActiveError inside another
         block.
         """
-        count = _sample_count(samples)
+        count = sample_count(samples)
         if self._inside:
             raise AlreadyActiveError(
                 "a step() block of this StepProfiler is active already: leave it first; "
@@ -219,7 +219,7 @@ class StepProfiler(ProfiledStep):
 
     def _hook_optimizers(self) -> None:
         if not self._hooks:
-            optimizers = _with_inner_optimizers(self._optimizer)
+            optimizers = with_inner_optimizers(self._optimizer)
             self._hooks = [one.register_step_post_hook(self._note_step) for one in optimizers]
 
     def _unhook_optimizers(self) -> None:
@@ -233,7 +233,7 @@ class StepProfiler(ProfiledStep):
             self._end_step("the optimizer stepped outside the step() block: it is not counted")
 
 
-def _with_inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
+def with_inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
     """Return the optimizer and those that it holds, as far as they can have hooks.
 
     accelerate's optimizer cannot: it is an Optimizer without an Optimizer's own state.
@@ -255,7 +255,7 @@ def _optimizers_in(profile: Profile) -> list[str]:
     return [name for name in names if name.isidentifier()]
 
 
-def _sample_count(samples: Any) -> int | None:
+def sample_count(samples: Any, name: str = "samples") -> int | None:
     """Return ``samples`` as an int; raise ConfigError if it is not a count."""
     if samples is None:
         return None
@@ -264,7 +264,7 @@ def _sample_count(samples: Any) -> int | None:
     except TypeError:
         count = -1
     if count < 0:
-        raise ConfigError(f"samples={samples!r}: pass the number of samples in the block, an int")
+        raise ConfigError(f"{name}={samples!r}: pass the number of {name} in the block, an int")
     return count
 
 

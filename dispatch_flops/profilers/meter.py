@@ -1,0 +1,359 @@
+"""``FlopMeter``: the cost of every step of an eager run, from a few counted ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Hashable, Mapping
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from dispatch_flops.analysis.machines import Machine, find
+from dispatch_flops.counting.placement import Placement, device_name
+from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError
+from dispatch_flops.operators import (
+    formulas,  # noqa: F401  (fills the registry)
+    registry,
+)
+from dispatch_flops.operators.conventions import Causal, Conventions, Flops
+from dispatch_flops.operators.registry import Formula
+from dispatch_flops.profilers.inputs import check_model
+from dispatch_flops.profilers.meter_hooks import MeterHooks
+from dispatch_flops.profilers.meter_reading import MeterReading
+from dispatch_flops.profilers.meter_totals import MeterTotals, StepRecord
+from dispatch_flops.profilers.running_step import RunningStep, StepCounter
+from dispatch_flops.profilers.step_costs import States
+from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
+from dispatch_flops.profilers.training import sample_count
+from dispatch_flops.timing.devices import Now
+
+
+class FlopMeter:
+    """Meter of the FLOPs, FLOP/s and MFU of every step of an eager run.
+
+        model = torch.nn.Linear(3, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        meter = FlopMeter(model, optimizer)
+        for x in torch.ones(1000, 2, 3):
+            with meter.step(samples=len(x)):
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        meter.total_flops, meter.window.flops_per_s, meter.run.mfu
+
+    model: the module whose calls tell one step from another.
+    optimizer: the optimizer that updates it; None (the default) for every optimizer that steps.
+    machine: machine whose peaks MFU and HFU refer to; None (the default) for the device's own
+        peaks, if they are known.
+    verify_every: every so many steps one is counted anew and compared (default 1000). 0: never.
+    window: number of steps of ``meter.window`` (default 100).
+    causal, flops, custom_mapping: as in ``FlopCounterMode``.
+
+    A step is what runs in a ``step()`` block or, after ``start()``, from a call of the model to
+    the optimizer's step. The first step with a new signature is counted. Later ones are not: their
+    cost is added. The signature consists of the inputs of each call of the model (shapes, dtypes,
+    plain values), the modes of autograd and autocast, the training flags, the parameters that
+    require a gradient and those that have one, and the steps of optimizers. Data do not belong to
+    it. Where they decide what runs, as in a mixture of experts, verification finds out and warns
+    once. ``is_estimate`` is then True, ten times as many steps are counted, and a signature costs
+    the mean of its counted steps.
+
+    A step that an exception leaves is not part of any figure. Code that ``torch.compile`` has
+    compiled runs eagerly while a step is counted; ``counting_backend`` counts it as it runs.
+
+    Raises TargetError if ``model`` or ``optimizer`` is something else, and ConfigError for a wrong
+    option.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        machine: Machine | None = None,
+        *,
+        verify_every: int = 1000,
+        window: int = 100,
+        causal: Causal = "full",
+        flops: Flops = "all",
+        custom_mapping: Mapping[Any, Formula] | None = None,
+        now: Now = time.perf_counter,
+    ) -> None:
+        check_model(model)
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise TargetError(
+                f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer or None"
+            )
+        _check_steps("verify_every", verify_every, least=0)
+        _check_steps("window", window, least=1)
+        self.verify_every = verify_every
+        self._model = model
+        self._given_machine = machine
+        self._now = now
+        self._states = States()
+        self._totals = MeterTotals(window)
+        self._counter = StepCounter(
+            model,
+            Conventions(causal=causal, flops=flops),
+            registry.rules_from(custom_mapping or {}),
+        )
+        self._modules = tuple(model.modules())
+        self._hooks = MeterHooks(
+            model, optimizer, self._on_call, self._on_return, self._on_stepping, self._on_stepped
+        )
+        self._ends_with_optimizer = optimizer is not None
+        self._optimizer_ids: dict[int, int] = {}  # in the order in which they stepped first
+        self._block = _Block(self)
+        self._step: RunningStep | None = None
+        self._thread = 0  # that of the step
+        self._begun_s = 0.0
+        self._size: tuple[Any, Any] = (None, None)  # samples and tokens of the next block
+        self._is_started = self._varies = False
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def step(self, samples: int | None = None, tokens: int | None = None) -> _Block:
+        """Return a context manager for one step, with all its micro-batches.
+
+        samples, tokens: the numbers of them in the step, for the rates; None if not known.
+
+        Raises ConfigError if one is not a count, and AlreadyActiveError inside another step or
+        after ``start()``.
+        """
+        self._size = (sample_count(samples), sample_count(tokens, "tokens"))
+        return self._block
+
+    def start(self) -> None:
+        """Find the steps by hooks on the model and the optimizer, until ``stop()``.
+
+        A step begins with a call of the model, and ends when the optimizer has stepped. Calls
+        without gradients that come first are not part of it, such as an evaluation's. A meter
+        without an optimizer takes each call of the model as a step.
+
+        Raises AlreadyActiveError inside a step, and if it is started already.
+        """
+        self._check_inactive()
+        self._is_started = True
+        self._hooks.install(with_return=not self._ends_with_optimizer)
+
+    def stop(self) -> None:
+        """Stop finding steps; an unfinished one is dropped."""
+        self._is_started = False
+        self._drop()
+
+    def _check_inactive(self) -> None:
+        if self._is_started or self._step is not None:
+            raise AlreadyActiveError(
+                "this FlopMeter is active already: leave its step() block, or stop() it, first"
+            )
+
+    def _enter(self) -> None:
+        self._check_inactive()
+        self._hooks.install()
+        self._begin()
+
+    def _leave(self, *, raised: bool) -> None:
+        if raised or self._step is None:
+            self._drop()
+            return
+        try:
+            self._end()
+        finally:
+            self._hooks.remove()
+
+    def _begin(self) -> None:
+        self._thread = threading.get_ident()
+        every = self.verify_every
+        if self._varies:
+            every = every and max(1, every // 10)
+        step = RunningStep(
+            self._states,
+            self._counter,
+            is_verified=bool(every) and (self._totals.steps + 1) % every == 0,
+        )
+        if not self._is_started:
+            step.begin()
+        self._step = step
+        self._begun_s = self._now()
+
+    def _end(self) -> None:
+        step, self._step = self._step, None
+        assert step is not None
+        seconds = self._now() - self._begun_s
+        samples, tokens = self._size
+        segments = step.end()
+        self._totals.add(
+            StepRecord(segments, None if step.was_counted else seconds, samples or 0, tokens or 0)
+        )
+        step.commit()
+        if step.was_counted:
+            self._modules = tuple(self._model.modules())
+            self._report(segments)
+
+    def _drop(self) -> None:
+        """Forget an unfinished step, and remove the hooks."""
+        self._step = None
+        self._counter.stop()
+        self._hooks.remove()
+
+    def _report(self, segments: tuple[Any, ...]) -> None:
+        """Warn once if the cost of a signature varies."""
+        if not self._varies and any(one.varies and not one.state.is_opaque for one in segments):
+            self._varies = True
+            warnings.warn(
+                f"step {self._totals.steps} has the signature of an earlier step and another cost: "
+                "what runs depends on data or on more than the inputs; the meter's totals are "
+                "estimates from counted steps",
+                stacklevel=4,
+            )
+
+    # -- hooks ----------------------------------------------------------------------------------
+
+    def _is_mine(self) -> bool:
+        return self._step is not None and threading.get_ident() == self._thread
+
+    def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._is_started and not self._begins_with(module):
+            return
+        if self._step is not None and self._is_mine():
+            self._step.call(module, call_signature(self._modules, args, kwargs))
+
+    def _begins_with(self, module: nn.Module) -> bool:
+        """After ``start``: begin a step with this call if need be; False if it is outside one."""
+        if self._step is None:
+            if not self._hooks.begins_step(needs_gradient=self._ends_with_optimizer):
+                return False
+            self._begin()
+        elif not self._ends_with_optimizer and self._is_mine():
+            self._counter.stop()  # the call before raised
+            self._begin()
+        return True
+
+    def _on_return(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._is_mine():
+            self._end()
+
+    def _on_stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._step is not None and self._is_mine():
+            self._step.stepping(
+                optimizer,
+                self._id_of(optimizer),
+                optimizer_signature(optimizer),
+                has_closure=any(map(callable, (*args[1:], *kwargs.values()))),
+            )
+
+    def _on_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._step is not None and self._is_mine():
+            self._step.stepped(self._id_of(optimizer))
+            if self._is_started and self._ends_with_optimizer and not self._step.is_stepping:
+                self._end()
+
+    def _id_of(self, optimizer: Optimizer) -> Hashable:
+        return self._optimizer_ids.setdefault(id(optimizer), len(self._optimizer_ids))
+
+    # -- results --------------------------------------------------------------------------------
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine that MFU and HFU refer to; None if it is not known."""
+        if self._given_machine is not None:
+            return self._given_machine
+        placement = Placement.of(self._model.modules())
+        return find(device_name(next(iter(placement.accelerators), placement.type)))
+
+    @property
+    def last_step(self) -> MeterReading:
+        """The last step."""
+        return self._totals.reading_of(list(self._totals.recent)[-1:], self.machine)
+
+    @property
+    def window(self) -> MeterReading:
+        """The last steps, as many as ``window`` at construction."""
+        return self._totals.reading_of(self._totals.recent, self.machine)
+
+    @property
+    def run(self) -> MeterReading:
+        """All steps, with those of the run that was resumed."""
+        return self._totals.reading(self._states.segments(), self.machine)
+
+    @property
+    def steps_done(self) -> int:
+        """Number of steps that ended without an exception."""
+        return self._totals.steps
+
+    @property
+    def total_flops(self) -> int:
+        """FLOPs of all phases of all steps."""
+        return self.run.total_flops
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs of forward and backward of all steps."""
+        return self.run.model_flops
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """FLOP/s of the run; rates and utilisations are those of ``MeterReading``."""
+        return self.run.flops_per_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second of the run."""
+        return self.run.tokens_per_s
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation of the run."""
+        return self.run.mfu
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilisation of the run."""
+        return self.run.hfu
+
+    @property
+    def is_estimate(self) -> bool:
+        """True if ``total_flops`` is not exact."""
+        return self.run.is_estimate
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the totals of the run, as data that JSON can hold."""
+        return self._totals.state_dict(self._states.segments())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the run whose ``state_dict`` this is; each signature is counted again once.
+
+        Raises ConfigError for other data, and AlreadyActiveError inside a step.
+        """
+        self._check_inactive()
+        self._totals.load_state_dict(state)
+        self._states = States()
+        self._varies = False
+
+
+class _Block:
+    """One step of a meter; the same object serves all of them."""
+
+    __slots__ = ("_meter",)
+
+    def __init__(self, meter: FlopMeter) -> None:
+        self._meter = meter
+
+    def __enter__(self) -> None:
+        self._meter._enter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._meter._leave(raised=kind is not None)
+
+
+def _check_steps(name: str, value: Any, *, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{name}={value!r}: pass a number of steps, an int of {least} or more")

@@ -1,0 +1,137 @@
+"""What a meter shows of some steps: totals, rates and utilisation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import distributed
+
+from dispatch_flops.analysis.efficiency import utilisation
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.profile import OpTotal, add_costs
+from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, OpCost, Phase
+from dispatch_flops.units import ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeterReading:
+    """Costs, times and rates of some steps.
+
+    steps: how many. samples, tokens: what the program stated of them.
+    operators: their cost, one total for each phase and dtype. uncounted: ``{operator: calls}`` of
+        what has no known cost; with one entry or more, all figures are lower bounds.
+    is_estimate: the cost of a step depends on more than its signature, or a part of it ran only
+        while it was not counted.
+    timed_steps: of the steps, those that ran without the counter. Rates and utilisations are of
+        these alone, with their ``timed_operators``, ``timed_tokens`` and wall time ``seconds``.
+    devices: number of ranks whose figures are summed.
+
+    A rate is None if no such step took time.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    operators: tuple[OpTotal, ...] = ()
+    uncounted: Mapping[str, int] = field(default_factory=dict)
+    is_estimate: bool = False
+    timed_steps: int = 0
+    timed_operators: tuple[OpTotal, ...] = ()
+    timed_tokens: int = 0
+    seconds: float = 0.0
+    devices: int = 1
+    machine: Machine | None = None
+
+    @property
+    def costs(self) -> dict[Phase, OpCost]:
+        """Cost of each phase."""
+        return {phase: add_costs(_costs(self.operators, (phase,))) for phase in PHASES}
+
+    @property
+    def total(self) -> OpCost:
+        """Cost of all phases (hardware FLOPs)."""
+        return add_costs(op.cost for op in self.operators)
+
+    @property
+    def model_total(self) -> OpCost:
+        """Cost of forward and backward, without recomputation (model FLOPs)."""
+        return add_costs(_costs(self.operators, MODEL_PHASES))
+
+    @property
+    def total_flops(self) -> int:
+        """FLOPs of all phases."""
+        return self.total.flops
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs of forward and backward."""
+        return self.model_total.flops
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """True if something that ran has no known cost."""
+        return bool(self.uncounted)
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """FLOP/s over all phases."""
+        return ratio(add_costs(op.cost for op in self.timed_operators).flops, self.seconds)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second; None if the program stated no tokens."""
+        return ratio(self.timed_tokens or None, self.seconds)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation; None if a peak of the machine is not known, too."""
+        return self._utilisation(MODEL_PHASES)
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilisation: with recomputation and optimizer; None as for ``mfu``."""
+        return self._utilisation(PHASES)
+
+    def over_ranks(self) -> MeterReading:
+        """Return the sum of this reading over all ranks; itself where there is one rank.
+
+        Every rank must call this. Seconds are those of the slowest rank.
+        """
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return self
+        found: list[MeterReading] = [self] * distributed.get_world_size()
+        distributed.all_gather_object(found, self)
+        return _sum_of_ranks(found)
+
+    def _utilisation(self, phases: tuple[Phase, ...]) -> float | None:
+        if not self.timed_steps:
+            return None
+        seconds = self.seconds * self.devices
+        return utilisation(self.timed_operators, phases, self.machine, seconds)
+
+
+def _sum_of_ranks(found: list[MeterReading]) -> MeterReading:
+    uncounted: Counter[str] = Counter()
+    for one in found:
+        uncounted.update(one.uncounted)
+    return dataclasses.replace(
+        found[0],
+        steps=max(one.steps for one in found),
+        samples=sum(one.samples for one in found),
+        tokens=sum(one.tokens for one in found),
+        operators=tuple(op for one in found for op in one.operators),
+        uncounted=dict(uncounted),
+        is_estimate=any(one.is_estimate for one in found),
+        timed_steps=max(one.timed_steps for one in found),
+        timed_operators=tuple(op for one in found for op in one.timed_operators),
+        timed_tokens=sum(one.timed_tokens for one in found),
+        seconds=max(one.seconds for one in found),
+        devices=sum(one.devices for one in found),
+    )
+
+
+def _costs(operators: tuple[OpTotal, ...], phases: tuple[Phase, ...]) -> list[OpCost | None]:
+    return [op.cost for op in operators if op.phase in phases]

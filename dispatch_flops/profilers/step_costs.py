@@ -1,0 +1,194 @@
+"""Costs of the segments of steps, by what happened before and after each of them.
+
+A step consists of segments. Each ends with an event: a call of the root, the start or the end of
+an optimizer's step, or the end of the step. What a segment costs depends on its ``State``, which
+is what led to it, and on the event that ends it. Together they make a ``Segment``, whose cost is
+counted once and is then added for each run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from dispatch_flops.counting.aggregation import RecordedCalls
+from dispatch_flops.profile import OpTotal
+from dispatch_flops.profile.cost import COST_FIELDS, OpCost, counts_of
+
+# ``{(phase, dtype, figure): amount}``; for operators without a known cost
+# ``{("", overload, UNCOUNTED): calls}``.
+Amounts = Counter[tuple[str, str | None, str]]
+
+UNCOUNTED: Final = "uncounted"
+BEGIN, CALL, STEPPING, STEPPED, END = "begin", "call", "stepping", "stepped", "end"
+_COMPARED: Final = ("macs", "flops", UNCOUNTED)
+# A state whose segment ended in an unknown way is counted this many times to find its cost.
+_TRIES: Final = 10
+
+
+def amounts_of(calls: RecordedCalls) -> Amounts:
+    """Return the amounts of recorded calls, by phase and dtype."""
+    found: Amounts = Counter()
+    for totals in calls.op_totals({}).values():
+        for total in totals:
+            if total.uncounted:
+                found["", total.op, UNCOUNTED] += total.uncounted
+            if total.cost is not None and total.phase is not None:
+                for name, amount in zip(COST_FIELDS, counts_of(total.cost), strict=True):
+                    found[total.phase, total.dtype, name] += amount
+    return found
+
+
+def as_operators(amounts: Amounts) -> tuple[OpTotal, ...]:
+    """Return the amounts as one ``OpTotal`` for each phase and dtype."""
+    figures: dict[tuple[str, str | None], dict[str, int]] = {}
+    for (phase, dtype, name), amount in amounts.items():
+        if name != UNCOUNTED:
+            figures.setdefault((phase, dtype), {})[name] = amount
+    return tuple(
+        OpTotal(op="all", phase=phase, dtype=dtype, calls=1, cost=OpCost(**costs))  # type: ignore[arg-type]
+        for (phase, dtype), costs in figures.items()
+    )
+
+
+def has_backward(amounts: Amounts) -> bool:
+    """Return True if operators of a backward pass are among the amounts."""
+    return any(phase == "backward" for phase, _, _ in amounts)
+
+
+def _flops(amounts: Amounts) -> int:
+    return sum(amount for (_, _, name), amount in amounts.items() if name == "flops")
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """What runs between a state and one of the events that can end it.
+
+    runs: how often it ran; timed_runs: of these, the ones in steps that were not counted at all.
+    counted: amounts of all runs that were counted, of which there are ``counted_runs``.
+    varies: two counted runs had different costs. runs_backward: a counted run had a backward pass.
+    """
+
+    state: State
+    event: Hashable
+    runs: int = 0
+    timed_runs: int = 0
+    counted: Amounts = field(default_factory=Counter)
+    counted_runs: int = 0
+    varies: bool = False
+    runs_backward: bool = False
+
+    def add_counted(self, amounts: Amounts) -> None:
+        """Add a run that was counted."""
+        if self.counted_runs and not self.varies:
+            self.varies = any(
+                self.counted[key] != amounts[key] * self.counted_runs
+                for key in self.counted.keys() | amounts.keys()
+                if key[2] in _COMPARED
+            )
+        self.counted.update(amounts)
+        self.counted_runs += 1
+        self.runs_backward = has_backward(self.counted)
+
+    @property
+    def is_estimate(self) -> bool:
+        """True if ``amounts`` may be wrong: a cost that varies, or that was never counted."""
+        return (self.varies and not self.state.is_opaque) or self.is_inferred
+
+    def amounts(self, runs: int) -> Amounts:
+        """Return the amounts of so many runs: the mean of the counted ones times ``runs``.
+
+        While the counted runs are equal, the division leaves no remainder.
+        """
+        total, counted = (
+            (self.counted, self.counted_runs) if self.counted_runs else self._inferred()
+        )
+        return Counter({key: amount * runs // counted for key, amount in total.items()})
+
+    @property
+    def is_inferred(self) -> bool:
+        """True if the cost was never counted and is not known to be 0."""
+        return not self.counted_runs and not self.state.is_free
+
+    def _inferred(self) -> tuple[Amounts, int]:
+        """Return amounts, and a number of runs, of what is most like this segment."""
+        if self.event == END:
+            for skipped in self.state.segments.values():
+                # The optimizer did not step, as with infinite gradients under a GradScaler: the
+                # work before its step and the work after it still ran.
+                after = skipped.state.after_skipping.get(skipped.event)
+                tail = after.segments.get(END) if after is not None else None
+                if skipped.counted_runs and tail is not None and tail.counted_runs:
+                    amounts = skipped.amounts(1)
+                    amounts.update(tail.amounts(1))
+                    return amounts, 1
+        known = [one for one in self.state.segments.values() if one.counted_runs]
+        total: Amounts = Counter()
+        for one in known:
+            total.update(one.counted)
+        return total, max(1, sum(one.counted_runs for one in known))
+
+
+class State:
+    """What has happened in a step so far, as far as the cost of what follows depends on it.
+
+    segments: by the event that ended them. is_opaque: the inputs do not tell the cost, so every
+    run is counted.
+    """
+
+    __slots__ = ("after_skipping", "is_opaque", "segments", "tries")
+
+    def __init__(self, *, is_opaque: bool = False) -> None:
+        self.segments: dict[Hashable, Segment] = {}
+        self.after_skipping: dict[Hashable, State] = {}  # of the optimizer whose start ends it
+        self.is_opaque = is_opaque
+        self.tries = 1
+
+    @property
+    def must_be_counted(self) -> bool:
+        """True if a segment of this state is not known yet."""
+        return self.tries > 0 or self.is_opaque
+
+    @property
+    def is_free(self) -> bool:
+        """True if no FLOPs were counted in any of its segments, and at least one was counted."""
+        known = [one for one in self.segments.values() if one.counted_runs]
+        return bool(known) and not any(_flops(one.counted) for one in known)
+
+    def ended_by(self, event: Hashable) -> Segment:
+        """Return the segment that ``event`` ends."""
+        found = self.segments.get(event)
+        if found is None:
+            found = self.segments[event] = Segment(self, event)
+        return found
+
+    def note_counted(self) -> None:
+        """Note that a segment was counted: no more is asked for, unless one is still inferred."""
+        is_known = all(one.counted_runs or not one.runs for one in self.segments.values())
+        self.tries = 0 if is_known else max(0, self.tries - 1)
+
+    def note_unknown(self) -> None:
+        """Note that a segment ran that was never counted."""
+        if not self.is_free:
+            self.tries = self.tries or _TRIES
+
+
+class States:
+    """All states that were met, by what identifies them."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Hashable, State] = {}
+
+    def find(self, key: Hashable, *, is_opaque: bool = False) -> State:
+        """Return the state of that key."""
+        found = self._by_key.get(key)
+        if found is None:
+            found = self._by_key[key] = State(is_opaque=is_opaque)
+        return found
+
+    def segments(self) -> Iterable[Segment]:
+        """Yield all segments."""
+        for state in self._by_key.values():
+            yield from state.segments.values()

@@ -1,0 +1,538 @@
+"""The meter's totals against products of sizes, and against the counter in every step."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from dispatch_flops import FlopCounterMode, FlopMeter, Machine
+from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError, UncountedWarning
+
+B, IN, HID, OUT = 2, 3, 5, 7
+SHAPES = (2, 11, 13)
+UPDATE = 2 * (IN * HID + HID * OUT)  # p += -lr * grad
+
+
+class Net(nn.Module):
+    """Two layers without biases and without anything between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(IN, HID, bias=False)
+        self.b = nn.Linear(HID, OUT, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+def forward(rows: int) -> int:
+    return 2 * rows * (IN * HID + HID * OUT)
+
+
+def backward(rows: int) -> int:
+    """Return the FLOPs of both weights' gradients and of the gradient between the layers."""
+    return 2 * rows * (IN * HID + 2 * HID * OUT)
+
+
+def loss(rows: int) -> int:
+    return rows * OUT - 1  # additions of a sum
+
+
+def batch(rows: int) -> int:
+    return forward(rows) + loss(rows) + backward(rows)
+
+
+@pytest.fixture
+def model() -> Net:
+    return Net()
+
+
+@pytest.fixture
+def optimizer(model: Net) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def meter(model: Net, optimizer: torch.optim.Optimizer) -> Iterator[FlopMeter]:
+    yield FlopMeter(model, optimizer, TOY, verify_every=0)
+    assert not _get_current_dispatch_mode_stack()
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
+
+
+def train(model: nn.Module, optimizer: Any, rows: int, micro_batches: int = 1) -> None:
+    for _ in range(micro_batches):
+        model(torch.ones(rows, IN)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_meter_adds_what_three_shapes_cost(model: Net, optimizer: Any, meter: FlopMeter) -> None:
+    rows = [random.Random(seed).choice(SHAPES) for seed in range(40)]
+    for count in rows:
+        with meter.step():
+            train(model, optimizer, count)
+    assert meter.total_flops == sum(batch(count) + UPDATE for count in rows)
+    assert meter.model_flops == sum(batch(count) for count in rows)
+    costs = meter.run.costs
+    assert costs["forward"].flops == sum(forward(count) + loss(count) for count in rows)
+    assert costs["backward"].flops == sum(backward(count) for count in rows)
+    assert costs["optimizer"].flops == len(rows) * UPDATE
+    assert meter.run.steps == len(rows)
+    assert meter.run.timed_steps == len(rows) - len(SHAPES)
+    assert not meter.is_estimate
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_meter_equals_the_counter_of_every_step(name: str, *, set_to_none: bool) -> None:
+    """The first steps make the optimizer's state, and gradients that later ones add to."""
+    model = nn.Sequential(nn.Linear(IN, HID), nn.Dropout(), nn.Linear(HID, OUT))
+    options = {"momentum": 0.9} if name == "SGD" else {"weight_decay": 0.1}
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, **options)
+    meter, exact = FlopMeter(model, verify_every=7), 0
+    for index in range(30):
+        x = torch.ones(SHAPES[index % 3], IN)
+        with FlopCounterMode(display=False) as counter, meter.step():
+            out = model(x)
+            out.square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+            (out.detach() * 2).mean()
+        exact += counter.get_total_flops()
+        assert meter.last_step.total_flops == counter.get_total_flops()
+        assert {p: c.flops for p, c in meter.last_step.costs.items() if c.flops} == {
+            p: counter.profile.total(p).flops for p in ("forward", "backward", "optimizer")
+        }
+    assert meter.total_flops == exact
+    assert meter.run.timed_steps
+    assert not meter.is_estimate
+
+
+def test_micro_batches_of_any_number_and_shape_are_added(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    """Each number of micro-batches and each shape at each position is counted once."""
+    rng = random.Random(0)
+    expected = 0
+    for _ in range(60):
+        rows = [rng.choice(SHAPES) for _ in range(rng.choice((1, 2, 3)))]
+        with meter.step():
+            for count in rows:
+                model(torch.ones(count, IN)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        accumulated = (len(rows) - 1) * UPDATE // 2  # one addition for each parameter
+        expected += sum(map(batch, rows)) + accumulated + UPDATE
+    assert meter.total_flops == expected
+    assert not meter.is_estimate
+    assert meter.run.timed_steps > 30
+
+
+def test_losses_of_micro_batches_that_are_summed_first(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    """One backward pass for all of them: its cost depends on all their shapes."""
+    rows = [(2, 2), (11, 2), (2, 11), (2, 2), (11, 2), (2, 11), (11, 11), (11, 11)]
+    for first, second in rows:
+        with meter.step():
+            total = model(torch.ones(first, IN)).sum() + model(torch.ones(second, IN)).sum()
+            total.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    accumulated = UPDATE // 2  # the engine adds both gradients of a weight
+    expected = sum(batch(a) + batch(b) + 1 + accumulated + UPDATE for a, b in rows)
+    assert meter.total_flops == expected
+    assert meter.run.timed_steps == 4
+
+
+def test_shape_that_comes_after_others_in_a_step_is_counted_from_there(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    for rows in ((2, 2), (2, 11)):
+        with meter.step():
+            for count in rows:
+                model(torch.ones(count, IN)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = 3 * batch(2) + batch(11) + 2 * (UPDATE // 2 + UPDATE)
+    assert meter.total_flops == expected
+
+
+class Discriminated(nn.Module):
+    """Discriminator of a GAN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(IN, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def test_model_called_twice_a_step_has_both_calls() -> None:
+    """The generator runs between two calls on one shape, and is part of the first call's cost."""
+    discriminator, generator = Discriminated(), nn.Linear(OUT, IN, bias=False)
+    of_d = torch.optim.SGD(discriminator.parameters(), lr=0.1)
+    of_g = torch.optim.SGD(generator.parameters(), lr=0.1)
+    meter = FlopMeter(discriminator, verify_every=0)
+    for _ in range(6):
+        with meter.step():
+            discriminator(torch.ones(B, IN)).sum().backward()
+            fake = generator(torch.ones(B, OUT))
+            discriminator(fake.detach()).sum().backward()
+            of_d.step()
+            of_d.zero_grad()
+            discriminator(fake).sum().backward()
+            of_g.step()
+            of_g.zero_grad()
+            of_d.zero_grad()
+    call = 2 * B * IN + (B - 1)  # forward and the sum of the loss
+    weight = 2 * B * IN  # gradient of the discriminator's weight
+    on_d = 2 * (call + weight) + IN + 2 * IN  # accumulation, update
+    on_g = 2 * B * OUT * IN + call + weight + 2 * B * IN + 2 * B * OUT * IN + 2 * OUT * IN
+    assert meter.total_flops == 6 * (on_d + on_g)
+    assert meter.run.timed_steps == 5
+
+
+class Scheduled(Net):
+    """Multiplies once more in training."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + x if self.training else x)
+
+
+def test_eval_and_train_have_costs_of_their_own() -> None:
+    model = Scheduled()
+    meter = FlopMeter(model, verify_every=0)
+    for index in range(8):
+        model.train(index % 2 == 0)
+        with meter.step(), torch.no_grad():
+            model(torch.ones(B, IN))
+    assert meter.total_flops == 8 * forward(B) + 4 * B * IN
+    assert meter.run.timed_steps == 6
+
+
+def test_submodule_in_eval_is_seen() -> None:
+    model = nn.Sequential(Scheduled())
+    meter = FlopMeter(model, verify_every=0)
+    with torch.no_grad():
+        for is_training in (True, False, True, False):
+            model[0].train(is_training)
+            with meter.step():
+                model(torch.ones(B, IN))
+    assert meter.total_flops == 4 * forward(B) + 2 * B * IN
+
+
+def test_parameters_frozen_in_mid_run_change_the_cost(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    for index in range(9):
+        model.a.weight.requires_grad = index < 3 or index >= 6
+        with meter.step():
+            train(model, optimizer, B)
+    frozen = forward(B) + loss(B) + 2 * B * HID * OUT + 2 * HID * OUT
+    assert meter.total_flops == 6 * (batch(B) + UPDATE) + 3 * frozen
+    assert meter.run.timed_steps == 7
+
+
+def test_autocast_and_grad_mode_belong_to_the_signature(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    for _ in range(3):
+        for is_cast in (False, True):
+            with meter.step(), torch.no_grad(), torch.autocast("cpu", enabled=is_cast):
+                model(torch.ones(B, IN))
+        with meter.step():
+            model(torch.ones(B, IN))
+    by_dtype = {op.dtype: op.cost.flops for op in meter.run.operators if op.cost}
+    assert by_dtype["bfloat16"] == 3 * forward(B)
+    assert by_dtype["float32"] == 6 * forward(B)
+    assert meter.run.timed_steps == 6
+
+
+def test_plain_arguments_belong_to_the_signature() -> None:
+    class Repeated(Net):
+        def forward(self, x: torch.Tensor, times: int = 1) -> torch.Tensor:
+            return sum(super(Repeated, self).forward(x) for _ in range(times))  # type: ignore[return-value]
+
+    model = Repeated()
+    meter = FlopMeter(model, verify_every=0)
+    with torch.no_grad():
+        for _ in range(3):
+            for times in (1, 2):
+                with meter.step():
+                    model(torch.ones(B, IN), times=times)
+    sums = B * OUT * (1 + 2)  # sum() begins with 0 + the first result
+    assert meter.total_flops == 3 * (3 * forward(B) + sums)
+
+
+def test_closure_of_an_optimizer_is_part_of_the_step(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    def closure(rows: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        total = model(torch.ones(rows, IN)).sum()
+        total.backward()
+        return total
+
+    rows = [2, 2, 11, 2, 11, 13, 11]
+    for count in rows:
+        with meter.step():
+            optimizer.step(lambda count=count: closure(count))
+    assert meter.total_flops == sum(batch(count) + UPDATE for count in rows)
+    assert meter.run.costs["optimizer"].flops == len(rows) * UPDATE
+
+
+@pytest.mark.parametrize("skipped", [{0, 1}, {3}, {3, 5, 6}])
+def test_step_skipped_by_a_grad_scaler_has_no_update(
+    model: Net, optimizer: Any, meter: FlopMeter, skipped: set[int]
+) -> None:
+    """As long as the gradients are infinite, the optimizer does not step."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    exact, counted = [], []
+    for index in range(30):
+        factor = float("inf") if index in skipped else 1.0
+        with FlopCounterMode(display=False) as counter, meter.step():
+            scaler.scale(model(torch.ones(B, IN)).sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        exact.append(counter.get_total_flops())
+        counted.append(meter.run.timed_steps)
+    # What the scaler itself computes is the same in both: its own work and the update differ.
+    whole = {count for index, count in enumerate(exact) if index not in skipped}
+    assert {count - exact[min(skipped)] for count in whole} == {UPDATE}
+    assert meter.total_flops == sum(exact)
+    assert counted[-1] >= 10
+
+
+def test_step_left_by_an_exception_is_not_part_of_the_totals(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    def fail(rows: int) -> None:
+        with pytest.raises(KeyError), meter.step():
+            model(torch.ones(rows, IN)).sum().backward()
+            raise KeyError
+        optimizer.zero_grad()
+
+    fail(2)  # in a step that is counted
+    for rows in (2, 2, 11):
+        with meter.step():
+            train(model, optimizer, rows)
+        fail(rows)  # in one that is not
+    assert meter.total_flops == 2 * batch(2) + batch(11) + 3 * UPDATE
+    assert meter.steps_done == 3
+    assert not meter.is_estimate
+
+
+class Routed(nn.Module):
+    """Mixture of experts whose routing follows the data: all rows of a batch go to one expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Linear(IN, 1, bias=False)
+        self.large = nn.Linear(IN, OUT, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.large(x) if bool(x[0, 0] > 0) else self.small(x)
+
+
+def test_routing_by_data_is_reported_once_and_sampled() -> None:
+    model = Routed()
+    meter = FlopMeter(model, verify_every=10)
+    xs = [torch.ones(B, IN) if index % 20 < 10 else -torch.ones(B, IN) for index in range(100)]
+    with torch.no_grad(), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for x in xs:
+            with meter.step():
+                model(x)
+    texts = [
+        str(one.message)
+        for one in found
+        if "same" in str(one.message) or "cost" in str(one.message)
+    ]
+    assert len(texts) == 1
+    assert texts[0].startswith("step 20 has the signature of an earlier step and another cost")
+    assert meter.is_estimate
+    large, small = 2 * B * IN * OUT + 1, 2 * B * IN + 1  # and a comparison
+    # Counted: steps 1, 10 and 20, and all after: 42 of the large expert and 41 of the small one.
+    mean_of = (42 * large + 41 * small, 83)
+    assert meter.total_flops == mean_of[0] * 100 // mean_of[1]
+
+
+def test_verified_step_that_costs_the_same_is_not_reported(model: Net, optimizer: Any) -> None:
+    meter = FlopMeter(model, optimizer, verify_every=4)
+    for _ in range(12):
+        with meter.step():
+            train(model, optimizer, B)
+    assert not meter.is_estimate
+    assert meter.total_flops == 12 * (batch(B) + UPDATE)
+    assert meter.run.timed_steps == 12 - 1 - 3
+
+
+def test_input_that_only_its_data_describe_is_counted_every_time() -> None:
+    class Dense(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.to_dense())
+
+    model = Dense()
+    meter = FlopMeter(model, verify_every=2)
+    with torch.no_grad():
+        for rows in (2, 11, 2):
+            with meter.step():
+                model(torch.ones(rows, IN).to_sparse())
+    assert meter.run.timed_steps == 0
+    assert meter.run.costs["forward"].macs == (2 + 11 + 2) * (IN * HID + HID * OUT)
+    assert not meter.is_estimate
+
+
+def test_data_prepared_in_the_block_cost_what_their_shape_costs(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    """It runs before the shape is known: it is counted when the shape comes again."""
+    for index, rows in enumerate((2, 2, 11, 11, 2)):
+        with meter.step():
+            x = torch.ones(rows, IN) * 2
+            model(x)
+        assert meter.is_estimate is (index == 2)
+    rows = 3 * 2 + 2 * 11
+    assert meter.total_flops == forward(rows) + rows * IN
+
+
+def test_window_and_last_step_have_rates_of_their_own(model: Net, optimizer: Any) -> None:
+    """Steps take 1, 2, 3, ... seconds. Rates leave out the counted steps, 1 and 4."""
+    times = iter(time for step in range(1, 7) for time in (100.0 * step, 101.0 * step))
+    meter = FlopMeter(model, optimizer, TOY, verify_every=0, window=2, now=lambda: next(times))
+    for rows in (2, 2, 2, 11, 2, 11):
+        with meter.step(samples=rows, tokens=10 * rows):
+            train(model, optimizer, rows)
+    small, large = batch(2) + UPDATE, batch(11) + UPDATE
+    assert meter.last_step.total_flops == large
+    assert meter.last_step.flops_per_s == large / 6
+    assert meter.last_step.mfu == pytest.approx(batch(11) / 6 / 1e9)
+    assert meter.window.total_flops == small + large
+    assert meter.window.tokens_per_s == 10 * (2 + 11) / (5 + 6)
+    assert meter.window.samples == 2 + 11
+    assert meter.run.seconds == 2 + 3 + 5 + 6
+    assert meter.flops_per_s == (3 * small + large) / (2 + 3 + 5 + 6)
+    assert meter.tokens_per_s == 10 * (3 * 2 + 11) / (2 + 3 + 5 + 6)
+    assert meter.hfu == pytest.approx((3 * small + large) / 16 / 1e9)
+    assert meter.mfu == pytest.approx((3 * batch(2) + batch(11)) / 16 / 1e9)
+    assert meter.total_flops == 4 * small + 2 * large
+
+
+def test_meter_without_steps_has_no_rates(meter: FlopMeter) -> None:
+    assert meter.total_flops == 0
+    for reading in (meter.run, meter.window, meter.last_step):
+        assert reading.flops_per_s is reading.tokens_per_s is reading.mfu is reading.hfu is None
+
+
+def test_resumed_run_continues_the_totals(model: Net, optimizer: Any, meter: FlopMeter) -> None:
+    for _ in range(3):
+        with meter.step(samples=B, tokens=5):
+            train(model, optimizer, B)
+    saved = json.loads(json.dumps(meter.state_dict()))
+    resumed = FlopMeter(model, optimizer, TOY, verify_every=0)
+    resumed.load_state_dict(saved)
+    assert resumed.run == meter.run
+    for _ in range(2):
+        with resumed.step(samples=B, tokens=5):
+            train(model, optimizer, B)
+    assert resumed.total_flops == 5 * (batch(B) + UPDATE)
+    assert (resumed.run.steps, resumed.run.samples, resumed.run.tokens) == (5, 5 * B, 5 * 5)
+    with pytest.raises(ConfigError, match="the state of a FlopMeter is damaged"):
+        resumed.load_state_dict({"steps": 3})
+
+
+def test_started_meter_finds_the_steps_by_the_optimizer(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    meter.start()
+    for index in range(5):
+        train(model, optimizer, B, micro_batches=2)
+        if index % 2:
+            with torch.no_grad():
+                model(torch.ones(13, IN))  # an evaluation between two steps
+    meter.stop()
+    train(model, optimizer, B)
+    assert meter.steps_done == 5
+    assert meter.total_flops == 5 * (2 * batch(B) + UPDATE // 2 + UPDATE)
+
+
+def test_started_meter_without_an_optimizer_takes_each_call_as_a_step(model: Net) -> None:
+    meter = FlopMeter(model, verify_every=0)
+    meter.start()
+    for rows in (2, 11, 2):
+        model(torch.ones(rows, IN))
+    with pytest.raises(RuntimeError):
+        model(torch.ones(rows, IN + 1))
+    model(torch.ones(2, IN))
+    with pytest.raises(AlreadyActiveError):
+        meter.start()
+    meter.stop()
+    assert meter.steps_done == 4
+    assert meter.total_flops == forward(3 * 2 + 11)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_recomputation_of_the_whole_model_is_not_a_call(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    for _ in range(3):
+        with meter.step():
+            checkpoint(model, torch.ones(B, IN), use_reentrant=False).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert meter.run.costs["recompute"].flops == 3 * 2 * B * IN * HID  # up to what b has saved
+    assert meter.model_flops == 3 * batch(B)
+
+
+def test_operator_without_a_formula_makes_a_lower_bound(model: Net) -> None:
+    meter = FlopMeter(model, verify_every=0, custom_mapping={})
+    with torch.library._scoped_library("meter_test", "FRAGMENT") as library:
+        library.define("unknown(Tensor x) -> Tensor")
+        library.impl("unknown", torch.clone, "CPU")
+        with torch.no_grad(), pytest.warns(UncountedWarning, match="meter_test.unknown.default"):
+            for _ in range(3):
+                with meter.step():
+                    model(torch.ops.meter_test.unknown(torch.ones(B, IN)))
+    assert meter.run.is_lower_bound
+    assert meter.run.uncounted == {"meter_test.unknown.default": 3}
+
+
+def test_step_inside_a_step_is_refused(model: Net, meter: FlopMeter) -> None:
+    with meter.step(), torch.no_grad():
+        model(torch.ones(B, IN))
+        with pytest.raises(AlreadyActiveError), meter.step():
+            pass
+    assert meter.total_flops == forward(B)
+
+
+def test_wrong_arguments_are_refused(model: Net) -> None:
+    with pytest.raises(TargetError, match="optimizer is a str"):
+        FlopMeter(model, "SGD")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="window=0"):
+        FlopMeter(model, window=0)
+    with pytest.raises(ConfigError, match="verify_every=-1"):
+        FlopMeter(model, verify_every=-1)
+    with pytest.raises(ConfigError, match="tokens=-3"):
+        FlopMeter(model).step(tokens=-3)
