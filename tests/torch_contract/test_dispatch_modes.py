@@ -208,8 +208,8 @@ def test_types_of_plain_tensors_and_parameters_are_empty() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_zero_tangents_reach_a_mode_as_mul_scalar_of_zero_tensors() -> None:
-    """dispatch_flops relies on this for answering ``zeros * 2``, at which torch recurses infinitely below a mode
-    (counting/strategies.py: ``multiply``): it is mul.Scalar, told by ``_is_zerotensor()``.
+    """dispatch_flops relies on this for answering ``zeros * 2``, in which torch recurses infinitely
+    below a mode (counting/strategies.py: ``multiply``): mul.Scalar, told by ``_is_zerotensor()``.
     """
     found: list[bool] = []
 
