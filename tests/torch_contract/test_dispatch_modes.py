@@ -25,7 +25,8 @@ from tests.helpers.modes import OperatorNames
 
 def test_mode_stack_lists_modes_outermost_first() -> None:
     """dispatch_flops relies on this for leaving from under other modes (counting/dispatch_mode.py:
-    ``leave``) and for asking whether it is on in this thread (profilers/session.py: ``_is_on``).
+    ``_leave``) and for asking whether it is on in this thread (profilers/session.py:
+    ``_is_mode_on``).
     """
     with OperatorNames() as outer, OperatorNames() as inner:
         assert _get_current_dispatch_mode_stack() == [outer, inner]
@@ -53,7 +54,7 @@ def test_mode_stack_inside_a_mode_lacks_that_mode() -> None:
 
 def test_mode_exit_takes_off_the_top_of_the_stack() -> None:
     """dispatch_flops relies on this for leaving from under other modes (counting/dispatch_mode.py:
-    ``leave``).
+    ``_leave``).
     """
     below, above = OperatorNames(), OperatorNames()
     below.__enter__()
@@ -132,7 +133,7 @@ def test_ignore_compile_internals_is_asked_when_a_mode_is_entered() -> None:
 
 def test_not_implemented_hands_the_operator_to_the_subclass_below_the_mode() -> None:
     """dispatch_flops relies on this for counting what a tensor subclass runs underneath
-    (counting/dispatch_mode.py: ``_on_wrapper``): entered again, the mode steps aside by
+    (counting/dispatch_mode.py: ``_dispatch_on_subclass``): entered again, the mode steps aside by
     NotImplemented.
     """
     runs: list[tuple[str, str]] = []
@@ -174,7 +175,7 @@ def test_not_implemented_hands_the_operator_to_the_subclass_below_the_mode() -> 
 
 def test_composites_arrive_whole_only_in_inference_mode() -> None:
     """dispatch_flops relies on this for taking apart what arrives whole, and for counting the same
-    operators whatever the mode of gradients (counting/dispatch_mode.py: ``_is_composite``).
+    operators whatever the mode of gradients (operators/composites.py: ``is_composite``).
     """
     x, w = torch.ones(2, 3), torch.ones(4, 3)
     for context in (torch.enable_grad(), torch.no_grad()):
@@ -207,8 +208,8 @@ def test_types_of_plain_tensors_and_parameters_are_empty() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_zero_tangents_reach_a_mode_as_mul_scalar_of_zero_tensors() -> None:
-    """dispatch_flops relies on this for answering ``zeros * 2``, of which torch dies below a mode
-    (counting/dispatch_mode.py: ``_of_zeros``): it is mul.Scalar, told by ``_is_zerotensor()``.
+    """dispatch_flops relies on this for answering ``zeros * 2``, in which torch recurses infinitely
+    below a mode (counting/strategies.py: ``multiply``): mul.Scalar, told by ``_is_zerotensor()``.
     """
     found: list[bool] = []
 
@@ -230,7 +231,7 @@ def test_zero_tangents_reach_a_mode_as_mul_scalar_of_zero_tensors() -> None:
 
 
 def test_efficientzerotensor_is_a_zero_tensor_without_memory() -> None:
-    """dispatch_flops relies on this for the same (counting/dispatch_mode.py: ``_of_zeros``)."""
+    """dispatch_flops relies on this for the same (counting/strategies.py: ``multiply``)."""
     zeros = torch._efficientzerotensor((2, 3), dtype=torch.float64, device=torch.device("cpu"))
     assert zeros._is_zerotensor()
     assert (zeros.shape, zeros.dtype) == ((2, 3), torch.float64)
@@ -239,8 +240,8 @@ def test_efficientzerotensor_is_a_zero_tensor_without_memory() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_shapes_of_zero_tangents_are_found_by_prims_on_meta() -> None:
-    """dispatch_flops relies on this for not listing these as work (counting/dispatch_mode.py:
-    ``_SHAPES_OF_ZEROS``): prims.mul and prims.add, all of whose tensors are on meta.
+    """dispatch_flops relies on this for not listing these as work (counting/strategies.py:
+    ``infer_shape``): prims.mul and prims.add, all of whose tensors are on meta.
     """
     found: dict[str, set[str]] = {}
 

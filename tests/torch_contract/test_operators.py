@@ -102,8 +102,8 @@ def test_op_runs_what_the_overload_runs() -> None:
 
 
 def test_has_kernel_tells_composites_from_operators_of_their_own() -> None:
-    """dispatch_flops relies on this for what to take apart (counting/dispatch_mode.py:
-    ``_is_composite``).
+    """dispatch_flops relies on this for what to take apart (operators/composites.py:
+    ``is_composite``).
     """
     composite = "CompositeImplicitAutograd"
     assert has_kernel("aten::linear", composite)
@@ -126,16 +126,16 @@ def test_operators_of_python_only_are_not_registered() -> None:
 
 
 def test_can_decompose_is_true_of_composites_alone() -> None:
-    """dispatch_flops relies on this for what to take apart (counting/dispatch_mode.py:
-    ``_is_composite``).
+    """dispatch_flops relies on this for what to take apart (operators/composites.py:
+    ``is_composite``).
     """
     assert aten.linear.default._can_decompose()
     assert not aten.mm.default._can_decompose()
 
 
 def test_can_decompose_of_prim_device_is_false_or_a_runtime_error() -> None:
-    """dispatch_flops relies on this for asking it of every operator (counting/dispatch_mode.py:
-    ``_is_composite`` catches RuntimeError and nothing else).
+    """dispatch_flops relies on this for asking it of every operator (``_torch.is_decomposable``
+    catches RuntimeError and nothing else).
     """
     try:
         answer = torch.ops.prim.device.default._can_decompose()
