@@ -1,13 +1,11 @@
 """Dynamically quantised recurrent layers and cells.
 
-Products are those of ``quantized_layers.linear_dynamic``: integers inside, reals outside.
-
-Letters: T rows, G gates, H hidden size.
+Letters: T rows in all steps together, G gates, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,13 +23,27 @@ Tensor = torch.Tensor
 GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 
 
-@register_flops(packets("quantized_lstm"), by_name=True)
+_REALS, _INTEGERS = "float32", "int8"
+
+
+def _dtype_of_layer(arguments: Mapping[str, Any]) -> str | None:
+    """Return the dtype of the products: float16 weights are multiplied as float32.
+
+    Source: fbgemm's FbgemmFP16.h.
+    """
+    params = arguments["params"]
+    if not is_packed(params[0]):
+        return None
+    return _REALS if _weight_bytes(params) == 2 else _INTEGERS
+
+
+@register_flops(packets("quantized_lstm"), by_name=True, computes_in=_dtype_of_layer)
 def quantized_lstm(*, hx: Sequence[Tensor], **arguments: Any) -> OpCost:
     """Dynamically quantised LSTM, see ``recurrent``."""
     return recurrent(LSTM, hx[0], states=hx, **arguments)
 
 
-@register_flops(packets("quantized_gru"), by_name=True)
+@register_flops(packets("quantized_gru"), by_name=True, computes_in=_dtype_of_layer)
 def quantized_gru(*, hx: Tensor, **arguments: Any) -> OpCost:
     """Dynamically quantised GRU, see ``recurrent``."""
     return recurrent(GRU, hx, states=hx, **arguments)
@@ -89,6 +101,15 @@ def cell(mode: int, rows: int, inputs: int, hidden: int, bias: bool) -> OpCost:
     )
 
 
+def _is_float16(weight: Any) -> bool:
+    return bool(weight.unpack()[0].dtype == torch.float32)  # float16, shown as float32
+
+
+def _dtype_of_cell(arguments: Mapping[str, Any]) -> str:
+    """Return the dtype of the products, see ``_dtype_of_layer``."""
+    return _REALS if _is_float16(arguments["w_ih"]) else _INTEGERS
+
+
 _CELLS = {"lstm": LSTM, "gru": GRU, "rnn_relu": RELU, "rnn_tanh": TANH}
 
 
@@ -98,6 +119,7 @@ def register_cell(name: str, mode: int) -> None:
     @register_flops(
         quantized(f"quantized_{name}_cell_dynamic"),
         note=f"one step of a dynamically quantised {name}",
+        computes_in=_dtype_of_cell,
     )
     def formula(
         x: Tensor, hx: Any, w_ih: Any, w_hh: Any, *biases: Any, out: Any, **_: Any
@@ -106,8 +128,7 @@ def register_cell(name: str, mode: int) -> None:
         rows = x.numel() // x.shape[-1]
         cost = cell(mode, rows, x.shape[-1], state.shape[-1], True)
         weights = GATES[mode] * state.shape[-1] * (x.shape[-1] + state.shape[-1])
-        item = 2 if w_ih.unpack()[0].dtype == torch.float32 else 1  # float16, shown as float32
-        read = nbytes(x, hx, biases) + weights * item
+        read = nbytes(x, hx, biases) + weights * (2 if _is_float16(w_ih) else 1)
         return cost + OpCost(bytes_read=read, bytes_written=nbytes(out))
 
 
