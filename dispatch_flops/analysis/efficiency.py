@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dispatch_flops.analysis.kernel_families import family_of
 from dispatch_flops.analysis.machines import Machine, find
 from dispatch_flops.analysis.mfu_definitions import GivenSizes, MfuDefinition, ops_of_definition
 from dispatch_flops.analysis.operators import phases_of
@@ -169,7 +170,7 @@ def utilisation_is_lower_bound(
 
 
 def _peak(machine: Machine | None, op: OpTotal) -> float | None:
-    return None if machine is None else machine.peak(op.dtype)
+    return None if machine is None else machine.peak(op.dtype, family_of(op.op))
 
 
 def _has_flops(op: OpTotal) -> bool:
@@ -187,7 +188,7 @@ def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
     for op in ops:
         if op.cost is None or not op.cost.flops:
             continue
-        peak = machine.peak(op.dtype)
+        peak = _peak(machine, op)
         if peak is None and op.dtype in _PLAIN_INTEGERS:
             continue
         seconds = ratio(op.cost.flops, peak)

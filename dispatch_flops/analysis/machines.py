@@ -5,6 +5,23 @@ are of the tensor cores (AMD: matrix cores) wherever libraries use these for the
 ``float32`` and the V100's ``float64`` are of the vector units. TF32 has a peak of its own; see
 ``Machine.with_tf32``. The peaks of a machine that is not listed are unknown, and MFU is then
 None.
+
+Links are in one direction: vendors' figures of NVLink count both. Memory is the vendor's capacity
+in decimal bytes; a driver reports a little more or less, and takes a part for itself. Read sources:
+
+- links of a node: https://github.com/stas00/ml-engineering/blob/master/network/README.md, tables
+  "All-to-all bandwidth" and "PCIe", of the vendors' figures;
+- network of an H100 or H200 machine, 400 Gb/s for each device:
+  https://github.com/pytorch/torchtitan/tree/main/benchmarks (llama3_h100_202412_torchtitan.md);
+- network of an A100 machine, 1600 Gb/s for 8 devices:
+  https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking;
+- memory: https://github.com/stas00/ml-engineering/blob/master/compute/accelerator/README.md; of an
+  H200 and an MI300X also https://github.com/mlcommons/inference_results_v4.1, closed, systems; of a
+  B200 the 1,440 GB of a DGX over 8 devices; of an L4 and an L40
+  https://www.topcpu.net/en/gpu-c/l40-vs-l4; of an RTX 3090
+  https://huggingface.co/spaces/lambdabrendan/Lambda-LLM-Calculator, data/gpu_specs.csv; of a T4
+  https://huggingface.co/RajBhope/gpu-runtime-predictor, gpu_catalog.json;
+- TPU: https://docs.cloud.google.com/tpu/docs/v3, /v4, /v5e, /v5p.
 """
 
 from __future__ import annotations
@@ -12,16 +29,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from dispatch_flops.analysis.kernel_families import KernelFamily
+
 T = 1e12
 G = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A link of a device to others.
+
+    bytes_per_s: in one direction, of a device to all others together.
+    latency_s: the least time of a collective; 0 (the default) where it is not known.
+    name: such as "NVLink 4".
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Limits of one device.
+    """Limits of one device, and its links.
 
     name: exactly as the driver reports it; aliases: its other names.
     flops_per_s: ``{dtype: dense peak}``. bytes_per_s: memory bandwidth; None if unknown.
+    kernel_flops_per_s: ``{family: {dtype: peak}}`` where it was measured for "product",
+        "convolution", "attention" or "recurrent" kernels; other kernels have ``flops_per_s``.
+    memory_bytes: capacity of the device's memory; None if unknown.
+    devices_per_node: devices that ``node_link`` connects; network_link connects the nodes.
     source: the document or measurement that the figures are from.
 
     Example::
@@ -33,15 +70,29 @@ class Machine:
     aliases: tuple[str, ...] = ()
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
     bytes_per_s: float | None = None
+    kernel_flops_per_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    memory_bytes: float | None = None
+    devices_per_node: int = 1
+    node_link: Link | None = None
+    network_link: Link | None = None
     source: str = ""
 
-    def peak(self, dtype: str | None) -> float | None:
-        """Return the dense peak FLOP/s for a dtype; None if unknown."""
+    def peak(self, dtype: str | None, family: KernelFamily | None = None) -> float | None:
+        """Return the dense peak FLOP/s for a dtype; None if unknown.
+
+        family: of the kernel; its own peak where that was measured.
+        """
         if dtype is None:
             return None
         if dtype.startswith("float8"):
             dtype = "float8"
-        return self.flops_per_s.get(_COMPUTES_AS.get(dtype, dtype))
+        computed = _COMPUTES_AS.get(dtype, dtype)
+        measured = self.kernel_flops_per_s.get(family, {}).get(computed) if family else None
+        return measured or self.flops_per_s.get(computed)
+
+    def link_of(self, devices: int) -> Link | None:
+        """Return the slowest link that a group of so many devices uses; None if unknown."""
+        return self.node_link if devices <= self.devices_per_node else self.network_link
 
     def with_tf32(self) -> Machine:
         """Return the machine with the TF32 peak for float32; itself where it has none.
@@ -71,11 +122,46 @@ _COMPUTES_AS = {
 
 
 def _gpu(
-    name: str, source: str, *, bandwidth: float, aliases: tuple[str, ...] = (), **peaks: float
+    name: str,
+    source: str,
+    *,
+    bandwidth: float,
+    memory: float | None = None,
+    aliases: tuple[str, ...] = (),
+    links: _Links | None = None,
+    **peaks: float,
 ) -> Machine:
+    node, network, devices = links or (None, None, 1)
     return Machine(
-        name=name, aliases=aliases, flops_per_s=peaks, bytes_per_s=bandwidth, source=source
+        name=name,
+        aliases=aliases,
+        flops_per_s=peaks,
+        bytes_per_s=bandwidth,
+        memory_bytes=memory,
+        node_link=node,
+        network_link=network,
+        devices_per_node=devices,
+        source=source,
     )
+
+
+_Links = tuple[Link | None, Link | None, int]
+_B200 = (Link(name="NVLink 5", bytes_per_s=900 * G), None, 8)
+_HOPPER = (
+    Link(name="NVLink 4", bytes_per_s=450 * G),
+    Link(name="400 Gb/s for each device", bytes_per_s=50 * G),
+    8,
+)
+_AMPERE = (
+    Link(name="NVLink 3", bytes_per_s=300 * G),
+    Link(name="1600 Gb/s for 8 devices", bytes_per_s=25 * G),
+    8,
+)
+_MI300X = (Link(name="XGMI", bytes_per_s=448 * G), None, 8)
+_V100 = (Link(name="NVLink 2", bytes_per_s=150 * G), None, 8)
+# A node of such cards has no fixed number of devices; all are reached over PCIe.
+_PCIE_5 = (Link(name="PCIe 5 x16", bytes_per_s=63 * G), None, 8)
+_PCIE_4 = (Link(name="PCIe 4 x16", bytes_per_s=31 * G), None, 8)
 
 
 MACHINES: dict[str, Machine] = {
@@ -85,82 +171,102 @@ MACHINES: dict[str, Machine] = {
             "NVIDIA B200",
             "NVIDIA Blackwell datasheet, individual GPU of HGX B200; half of the figures with "
             "sparsity",
-            bandwidth=7.7 * T, float16=2250 * T, bfloat16=2250 * T,
+            bandwidth=7.7 * T, memory=180 * G, links=_B200,
+            float16=2250 * T, bfloat16=2250 * T,
             float8=4500 * T, int8=4500 * T, tf32=1100 * T, float32=75 * T, float64=37 * T,
         ),
         _gpu(
             "NVIDIA H200",
             "NVIDIA H200 Tensor Core GPU datasheet (SXM); half of the figures with sparsity",
-            bandwidth=4.8 * T, float16=989.4 * T, bfloat16=989.4 * T,
+            bandwidth=4.8 * T, memory=141 * G, links=_HOPPER,
+            float16=989.4 * T, bfloat16=989.4 * T,
             float8=1978.9 * T, int8=1978.9 * T, tf32=494.7 * T, float32=66.9 * T, float64=66.9 * T,
         ),
         _gpu(
             "NVIDIA H100 80GB HBM3",
             "NVIDIA H100 Tensor Core GPU architecture whitepaper, table 2 (SXM5), dense",
-            bandwidth=3.35 * T, float16=989.4 * T, bfloat16=989.4 * T,
+            aliases=("H100",),
+            bandwidth=3.35 * T, memory=80 * G, links=_HOPPER,
+            float16=989.4 * T, bfloat16=989.4 * T,
             float8=1978.9 * T, int8=1978.9 * T, tf32=494.7 * T, float32=66.9 * T, float64=66.9 * T,
         ),
         _gpu(
             "NVIDIA H100 PCIe",
             "NVIDIA H100 Tensor Core GPU architecture whitepaper, table 2 (PCIe), dense",
-            bandwidth=2.0 * T, float16=756 * T, bfloat16=756 * T,
+            bandwidth=2.0 * T, memory=80 * G, links=_PCIE_5,
+            float16=756 * T, bfloat16=756 * T,
             float8=1513 * T, int8=1513 * T, tf32=378 * T, float32=51.2 * T, float64=51.2 * T,
         ),
         _gpu(
             "NVIDIA A100-SXM4-80GB",
             "NVIDIA A100 80GB datasheet (SXM), dense",
-            bandwidth=2039 * G, float16=312 * T, bfloat16=312 * T,
+            bandwidth=2039 * G, memory=80 * G, links=_AMPERE,
+            float16=312 * T, bfloat16=312 * T,
             int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=19.5 * T,
         ),
         _gpu(
             "NVIDIA A100-SXM4-40GB",
             "NVIDIA A100 Tensor Core GPU architecture whitepaper, table 1, dense",
-            aliases=("NVIDIA A100-PCIE-40GB",),
-            bandwidth=1555 * G, float16=312 * T, bfloat16=312 * T,
+            bandwidth=1555 * G, memory=40 * G, links=_AMPERE,
+            float16=312 * T, bfloat16=312 * T,
+            int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=19.5 * T,
+        ),
+        _gpu(
+            "NVIDIA A100-PCIE-40GB",
+            "NVIDIA A100 Tensor Core GPU architecture whitepaper, table 1, dense",
+            bandwidth=1555 * G, memory=40 * G, links=_PCIE_4,
+            float16=312 * T, bfloat16=312 * T,
             int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=19.5 * T,
         ),
         _gpu(
             "NVIDIA A100 80GB PCIe",
             "NVIDIA A100 80GB datasheet (PCIe), dense",
-            bandwidth=1935 * G, float16=312 * T, bfloat16=312 * T,
+            bandwidth=1935 * G, memory=80 * G, links=_PCIE_4,
+            float16=312 * T, bfloat16=312 * T,
             int8=624 * T, tf32=156 * T, float32=19.5 * T, float64=19.5 * T,
         ),
         _gpu(
             "NVIDIA A10",
             "72 SMs at 1.695 GHz, each with the rates per clock of the NVIDIA Ampere GA102 GPU "
             "architecture whitepaper, appendix A, at full rate with fp32 accumulate, dense",
-            bandwidth=600 * G, float16=125 * T, bfloat16=125 * T,
+            bandwidth=600 * G,
+            float16=125 * T, bfloat16=125 * T,
             int8=250 * T, tf32=62.5 * T, float32=31.2 * T,
         ),
         _gpu(
             "NVIDIA L40S",
             "NVIDIA L40S datasheet, dense",
-            bandwidth=864 * G, float16=362.05 * T, bfloat16=362.05 * T,
+            bandwidth=864 * G, memory=48 * G, links=_PCIE_4,
+            float16=362.05 * T, bfloat16=362.05 * T,
             float8=733 * T, int8=733 * T, tf32=183 * T, float32=91.6 * T,
         ),
         _gpu(
             "NVIDIA L40",
             "NVIDIA L40 datasheet, dense",
-            bandwidth=864 * G, float16=181.05 * T, bfloat16=181.05 * T,
+            bandwidth=864 * G, memory=48 * G, links=_PCIE_4,
+            float16=181.05 * T, bfloat16=181.05 * T,
             float8=362 * T, int8=362 * T, tf32=90.5 * T, float32=90.5 * T,
         ),
         _gpu(
             "NVIDIA L4",
             "NVIDIA L4 datasheet; half of the figures with sparsity",
-            bandwidth=300 * G, float16=121 * T, bfloat16=121 * T,
+            bandwidth=300 * G, memory=24 * G, links=_PCIE_4,
+            float16=121 * T, bfloat16=121 * T,
             float8=242.5 * T, int8=242.5 * T, tf32=60 * T, float32=30.3 * T,
         ),
         _gpu(
             "NVIDIA GeForce RTX 4090",
             "NVIDIA Ada GPU architecture whitepaper, appendix A, fp32 accumulate, dense",
-            bandwidth=1008 * G, float16=165.2 * T, bfloat16=165.2 * T,
+            bandwidth=1008 * G,
+            float16=165.2 * T, bfloat16=165.2 * T,
             float8=330.3 * T, int8=660.6 * T, tf32=82.6 * T, float32=82.6 * T,
         ),
         _gpu(
             "NVIDIA GeForce RTX 3090",
             "82 SMs at 1.695 GHz, each with the rates per clock of the NVIDIA Ampere GA102 GPU "
             "architecture whitepaper, appendix A, fp32 accumulate (half rate), dense",
-            bandwidth=936 * G, float16=71 * T, bfloat16=71 * T,
+            bandwidth=936 * G, memory=24 * G, links=_PCIE_4,
+            float16=71 * T, bfloat16=71 * T,
             int8=284 * T, tf32=35.6 * T, float32=35.6 * T,
         ),
         _gpu(
@@ -169,17 +275,20 @@ MACHINES: dict[str, Machine] = {
             "with 64 and 32 cores at 1.53 GHz, "
             "https://cvw.cac.cornell.edu/gpu-architecture/gpu-example-tesla-v100/tesla",
             aliases=("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
-            bandwidth=900 * G, float16=125 * T, float32=15.7 * T, float64=7.8 * T,
+            bandwidth=900 * G, links=_V100,
+            float16=125 * T, float32=15.7 * T, float64=7.8 * T,
         ),
         _gpu(
             "Tesla T4",
             "NVIDIA T4 Tensor Core GPU datasheet",
-            bandwidth=320 * G, float16=65 * T, int8=130 * T, float32=8.1 * T,
+            bandwidth=320 * G, memory=16 * G,
+            float16=65 * T, int8=130 * T, float32=8.1 * T,
         ),
         _gpu(
             "AMD Instinct MI300X",
             "AMD Instinct MI300X datasheet, matrix, dense",
-            bandwidth=5.3 * T, float16=1307.4 * T, bfloat16=1307.4 * T,
+            bandwidth=5.3 * T, memory=192 * G, links=_MI300X,
+            float16=1307.4 * T, bfloat16=1307.4 * T,
             float8=2614.9 * T, int8=2614.9 * T,
             tf32=653.7 * T, float32=163.4 * T, float64=163.4 * T,
         ),
@@ -187,8 +296,27 @@ MACHINES: dict[str, Machine] = {
             "AMD Instinct MI250X",
             "AMD CDNA 2 architecture whitepaper, matrix; half of the module's figures, "
             "for each of its two dies is a separate device",
-            bandwidth=1638.4 * G, float16=191.5 * T, bfloat16=191.5 * T,
+            bandwidth=1638.4 * G, memory=64 * G,
+            float16=191.5 * T, bfloat16=191.5 * T,
             int8=191.5 * T, float32=47.9 * T, float64=47.9 * T,
+        ),
+        _gpu(
+            "TPU v3", "https://docs.cloud.google.com/tpu/docs/v3, of a chip",
+            bandwidth=900 * G, memory=32 * 2**30, bfloat16=123 * T,
+        ),
+        _gpu(
+            "TPU v4", "https://docs.cloud.google.com/tpu/docs/v4, of a chip",
+            bandwidth=1200 * G, memory=32 * 2**30, bfloat16=275 * T, int8=275 * T,
+        ),
+        _gpu(
+            "TPU v5e",
+            "https://docs.cloud.google.com/tpu/docs/v5e, of a chip; half of its bidirectional ICI",
+            bandwidth=819 * G, memory=16 * G, bfloat16=197 * T, int8=393 * T,
+            links=(Link(name="ICI", bytes_per_s=200 * G), None, 256),
+        ),
+        _gpu(
+            "TPU v5p", "https://docs.cloud.google.com/tpu/docs/v5p, of a chip",
+            bandwidth=2765 * G, memory=95 * G, bfloat16=459 * T,
         ),
     )
 }  # fmt: skip

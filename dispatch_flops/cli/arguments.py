@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, get_args
 
 from dispatch_flops.analysis.figures import Key
+from dispatch_flops.analysis.machine_files import load_machine
 from dispatch_flops.analysis.machines import MACHINES, Machine, find
 from dispatch_flops.cli.formats import DEFAULT, FORMATS
 from dispatch_flops.cli.output import print_progress
@@ -257,16 +258,21 @@ def machine_named(name: str | None, device: str) -> Machine | None:
     name: a machine's name, or a part of it that no other machine's name has; case is ignored.
     device: what "measure" measures; the CPU for "meta".
 
-    Raises TargetError for an unknown name, and for a part of several names, which it lists.
+    A name that ends in .json is the path of a machine's description.
+
+    Raises TargetError for an unknown name, and for a part of several names, which it lists;
+    ConfigError for an unusable file.
     """
     if name is None:
         return None
+    if name.endswith(".json"):
+        return load_machine(name)
     if name == "measure":
         from dispatch_flops.timing.peaks import measure_machine
 
         print_progress("measuring the peak rates of a matmul and a copy on this machine")
         return measure_machine("cpu" if device == "meta" else device)
-    machine = find(name)
+    machine = find(name) or find(name.upper())
     if machine is not None:
         return machine
     part = name.strip().casefold()
@@ -277,7 +283,8 @@ def machine_named(name: str | None, device: str) -> Machine | None:
     if names:
         raise TargetError(f"--machine {name!r} is ambiguous; use one of {', '.join(names)}")
     raise TargetError(
-        f"--machine {name!r} is unknown; use measure or one of {', '.join(sorted(MACHINES))}"
+        f"--machine {name!r} is unknown; use measure, the path of a JSON file that describes a "
+        f"machine, or one of {', '.join(sorted(MACHINES))}"
     )
 
 

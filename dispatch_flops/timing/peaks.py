@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from dispatch_flops.analysis.kernel_families import KernelFamily
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.counting.placement import device_name
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile.cost import FLOPS_PER_MAC
 from dispatch_flops.timing.devices import Devices
+from dispatch_flops.timing.kernels import kernels_of
 from dispatch_flops.timing.latencies import time_call
 
 _MIB = 2**20
@@ -22,6 +24,7 @@ def measure_machine(
     *,
     size: int | None = None,
     repeats: int = 5,
+    families: Sequence[KernelFamily] = (),
 ) -> Machine:
     """Measure the FLOP/s of a square matmul and the bytes/s of a large copy on this machine.
 
@@ -29,6 +32,9 @@ def measure_machine(
 
     device, dtypes: what to measure. size: edge of the matrices, which hold random numbers; by
     default 1024 on the CPU and 8192 elsewhere. repeats: number of readings; the best one counts.
+
+    families: kernels whose own peaks are measured, too: "product" (the better of a matmul and a
+        linear layer), "convolution", "attention" and "recurrent"; by default none.
 
     float32 uses TF32 where torch's settings allow it. A matmul reaches slightly less than the peak
     of a datasheet, so that utilization against a measured machine is slightly higher. The
@@ -49,6 +55,13 @@ def measure_machine(
     return Machine(
         name=device_name(where) or device,
         flops_per_s=peaks,
+        kernel_flops_per_s={
+            family: {
+                str(dtype).removeprefix("torch."): kernel_flops_per_s(family, where, dtype, repeats)
+                for dtype in dtypes
+            }
+            for family in families
+        },
         bytes_per_s=_copy_bytes_per_s(copied_mib * _MIB, where, repeats),
         source=f"measured: {edge} x {edge} matmul and {copied_mib} MiB copy, best of {repeats}",
     )
@@ -57,6 +70,16 @@ def measure_machine(
 def _matmul_flops_per_s(operand: torch.Tensor, repeats: int) -> float:
     seconds = _best_s(lambda: torch.mm(operand, operand), operand.device, repeats)
     return FLOPS_PER_MAC * operand.shape[0] ** 3 / seconds
+
+
+def kernel_flops_per_s(
+    family: KernelFamily, device: torch.device, dtype: torch.dtype, repeats: int
+) -> float:
+    """Return the best FLOP/s of the kernels of a family."""
+    return max(
+        FLOPS_PER_MAC * macs / _best_s(run, device, repeats)
+        for run, macs in kernels_of(family, device, dtype)
+    )
 
 
 def _copy_bytes_per_s(n_bytes: int, device: torch.device, repeats: int) -> float:

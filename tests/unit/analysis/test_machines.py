@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_flops.analysis.machines import MACHINES, find
+from dispatch_flops.analysis.kernel_families import family_of
+from dispatch_flops.analysis.machines import MACHINES, Machine, find
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,8 @@ from dispatch_flops.analysis.machines import MACHINES, find
         ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"),
         ("NVIDIA L40S", "NVIDIA L40S"),
         ("NVIDIA L4", "NVIDIA L4"),
-        ("NVIDIA A100-PCIE-40GB", "NVIDIA A100-SXM4-40GB"),
+        ("NVIDIA A100-PCIE-40GB", "NVIDIA A100-PCIE-40GB"),
+        ("H100", "NVIDIA H100 80GB HBM3"),
         ("NVIDIA L40", "NVIDIA L40"),
         ("NVIDIA A10G", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
@@ -33,8 +35,8 @@ def test_machine_of_the_table_has_a_source_and_sane_figures() -> None:
         assert machine.source
         assert machine.bytes_per_s and machine.bytes_per_s > 1e11
         assert all(find(name) is machine for name in (machine.name, *machine.aliases))
-        half = machine.flops_per_s["float16"]
-        assert half >= machine.flops_per_s["float32"] > 1e12
+        half = machine.flops_per_s.get("float16", machine.flops_per_s.get("bfloat16"))
+        assert half >= machine.flops_per_s.get("float32", half) > 1e12
         assert machine.peak("float8_e4m3fn") == machine.flops_per_s.get("float8")
 
 
@@ -84,3 +86,38 @@ def test_machine_peak_of_the_rtx_3090_in_int8_is_printed_as_4_times_its_rounded_
     peaks = MACHINES["NVIDIA GeForce RTX 3090"].flops_per_s
     assert peaks["int8"] == 4 * peaks["float16"] == 284e12
     assert 284e12 < 82 * 2048 * 1.695e9 < 285e12
+
+
+def test_link_of_a_group_is_that_of_the_nodes_where_it_spans_several() -> None:
+    h100 = MACHINES["NVIDIA H100 80GB HBM3"]
+    assert h100.link_of(8) is h100.node_link and h100.node_link.bytes_per_s == 450e9
+    assert h100.link_of(9) is h100.network_link and h100.network_link.bytes_per_s == 400e9 / 8
+
+
+def test_peak_of_a_kernel_family_is_its_own_where_measured() -> None:
+    machine = Machine(
+        name="test",
+        flops_per_s={"float32": 2.0, "float16": 5.0},
+        kernel_flops_per_s={"attention": {"float32": 3.0}},
+    )
+    assert machine.peak("float32", "attention") == 3.0
+    assert machine.peak("float32", "convolution") == 2.0
+    assert machine.peak("float32") == 2.0
+    assert machine.peak("float16", "attention") == 5.0
+
+
+@pytest.mark.parametrize(
+    ("op", "family"),
+    [
+        ("aten.addmm.default", "product"),
+        ("aten.linear.default", "product"),
+        ("aten.convolution_backward.default", "convolution"),
+        ("aten._scaled_dot_product_flash_attention.default", "attention"),
+        ("aten.mkldnn_rnn_layer.default", "recurrent"),
+        ("aten.lstm.input", "recurrent"),
+        ("aten.add.Tensor", None),
+        ("aten.norm.Scalar", None),
+    ],
+)
+def test_family_of_an_operator(op: str, family: str | None) -> None:
+    assert family_of(op) == family

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,7 +94,8 @@ class TestMachineNamed:
         with pytest.raises(TargetError) as caught:
             machine_named("abacus", "cpu")
         assert str(caught.value) == (
-            f"--machine 'abacus' is unknown; use measure or one of {', '.join(sorted(MACHINES))}"
+            "--machine 'abacus' is unknown; use measure, the path of a JSON file that describes a "
+            f"machine, or one of {', '.join(sorted(MACHINES))}"
         )
 
 
@@ -104,6 +106,7 @@ class TestMachineNamed:
         ("B200", "NVIDIA B200"),
         ("nvidia h200", "NVIDIA H200"),
         ("h100 pcie", "NVIDIA H100 PCIe"),
+        ("h100", "NVIDIA H100 80GB HBM3"),
         ("mi300x", "AMD Instinct MI300X"),
         ("l40", "NVIDIA L40"),
     ],
@@ -113,10 +116,17 @@ def test_machine_is_found_by_an_unambiguous_part_in_any_case(name: str, expected
     assert machine is not None and machine.name == expected
 
 
-@pytest.mark.parametrize("name", ["h100", "H100"])
+@pytest.mark.parametrize("name", ["nvidia h1", "NVIDIA H1"])
 def test_machine_of_an_ambiguous_part_lists_the_candidates(name: str) -> None:
     with pytest.raises(TargetError, match="ambiguous.*NVIDIA H100 80GB HBM3.*NVIDIA H100 PCIe"):
         machine_named(name, "cpu")
+
+
+def test_machine_of_a_json_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text('{"name": "mine", "flops_per_s": {"float32": 3e12}}')
+    machine = machine_named(str(path), "cpu")
+    assert machine is not None and machine.peak("float32") == 3e12
 
 
 def test_machine_of_an_empty_name_is_unknown() -> None:

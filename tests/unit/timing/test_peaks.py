@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dispatch_flops import FlopCounterMode
+from dispatch_flops.analysis.kernel_families import KernelFamily, family_of
 from dispatch_flops.errors import TargetError
+from dispatch_flops.timing.kernels import kernels_of
 from dispatch_flops.timing.peaks import measure_machine
 
 
@@ -42,7 +45,7 @@ def test_measure_machine_leaves_the_random_state(monkeypatch: pytest.MonkeyPatch
     factors: list[torch.Tensor] = []
     monkeypatch.setattr(torch, "mm", lambda a, b: factors.extend((a, b)))
     before = torch.get_rng_state()
-    measure_machine("cpu", [torch.float64], size=7)
+    measure_machine("cpu", [torch.float64], size=7, repeats=1, families=["recurrent"])
     assert torch.equal(torch.get_rng_state(), before)
     assert all(factor.unique().numel() == 7 * 7 for factor in factors)
 
@@ -50,3 +53,22 @@ def test_measure_machine_leaves_the_random_state(monkeypatch: pytest.MonkeyPatch
 def test_measure_machine_of_meta_raises() -> None:
     with pytest.raises(TargetError, match="meta"):
         measure_machine("meta")
+
+
+@pytest.mark.parametrize("family", ["product", "convolution", "attention", "recurrent"])
+def test_kernels_of_a_family_run_the_macs_they_state(family: KernelFamily) -> None:
+    for run, macs in kernels_of(family, torch.device("cpu"), torch.float32):
+        with FlopCounterMode(display=False) as counter:
+            run()
+        assert counter.get_total_macs() == macs
+        ran = {op.op for op in counter.profile.op_totals() if op.cost and op.cost.macs}
+        assert ran and all(family_of(op) == family for op in ran)
+
+
+def test_measure_machine_of_families_has_their_peaks() -> None:
+    machine = measure_machine(dtypes=[torch.float32], size=32, repeats=1, families=["recurrent"])
+    assert machine.kernel_flops_per_s["recurrent"]["float32"] > 0
+    assert (
+        machine.peak("float32", "recurrent") == machine.kernel_flops_per_s["recurrent"]["float32"]
+    )
+    assert machine.peak("float32", "attention") == machine.flops_per_s["float32"]
