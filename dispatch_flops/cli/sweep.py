@@ -26,13 +26,8 @@ from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.output import csv_text, emit, print_progress, progress_bar
 from dispatch_flops.cli.run import measure
 from dispatch_flops.cli.sweep_plot import SweepPlot, add_plot_option, numeric_names, sizes_text
-<<<<<<< HEAD
-from dispatch_flops.errors import TargetError
-from dispatch_flops.profile import MemoryProfile, Profile
-=======
 from dispatch_flops.errors import DispatchFlopsError, TargetError
-from dispatch_flops.profile import Profile
->>>>>>> main
+from dispatch_flops.profile import MemoryProfile, Profile
 from dispatch_flops.renderers.text import Style, at_least, code, table
 from dispatch_flops.units import bytes_text, count_text, number_text, params_text, seconds_text
 
