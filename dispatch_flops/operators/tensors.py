@@ -35,13 +35,17 @@ def untraced() -> Iterator[None]:
 def storages_of(value: Any) -> frozenset[int]:
     """Return an id for the memory of each tensor in nested containers.
 
-    Views share it. Tensor subclasses, and tensors without memory of their own, have none.
+    Views share it. Tensor subclasses other than fake tensors, and tensors without memory of their
+    own, have none.
     """
     return frozenset(
         _torch.storage_address(tensor)
         for tensor in tensors_in(value)
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _torch.has_storage(tensor)
+        if type(tensor) in _WITH_STORAGE and _torch.has_storage(tensor)
     )
+
+
+_WITH_STORAGE = (torch.Tensor, torch.nn.Parameter, _torch.FakeTensor)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
