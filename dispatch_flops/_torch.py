@@ -870,7 +870,7 @@ def _completed_work_class() -> Any:
 # counting/strategies         _is_zerotensor()
 # counting/eager_stance       the attributes of a stance; the text of a warning
 # counting/higher_order       names of higher-order operators, py_kernels, _boxed_call
-# counting/module_names       modules' _modules, _parameters, _buffers (conventional); likewise
+# counting/module_tree        modules' _modules, _parameters, _buffers (conventional); likewise
 #                             counting/parameters, counting/placement, profilers/isolation,
 #                             compile/attribution
 # counting/wrappers           _orig_mod, _fsdp_wrapped_module and _checkpoint_wrapped_module in

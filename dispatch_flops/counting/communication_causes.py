@@ -25,7 +25,7 @@ _BACKWARD_ACTIONS = frozenset(("SEND_B", "RECV_B"))
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The module that causes a call. phase: that it serves; None for that of the pass running."""
+    """Module that causes a call. phase: the one that the call serves; None: that of the pass."""
 
     module: nn.Module
     phase: Phase | None
