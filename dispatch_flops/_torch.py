@@ -374,6 +374,17 @@ def _resize(storage: torch.UntypedStorage, size: int) -> Any:
 # Whether ``torch.jit.trace`` is running, and how to suspend it. Public: none.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
+_TRACER = torch._C._dispatch_key_parse("Tracer")
+
+
+def tracer_not_excluded() -> AbstractContextManager[Any]:
+    """Context in which the tracing state can be set, also in an operator, where torch refuses to
+    while its key is excluded. Public: none.
+    """
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded.remove(_TRACER))
+
 
 # Nested containers as torch sees them. Public: none in torch (the package optree).
 tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves

@@ -41,7 +41,7 @@ from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.numbers import BY_TYPE, number_keys
 from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.operators.tensors import tensors_in, untraced
 from dispatch_flops.profile.cost import ZERO
 
 _sequence_nr = _torch.sequence_nr
@@ -375,7 +375,8 @@ class CountingMode(TorchDispatchMode):
         thread = self.tracker.join_thread()
         cost = plan.fixed
         if cost is None:
-            cost = self._cost_of(plan, thread, args, kwargs, out)
+            with untraced():  # to torch.jit.trace a size is a tensor, and asking for it an operator
+                cost = self._cost_of(plan, thread, args, kwargs, out)
         elif args and isinstance(args[0], _Parameter):
             thread.param_sink.add(id(args[0]))
         module_phase = module_phase or self.tracker.here(args)

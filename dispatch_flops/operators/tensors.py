@@ -21,11 +21,15 @@ _SPARSE_LAYOUTS = frozenset(
 def untraced() -> Iterator[None]:
     """Suspend ``torch.jit.trace``, so that reading a tensor's shape adds nothing to the graph."""
     state = _torch.tracing_state()
-    _torch.set_tracing_state(None)
-    try:
+    if state is None:
         yield
-    finally:
-        _torch.set_tracing_state(state)
+        return
+    with _torch.tracer_not_excluded():
+        _torch.set_tracing_state(None)
+        try:
+            yield
+        finally:
+            _torch.set_tracing_state(state)
 
 
 def storages_of(value: Any) -> frozenset[int]:
