@@ -374,6 +374,17 @@ def _resize(storage: torch.UntypedStorage, size: int) -> Any:
 # Whether ``torch.jit.trace`` is running, and how to suspend it. Public: none.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
+_TRACER = torch._C._dispatch_key_parse("Tracer")
+
+
+def tracer_not_excluded() -> AbstractContextManager[Any]:
+    """Context in which the tracing state can be set, also in an operator, where torch refuses to
+    while its key is excluded. Public: none.
+    """
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded.remove(_TRACER))
+
 
 # Nested containers as torch sees them. Public: none in torch (the package optree).
 tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves
@@ -440,6 +451,16 @@ def set_stance(stance: Any) -> Any:
     from torch._dynamo import eval_frame
 
     return eval_frame._set_stance(stance)
+
+
+def answer_set_stance(answer: Callable[[Any], Any] | None) -> None:
+    """Have ``answer`` called where the program sets a stance; None: torch's own function again.
+
+    It is given the stance and returns the one before. Public: none.
+    """
+    from torch._dynamo import decorators, eval_frame
+
+    decorators._set_stance = answer or eval_frame._set_stance  # type: ignore[assignment]
 
 
 def suspend_compiled_autograd() -> tuple[Any, ...] | None:
@@ -545,6 +566,36 @@ def compilations() -> list[Any]:
     from torch._dynamo.utils import get_compilation_metrics
 
     return get_compilation_metrics()
+
+
+ORIGIN = "dispatch_flops: original_aten"  # of a node that is traced once more
+
+
+def keep_node_meta(graph: fx.GraphModule) -> None:
+    """Have AOTAutograd copy the meta of a traced function's nodes to the nodes that it makes.
+
+    It does so by itself, but not for a function with a list among its inputs: it calls that one.
+    It notes an ``original_aten`` anew; the one before is ``meta["custom"][ORIGIN]``. What
+    torch.utils.checkpoint noted is left out, for it would change what is compiled. Source:
+    ``create_functional_call`` and ``torch._dynamo.utils.flatten_graph_inputs``. Public: none.
+    """
+    from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
+    from torch.fx.traceback import preserve_node_meta
+
+    for node in graph.graph.nodes:
+        for key in ("recompute", "ac_graph_id"):
+            node.meta.pop(key, None)
+        if "original_aten" in node.meta:
+            node.meta["custom"] = {
+                **node.meta.get("custom", {}),
+                ORIGIN: node.meta["original_aten"],
+            }
+
+    def forward(*args: Any) -> Any:
+        with preserve_node_meta():
+            return PropagateUnbackedSymInts(graph).run(*args)
+
+    graph.forward = forward  # type: ignore[method-assign]
 
 
 def is_backend_name(name: Any) -> bool:
@@ -819,7 +870,7 @@ def _completed_work_class() -> Any:
 # counting/strategies         _is_zerotensor()
 # counting/eager_stance       the attributes of a stance; the text of a warning
 # counting/higher_order       names of higher-order operators, py_kernels, _boxed_call
-# counting/module_names       modules' _modules, _parameters, _buffers (conventional); likewise
+# counting/module_tree        modules' _modules, _parameters, _buffers (conventional); likewise
 #                             counting/parameters, counting/placement, profilers/isolation,
 #                             compile/attribution
 # counting/wrappers           _orig_mod, _fsdp_wrapped_module and _checkpoint_wrapped_module in

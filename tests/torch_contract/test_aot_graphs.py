@@ -167,7 +167,7 @@ def test_tracing_contexts_nest_and_end() -> None:
 
 
 def test_meta_val_is_a_fake_of_what_the_node_returns(trained: tuple[Net, Graphs]) -> None:
-    """dispatch_flops relies on this for pricing nodes (compile/graph.py)."""
+    """dispatch_flops relies on this for the costs of nodes (compile/graph.py)."""
     _, graphs = trained
     for graph in (graphs.forward[0], graphs.backward[0]):
         nodes = [n for n in graph.graph.nodes if n.op in ("placeholder", "call_function")]
@@ -235,7 +235,7 @@ def test_grapharg_of_a_placeholder_names_its_source_and_has_its_example(
     trained: tuple[Net, Graphs],
 ) -> None:
     """dispatch_flops relies on this for the module whose forward is compiled, which no node names
-    (compile/attribution.py: ``_inputs``, ``_owner``).
+    (compile/attribution.py: ``_inputs``, ``_find_owner``).
     """
     model, graphs = trained
     found = {id(value): name for name, value in graphs.inputs[0]}
@@ -353,6 +353,25 @@ def test_compile_id_of_compiled_autograd_begins_with_an_exclamation_mark() -> No
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend=graphs)):
         Net()(torch.ones(2, 3)).sum().backward()
     assert str(graphs.top[0].meta.get("dynamo_compile_id")).startswith("!")
+    torch._dynamo.reset()
+
+
+def test_compiled_autograd_traces_the_nodes_of_a_backward_graph_with_their_meta() -> None:
+    """dispatch_flops relies on this for telling recomputation apart under compiled autograd
+    (_torch.py: ``keep_node_meta``).
+    """
+    torch._dynamo.reset()
+    graphs = Graphs()
+    net = Net()
+    forward = torch.compile(lambda x: checkpoint(net, x, use_reentrant=False), backend=graphs)
+    x = torch.ones(2, 3, requires_grad=True)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=graphs)):
+        forward(x).sum().backward()
+    traced = graphs.top[-1]
+    tags = {str(node.meta.get("partitioner_tag")) for node in products(traced)}
+    assert tags == {"is_forward", "is_backward"}, "no tag of the partitioner is left"
+    assert all("original_aten" in node.meta for node in products(traced))
+    assert any(node.meta.get("steal_arg") for node in traced.graph.nodes), "it takes no list"
     torch._dynamo.reset()
 
 
