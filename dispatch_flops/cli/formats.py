@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers import (
     View,
@@ -64,13 +63,6 @@ def _json(profile: Profile, view: View) -> str:
     return profile.to_json(indent=2)
 
 
-def _html(profile: Profile, view: View) -> str:
-    try:
-        return html.render(profile, view)
-    except ImportError as error:
-        raise TargetError(str(error)) from None
-
-
 FORMATS: dict[str, Format] = {
     "overview": Format(help="totals, a line per module, the top operators", render=overview.render),
     "deepspeed": Format(
@@ -101,7 +93,7 @@ FORMATS: dict[str, Format] = {
     "trace": Format(
         help="a timeline for Perfetto", render=chrome_trace.render, suffix=".trace.json"
     ),
-    "html": Format(help="an interactive page for the browser", render=_html, suffix=".html"),
+    "html": Format(help="an interactive page for the browser", render=html.render, suffix=".html"),
 }
 
 

@@ -26,6 +26,7 @@ from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.operators.conventions import Causal, Flops, Target
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
+from dispatch_flops.profile.memory import FollowMemory
 from dispatch_flops.profile.mesh_positions import mesh_dims
 from dispatch_flops.profilers.counter import FlopCounterMode
 
@@ -51,6 +52,8 @@ def simulate(
     causal: Causal = "full",
     flops: Flops = "all",
     target: Target = "cpu",
+    memory: FollowMemory = False,
+    memory_rounding: int = 1,
     timeout_s: float | None = 600.0,
 ) -> ClusterProfile:
     """Profile one step of ranks of a cluster, in this process and without the cluster.
@@ -74,7 +77,7 @@ def simulate(
     ranks: which ranks to simulate. "representative" (the default) simulates one rank of each
         distinct kind, and fills the cluster from them: one of each pipeline stage, and one of each
         set of ranks whose parameter shards have equal shapes.
-    causal, flops, target: as for FlopCounterMode.
+    causal, flops, target, memory, memory_rounding: as for FlopCounterMode.
     timeout_s: longest time for one rank, in seconds; None for no limit. Other threads than the
         main one have no limit.
 
@@ -98,7 +101,13 @@ def simulate(
         job,
         dims,
         lambda model: FlopCounterMode(
-            model, display=False, causal=causal, flops=flops, target=target
+            model,
+            display=False,
+            causal=causal,
+            flops=flops,
+            target=target,
+            memory=memory,
+            memory_rounding=memory_rounding,
         ),
         timeout_s,
     )

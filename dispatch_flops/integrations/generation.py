@@ -18,6 +18,7 @@ from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import PhaseSeconds, Profile, StepTiming
 from dispatch_flops.profile.cost import ZERO, OpCost
+from dispatch_flops.profile.memory import FollowMemory
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.isolation import evaluating, preserving_random_state
 from dispatch_flops.profilers.model import SEPARATE_PASS, attach_latencies
@@ -81,7 +82,12 @@ class GenerateProfile:
 
 
 def profile_generate(
-    model: nn.Module, inputs: Any = None, *, warm_up: int = 1, **options: Any
+    model: nn.Module,
+    inputs: Any = None,
+    *,
+    warm_up: int = 1,
+    memory: FollowMemory = False,
+    **options: Any,
 ) -> GenerateProfile:
     """Profile ``model.generate(inputs, **options)`` of a Hugging Face model.
 
@@ -95,6 +101,7 @@ def profile_generate(
     inputs: its first argument, such as token ids of shape (batch, length); None if the inputs are
         among the options.
     warm_up: calls before the first measurement (default 1).
+    memory: as for ``FlopCounterMode``. What was allocated before decode counts from its first use.
     options: further arguments of ``generate``.
 
     ``generate`` runs several times: for one token, to find the length of the prompt; for the
@@ -121,7 +128,7 @@ def profile_generate(
         timed = run(_Relay(nullcontext(), nullcontext(), devices))
         clocks = [ModulePass(ModuleNames([model]), devices=devices) for _ in range(2)]
         run(_Relay(clocks[0], clocks[1], devices))
-        counters = [FlopCounterMode(model, display=False) for _ in range(2)]
+        counters = [FlopCounterMode(model, display=False, memory=memory) for _ in range(2)]
         counted = run(
             _Relay(counters[0], counters[1], devices, lambda: counters[1].profile.total())
         )

@@ -19,7 +19,7 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase
-from dispatch_flops.memory.storages import Storage
+from dispatch_flops.memory.storages import Storage, dense_parts_of
 from dispatch_flops.memory.timeline import Timeline
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import Role
@@ -165,6 +165,12 @@ class Blocks:
         elif self._add(storage, device, role, born=0):
             device.before += self.size_of(storage)
 
+    def give_role(self, storage: Storage, role: Role) -> None:
+        """Say what a storage is for, if it is known and has any memory."""
+        block = self.live.get(id(storage))
+        if block is not None:
+            block.role = role
+
     def arrived(self, storage: Storage, device: DeviceBlocks, role: Role) -> None:
         """Note a storage that is met late: it may have been allocated in the run."""
         if id(storage) not in self.live:
@@ -175,10 +181,16 @@ class Blocks:
         """Add a block that no operator made, if it has any memory; return its size."""
         size = self.size_of(storage)
         if size:
-            self.live[id(storage)] = block = Block(storage, self._released)
-            block.key, block.size, block.device = id(storage), size, device
-            block.made_in, block.role, block.born, block.step = None, role, born, self.step
+            self.live[id(storage)] = block = self._new_block(storage, device, size)
+            block.role, block.born = role, born
         return size
+
+    def _new_block(self, storage: Storage, device: DeviceBlocks, size: int) -> Block:
+        """Return a block that no operator made."""
+        block = Block(storage, self._released)
+        block.key, block.size, block.device = id(storage), size, device
+        block.made_in, block.role, block.born, block.step = None, None, 0, self.step
+        return block
 
     def resized(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
         """Note that a storage may have another size now."""
@@ -189,8 +201,9 @@ class Blocks:
             self._released(block)
             self.allocated(storage, device, made_in)
             again = self.live.get(id(storage))
-            if again is not None:
-                again.role = block.role
+            if again is None:  # FSDP releases a parameter so, and later gives it its size again
+                again = self.live[id(storage)] = self._new_block(storage, device, 0)
+            again.role = block.role
 
     def forget(self) -> None:
         """Let go of all storages: what is released from now on is not noted."""
@@ -216,9 +229,18 @@ class Blocks:
             return 0
         return size if self._rounding == 1 else -(-size // self._rounding) * self._rounding
 
+    def bytes_of(self, tensor: torch.Tensor) -> int:
+        """Return the bytes of a tensor's storages; its own share where they hold more than it."""
+        size = 0
+        for part in dense_parts_of(tensor):
+            storage = part.untyped_storage()
+            is_share = part.nbytes < storage.nbytes()
+            size += part.nbytes if is_share else self.size_of(storage)
+        return size
+
     def _released(self, block: Block) -> None:
         """Note that a block is released. It may also be replaced by one of another size."""
-        if self.live.pop(block.key, None) is None:
+        if self.live.pop(block.key, None) is None or not block.size:
             return
         device, made_in = block.device, block.made_in
         device.now -= block.size

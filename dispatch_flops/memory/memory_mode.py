@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase, OpenCall, ThreadState
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.memory.blocks import Blocks, DeviceBlocks, ModulePeak
+from dispatch_flops.memory.caches import cached_tensors, takes_cache
 from dispatch_flops.memory.storages import Allocation, Storage, allocation_of, storages_of
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost
@@ -30,6 +33,13 @@ from dispatch_flops.profile.memory import Role
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _graph_task = _torch.graph_task_id
+
+
+@lru_cache(maxsize=256)
+def _is_fsdp2(cls: Any) -> bool:
+    """Return True for a class of modules that ``fully_shard`` made."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and issubclass(cls, fsdp.FSDPModule)
 
 
 class _Running(threading.local):
@@ -94,9 +104,11 @@ class Memory:
                 self._note_optimizer(optimizer)
 
     def note_gradients(self) -> None:
-        """Note the gradients that the parameters have now."""
-        for module in self._names.modules():
-            self._note_gradients_of(module._parameters.values())
+        """Note the gradients that the parameters have now, unless a backward pass is running."""
+        if _graph_task() == NO_TASK:
+            with _torch.modes_disabled():
+                for module in self._names.modules():
+                    self._note_gradients_of(module._parameters.values())
 
     def _note_gradients_of(self, parameters: Iterable[nn.Parameter | None]) -> None:
         for parameter in parameters:
@@ -116,13 +128,10 @@ class Memory:
         sizes[id(parameter)] = max(size, sizes.get(id(parameter), 0))
 
     def _note(self, tensor: torch.Tensor, role: Role) -> int:
-        """Give the storages of a tensor their role; return their bytes."""
-        size = 0
+        """Give the storages of a tensor their role; return the bytes of the tensor in them."""
         for storage, device in storages_of(tensor):
             self.blocks.was_there(storage, self.blocks.on(device), role)
-            block = self.blocks.live.get(id(storage))
-            size += block.size if block is not None else 0
-        return size
+        return self.blocks.bytes_of(tensor)
 
     def _note_size(self, storage: Storage) -> None:
         """Note that the program gave a storage another size, without an operator."""
@@ -137,31 +146,71 @@ class Memory:
         """Do nothing: memory needs no stamp."""
 
     def enter(self, thread: ThreadState, stamp: Any) -> None:
-        """Note what an optimizer holds before its step."""
-        if thread.stack[-1].named is None:
-            self._note_optimizer(thread.stack[-1].owner)
+        """Note what an optimizer holds before its step, and a cache that a module is given."""
+        call = thread.stack[-1]
+        if call.named is None:
+            self._note_optimizer(call.owner)
+        else:
+            self._note_cache(thread, call)
 
     def leaving(self) -> None:
         """Do nothing: memory needs no stamp."""
 
     def leave(self, thread: ThreadState, call: OpenCall, stamp: Any) -> None:
-        """Note what an optimizer holds after its step, and where the outermost module call ends."""
+        """Note what an optimizer, a cache and a sharded module hold after the call.
+
+        Also note where the outermost module call ends.
+        """
         if call.named is None:
             self._note_optimizer(call.owner)
-        elif call.task == NO_TASK and all(
+            return
+        self._note_cache(thread, call)
+        cls: Any = type(call.owner)
+        if _is_fsdp2(cls):
+            self._note_unsharded(call.owner)
+        if call.task == NO_TASK and all(
             other.named is None or other is call for other in thread.stack
         ):
             self._is_first_call = False
             self.blocks.born_in_calls = self.blocks.allocations
 
+    def _note_cache(self, thread: ThreadState, call: OpenCall) -> None:
+        """Give the cache of a module its role, unless a calling module was given one, too.
+
+        With gradients, keys and values are activations.
+        """
+        if not takes_cache(call.owner) or torch.is_grad_enabled():
+            return
+        if any(c is not call and takes_cache(c.owner) for c in thread.stack):
+            return
+        with _torch.modes_disabled():
+            for tensor in cached_tensors(call.owner):
+                for storage, device in storages_of(tensor):
+                    self.meet(storage, device)
+                    self.blocks.give_role(storage, "KV cache")
+
+    def _note_unsharded(self, module: nn.Module) -> None:
+        """Give the gathered parameters of an FSDP2 module their role.
+
+        It has released them again before the next look at what modules hold.
+        """
+        with _torch.modes_disabled():
+            for parameter in module.parameters():
+                for storage, _ in storages_of(parameter):
+                    block = self.blocks.live.get(id(storage))
+                    if block is not None and block.role is None:
+                        block.role = "unsharded parameters"
+
     # -- operators ------------------------------------------------------------------------------
 
     def meet(self, storage: Storage, device: torch.device) -> None:
-        """Note a storage that no operator of the run returned.
+        """Note a storage that no operator of the run returned; does nothing if it is known.
 
         Until the first call of the model ends it counts as there before; later from now on, for
         a loader of data may have just allocated it in another thread.
         """
+        if id(storage) in self.blocks.live:
+            return
         found = self.blocks.on(device)
         if self._is_first_call:
             self.blocks.was_there(storage, found, "inputs")
@@ -170,9 +219,8 @@ class Memory:
 
     def changed_phase(self, before: Phase, after: Phase) -> None:
         """Note that operators of another phase follow."""
-        if before == "backward" and _graph_task() == NO_TASK:
-            with _torch.modes_disabled():
-                self.note_gradients()
+        if before == "backward":
+            self.note_gradients()
         if after == "forward":
             self.blocks.next_step()
 
@@ -308,8 +356,7 @@ class MemoryMode(CountingMode):
 
     def _meet_tensor(self, tensor: torch.Tensor) -> None:
         for storage, device in storages_of(tensor):
-            if id(storage) not in self._live:
-                self._memory.meet(storage, device)
+            self._memory.meet(storage, device)
 
     def _allocated(self, out: torch.Tensor, made_in: ModulePhase) -> DeviceBlocks:
         device = out.device
@@ -326,6 +373,8 @@ class MemoryMode(CountingMode):
             for storage, device in storages_of(tensor):
                 self._device = blocks.on(device)
                 blocks.allocated(storage, self._device, made_in)
+                if allocation == "gathering":
+                    blocks.give_role(storage, "unsharded parameters")
         if allocation == "argument":
             for tensor in tensors_in((arguments, out)):
                 for storage, device in storages_of(tensor):

@@ -15,7 +15,6 @@ from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.memory.blocks import Block, DeviceBlocks, Peak
 from dispatch_flops.memory.memory_mode import Memory
-from dispatch_flops.memory.storages import storages_of
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import (
@@ -52,6 +51,7 @@ class _Builder:
         self._activations = {names.shown(fqn): count for fqn, count in kept.items()}
 
     def attach(self, profile: Profile) -> Profile:
+        self._memory.note_gradients()
         devices = sorted(
             map(self._freeze_device, list(self._memory.blocks.devices.values())),
             key=lambda device: -device.peak_bytes,
@@ -187,5 +187,4 @@ class _Builder:
         return held
 
     def _size(self, tensor: torch.Tensor) -> int:
-        blocks = self._memory.blocks
-        return sum(blocks.size_of(storage) for storage, _ in storages_of(tensor))
+        return self._memory.blocks.bytes_of(tensor)

@@ -11,13 +11,14 @@ from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.operators.tensors import is_sparse
 
-Allocation = Literal["none", "result", "argument", "arrival"]
+Allocation = Literal["none", "result", "argument", "arrival", "gathering"]
 Storage = torch.UntypedStorage
 
 # A zero tensor of forward-mode differentiation has a storage without memory.
 _WITHOUT_MEMORY = frozenset(("aten::_efficientzerotensor",))
 # Their argument holds data that torch.tensor and torch.from_numpy have just allocated or taken.
 _ARRIVALS = frozenset(("aten::lift_fresh", "aten::lift"))
+_GATHERING = "fsdp::all_gather_copy_in"
 
 
 def storages_of(tensor: torch.Tensor) -> Iterator[tuple[Storage, torch.device]]:
@@ -26,19 +27,25 @@ def storages_of(tensor: torch.Tensor) -> Iterator[tuple[Storage, torch.device]]:
     Wrapper subclasses consist of their inner tensors: DTensor of this rank's shard. Opaque
     tensors, such as oneDNN's, have none that can be seen.
     """
+    for part in dense_parts_of(tensor):
+        yield part.untyped_storage(), part.device
+
+
+def dense_parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors with a storage that a tensor consists of; itself if it has one."""
     if _torch.is_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             inner = getattr(tensor, name)
             if isinstance(inner, torch.Tensor):  # DTensor names its mesh, too
-                yield from storages_of(inner)
+                yield from dense_parts_of(inner)
     elif is_sparse(tensor):
-        for part in _parts_of(tensor):
-            yield from storages_of(part)
+        for part in _sparse_parts_of(tensor):
+            yield from dense_parts_of(part)
     elif _torch.has_storage(tensor):
-        yield tensor.untyped_storage(), tensor.device
+        yield tensor
 
 
-def _parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _sparse_parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -51,6 +58,7 @@ def allocation_of(func: Any) -> Allocation:
 
     "none": results share the memory of arguments. "result": the results. "argument": the results,
     and arguments that the call may resize. "arrival": an argument, which no operator made.
+    "gathering": the results, into which FSDP2 gathers parameters.
     """
     if not isinstance(func, OpOverload):
         return "result"
@@ -59,6 +67,8 @@ def allocation_of(func: Any) -> Allocation:
         return "none"
     if name in _ARRIVALS:
         return "arrival"
+    if name == _GATHERING:
+        return "gathering"
     schema = _torch.schema_of(func)
     if "resize" in name or name == "aten::set_" or any(arg.is_out for arg in schema.arguments):
         return "argument"

@@ -14,7 +14,7 @@ Role = str
 FollowMemory = bool | Literal["timeline"]
 ROLES: tuple[Role, ...] = (
     "parameters", "gradients", "optimizer state", "buffers", "inputs", "activations",
-    "temporaries", "workspace",
+    "temporaries", "workspace", "KV cache", "unsharded parameters",
 )  # fmt: skip
 
 
@@ -62,8 +62,10 @@ class MemoryUse:
     """Bytes of one role at a peak, allocated by one module in one phase.
 
     role: one of "parameters", "gradients", "optimizer state", "buffers", "inputs",
-        "activations" (made in forward or recomputation and kept for later), "temporaries" and
-        "workspace" (what a kernel allocates for itself).
+        "activations" (made in forward or recomputation and kept for later), "temporaries",
+        "workspace" (what a kernel allocates for itself), "KV cache" (the ``past_key_values`` that
+        a model is called with, without gradients) and "unsharded parameters" (those that FSDP2
+        gathered for a module).
     fqn, phase: where the bytes were allocated; None for what was there before.
     """
 

@@ -11,7 +11,7 @@ is shown, and how.
     csv           a row per module or per operator
     collapsed     stacks for flame-graph tools
     chrome_trace  a timeline for Perfetto and chrome://tracing
-    html          a self-contained page for the browser (extra: report)
+    html          a self-contained page for the browser
     notebook      the HTML that a notebook shows
 
 Merged profiles have two formats of text, ``render(cluster, view=None) -> str``.

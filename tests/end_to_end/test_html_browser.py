@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import shutil
@@ -15,8 +16,18 @@ import pytest
 from dispatch_flops import profile_model, units
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.cli.demo import bert_base
-from dispatch_flops.profile import Profile
+from dispatch_flops.profile import (
+    CommGroup,
+    CommTotal,
+    DeviceMemory,
+    MemoryPeak,
+    MemoryProfile,
+    MemoryUse,
+    PeakMoment,
+    Profile,
+)
 from dispatch_flops.renderers import View, html
+from dispatch_flops.renderers.html.payload import payload
 from tests.helpers.paths import BENCHMARKS
 from tests.helpers.trees import (
     SMALL,
@@ -31,7 +42,6 @@ from tests.helpers.trees import (
     wide,
 )
 
-pytest.importorskip("plotly")
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 
@@ -98,17 +108,46 @@ class Report:
         return found
 
     @property
-    def trace(self) -> dict[str, Any]:
-        """The trace that the tree chart has drawn."""
-        drawn: dict[str, Any] = self.run(
-            "const [t] = document.getElementById('tree').data ?? [null];"
-            "return t && {type: t.type, ids: [...t.ids], labels: [...t.labels], "
-            "values: [...t.values], text: [...t.text]}"
+    def shape(self) -> str:
+        """The shape of the tree chart."""
+        found: str = self.run("return document.getElementById('tree').dataset.shape")
+        return found
+
+    @property
+    def sizes(self) -> list[float]:
+        """The sizes of the areas that the tree chart has drawn, the whole first."""
+        return [float(size) for size in self.attributes("#tree .area", "data-size")]
+
+    @property
+    def labels(self) -> list[str]:
+        """The texts in the tree chart, each of one line of an area."""
+        return self.texts("#tree tspan")
+
+    def attributes(self, selector: str, name: str) -> list[str]:
+        script = (
+            "return [...document.querySelectorAll(arguments[0])]"
+            ".map((e) => e.getAttribute(arguments[1]))"
         )
-        return drawn
+        found: list[str] = self.run(script, selector, name)
+        return found
+
+    def press(self, selector: str) -> None:
+        """Focus an element and press Enter, as a reader without a mouse does."""
+        found = self.driver.find_element("css selector", selector)
+        self.run("arguments[0].focus({preventScroll: true})", found)
+        found.send_keys("\ue007")
+
+    @property
+    def modules(self) -> list[str]:
+        """The names in the table of modules."""
+        return self.texts("#modules tbody th button.link")
+
+    def heading(self, table: str, heading: str) -> int:
+        """Return the position of a column among those of a table, from 1 as in CSS."""
+        return 1 + self.texts(f"#{table} thead th").index(heading)
 
     def column(self, table: str, index: int) -> list[str]:
-        return self.texts(f"#{table} tbody td:nth-child({index})")
+        return self.texts(f"#{table} tbody tr > :nth-child({index})")
 
     def messages(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
@@ -143,7 +182,7 @@ def open_report(driver: Any, tmp_path: Path) -> Iterator[Callable[..., Report]]:
         path = tmp_path / "report.html"
         path.write_text(html.render(profile, View(**options)), encoding="utf-8")
         driver.get(path.as_uri())
-        report.until(lambda: driver.find_elements("css selector", "#tree g.slice"))
+        report.until(lambda: driver.find_elements("css selector", "#tree .area, #tree svg:empty"))
         return report
 
     yield open_
@@ -165,7 +204,10 @@ def test_page_of_small_profiles_draws_every_part(
     assert len(report.texts("#operators tbody tr")) == len(
         {(op.op, op.dtype) for op in profile.op_totals()}
     )
-    assert report.run("return Boolean(document.querySelector('#roofline .main-svg'))")
+    roofline = payload(profile, A100, "")["roofline"]
+    points = [*roofline["modules"], *roofline["operators"]]
+    placed = [p for p in points if p["achieved"] is not None or p["attainable"] is not None]
+    assert len(report.texts("#roofline .point")) == len(placed)
 
 
 def test_page_without_its_policy_shows_messages_and_requests(driver: Any, tmp_path: Path) -> None:
@@ -189,58 +231,137 @@ def test_policy_blocks_requests(open_report: Callable[..., Report]) -> None:
 def test_chart_follows_metric_phase_and_shape(open_report: Callable[..., Report]) -> None:
     profile = training_step()
     report = open_report(profile)
-    shown = report.trace
-    assert shown["type"] == "icicle"
-    assert shown["values"][0] == profile.total().flops
+    assert report.shape == "icicle"
+    assert report.sizes[0] == profile.total().flops
     report.choose("view", "backward")
-    report.until(lambda: report.trace["values"][0] == profile.total("backward").flops)
     report.choose("metric", "macs")
-    report.until(lambda: report.trace["values"][0] == profile.total("backward").macs)
-    assert report.column("modules", 5)[0] == units.count_text(profile.root.total("backward").macs)
+    macs = profile.root.total("backward").macs
+    assert report.sizes[0] == macs
+    assert report.column("modules", report.heading("modules", "MACs"))[0] == units.count_text(macs)
+    assert report.texts("#modules thead th")[1] == "% MACs"
     report.choose("metric", "bytes")
     report.choose("view", "all")
-    report.until(lambda: report.trace["values"][0] == profile.total().bytes_total)
+    assert report.sizes[0] == profile.total().bytes_total
     report.choose("metric", "params")
-    report.until(lambda: report.trace["values"][0] == profile.total_params)
+    assert report.sizes[0] == profile.total_params
     report.choose("metric", "latency")
-    measured = (38.15 + 15.74 + 15.02) * 1e-6
-    report.until(lambda: report.trace["values"][0] == pytest.approx(measured))
+    assert report.sizes[0] == pytest.approx((38.15 + 15.74 + 15.02) * 1e-6)
     report.choose("shape", "treemap")
-    report.until(lambda: report.trace["type"] == "treemap")
-    assert report.driver.find_elements("css selector", "#tree .treemaplayer g.slice")
+    assert report.shape == "treemap"
 
 
 def test_choice_without_measurements_is_disabled(open_report: Callable[..., Report]) -> None:
     report = open_report(training_step())
     enabled = "return !document.querySelector(arguments[0]).disabled"
     report.choose("metric", "latency")
-    report.until(lambda: report.run(enabled, "input[value=forward]"))
+    assert report.run(enabled, "input[value=forward]")
     assert not report.run(enabled, "input[value=optimizer]")
     open_report(hostile())
     assert not report.run(enabled, "input[value=latency]")
 
 
+def current(report: Report) -> list[str]:
+    return report.attributes("#crumbs [aria-current]", "data-label")
+
+
 def test_click_zooms_into_a_module_and_out(open_report: Callable[..., Report]) -> None:
+    report = open_report(training_step())
+    assert current(report) == ["Everything that ran"]
+    areas = report.driver.find_elements("css selector", "#tree .area")
+    areas[[*report.attributes("#tree .area", "data-id")].index("0")].click()
+    assert current(report) == ["Sequential"]
+    assert len(report.driver.find_elements("css selector", "#tree .area")) < len(areas)
+    report.driver.find_element("css selector", "#tree .area").click()
+    assert current(report) == ["Everything that ran"]
+    report.press("#modules tbody tr:nth-child(2) button.link")
+    assert current(report) == ["2"]
+    report.press("#crumbs button")
+    assert current(report) == ["Everything that ran"]
+
+
+def test_modules_that_hold_all_of_the_cost_are_a_path_and_not_columns(
+    open_report: Callable[..., Report],
+) -> None:
+    """All FLOPs of the encoder are in its layers; the embedding looks up rows."""
     report = open_report(encoder(12))
-    assert any("0-11 · 12 x Layer" in text for text in report.trace["text"])
+    assert current(report) == ["layer.0-11"]
+    assert report.texts("#crumbs button") == ["Encoder 100%"]
+    assert report.sizes[0] == 12 * 4 * 2 * 3 * 5 * 7
+    report.press("#crumbs button")
+    assert current(report) == ["Encoder"]
     report.driver.find_element("id", "fold").click()
-    report.until(lambda: not any("12 x" in text for text in report.trace["text"]))
-    place_ = report.trace["labels"].index("layer")
-    areas = report.driver.find_elements("css selector", "#tree g.slice")
-    whole = len(areas)
-    areas[place_].click()
-    report.until(lambda: report.texts("#crumbs [aria-current]") == ["layer"])
-    assert len(report.driver.find_elements("css selector", "#tree g.slice")) < whole
-    report.driver.find_element("css selector", "#crumbs button").click()
-    report.until(lambda: report.texts("#crumbs [aria-current]") == ["Encoder"])
-    report.driver.find_element("css selector", "#modules tbody tr:nth-child(4) button").click()
-    report.until(lambda: report.texts("#crumbs [aria-current]") == ["0"])
+    assert current(report) == ["layer"]
 
 
-def test_tables_are_searched_and_sorted(open_report: Callable[..., Report]) -> None:
+def test_identical_layers_are_one_area_of_their_sum(open_report: Callable[..., Report]) -> None:
+    report = open_report(encoder(12))
+    linear_flops = 2 * 3 * 5 * 7
+    assert report.labels[0] == "layer.0-11 · 12 x Layer"
+    assert sorted(report.sizes)[:4] == [12 * linear_flops] * 2 + [24 * linear_flops] * 2
+    report.driver.find_element("id", "fold").click()
+    assert not any("12 x" in label for label in report.labels)
+    assert linear_flops in report.sizes
+
+
+def test_modules_are_a_tree_sorted_by_cost(open_report: Callable[..., Report]) -> None:
+    report = open_report(encoder(12))
+    assert report.modules == [
+        "Encoder", "layer.0-11", "each", "mlp", "0-1", "each", "query", "key", "embedding",
+    ]  # fmt: skip
+    shares = report.column("modules", 2)
+    assert shares[:6] == ["100%", "100%", "8.33%", "4.17%", "4.17%", "2.08%"]
+    widths = "return [...document.querySelectorAll('#modules .share')].map((e) => e.style.width)"
+    assert [float(width[:-1]) for width in report.run(widths)[:4]] == pytest.approx(
+        [100, 100, 100 / 12, 100 / 24], rel=1e-3
+    )
+    assert report.attributes("#modules thead th", "aria-sort")[1] == "descending"
+    report.sort("modules", "Params")
+    assert report.modules[1] == "layer.0-11"  # 12 x 140 parameters; the embedding has 55
+    report.sort("modules", "Params")
+    assert report.modules[1] == "embedding"
+
+
+def test_rows_of_modules_collapse_from_the_keyboard(open_report: Callable[..., Report]) -> None:
+    report = open_report(encoder(12))
+    layers = "#modules tr:nth-child(2) button.toggle"
+    assert report.attributes(layers, "aria-expanded") == ["true"]
+    report.press(layers)
+    assert report.modules == ["Encoder", "layer.0-11", "embedding"]
+    assert report.attributes(layers, "aria-expanded") == ["false"]
+    focused = "return document.activeElement === document.querySelector(arguments[0])"
+    assert report.run(focused, layers)
+    outline = "return getComputedStyle(document.activeElement).outlineStyle"
+    assert report.run(outline) == "solid"
+    report.press(layers)
+    assert len(report.modules) == 9
+    _, collapse = report.driver.find_elements("css selector", "#modules .tools button")
+    collapse.click()
+    assert report.modules == ["Encoder"]
+
+
+def test_search_shows_modules_below_those_that_hold_them(
+    open_report: Callable[..., Report],
+) -> None:
+    report = open_report(encoder(12))
+    report.search("modules", "layer.11 linear")
+    assert report.modules == ["Encoder", "layer", "11", "mlp", "0", "1", "query", "key"]
+    assert report.texts("#modules output") == ["4 of 75 modules"]
+    report.search("modules", " ")
+    assert report.texts("#modules output") == ["75 modules"]
+
+
+def test_button_shows_all_rows(open_report: Callable[..., Report]) -> None:
+    report = open_report(wide(171))
+    assert len(report.modules) == 40
+    assert report.texts("#modules button.more") == ["Show all 172"]
+    report.press("#modules button.more")
+    assert len(report.modules) == 172
+    assert not report.driver.find_element("css selector", "#modules button.more").is_displayed()
+
+
+def test_operators_are_searched_and_sorted(open_report: Callable[..., Report]) -> None:
     report = open_report(training_step())
     report.search("operators", "BACKWARD aten.")
-    report.until(lambda: len(report.column("operators", 1)) == 3)
     assert set(report.column("operators", 1)) == {
         "aten.mm.default",
         "aten.threshold_backward.default",
@@ -248,19 +369,116 @@ def test_tables_are_searched_and_sorted(open_report: Callable[..., Report]) -> N
     }
     assert report.texts("#operators output") == ["3 of 8 rows"]
     report.search("operators", "no such operator")
-    report.until(lambda: report.column("operators", 1) == [])
+    assert report.column("operators", 1) == []
+    report.search("operators", " ")
+    report.sort("operators", "Calls")
+    assert report.column("operators", report.heading("operators", "Calls"))[0] == "3"
+    report.sort("operators", "Operator")
+    assert report.run("return document.querySelector('#operators th').ariaSort") == "ascending"
 
-    open_report(encoder(12))
-    report.search("modules", "layer.11 linear")
-    report.until(lambda: len(report.column("modules", 1)) == 4)
-    report.search("modules", " ")
-    report.until(lambda: len(report.column("modules", 1)) == 20)
-    report.sort("modules", "Latency")
-    assert report.column("modules", 9)[:2] == ["90 ms", "78 ms"]  # 78 = 1 + 2 + ... + 12
-    report.sort("modules", "Latency")
-    assert report.column("modules", 9)[0] == "1 ms"
-    report.sort("modules", "Module")
-    assert report.run("return document.querySelector('#modules th').ariaSort") == "ascending"
+
+@pytest.mark.parametrize("width", [1280, 420])
+@pytest.mark.parametrize("name", SMALL)
+def test_page_does_not_scroll_sideways(
+    name: str, width: int, open_report: Callable[..., Report], driver: Any
+) -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        report = open_report(SMALL[name](), machine=A100)
+        assert report.run("return document.documentElement.scrollWidth") == width
+        assert report.run("return document.querySelector('#tree svg').clientWidth") < width
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_points_above_the_roof_are_explained(open_report: Callable[..., Report]) -> None:
+    report = open_report(training_step(), machine=A100)
+    assert not report.driver.find_element("id", "roofline-above").is_displayed()
+    slow = dataclasses.replace(A100, bytes_per_s=1e6)
+    open_report(training_step(), machine=slow)
+    points = payload(training_step(), slow, "")["roofline"]
+    above = [
+        point
+        for point in (*points["modules"], *points["operators"])
+        if point["achieved"] is not None and point["achieved"] > point["attainable"]
+    ]
+    assert above
+    (text,) = report.texts("#roofline-above")
+    assert text.startswith(f"{len(above)} point")
+    assert "tensors that stay in a cache" in text
+    assert len(report.texts("#roofline .above")) == len(above)
+
+
+def test_memory_and_communication_are_shown_where_they_were_taken(
+    open_report: Callable[..., Report],
+) -> None:
+    report = open_report(training_step())
+    for section in ("memory-section", "communication-section"):
+        assert not report.driver.find_element("id", section).is_displayed()
+    open_report(with_memory_and_communication())
+    assert report.texts("#memory-peaks dt") == ["forward: 9 KB", "backward: 12 KB"]
+    assert report.attributes("#memory-peaks .bar", "aria-label") == [
+        "parameters 3 KB, activations 6 KB",
+        "parameters 3 KB, gradients 9 KB",
+    ]
+    assert report.texts("#memory-legend > span") == ["parameters", "gradients", "activations"]
+    assert report.column("memory-table", 1) == ["gradients", "parameters"]
+    assert [float(size) for size in report.attributes("#memory-map .area", "data-size")] == [
+        12_000, 9_000, 9_000, 3_000, 3_000,
+    ]  # fmt: skip
+    assert report.column("communication", 1) == ["layer"]
+    assert "69 B" in report.column("communication", report.heading("communication", "Payload"))
+    assert report.column("modules", report.heading("modules", "Payload")) == ["69 B", "69 B"]
+
+
+def with_memory_and_communication() -> Profile:
+    """A layer that sends 69 bytes, and the peaks of two phases."""
+    parameters = MemoryUse(role="parameters", bytes=3000)
+    kept = MemoryUse(role="activations", fqn="layer", phase="forward", bytes=6000)
+    made = MemoryUse(role="gradients", fqn="layer", phase="backward", bytes=9000)
+    peaks = (
+        MemoryPeak(
+            peak_bytes=9000,
+            peak_at=PeakMoment(fqn="layer", phase="forward"),
+            uses=(kept, parameters),
+        ),
+        MemoryPeak(
+            peak_bytes=12_000,
+            peak_at=PeakMoment(fqn="layer", phase="backward"),
+            uses=(made, parameters),
+        ),
+    )
+    sent = CommTotal(
+        fqn="layer", phase="backward", kind="all_reduce", op="c10d.allreduce_.default", calls=1,
+        group=CommGroup(name="default_pg", size=2, ranks=(0, 1)), dtype="float32", payload_bytes=69,
+    )  # fmt: skip
+    return Profile(
+        root=place(module("Net", linear("layer", 3, 5, batch=7))),
+        memory=MemoryProfile(devices=(DeviceMemory(device="cuda:0", peaks=peaks),)),
+        communication=(sent,),
+    )
+
+
+def test_every_control_has_a_name_and_tables_have_row_and_column_headers(
+    open_report: Callable[..., Report],
+) -> None:
+    report = open_report(with_memory_and_communication(), machine=A100)
+    nameless = report.run(
+        "return [...document.querySelectorAll('button, input, summary, [role=img]')]"
+        ".filter((e) => e.checkVisibility())"
+        ".filter((e) => !(e.ariaLabel || e.textContent.trim() || e.closest('label'))).length"
+    )
+    assert nameless == 0
+    assert report.run(
+        "return [...document.querySelectorAll('tbody tr')]"
+        ".every((row) => row.querySelector('th[scope=row]'))"
+    )
+    assert report.run(
+        "return [...document.querySelectorAll('table, .scroll')]"
+        ".every((e) => document.getElementById(e.getAttribute('aria-labelledby')).textContent)"
+    )
+    assert report.run("return document.querySelectorAll('svg:not([aria-hidden])').length") == 0
 
 
 def test_lower_bound_is_visible(open_report: Callable[..., Report]) -> None:
@@ -268,7 +486,7 @@ def test_lower_bound_is_visible(open_report: Callable[..., Report]) -> None:
     assert report.texts("#uncounted h2") == ["Lower bound: 2 operators have no known cost"]
     assert report.column("uncounted-table", 1) == ["lib.mystery.default", "lib.scan.default"]
     assert report.run("return document.querySelector('#uncounted').offsetHeight") > 0
-    assert report.column("modules", 6)[0].startswith("≥ ")
+    assert report.column("modules", report.heading("modules", "FLOPs"))[0].startswith("≥ ")
     open_report(encoder())
     assert report.run("return document.querySelector('#uncounted').offsetHeight") == 0
 
@@ -284,15 +502,12 @@ def test_markup_in_names_is_shown_as_text(open_report: Callable[..., Report]) ->
     )
     children = (linear(name, 2, 3, batch=5) for name in names)
     report = open_report(Profile(root=place(module("Net", *children))))
-    drawn = report.texts("#tree text")
     for name in names:
-        assert name in report.column("modules", 1) or any(
-            text.startswith(name) for text in report.column("modules", 1)
-        )
-        assert any(name in text for text in drawn)
-    assert not report.driver.find_elements("css selector", "#tree a, #modules td b, #modules td a")
+        assert name in report.modules
+        assert any(name in text for text in report.labels)
+    assert not report.driver.find_elements("css selector", "#tree a, #modules b, #modules a")
     open_report(hostile())
-    assert len(report.driver.find_elements("css selector", "script")) == 3
+    assert len(report.driver.find_elements("css selector", "script")) == 2
 
 
 def test_numbers_are_written_as_by_the_units_module(open_report: Callable[..., Report]) -> None:
@@ -306,12 +521,44 @@ def test_numbers_are_written_as_by_the_units_module(open_report: Callable[..., R
         assert written == [getattr(units, name)(value) for value in values], name
 
 
-def test_theme_button_changes_the_background(open_report: Callable[..., Report]) -> None:
+_BACKGROUND = "return getComputedStyle(document.body).backgroundColor"
+
+
+def test_theme_follows_the_reader_until_the_button_is_pressed(
+    open_report: Callable[..., Report], driver: Any
+) -> None:
     report = open_report(encoder())
-    colour = "return getComputedStyle(document.body).backgroundColor"
-    before = report.run(colour)
-    report.driver.find_element("id", "theme").click()
-    report.until(lambda: report.run(colour) != before)
+    light = report.run(_BACKGROUND)
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", _media(scheme="dark"))
+    try:
+        dark = report.run(_BACKGROUND)
+        assert dark != light
+        report.press("#theme")
+        assert report.run(_BACKGROUND) == light
+        report.press("#theme")
+        assert report.run(_BACKGROUND) == dark
+    finally:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", _media(scheme="light"))
+
+
+def test_print_is_light_and_without_controls(
+    open_report: Callable[..., Report], driver: Any
+) -> None:
+    report = open_report(encoder())
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", _media(scheme="dark", media="print"))
+    try:
+        assert report.run("return getComputedStyle(document.querySelector('h1')).color") == (
+            "rgb(27, 31, 36)"
+        )
+        for selector in (".controls", "#modules .tools", "#theme", "#modules .toggle"):
+            assert not driver.find_element("css selector", selector).is_displayed()
+        assert driver.find_element("css selector", "#modules table").is_displayed()
+    finally:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", _media(scheme="light"))
+
+
+def _media(*, scheme: str, media: str = "") -> dict[str, Any]:
+    return {"media": media, "features": [{"name": "prefers-color-scheme", "value": scheme}]}
 
 
 @pytest.fixture
@@ -346,7 +593,7 @@ def test_page_of_bert_draws_its_layers(
     report = open_report(profile)
     cards = dict(zip(report.texts("#headline dt"), report.texts("#headline .value"), strict=True))
     assert cards["Parameters"] == units.params_text(profile.total_params)
-    report.until(lambda: any("12 x BertLayer" in text for text in report.trace["text"]))
+    assert any("12 x BertLayer" in text for text in report.labels)
     photograph("report_bert.png")
 
 
@@ -355,8 +602,7 @@ def test_treemap_of_ten_thousand_modules_draws_its_stages(
 ) -> None:
     report = open_report(_many())
     report.choose("shape", "treemap")
-    report.until(lambda: report.trace["type"] == "treemap")
-    report.until(lambda: "s10" in "".join(report.texts("#tree text")))
+    assert "s10 · Stage" in "".join(report.labels)
     photograph("report_10000_modules.png")
 
 
@@ -372,21 +618,18 @@ def _many() -> Profile:
 
 
 @pytest.mark.parametrize("make", [_many, lambda: wide(10_000), lambda: deep(10_000)])
-def test_page_of_ten_thousand_modules_responds_in_time(
+def test_page_of_ten_thousand_modules_draws_only_what_can_be_seen(
     make: Callable[[], Profile], open_report: Callable[..., Report]
 ) -> None:
+    """What the page does is bounded by what it draws: a few hundred areas and 40 rows."""
     profile = make()
-    start = time.monotonic()
     report = open_report(profile)
-    opened = time.monotonic()
+    total = sum(1 for _ in profile.root.walk())
+    assert report.texts("#modules output") == [f"{total:,} modules"]
     report.choose("shape", "treemap")
-    report.until(lambda: report.trace["type"] == "treemap")
-    switched = time.monotonic()
+    assert report.shape == "treemap"
     report.search("modules", "99")
-    report.until(lambda: " of " in report.texts("#modules output")[0])
-    searched = time.monotonic()
+    assert " of " in report.texts("#modules output")[0]
     report.sort("modules", "FLOPs")
-    done = time.monotonic()
-    steps = (opened - start, switched - opened, searched - switched, done - searched)
-    assert max(steps) < SECONDS, steps
-    assert len(report.trace["ids"]) <= 500
+    assert len(report.modules) <= 40
+    assert len(report.sizes) <= 500

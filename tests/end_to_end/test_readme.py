@@ -290,7 +290,6 @@ def test_commands_succeed(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("transformers")
-    pytest.importorskip("plotly")
     monkeypatch.chdir(tmp_path)
     files = {"model.py": MODEL_FILE, "ids.py": IDS_FILE, "config.json": CONFIG_FILE}
     for name, text in files.items():

@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 Step = Callable[[], Any]
 
 LAYERS, WIDTH, HEADS, HEAD_WIDTH, HIDDEN, VOCABULARY = 2, 24, 4, 6, 40, 50
+EVEN, EVEN_LAYERS = 8, 3
 BATCH, SEQUENCE, MICROBATCHES = 3, 7, 3
 
 
@@ -129,6 +130,16 @@ def fsdp_from_meta(mesh: DeviceMesh) -> Step:
         optimizer.zero_grad()
 
     return step
+
+
+def fsdp_even(mesh: DeviceMesh) -> tuple[nn.Module, Step]:
+    """FSDP2 of layers whose rows are a multiple of the ranks; each layer is a group of its own."""
+    model = nn.Sequential(*(nn.Linear(EVEN, EVEN, bias=False) for _ in range(EVEN_LAYERS)))
+    for layer in model:
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    x = torch.ones(BATCH, EVEN)
+    return model, lambda: model(x).sum().backward()
 
 
 def fsdp_tp(mesh: DeviceMesh) -> tuple[nn.Module, Step]:

@@ -40,10 +40,10 @@ const atLeast = (text, isLowerBound) => (isLowerBound && text !== UNKNOWN ? `≥
 // All digits, if JavaScript's numbers hold them exactly.
 const exactText = (value) => (Number.isSafeInteger(value) ? value.toLocaleString("en") : scaled(value).trimEnd());
 
-// Escapes a name, since plotly parses text as markup.
-function plotText(name, longest = 120) {
-  const cut = [...name].length > longest ? `${[...name].slice(0, longest - 1).join("")}…` : name;
-  return cut.replace(/\s+/g, " ").replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+// Returns at most so many characters of a name, on one line.
+function clipped(name, longest = 120) {
+  const letters = [...name.replace(/\s+/g, " ")];
+  return letters.length > longest ? `${letters.slice(0, Math.max(longest - 1, 0)).join("")}…` : letters.join("");
 }
 
 // Creates an element with text and children; names are inserted as text only.
@@ -57,3 +57,15 @@ function element(tag, { text, className, ...attributes } = {}, ...children) {
 }
 
 const byId = (id) => document.getElementById(id);
+
+// Creates an element of a drawing; text becomes its text or, as title, what is shown on hover.
+function drawn(tag, { text, title, ...attributes } = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  if (title) made.append(drawn("title", { text: title }));
+  if (text !== undefined) made.append(text);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+const drawing = (width, height, ...children) => drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, ...children);

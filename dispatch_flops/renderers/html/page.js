@@ -1,26 +1,29 @@
 // Builds the page from its data.
 
-const data = JSON.parse(byId("data").textContent);
+const packed = Uint8Array.from(atob(byId("data").textContent), (character) => character.charCodeAt(0));
+const data = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
 const METRICS = {
   flops: ["FLOPs", countText], macs: ["MACs", countText], params: ["Params", paramsText],
   bytes: ["Bytes", bytesText], latency: ["Latency", secondsText],
 };
 const VIEW_NAMES = { all: "All", forward: "Forward", backward: "Backward", recompute: "Recompute", optimizer: "Optimizer" };
+const RUN_LABELS = { Comm: "Communication", Memory: "Peak memory" };
 const viewName = (view) => VIEW_NAMES[view] ?? view;
 const trees = { full: makeTree(data.modules), folded: data.folded && makeTree(data.folded) };
 let tree = trees.folded ?? trees.full;
 const state = { focus: tree.top, metric: "flops", view: "all", shape: "icicle" };
 let moduleTable = null;
-let listening = false;
 
 // -- top of the page ---------------------------------------------------------------------------
 
 function fillHeader() {
-  const { facts, phases } = data;
+  const { facts, phases, run } = data;
+  const above = new Set(run.map(([label]) => label));
   byId("title").textContent = data.title;
-  const where = facts.filter(([label]) => ["Device", "torch"].includes(label)).map(([label, text]) => (label === "torch" ? `torch ${text}` : text));
-  byId("subtitle").textContent = [...where, phases.length ? phases.join(" + ") : "nothing ran"].join(" · ");
-  byId("facts").replaceChildren(...facts.flatMap(([label, text]) => [element("dt", { text: label }), element("dd", { text })]));
+  byId("subtitle").textContent = phases.length ? phases.map(viewName).join(", ").toLowerCase() : "nothing ran";
+  const list = (pairs) => pairs.flatMap(([label, text]) => [element("dt", { text: label }), element("dd", { text })]);
+  byId("run").replaceChildren(...list(run.map(([label, text]) => [RUN_LABELS[label] ?? label, text.replaceAll(">=", "≥")])));
+  byId("facts").replaceChildren(...list(facts.filter(([label]) => !above.has(label))));
   byId("notes").replaceChildren(...data.notes.map((text) => element("li", { text })));
   byId("notes").hidden = !data.notes.length;
 }
@@ -53,7 +56,7 @@ function fillUncounted() {
   makeTable(byId("uncounted-table"), {
     caption: "Numbers marked ≥ do not include their calls", rows,
     columns: [
-      textColumn("Operator", (row) => row.op, "name"),
+      { ...textColumn("Operator", (row) => row.op, "name"), isHeader: true },
       { label: "Uncounted calls", value: (row) => row.calls, text: (row) => exactText(row.calls) },
       textColumn("Why", (row) => row.why, "name"),
     ],
@@ -63,14 +66,13 @@ function fillUncounted() {
 function fillSplit() {
   if (data.split.length < 2) return;
   const whole = data.split.reduce((sum, part) => sum + part.flops, 0);
-  const colour = (part) => `var(--phase-${part.phase}, #888)`;
+  const fill = (part) => `phase-${part.phase in VIEW_NAMES ? part.phase : "other"}`;
   const share = (part) => fractionText(ratio(part.flops, whole));
   byId("split").hidden = false;
   byId("split-bar").setAttribute("aria-label", data.split.map((part) => `${part.phase} ${share(part)}`).join(", "));
   byId("split-bar").replaceChildren(...data.split.filter((part) => part.flops).map((part) => {
-    const piece = element("span", { title: `${part.phase}: ${share(part)} of FLOPs` });
+    const piece = element("span", { className: fill(part), title: `${part.phase}: ${share(part)} of FLOPs` });
     piece.style.flex = `${ratio(part.flops, whole)} 1 0`;
-    piece.style.background = colour(part);
     return piece;
   }));
   const figure = (label, key, write) => ({
@@ -79,13 +81,9 @@ function fillSplit() {
   makeTable(byId("split-table"), {
     caption: "Cost of each phase, inside and outside the model", rows: data.split,
     columns: [
-      { label: "Phase", isText: true, value: (part) => part.phase, cell: (part) => {
-        const swatch = element("span", { className: "swatch" });
-        swatch.style.background = colour(part);
-        return [swatch, viewName(part.phase)];
-      } },
+      { label: "Phase", isText: true, isHeader: true, value: (part) => part.phase, cell: (part) => [swatch(fill(part)), viewName(part.phase)] },
       figure("MACs", "macs", countText), figure("FLOPs", "flops", countText),
-      { label: "% FLOPs", value: (part) => part.flops, text: share },
+      { label: "% FLOPs", value: (part) => part.flops, cell: (part) => barCell(share(part), ratio(part.flops, whole)) },
       figure("Bytes", "bytes", bytesText), figure("Latency", "seconds", secondsText),
     ],
   });
@@ -110,10 +108,16 @@ function choices(name, options) {
   }
 }
 
-function useTree(chosen, focus = chosen.top) {
+function useTree(chosen) {
   tree = chosen;
   byId("fold").checked = tree === trees.folded;
-  focusOn(focus);
+  moduleTable.redraw();
+  zoomTo(tree.top);
+}
+
+// Draws a module, or the first below it that does not hold all of its cost.
+function zoomTo(index) {
+  focusOn(settled(tree, index, tree.areas(state.metric, state.view)));
 }
 
 function focusOn(index) {
@@ -141,35 +145,30 @@ function allowChoices() {
 
 function showModules() {
   allowChoices();
-  drawChart();
+  moduleTable.relabel(SHARE, `% ${METRICS[state.metric][0]}`);
   moduleTable.redraw();
+  zoomTo(state.focus);
 }
 
-async function drawChart() {
-  const write = (index) => (index === TOP ? "" : tree.text(index, state.metric, state.view, METRICS[state.metric][1]));
-  const areas = await drawTree(byId("tree"), tree, state, data.classes, write);
+function drawChart() {
+  const write = (index) => (index === TOP ? "" : tree.text(index, state.metric, state.view, METRICS[state.metric][1], tree.times[index]));
+  const areas = drawTree(byId("tree"), tree, state, data.classes, write);
   drawCrumbs();
   drawLegend(areas);
   byId("tree-note").textContent = chartNote(areas);
-  if (!listening) {
-    listening = true;
-    for (const shape of ["icicle", "treemap"]) byId("tree").on(`plotly_${shape}click`, clicked);
-  }
 }
 
-function clicked(event) {
-  const id = String(event.points[0].id);
+function clicked(id) {
   if (id.startsWith("rest ")) {
     const parent = Number(id.slice(5));
     moduleTable.setQuery(parent === TOP ? "" : tree.columns.fqn[parent]);
-    byId("modules").scrollIntoView({ behavior: "smooth" });
+    byId("modules").scrollIntoView();
   } else if (Number(id) === state.focus) {
     const parent = tree.parent(state.focus);
     if (parent !== null) focusOn(parent);
-  } else if (tree.children(Number(id)).length) {
-    focusOn(Number(id));
+  } else if (tree.inner(Number(id)).length) {
+    zoomTo(Number(id));
   }
-  return false;  // the page moves the focus, not plotly
 }
 
 function chartNote(areas) {
@@ -192,58 +191,64 @@ const lacksBackward = () => data.phases.includes("backward") && !trees.full.colu
 function drawCrumbs() {
   const path = [];
   for (let at = state.focus; at !== null; at = tree.parent(at)) path.unshift(at);
+  const size = tree.areas(state.metric, state.view), whole = size(tree.top);
+  const named = (at) => `${tree.label(at)} ${whole ? fractionText(ratio(size(at), whole)) : ""}`.trim();
   // A long path shows its first and last modules.
   const shown = path.length > 9 ? [...path.slice(0, 2), null, ...path.slice(-6)] : path;
   byId("crumbs").replaceChildren(...shown.flatMap((at, position) => {
     const separator = position ? [element("span", { text: "›", "aria-hidden": "true" })] : [];
     if (at === null) return [...separator, "…"];
-    if (at === state.focus) return [...separator, element("strong", { text: tree.label(at), "aria-current": "true" })];
-    const button = element("button", { type: "button", className: "link", text: tree.label(at) });
-    button.addEventListener("click", () => focusOn(at));
+    if (at === state.focus) return [...separator, element("strong", { text: named(at), "aria-current": "true", "data-label": tree.label(at) })];
+    const button = element("button", { type: "button", className: "link", text: named(at) });
+    button.addEventListener("click", () => { focusOn(at); byId("crumbs").querySelector("button")?.focus(); });
     return [...separator, button];
   }));
 }
 
+const swatch = (fill) => element("span", { className: `swatch ${fill}`, "aria-hidden": "true" });
+
 function drawLegend(areas) {
   const seen = new Set(areas.filter((area) => !area.rest && area.index !== TOP).map((area) => plainClass(tree.columns.class_name[area.index])));
-  byId("legend").replaceChildren(...data.classes.flatMap((name, rank) => {
-    if (!seen.has(name)) return [];
-    const swatch = element("span", { className: "swatch" });
-    swatch.style.background = FILLS[theme()][rank % FILLS.light.length];
-    return [element("span", {}, swatch, name)];
-  }));
+  const named = data.classes.flatMap((name, rank) => (seen.has(name) ? [element("span", {}, swatch(`fill-${rank}`), name)] : []));
+  const others = [...seen].some((name) => !data.classes.includes(name));
+  byId("legend").replaceChildren(...(named.length ? [element("span", { text: "Class:" }), ...named] : []), ...(named.length && others ? [element("span", {}, swatch("fill-plain"), "other classes")] : []));
 }
 
+const SHARE = 0;  // position of the column of shares
+
 function fillModules() {
-  const { full } = trees, { columns } = full;
+  const viewOf = (metric) => (metric === "latency" && lacksBackward() ? "forward" : state.view);
   const figure = (label, metric, write) => ({
-    label,
-    value: (i) => full.value(i, metric, state.view),
-    text: (i) => full.text(i, metric, state.view, write),
-    exact: (i) => (full.value(i, metric, state.view) === null ? "" : exactText(full.value(i, metric, state.view))),
+    label, metric,
+    value: (of, i) => of.value(i, metric, viewOf(metric)),
+    text: (of, i) => (of.value(i, metric, viewOf(metric)) === null ? "" : of.text(i, metric, viewOf(metric), write)),
+    exact: (of, i) => (of.value(i, metric, viewOf(metric)) === null || metric === "latency" ? "" : exactText(of.value(i, metric, viewOf(metric)))),
   });
-  const share = (i) => ratio(full.value(i, "flops", state.view), full.areas("flops", state.view)(full.top));
-  moduleTable = makeTable(byId("modules"), {
-    caption: "Inclusive figures of each module in the phase chosen above, initially in the model's order",
+  const share = (of, i) => ratio(of.value(i, state.metric, state.view), of.areas(state.metric, state.view)(of.top));
+  const numbers = [
+    figure("FLOPs", "flops", countText), figure("MACs", "macs", countText), figure("Params", "params", paramsText),
+    figure("Bytes", "bytes", bytesText), figure("Payload", "payload", bytesText), figure(lacksBackward() ? "Fwd latency" : "Latency", "latency", secondsText),
+    figure("Calls", "calls", exactText),
+  ].filter(({ metric }) => (metric === "latency" ? data.views : ["all"]).some((view) => trees.full.hasAny(metric, view)));
+  const outputs = trees.full.columns.output.some(Boolean) ? [{ ...textColumn("Output", (of, i) => of.columns.output[i]), value: (of, i) => of.columns.output[i] }] : [];
+  moduleTable = makeTreeTable(byId("modules"), {
+    caption: "Modules with all below them, in the phase chosen above, by cost. A row \u201ceach\u201d is one of several identical modules.",
     placeholder: "Search modules by name or class",
-    rows: columns.fqn.map((_, index) => index),
-    found: (i) => `${columns.fqn[i]} ${columns.class_name[i]}`,
+    tree: () => tree, searched: trees.full, sorted: SHARE,
+    found: (i) => `${trees.full.columns.fqn[i]} ${trees.full.columns.class_name[i]}`,
+    onName: (of, i) => {
+      if (of !== tree) useTree(of);
+      zoomTo(of.isEach(i) ? of.parent(i) : i);
+      byId("modules-title").scrollIntoView();
+    },
     columns: [
-      { label: "Module", isText: true, className: "name", value: (i) => columns.fqn[i], cell: (i) => {
-        const button = element("button", { type: "button", className: "link", text: columns.fqn[i] || columns.class_name[i], title: "Show in the chart" });
-        button.addEventListener("click", () => { useTree(full, i); byId("modules-title").scrollIntoView({ behavior: "smooth" }); });
-        return [button, ...(columns.extra_repr[i] ? [element("span", { className: "extra", text: columns.extra_repr[i] })] : [])];
-      } },
-      textColumn("Class", (i) => columns.class_name[i]),
-      { label: "Calls", value: (i) => columns.calls[i], text: (i) => exactText(columns.calls[i]) },
-      figure("Params", "params", paramsText), figure("MACs", "macs", countText), figure("FLOPs", "flops", countText),
-      { label: "% FLOPs", value: share, text: (i) => fractionText(share(i)) },
-      figure("Bytes", "bytes", bytesText), figure(lacksBackward() ? "Fwd latency" : "Latency", "latency", secondsText),
+      { label: "% FLOPs", value: share, cell: (of, i) => barCell(fractionText(share(of, i)), share(of, i)) },
+      ...numbers, ...outputs,
     ],
   });
 }
 
-// -- operators and roofline --------------------------------------------------------------------
+// -- operators and communication ------------------------------------------------------------------
 
 function fillOperators() {
   const rows = data.operators;
@@ -256,42 +261,21 @@ function fillOperators() {
     placeholder: "Search operators by name, phase or dtype", rows,
     found: (row) => `${row.op} ${row.kind} ${row.phases} ${row.dtype ?? ""}`,
     columns: [
-      textColumn("Operator", (row) => row.op, "name"),
+      { ...textColumn("Operator", (row) => row.op, "name"), isHeader: true },
+      { label: "% FLOPs", value: (row) => row.share, cell: (row) => barCell(fractionText(row.share), row.share) },
+      figure("FLOPs", "flops", countText), figure("MACs", "macs", countText), figure("Bytes", "bytes", bytesText),
+      { label: "FLOPs/B", title: "Arithmetic intensity", value: (row) => row.intensity, text: (row) => numberText(row.intensity) },
+      ...(rows.some((row) => row.latency !== null) ? [figure("Time", "latency", secondsText)] : []),
       { label: "Kind", isText: true, value: (row) => row.kind, cell: (row) => [element("span", { text: kindText(row), className: row.uncounted ? "unknown" : "" })] },
       textColumn("Phases", (row) => row.phases),
       textColumn("Dtype", (row) => row.dtype ?? ""),
       { label: "Calls", value: (row) => row.calls, text: (row) => exactText(row.calls) },
-      figure("MACs", "macs", countText), figure("FLOPs", "flops", countText),
-      { label: "% FLOPs", value: (row) => row.share, text: (row) => fractionText(row.share) },
-      figure("Bytes", "bytes", bytesText),
-      { label: "FLOPs/B", title: "Arithmetic intensity", value: (row) => row.intensity, text: (row) => numberText(row.intensity) },
-      ...(rows.some((row) => row.latency !== null) ? [figure("Time", "latency", secondsText)] : []),
     ],
   });
 }
 
 function kindText(row) {
   return row.uncounted && row.uncounted < row.calls ? `${row.kind}, ${exactText(row.uncounted)} uncounted` : row.kind;
-}
-
-function fillRoofline() {
-  const roofline = data.roofline;
-  if (!roofline) {
-    byId("roofline-note").textContent = "Peak FLOP/s and bandwidth of this device are not known. Name a machine when you make the report.";
-    return;
-  }
-  const notes = [`${roofline.machine}, ${scaled(roofline.bytes_per_s)}B/s. Points of modules are their own operators in the forward pass; points of operators are all their calls.`];
-  if (roofline.modules_left_out) notes.push(`The ${exactText(roofline.modules_left_out)} modules with the fewest FLOPs are not drawn.`);
-  if (roofline.no_peak.length) notes.push(`No peak is known for ${roofline.no_peak.join(", ")}.`);
-  byId("roofline-note").textContent = notes.join(" ");
-  byId("roofline").hidden = false;
-  drawRoofline(byId("roofline"), roofline);
-}
-
-// -- light and dark ----------------------------------------------------------------------------
-
-function setTheme(dark) {
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
 }
 
 function fillCommunication() {
@@ -302,7 +286,7 @@ function fillCommunication() {
   makeTable(byId("communication"), {
     caption: "What this rank sends and receives, by the module that causes it", rows,
     columns: [
-      textColumn("Module", (row) => row.module, "name"),
+      { ...textColumn("Module", (row) => row.module, "name"), isHeader: true },
       ...["phase", "kind", "group", "dtype"].map((key) => textColumn(`${key[0].toUpperCase()}${key.slice(1)}`, (row) => row[key])),
       number("Calls", "calls", exactText),
       number("Payload", "payload", bytesText),
@@ -311,19 +295,22 @@ function fillCommunication() {
   });
 }
 
-function redrawPlots() {
-  drawChart();
-  if (data.roofline) drawRoofline(byId("roofline"), data.roofline);
+// Draws now, and again whenever the width changes.
+function drawOnResize(place, draw) {
+  let width = null;
+  new ResizeObserver(() => {
+    if (place.clientWidth === width || !place.clientWidth) return;
+    width = place.clientWidth;
+    draw();
+  }).observe(place);
 }
 
-const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-setTheme(prefersDark.matches);
-prefersDark.addEventListener("change", (event) => { setTheme(event.matches); redrawPlots(); });
-byId("theme").addEventListener("click", () => { setTheme(theme() === "light"); redrawPlots(); });
-// Print in the light theme.
-let themeOnScreen = null;
-addEventListener("beforeprint", () => { themeOnScreen = theme(); if (themeOnScreen === "dark") { setTheme(false); redrawPlots(); } });
-addEventListener("afterprint", () => { if (themeOnScreen === "dark") { setTheme(true); redrawPlots(); } });
+// The colours follow the reader's preference until the button is pressed.
+function switchTheme() {
+  const root = document.documentElement;
+  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+}
 
 fillHeader();
 fillUncounted();
@@ -333,6 +320,10 @@ fillControls();
 fillModules();
 showModules();
 fillOperators();
+fillMemory(data);
 fillCommunication();
-fillRoofline();
+fillRoofline(data);
+byId("tree").addEventListener("click", (event) => { const area = event.target.closest(".area"); if (area) clicked(area.dataset.id); });
+byId("theme").addEventListener("click", switchTheme);
+drawOnResize(byId("tree"), drawChart);
 window.dispatchFlops = { countText, paramsText, bytesText, secondsText, fractionText, rateText };

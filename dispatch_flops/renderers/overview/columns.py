@@ -13,8 +13,7 @@ from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.overview.fitting import TextColumn, fitted_table
-from dispatch_flops.renderers.overview.rows import Row
-from dispatch_flops.renderers.run_facts import shape_text
+from dispatch_flops.renderers.overview.rows import Row, output_text
 from dispatch_flops.renderers.text import Align, Style, at_least, one_line
 from dispatch_flops.units import (
     bytes_text,
@@ -110,7 +109,7 @@ def _columns(profile: Profile) -> dict[str, Column]:
 
     phases = {f"{phase}_flops": flops_in(phase) for phase in phases_of(profile)}
     return {
-        "output": Column("Output", _output, "left"),
+        "output": Column("Output", output_text, "left"),
         "params": Column("Params", lambda row: _unless_0(row.figures.params, params_text)),
         "macs": Column("MACs", lambda row: _count(row.figures.cost.macs, row)),
         "flops": Column("FLOPs", lambda row: _count(row.figures.cost.flops, row)),
@@ -138,15 +137,6 @@ def _count(count: int, row: Row) -> str:
 
 def _unless_0(value: int, text: Callable[[int], str]) -> str:
     return text(value) if value else ""
-
-
-def _output(row: Row) -> str:
-    """Return the shape of the first output, and how many more tensors there are."""
-    shapes = row.node.output_shapes
-    if not shapes or row.is_run:
-        return ""
-    more = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
-    return f"{shape_text(shapes[0])}{more}"
 
 
 def _percent(share: float) -> str:

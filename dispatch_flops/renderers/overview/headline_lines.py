@@ -42,6 +42,15 @@ def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator
         ("FLOPs", _phases(profile)),
         ("Time", _time(profile, top)),
         ("MFU", _utilisation(top, machine)),
+        *run_lines(profile),
+    ):
+        if text:
+            yield f"{label:<{LABEL}}{text}"
+
+
+def run_lines(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Yield label and text of memory and communication, and of what the run was, where known."""
+    for label, text in (
         ("Memory", memory_text(profile)),
         ("Comm", communication_text(profile)),
         ("Inputs", inputs_text(profile.run) if profile.run.inputs is not None else ""),
@@ -49,7 +58,7 @@ def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator
         ("Device", _device(profile)),
     ):
         if text:
-            yield f"{label:<{LABEL}}{text}"
+            yield label, text
 
 
 def _totals(profile: Profile, top: Headline) -> str:
@@ -72,10 +81,11 @@ def _parameters(profile: Profile) -> str:
 
 def _step(profile: Profile) -> str:
     """Return the number of the step and its samples, if it is one of a training loop."""
-    run, seconds = profile.run, profile.timing.iteration_s
+    run = profile.run
     if run.batch_size is None:
         return str(run.step) if run.step > 1 else ""
-    rate = f", {run.batch_size / seconds:.4g} samples/s" if seconds else ""
+    per_s = ratio(run.batch_size, profile.timing.iteration_s)
+    rate = "" if per_s is None else f", {per_s:.4g} samples/s"
     return f"{run.step}, {run.batch_size} samples{rate}"
 
 

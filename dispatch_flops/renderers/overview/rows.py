@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dispatch_flops.analysis.figures import Figures, Key, inclusive
 from dispatch_flops.analysis.folding import runs_of_siblings
 from dispatch_flops.profile import ModuleNode, sum_known
+from dispatch_flops.renderers.run_facts import shape_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,15 @@ class Row:
     is_run: bool = False
     fqns: tuple[str, ...] = ()
     copies: int = 1
+
+
+def output_text(row: Row) -> str:
+    """Return the shape of the first output, and how many more tensors there are."""
+    shapes = row.node.output_shapes
+    if not shapes or row.is_run:
+        return ""
+    more = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
+    return f"{shape_text(shapes[0])}{more}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ FOUR_RANKS = {
     "ddp": [("dp", 4)],
     "plain_ddp": [("dp", 4)],
     "fsdp_from_meta": [("dp", 4)],
+    "fsdp_even": [("dp", 4)],
     "fsdp_tp": [("dp", 2), ("tp", 2)],
     "pipeline": [("pp", 2), ("dp", 2)],
     "dynamic_pipeline": [("pp", 2), ("dp", 2)],
@@ -39,7 +40,7 @@ def run_jobs() -> dict[str, str]:
         )
         built = getattr(parallel, name)(mesh)
         model, step = built if isinstance(built, tuple) else (None, built)
-        with FlopCounterMode(model, display=False) as counter:
+        with FlopCounterMode(model, display=False, memory=True) as counter:
             step()
         cluster = gather(counter.profile, timeout_s=60)
         if cluster is not None:
@@ -82,6 +83,23 @@ def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name:
     assert cluster.ranks.keys() == real[name].ranks.keys() == set(range(4))
     for rank in range(4):
         assert figures(cluster.ranks[rank]) == figures(real[name].ranks[rank])
+
+
+@pytest.mark.parametrize("name", ["ddp", "plain_ddp", "fsdp_even"])
+def test_simulated_ranks_have_the_peaks_of_real_ranks(
+    real: dict[str, ClusterProfile], name: str
+) -> None:
+    cluster = simulated(name, ranks=range(4), memory=True)
+    for rank in range(4):
+        assert peaks(cluster.ranks[rank]) == peaks(real[name].ranks[rank])
+
+
+def peaks(profile: Profile) -> dict[str, dict[str, int]]:
+    """Return ``{phase: {role: bytes}}`` at the peak of each phase."""
+    memory = profile.memory
+    assert memory is not None
+    phases = [peak.peak_at.phase for peak in memory.devices[0].peaks]
+    return {phase: memory.by_role(phase) for phase in phases}
 
 
 def macs(profile: Profile) -> list[int]:

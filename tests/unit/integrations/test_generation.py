@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops import FlopCounterMode, get_model_profile
+from dispatch_flops import FlopCounterMode, Profile, get_model_profile
 from dispatch_flops.errors import TargetError
 
 pytest.importorskip("transformers")
@@ -111,6 +111,37 @@ def test_prefill_and_each_decode_step_have_closed_form_macs(make: Any, macs: Any
     assert result.decode.root.calls == NEW - 1
     assert not result.prefill.is_lower_bound
     assert not result.decode.is_lower_bound
+
+
+@pytest.mark.parametrize("implementation", [None, "static"])
+def test_cache_of_keys_and_values_is_a_role_of_its_own(implementation: str | None) -> None:
+    options = {**OPTIONS, "cache_implementation": implementation}
+    result = profile_generate(llama(), IDS, warm_up=0, memory="timeline", **options)
+    both = 2 * LAYERS * B * KEY_HEADS * HEAD * 4  # bytes of keys and values of one token
+    last = PROMPT + NEW - 1  # the last token is not an input
+    # A static cache has room for all tokens from the start, and an int64 per layer for its length.
+    lengths = 0 if implementation is None else LAYERS * 8
+    prefill = PROMPT if implementation is None else last
+    assert cache_at_end(result.prefill) == prefill * both + lengths
+    assert cache_at_end(result.decode) == last * both + lengths
+    assert result.decode.memory is not None
+    if implementation is None:
+        # The peak is in the last layer, when it has joined its values: old ones are still there.
+        old_values = (last - 1) * both // (2 * LAYERS)
+        assert result.decode.memory.by_role()["KV cache"] == last * both + old_values
+
+
+def cache_at_end(profile: Profile) -> int:
+    assert profile.memory is not None
+    return profile.memory.timeline[-1].bytes_by_role["KV cache"]
+
+
+def test_keys_and_values_that_have_gradients_are_activations() -> None:
+    model = llama()
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model(IDS, past_key_values=DynamicCache())
+    assert counter.profile.memory is not None
+    assert "KV cache" not in counter.profile.memory.by_role()
 
 
 @MODELS

@@ -181,6 +181,26 @@ def test_optimizer_that_does_not_step_is_passed() -> None:
     assert found.by_role()["optimizer state"] == 3 * 5 * F32
 
 
+def test_gradients_that_share_a_storage_count_once_each() -> None:
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
+    flat = torch.zeros(3 * 5 + 5 * 7)
+    model[0].weight.grad = flat[: 3 * 5].view(5, 3)
+    model[1].weight.grad = flat[3 * 5 :].view(7, 5)
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model(torch.ones(2, 3)).sum().backward()
+    root = counter.profile.root
+    held = [child.memory and child.memory.own.gradients for child in root.children]
+    assert held == [3 * 5 * F32, 5 * 7 * F32]
+
+
+def test_gradients_at_the_end_of_the_block_are_known_to_their_modules() -> None:
+    model = nn.Linear(3, 5, bias=False)
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model(torch.ones(2, 3)).sum().backward()
+    assert counter.profile.root.memory is not None
+    assert counter.profile.root.memory.own.gradients == 3 * 5 * F32
+
+
 def test_gradients_that_no_optimizer_uses_are_gradients() -> None:
     model = nn.Linear(3, 5, bias=False)
 

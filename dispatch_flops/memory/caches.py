@@ -1,0 +1,62 @@
+"""Caches of keys and values that a model is called with, by Hugging Face's name for them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from dispatch_flops.counting.python_frames import call_arguments
+
+_NAME = "past_key_values"
+
+
+def takes_cache(owner: object) -> bool:
+    """Return True for a module whose forward has a parameter ``past_key_values``."""
+    cls: Any = type(owner)
+    return _position(cls) is not None
+
+
+@lru_cache(maxsize=256)
+def _position(cls: Any) -> int | None:
+    """Return the position of the parameter, without ``self``; None if there is none."""
+    try:
+        names = list(inspect.signature(cls.forward).parameters)
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return names.index(_NAME) - 1 if _NAME in names else None
+
+
+def cached_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors of the cache that the innermost running call of a module was given.
+
+    The cache is a nested container, or an object such as transformers' ``DynamicCache``, whose
+    attributes hold tensors or further objects.
+    """
+    cls: Any = type(module)
+    position, arguments = _position(cls), call_arguments(module)
+    if position is not None and arguments is not None:
+        args, kwargs = arguments
+        given = args[position] if position < len(args) else kwargs.get(_NAME)
+        yield from _tensors_below(given, set())
+
+
+def _tensors_below(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_below(item, seen)
+    elif isinstance(value, dict):
+        yield from _tensors_below(list(value.values()), seen)
+    elif id(value) not in seen and _is_plain_object(value):
+        seen.add(id(value))
+        yield from _tensors_below(list(vars(value).values()), seen)
+
+
+def _is_plain_object(value: object) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type))

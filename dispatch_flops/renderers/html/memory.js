@@ -1,0 +1,55 @@
+// Peaks of memory by phase and role, and a treemap of the highest.
+
+const ROLES = ["parameters", "gradients", "optimizer state", "buffers", "inputs", "activations", "temporaries", "workspace"];
+const roleFill = (role) => (ROLES.includes(role) ? `fill-${ROLES.indexOf(role)}` : "fill-plain");
+
+function fillMemory(data) {
+  const { memory } = data;
+  if (!memory) return;
+  byId("memory-section").hidden = false;
+  const notes = [`Peak ${memory.text.replace(">=", "≥")}.`];
+  if (memory.unseen.length) notes.push(`What these kernels allocate for themselves is not known: ${memory.unseen.join(", ")}.`);
+  byId("memory-note").textContent = notes.join(" ");
+  const roles = [...new Set([...ROLES, ...memory.peaks.flatMap((peak) => Object.keys(peak.roles))])].filter((role) => memory.peaks.some((peak) => peak.roles[role]));
+  byId("memory-legend").replaceChildren(...roles.map((role) => element("span", {}, swatch(roleFill(role)), role)));
+  const isOneDevice = memory.peaks.every((peak) => peak.device === memory.device);
+  byId("memory-peaks").replaceChildren(...memory.peaks.map((peak) => {
+    const parts = roles.filter((role) => peak.roles[role]).map((role) => {
+      const part = element("span", { className: roleFill(role), title: `${role}: ${bytesText(peak.roles[role])}` });
+      part.style.width = `${100 * peak.roles[role] / memory.peak}%`;
+      return part;
+    });
+    const label = `${peak.phase}${isOneDevice ? "" : ` on ${peak.device}`}`;
+    const listed = roles.filter((role) => peak.roles[role]).map((role) => `${role} ${bytesText(peak.roles[role])}`).join(", ");
+    return element("div", {}, element("dt", { text: `${label}: ${bytesText(peak.bytes)}` }), element("dd", {}, element("div", { className: "bar", role: "img", "aria-label": listed }, ...parts)));
+  }));
+  drawOnResize(byId("memory-map"), () => drawMemory(byId("memory-map"), memory));
+  makeTable(byId("memory-table"), {
+    caption: `What was allocated at the peak on ${memory.device}, the largest first`, rows: memory.uses,
+    placeholder: "Search by role or module", found: (use) => `${use.role} ${use.module} ${use.phase}`,
+    columns: [
+      { label: "Role", isText: true, isHeader: true, value: (use) => use.role, cell: (use) => [swatch(roleFill(use.role)), use.role] },
+      textColumn("Module", (use) => use.module, "name"),
+      { label: "% Peak", value: (use) => use.bytes, cell: (use) => barCell(fractionText(ratio(use.bytes, memory.peak)), ratio(use.bytes, memory.peak)) },
+      { label: "Bytes", value: (use) => use.bytes, text: (use) => bytesText(use.bytes), exact: (use) => exactText(use.bytes) },
+      textColumn("Allocated in", (use) => use.phase),
+    ],
+  });
+}
+
+// The peak's roles, and in each the modules that allocated it.
+function drawMemory(place, memory) {
+  const areas = [{ id: "peak", parent: "", size: memory.peak, lines: ["Peak", bytesText(memory.peak)], fill: "fill-plain" }];
+  const roles = Map.groupBy(memory.uses, (use) => use.role);
+  for (const [role, uses] of roles) {
+    const size = uses.reduce((sum, use) => sum + use.bytes, 0);
+    areas.push({ id: role, parent: "peak", size, lines: [role, `${bytesText(size)} · ${fractionText(ratio(size, memory.peak))}`], fill: roleFill(role) });
+    const drawnUses = uses.slice(0, MOST_SIBLINGS);
+    drawnUses.forEach((use, index) => areas.push({ id: `${role} ${index}`, parent: role, size: use.bytes, lines: [use.module || "before the run", bytesText(use.bytes)], fill: roleFill(role) }));
+    const rest = uses.slice(MOST_SIBLINGS);
+    if (rest.length) areas.push({ id: `${role} rest`, parent: role, size: rest.reduce((sum, use) => sum + use.bytes, 0), lines: [`… ${exactText(rest.length)} more`], fill: roleFill(role) });
+  }
+  layOutTreemap(areas, place.clientWidth, place.clientHeight);
+  const parents = new Set(areas.map((area) => area.parent));
+  drawAreas(place, place.clientWidth, place.clientHeight, areas, { fill: (area) => area.fill, lines: (area) => area.lines, hover: (area) => area.lines.join("\n"), isTop: (area) => parents.has(area.id) });
+}

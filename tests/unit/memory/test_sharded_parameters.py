@@ -1,0 +1,48 @@
+"""Memory of FSDP2: sharded parameters, and those that it gathers for a layer."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatch_flops import Profile
+from dispatch_flops.distributed import simulate
+from tests.models.parallel import BATCH, EVEN, EVEN_LAYERS, fsdp_even
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+
+F32, RANKS = 4, 4
+LAYER = EVEN * EVEN * F32
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return simulate(fsdp_even, {"dp": RANKS}, [1], memory="timeline").ranks[1].check()
+
+
+def test_peak_of_forward_has_the_closed_form(profile: Profile) -> None:
+    memory = profile.memory
+    assert memory is not None
+    # When the last layer is gathered there are its parameters, the buffer that they were gathered
+    # in, and the buffer of the layer before, which FSDP2 keeps until then.
+    assert memory.by_role("forward") == {
+        "parameters": EVEN_LAYERS * LAYER // RANKS,
+        "unsharded parameters": 3 * LAYER,
+        "inputs": BATCH * EVEN * F32,
+        "activations": (EVEN_LAYERS - 1) * BATCH * EVEN * F32,
+    }
+
+
+def test_gathered_parameters_are_not_kept(profile: Profile) -> None:
+    memory = profile.memory
+    assert memory is not None
+    last = memory.timeline[-1].bytes_by_role
+    assert last["parameters"] == last["gradients"] == EVEN_LAYERS * LAYER // RANKS
+    assert "unsharded parameters" not in last
+
+
+def test_module_holds_its_shards_and_their_gradients(profile: Profile) -> None:
+    for child in profile.root.children:
+        assert child.memory is not None
+        assert child.memory.own.parameters == child.memory.own.gradients == LAYER // RANKS
+    assert profile.root.memory is not None
+    assert profile.root.memory.total.gradients == EVEN_LAYERS * LAYER // RANKS
