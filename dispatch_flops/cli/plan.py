@@ -150,7 +150,7 @@ def _build(
     if inputs.args:
         return model, inputs.args
     kwargs = dict(inputs.kwargs)
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "use_cache"):
         config.use_cache = False  # a training step keeps no keys and values
     if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) and "input_ids" in kwargs:

@@ -177,14 +177,14 @@ class _Planner:
         found = [
             "one device; figures of other devices are the same",
             "step, all traffic saved: every FLOP at the machine's peak; nothing can be faster",
-            "step, unfused: every operator takes the longer of its FLOPs at the peak and its inputs "
-            "and outputs at the memory's bandwidth; fusion moves less",
+            "step, unfused: every operator takes the longer of its FLOPs at the peak and its bytes "
+            "at the memory's bandwidth; fusion moves less",
             "no kernel reaches its peak, so that real steps take longer than all of these",
         ]
         if self.host_s_per_operator is not None:
             found.append(
-                f"step, nothing hidden: adds the host's {self.host_s_per_operator * 1e6:.1f} us for "
-                "each operator"
+                "step, nothing hidden: adds the host's "
+                f"{self.host_s_per_operator * 1e6:.1f} us for each operator"
             )
         if self.optimizer is not None:
             found.append(
