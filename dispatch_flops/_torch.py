@@ -442,6 +442,16 @@ def set_stance(stance: Any) -> Any:
     return eval_frame._set_stance(stance)
 
 
+def answer_set_stance(answer: Callable[[Any], Any] | None) -> None:
+    """Have ``answer`` called where the program sets a stance; None: torch's own function again.
+
+    It is given the stance and returns the one before. Public: none.
+    """
+    from torch._dynamo import decorators, eval_frame
+
+    decorators._set_stance = answer or eval_frame._set_stance  # type: ignore[assignment]
+
+
 def suspend_compiled_autograd() -> tuple[Any, ...] | None:
     """Have backward passes run eagerly; return what ``resume_compiled_autograd`` takes.
 
@@ -545,6 +555,36 @@ def compilations() -> list[Any]:
     from torch._dynamo.utils import get_compilation_metrics
 
     return get_compilation_metrics()
+
+
+ORIGIN = "dispatch_flops: original_aten"  # of a node that is traced once more
+
+
+def keep_node_meta(graph: fx.GraphModule) -> None:
+    """Have AOTAutograd copy the meta of a traced function's nodes to the nodes that it makes.
+
+    It does so by itself, but not for a function with a list among its inputs: it calls that one.
+    It notes an ``original_aten`` anew; the one before is ``meta["custom"][ORIGIN]``. What
+    torch.utils.checkpoint noted is left out, for it would change what is compiled. Source:
+    ``create_functional_call`` and ``torch._dynamo.utils.flatten_graph_inputs``. Public: none.
+    """
+    from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
+    from torch.fx.traceback import preserve_node_meta
+
+    for node in graph.graph.nodes:
+        for key in ("recompute", "ac_graph_id"):
+            node.meta.pop(key, None)
+        if "original_aten" in node.meta:
+            node.meta["custom"] = {
+                **node.meta.get("custom", {}),
+                ORIGIN: node.meta["original_aten"],
+            }
+
+    def forward(*args: Any) -> Any:
+        with preserve_node_meta():
+            return PropagateUnbackedSymInts(graph).run(*args)
+
+    graph.forward = forward  # type: ignore[method-assign]
 
 
 def is_backend_name(name: Any) -> bool:

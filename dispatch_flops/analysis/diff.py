@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dispatch_flops.analysis.figures import Figures, tree_figures
@@ -78,8 +79,22 @@ class Diff:
         return [change for change in self.operators if change.changed]
 
 
-def diff(before: Profile, after: Profile, phase: Phase | None = None) -> Diff:
+def diff(
+    before: Profile,
+    after: Profile,
+    phase: Phase | None = None,
+    *,
+    rename: Mapping[str, str] | None = None,
+    strip_prefix: str = "",
+) -> Diff:
     """Return what changed from one profile to another, in one phase or in all.
+
+    Modules are matched by fqn, after these changes of names.
+
+    rename: ``{fqn in before: fqn in after}`` of modules that have another name; those below them
+        follow.
+    strip_prefix: fqn of the module, in either profile, that is the model of the other one, such as
+        ``"base_model.model"`` in a model with adapters. Modules above it are part of the root.
 
     Example::
 
@@ -89,14 +104,39 @@ def diff(before: Profile, after: Profile, phase: Phase | None = None) -> Diff:
     Raises ConfigError for a phase that is neither a standard one nor in either profile.
     """
     check_phase(phase, (*phases_of(before), *phases_of(after)))
+    modules = [_modules(profile, phase) for profile in (before, after)]
+    modules[0] = _renamed(modules[0], lambda fqn: _rename(fqn, rename or {}))
+    if strip_prefix:
+        modules = [_renamed(side, lambda fqn: _strip(fqn, strip_prefix)) for side in modules]
     return Diff(
         total=_changes(_whole(before, phase), _whole(after, phase))[0],
-        modules=_changes(_modules(before, phase), _modules(after, phase)),
+        modules=_changes(*modules),
         operators=_changes(_operators(before, phase), _operators(after, phase)),
     )
 
 
 _Side = dict[str, tuple[Figures, int]]
+
+
+def _renamed(side: _Side, new_name: Callable[[str], str]) -> _Side:
+    """Return the modules under other names; of several with one name, the outermost remains."""
+    renamed: _Side = {}
+    for fqn, found in side.items():  # parents come first
+        renamed.setdefault(new_name(fqn), found)
+    return renamed
+
+
+def _rename(fqn: str, names: Mapping[str, str]) -> str:
+    for old, new in names.items():
+        if fqn == old or fqn.startswith(f"{old}."):
+            return new + fqn[len(old) :]
+    return fqn
+
+
+def _strip(fqn: str, prefix: str) -> str:
+    if f"{prefix}.".startswith(f"{fqn}."):
+        return ""
+    return fqn.removeprefix(f"{prefix}.")
 
 
 def _changes(before: _Side, after: _Side) -> tuple[Change, ...]:

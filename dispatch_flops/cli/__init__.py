@@ -13,10 +13,12 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from dispatch_flops.cli.exit_codes import ERROR, INTERRUPTED
-from dispatch_flops.cli.output import flush_stdout, print_error
-from dispatch_flops.cli.parser import build_parser
+from dispatch_flops.cli.formats import choose_format
+from dispatch_flops.cli.output import check_folder, flush_stdout, print_error
+from dispatch_flops.cli.parser import FIRST_STEPS, build_parser, complete_shell
 from dispatch_flops.errors import DispatchFlopsError
 
 __all__ = ["main"]
@@ -32,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     try:
         if not arguments:
-            parser.print_help(sys.stderr)
+            print(FIRST_STEPS, file=sys.stderr)
             return ERROR
+        complete_shell(parser)
         try:
             options = parser.parse_args(arguments)
             options.command_line = shlex.join(["dispatch-flops", *arguments])
@@ -49,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: Namespace, debug: bool) -> int:
     try:
+        _check_output(options)
         code: int = options.run(options)
         flush_stdout()
     except KeyboardInterrupt:
@@ -65,6 +69,15 @@ def _run(options: Namespace, debug: bool) -> int:
         text = f"internal error: {type(error).__name__}: {error} (--debug shows the traceback)"
         return _fail(text, debug)
     return code
+
+
+def _check_output(options: Namespace) -> None:
+    """Raise TargetError for an --output that cannot be written, before anything runs."""
+    output = getattr(options, "output", None)
+    if output:
+        check_folder(Path(output))
+        if hasattr(options, "detailed"):  # the file's suffix may choose the format of a profile
+            choose_format(options.format, output)
 
 
 def _fail(text: str, debug: bool) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
+from dispatch_flops.analysis.diff import diff
 from dispatch_flops.analysis.latency import latency_of, phase_seconds
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.cli.arguments import (
@@ -41,6 +44,7 @@ kernel's workspace is not known. The check then fails unless --allow-uncounted i
 
 examples:
   dispatch-flops check profile.json --max-macs 4.2G --max-params 30M
+  dispatch-flops check profile.json --baseline main.json --tolerance 1%
   dispatch-flops check profile.json --max-latency 5ms --max-flops 8.4e9 --phase forward
 """
 
@@ -156,6 +160,20 @@ def add_check(commands: Commands) -> None:
     add_profile_argument(parser)
     for name, entry in _LIMITS.items():
         parser.add_argument(f"--max-{name}", metavar="N", help=entry.help)
+    for name, entry in _LIMITS.items():
+        least = entry.help.replace("at most", "at least", 1)
+        parser.add_argument(f"--min-{name}", metavar="N", help=least)
+    parser.add_argument(
+        "--baseline",
+        metavar="FILE",
+        help="an earlier profile, saved as JSON: its MACs, FLOPs, bytes and parameters are limits, "
+        "and its peak of memory if both have one",
+    )
+    parser.add_argument(
+        "--tolerance",
+        metavar="PERCENT",
+        help="by how much the baseline may be exceeded, such as 1%% (default: 0)",
+    )
     parser.add_argument(
         "--allow-uncounted",
         action="store_true",
@@ -166,36 +184,95 @@ def add_check(commands: Commands) -> None:
 
 
 def run_check(options: Namespace) -> int:
-    limits = _parse_limits(options)
+    most, least = _parse_limits(options, "max"), _parse_limits(options, "min")
+    tolerance = _parse_tolerance(options)
+    if not most and not least and options.baseline is None:
+        figures = ", --max-".join(_LIMITS)
+        raise TargetError(
+            f"no limit is given; add one of --max-{figures}, the same with --min-, or "
+            "--baseline FILE"
+        )
     profile = load_profile(options.file)
-    violated = list(violations(profile, limits, options.phase, options.allow_uncounted))
-    kept = f"within {'the limit' if len(limits) == 1 else 'all limits'}: {', '.join(limits)}"
+    phase, allow = options.phase, options.allow_uncounted
+    violated = [*violations(profile, most, phase, allow), *_shortfalls(profile, least, phase)]
+    names = list(dict.fromkeys((*most, *least)))
+    if options.baseline is not None:
+        baseline = load_profile(options.baseline)
+        limits = _limits_of(baseline, profile, phase, tolerance)
+        what = f"the baseline{f' plus {options.tolerance}' if tolerance else ''} of"
+        exceeded = list(violations(profile, limits, phase, allow, what=what))
+        if exceeded:
+            exceeded.append(f"\n{diff(baseline, profile, phase)}")
+        violated += exceeded
+        names = list(dict.fromkeys((*names, *limits)))
+    kept = f"within {'the limit' if len(names) == 1 else 'all limits'}: {', '.join(names)}"
     emit("\n".join(violated) if violated else kept)
     return CHECK_FAILED if violated else OK
 
 
-def _parse_limits(options: Namespace) -> dict[str, Number]:
+def _parse_limits(options: Namespace, bound: str) -> dict[str, Number]:
     limits: dict[str, Number] = {}
     for name, entry in _LIMITS.items():
-        text = getattr(options, f"max_{name}")
+        text = getattr(options, f"{bound}_{name}")
         if text is not None:
             try:
                 limits[name] = entry.parse(text)
             except ValueError as error:
-                raise TargetError(f"--max-{name}: {error}") from None
-    if not limits:
-        raise TargetError(f"no limit is given; add one of --max-{', --max-'.join(_LIMITS)}")
+                raise TargetError(f"--{bound}-{name}: {error}") from None
     return limits
 
 
+def _parse_tolerance(options: Namespace) -> Fraction:
+    """Parse ``"1%"`` and ``"0.01"`` as a hundredth."""
+    text = options.tolerance
+    if text is None:
+        return Fraction(0)
+    if options.baseline is None:
+        raise TargetError("--tolerance needs a baseline; add --baseline FILE")
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*", text)
+    if match is None:
+        raise TargetError(f"--tolerance {text!r} is not a percentage; write one such as 1%")
+    return Fraction(match[1]) / (100 if match[2] else 1)
+
+
+def _limits_of(
+    baseline: Profile, profile: Profile, phase: Phase | None, tolerance: Fraction
+) -> dict[str, Number]:
+    """Return the counts of the baseline with the tolerance; latencies never repeat exactly."""
+    limits: dict[str, Number] = {}
+    for name in ("macs", "flops", "bytes", "memory", "params"):
+        value = _LIMITS[name].value(baseline, phase)
+        if value is not None and _LIMITS[name].value(profile, phase) is not None:
+            limits[name] = math.floor(value * (1 + tolerance))
+    return limits
+
+
+def _shortfalls(profile: Profile, limits: dict[str, Number], phase: Phase | None) -> Iterator[str]:
+    """Yield a line for each limit that the profile does not reach."""
+    for name, limit in limits.items():
+        entry = _LIMITS[name]
+        limit_text = f"the limit of at least {entry.text(limit)}{_exact(limit)}"
+        value = entry.value(profile, phase) if _is_profiled(profile, phase) else None
+        if value is None:
+            yield f"{entry.label}: not measured in this profile; cannot check {limit_text}"
+        elif value < limit:
+            shown = at_least(entry.text(value), bool(entry.unknown(profile, phase)))
+            yield f"{entry.label}: {shown}{_exact(value)} is below {limit_text}"
+
+
 def violations(
-    profile: Profile, limits: dict[str, Number], phase: Phase | None, allow_uncounted: bool
+    profile: Profile,
+    limits: dict[str, Number],
+    phase: Phase | None,
+    allow_uncounted: bool,
+    *,
+    what: str = "the limit of",
 ) -> Iterator[str]:
     """Yield a line for each limit that the profile exceeds, or may exceed."""
     unprofiled = None if _is_profiled(profile, phase) else phase or "nothing ran: the model"
     for name, limit in limits.items():
         entry = _LIMITS[name]
-        limit_text = f"the limit of {entry.text(limit)}{_exact(limit)}"
+        limit_text = f"{what} {entry.text(limit)}{_exact(limit)}"
         if unprofiled is not None:
             yield f"{entry.label}: {unprofiled} was not profiled; cannot check {limit_text}"
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dispatch_flops.analysis.diff import diff
 from dispatch_flops.analysis.operators import phases_of
@@ -19,6 +19,7 @@ from dispatch_flops.cli.arguments import (
 from dispatch_flops.cli.exit_codes import CHECK_FAILED, OK
 from dispatch_flops.cli.output import emit
 from dispatch_flops.cli.show import load_profile
+from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers import View, diff_table
 from dispatch_flops.renderers.run_facts import inputs_text, mode_text
@@ -32,6 +33,7 @@ A latency is shown if one was measured; a different latency alone is not a chang
 examples:
   dispatch-flops diff before.json after.json
   dispatch-flops diff small.json large.json --all --depth 2 --format markdown
+  dispatch-flops diff base.json lora.json --strip-prefix base_model.model
   dispatch-flops diff expected.json now.json --exit-code    # exits with 1 if a count changed
 """
 
@@ -44,6 +46,19 @@ def add_diff(commands: Commands) -> None:
         "--all", action="store_true", help="also list modules and operators without a change"
     )
     parser.add_argument("--depth", type=natural, metavar="N", help=DEPTH_HELP)
+    parser.add_argument(
+        "--rename",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="match the module OLD of BEFORE, and those below it, with NEW of AFTER; repeatable",
+    )
+    parser.add_argument(
+        "--strip-prefix",
+        default="",
+        metavar="NAME",
+        help="leave out the beginning NAME of module names, such as base_model.model of adapters",
+    )
     add_table_options(parser, "table", "markdown")
     parser.add_argument(
         "--exit-code", action="store_true", help="exit with 1 if a count changed, else with 0"
@@ -54,7 +69,13 @@ def add_diff(commands: Commands) -> None:
 
 def run_diff(options: Namespace) -> int:
     before, after = load_profile(options.before), load_profile(options.after)
-    compared = diff(before, after, options.phase)
+    compared = diff(
+        before,
+        after,
+        options.phase,
+        rename=_parse_renames(options.rename),
+        strip_prefix=options.strip_prefix,
+    )
     style = table_style(options.format)
     parts = [
         *_run_differences(before, after),
@@ -63,6 +84,17 @@ def run_diff(options: Namespace) -> int:
     ]
     emit("\n\n".join(parts), options.output)
     return CHECK_FAILED if compared.has_changed and options.exit_code else OK
+
+
+def _parse_renames(texts: Sequence[str]) -> dict[str, str]:
+    """Parse ``["encoder=body"]`` as ``{"encoder": "body"}``."""
+    renames: dict[str, str] = {}
+    for text in texts:
+        old, equals, new = text.partition("=")
+        if not (old and equals and new):
+            raise TargetError(f"--rename {text!r} is not a pair of names; write OLD=NEW")
+        renames[old] = new
+    return renames
 
 
 def _memory_change(before: Profile, after: Profile) -> Iterator[str]:

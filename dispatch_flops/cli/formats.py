@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers import (
     View,
@@ -98,11 +99,22 @@ FORMATS: dict[str, Format] = {
 
 
 def choose_format(name: str | None, output: str | None) -> Format:
-    """Return the format named, else the one of the file's suffix, else the default."""
+    """Return the format named, else the one of the file's suffix, else the default.
+
+    The default is also that of files without a suffix, and of ".txt". Raises TargetError for
+    another suffix, naming the known ones.
+    """
     if name is not None:
         return FORMATS[name]
     filename = "" if output is None else Path(output).name.lower()
     fitting = [
         entry for entry in FORMATS.values() if entry.suffix and filename.endswith(entry.suffix)
     ]
+    suffix = Path(filename).suffix
+    if not fitting and suffix not in ("", ".txt"):
+        known = ", ".join([".txt", *(entry.suffix for entry in FORMATS.values() if entry.suffix)])
+        raise TargetError(
+            f"--output {output}: the suffix {suffix} is unknown; use one of {known}, or add "
+            "--format"
+        )
     return max(fitting, key=lambda entry: len(entry.suffix), default=FORMATS[DEFAULT])

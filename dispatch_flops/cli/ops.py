@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dispatch_flops.cli.arguments import Commands, add_command, add_table_options, table_style
 from dispatch_flops.cli.exit_codes import OK
-from dispatch_flops.cli.output import csv_text, emit
+from dispatch_flops.cli.output import csv_text, emit, page
 from dispatch_flops.errors import TargetError
 from dispatch_flops.renderers.text import Style, code, table
 from dispatch_flops.units import percent_text
@@ -26,11 +26,12 @@ Kinds of cost:
   reduction  operations per input element, such as n - m for a sum of n to m elements
   free       0 by declaration, with the reason
 In-place and out= variants cost the same as the operator itself.
-A table cuts long costs; Markdown and CSV show them in full.
+A table cuts long costs; Markdown and CSV show them in full. On a terminal, a long list is shown
+through $PAGER.
 
 examples:
-  dispatch-flops ops --filter attention
-  dispatch-flops ops --filter 'aten.conv*' --format markdown
+  dispatch-flops ops mm
+  dispatch-flops ops 'aten.conv*' --format markdown
   dispatch-flops ops --coverage
 """
 _HEADER = ("Operator", "Kind", "Cost", "Source")
@@ -45,9 +46,13 @@ Row = tuple[str, str, str, str]
 def add_ops(commands: Commands) -> None:
     parser = add_command(commands, "ops", "list the operators that have a cost", _EPILOG)
     parser.add_argument(
-        "--filter",
+        "filter",
+        nargs="?",
         metavar="TEXT",
         help="list only operators whose name contains TEXT or matches a pattern such as aten.conv*",
+    )
+    parser.add_argument(
+        "--filter", dest="filter_option", metavar="TEXT", help="the same as TEXT alone"
     )
     add_table_options(parser, "table", "markdown", "csv")
     parser.add_argument(
@@ -66,21 +71,25 @@ def add_ops(commands: Commands) -> None:
 
 
 def run_ops(options: Namespace) -> int:
+    if options.filter is not None and options.filter_option is not None:
+        raise TargetError("TEXT and --filter are both given; give one of them")
+    pattern = options.filter if options.filter_option is None else options.filter_option
     style = table_style(options.format)
     if options.coverage:
         if options.format == "csv":
             raise TargetError(
                 "--format csv is not available with --coverage; use table or markdown"
             )
-        text = _coverage_text(options.filter, style)
+        text = _coverage_text(pattern, style)
     else:
-        rows = list(rows_of(options.filter))
+        rows = list(rows_of(pattern))
         if not rows:
-            raise TargetError(
-                f"no operator matches --filter {options.filter!r}; omit --filter to list all"
-            )
+            raise TargetError(f"no operator matches {pattern!r}; omit the text to list all")
         text = csv_text(_HEADER, rows) if options.format == "csv" else _table(rows, style)
-    emit(text, options.output)
+    if options.output is None:
+        page(text)
+    else:
+        emit(text, options.output)
     return OK
 
 

@@ -6,7 +6,9 @@ import csv
 import importlib
 import io
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -57,13 +59,35 @@ def _stdout_errors() -> Iterator[None]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file, creating its folders; raises TargetError if that fails."""
+    """Write a file; raises TargetError if that fails, as where its folder does not exist."""
+    check_folder(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as error:
         raise TargetError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
     print_progress(f"written to {path}")
+
+
+def check_folder(path: Path) -> None:
+    """Raise TargetError if the folder of a file does not exist."""
+    if not path.parent.is_dir():
+        raise TargetError(
+            f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; make it "
+            "first"
+        )
+
+
+def page(text: str) -> None:
+    """Print a result; on a terminal that it does not fit, through $PAGER, or less without one."""
+    command = shlex.split(os.environ.get("PAGER", "less -FRX"))
+    stdout = sys.stdout
+    is_terminal = stdout is not None and stdout.isatty()
+    fits = text.count("\n") < shutil.get_terminal_size().lines - 1
+    if not is_terminal or fits or not command or shutil.which(command[0]) is None:
+        emit(text)
+        return
+    # The pager may be left before it has read everything: that is not an error.
+    subprocess.run(command, input=text, text=True, check=False)
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
 import sys
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from dispatch_flops.cli import check, clusters, compare, ops, plan, profile, show, sweep
@@ -34,9 +37,34 @@ exit codes:
   2    an error: wrong usage, an unusable target, shape or file, or an error in the model
   130  interrupted
 
+Tab completion needs the extra `completion`, and in the shell's start-up file:
+  eval "$(register-python-argcomplete dispatch-flops)"
+
 Results go to stdout, progress and one-line errors to stderr.
 Run `dispatch-flops COMMAND --help` for the options of a command.
 """
+
+
+FIRST_STEPS = """\
+Exact FLOPs, MACs, bytes, parameters and latency of PyTorch models. Try first:
+
+  dispatch-flops demo
+      profile a built-in BERT-base
+  dispatch-flops profile model.py:make_model --input-shape 1,3,224,224
+      profile your own model
+  dispatch-flops --help
+      list all commands, with examples"""
+
+
+def complete_shell(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that asks for completions, and exit; do nothing in any other call.
+
+    It needs the extra `completion`, and in the shell's start-up file:
+    eval "$(register-python-argcomplete dispatch-flops)"
+    """
+    if "_ARGCOMPLETE" in os.environ:  # set by the shell's completion function
+        with suppress(ImportError):
+            importlib.import_module("argcomplete").autocomplete(parser)
 
 
 class Parser(argparse.ArgumentParser):

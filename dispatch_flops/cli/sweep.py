@@ -23,10 +23,10 @@ from dispatch_flops.cli.arguments import (
     table_style,
 )
 from dispatch_flops.cli.exit_codes import OK
-from dispatch_flops.cli.output import csv_text, emit, progress_bar
+from dispatch_flops.cli.output import csv_text, emit, print_progress, progress_bar
 from dispatch_flops.cli.run import measure
 from dispatch_flops.cli.sweep_plot import SweepPlot, add_plot_option, numeric_names, sizes_text
-from dispatch_flops.errors import TargetError
+from dispatch_flops.errors import DispatchFlopsError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.text import Style, at_least, code, table
 from dispatch_flops.units import bytes_text, count_text, number_text, params_text, seconds_text
@@ -38,7 +38,7 @@ _EPILOG = f"""\
 Values are a list (batch=1,2,4) or a range that doubles (seq=128..4096 is 128, 256, ..., 4096).
 Every combination of values is profiled. A name is a size in --input-shape or a keyword argument
 of a factory; hf: targets accept batch and seq, timm: targets batch. With --device meta, a sweep
-needs no memory and little time.
+needs no memory and little time. If a point fails or is interrupted, those before it are shown.
 
 examples:
   dispatch-flops sweep model.py:make --input-shape batch,seq:int64 --set batch=1,8 seq=128..4096
@@ -69,11 +69,25 @@ def add_sweep(commands: Commands) -> None:
 def run_sweep(options: Namespace) -> int:
     grid = points(parse_assignments(options.set))
     plot = None if options.plot is None else SweepPlot.of_grid(grid, options.plot)
-    rows = []
-    with progress_bar(len(grid)) as advance:
-        for sizes in grid:
-            advance(sizes_text(sizes))
-            rows.append(Row(sizes=sizes, profile=measure(options, sizes)))
+    rows: list[Row] = []
+    try:
+        with progress_bar(len(grid)) as advance:
+            for sizes in grid:
+                advance(sizes_text(sizes))
+                rows.append(Row(sizes=sizes, profile=measure(options, sizes)))
+    except (DispatchFlopsError, KeyboardInterrupt):
+        if rows:
+            print_progress(f"the sweep ended early: {len(rows)} of {len(grid)} points are shown")
+            _show(rows, options)
+        raise
+    _show(rows, options)
+    if plot is not None:
+        is_lower_bound = any(row.profile.is_lower_bound for row in rows)
+        plot.write([row.profile.total().flops for row in rows], is_lower_bound=is_lower_bound)
+    return OK
+
+
+def _show(rows: Sequence[Row], options: Namespace) -> None:
     if options.format == "csv":
         text = _csv(rows)
     else:
@@ -81,10 +95,6 @@ def run_sweep(options: Namespace) -> int:
         parts = [_table(rows, style), _scaling_table(rows, style)]
         text = "\n\n".join(part for part in parts if part)
     emit(text, options.output)
-    if plot is not None:
-        is_lower_bound = any(row.profile.is_lower_bound for row in rows)
-        plot.write([row.profile.total().flops for row in rows], is_lower_bound=is_lower_bound)
-    return OK
 
 
 def points(swept: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -36,7 +36,10 @@ from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
 from dispatch_flops.profile.cost import STEP_PHASES, ZERO, OpCost, Phase
 
-_NO_CALLS = "compiled graphs do not show calls of modules, so its formula is not asked"
+_NO_CALLS = (
+    "its formula is not asked, because a compiled graph holds neither the arguments of the "
+    "module's forward nor the structure of its result"
+)
 _Run = tuple[int, Run]  # the index of a graph, and what it ran for
 
 
@@ -126,6 +129,8 @@ class CountingBackend:
         self._eager_parts.read()
         with _torch.modes_disabled():
             attribution = NodeAttribution(self._names, graph)
+        if attribution.is_of_compiled_autograd:
+            _torch.keep_node_meta(graph)
         if self._first_call is None:
             self._first_call = self._facts_of_running_model()
         add_graph = partial(self._add_graph, attribution)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dispatch_flops import _torch
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.profile.cost import OpCost, contraction
 
@@ -69,5 +70,6 @@ def result_of(product: fx.Node) -> Any:
 
 
 def _origin(node: fx.Node) -> Any:
-    origin = node.meta.get("original_aten")
+    first_trace = node.meta.get("custom") or {}
+    origin = first_trace.get(_torch.ORIGIN) or node.meta.get("original_aten")
     return origin if str(origin) in _ORIGINS and str(node.target) != str(origin) else None

@@ -42,9 +42,7 @@ Costs = Counter[tuple[str, Phase, CallCost]]
 # The fqn of the module that ran a shared graph, whether it was for recomputation, and the sizes.
 Run = tuple[str | None, bool, Sizes]
 _INLINED = ("invoke_subgraph", "strict_mode", "hints_wrapper", "local_map_hop", "foreach_map")
-_NOTE_OF_COMPILED_AUTOGRAD = (
-    "compiled autograd: backward is in no module, and includes the recomputation of checkpoints"
-)
+_NOTE_OF_COMPILED_AUTOGRAD = "compiled autograd: backward is in no module"
 _UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 
 

@@ -79,22 +79,25 @@ class _SharedSetting:
 
 
 class _StanceSetting:
-    """The stance of torch.compile."""
+    """The stance of torch.compile.
+
+    A stance that the program sets meanwhile is kept, and acts afterwards.
+    """
 
     def __init__(self) -> None:
         self._stance: _Stance | None = None
 
     def apply(self) -> None:
         if self._stance is None:
-            self._stance = _Stance(_torch.current_stance())
-            _torch.set_stance(self._stance)
+            self._stance = stance = _Stance(_torch.current_stance())
+            _torch.answer_set_stance(stance.replace_prior)
+            _torch.set_stance(stance)
 
     def revert(self) -> None:
         if self._stance is not None:
-            # A stance that the program has set meanwhile stays.
+            _torch.answer_set_stance(None)
             if _torch.current_stance() is self._stance:
                 _torch.set_stance(self._stance.prior)
-            self._stance.is_active = False
             self._stance = None
 
 
@@ -152,8 +155,15 @@ class _Stance:
 
     def __init__(self, prior: Any) -> None:
         self.prior = prior
-        self.is_active = True  # a program that keeps this stance gets the prior one afterwards
-        self.skip_guard_eval_unsafe = prior.skip_guard_eval_unsafe
+
+    def replace_prior(self, stance: Any) -> Any:
+        """Note a stance that the program sets; return the one that it had set before.
+
+        Raises RuntimeError within compiled code, as torch does.
+        """
+        _torch.set_stance(self)
+        prior, self.prior = self.prior, stance
+        return prior
 
     @property
     def stance(self) -> str:
@@ -163,8 +173,12 @@ class _Stance:
     def backend(self) -> Any:
         return None if self._is_eager() else self.prior.backend
 
+    @property
+    def skip_guard_eval_unsafe(self) -> bool:
+        return bool(self.prior.skip_guard_eval_unsafe)
+
     def _is_eager(self) -> bool:
-        return self.is_active and not _torch.compiles_higher_order_operator()
+        return not _torch.compiles_higher_order_operator()
 
 
 class _ImportWatch(MetaPathFinder):

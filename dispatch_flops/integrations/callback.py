@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from dispatch_flops.distributed.gathering import gather
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
+from dispatch_flops.profilers.meter import FlopMeter
 from dispatch_flops.profilers.training import ProfiledStep
 from dispatch_flops.renderers import View, cluster_table, overview
 from dispatch_flops.renderers.terminal import terminal_view
@@ -41,6 +43,9 @@ class StepCallback(ProfiledStep):
         ``module_depth``, ``detailed`` and ``output_file`` apply to the printout.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device's own
         peaks, if they are known.
+    every_step: follow every step with a ``FlopMeter``, as ``meter``, and log ``mfu`` and
+        ``flops_per_s`` of the last 100 steps and ``model_flops`` of the run, summed over ranks
+        (default False). No step is then profiled, unless ``profile_step`` or ``config`` is given.
 
     Raises ConfigError for a wrong step or configuration.
     """
@@ -51,15 +56,19 @@ class StepCallback(ProfiledStep):
         config: ConfigSource | None = None,
         machine: Machine | None = None,
         *,
+        every_step: bool = False,
         now: Now = time.perf_counter,
     ) -> None:
-        asked = config is None or profile_step is not None
+        asked = profile_step is not None or (config is None and not every_step)
         loaded = FlopsProfilerConfig.load({} if config is None else config, enabled=asked)
         if profile_step is not None:
             section = {**dataclasses.asdict(loaded), "profile_step": profile_step}
             loaded = FlopsProfilerConfig.load(section)
         super().__init__(loaded)
         self.machine = machine
+        self.meter: FlopMeter | None = None  # of the current run, from its first step on
+        self._every_step = every_step
+        self._metered: AbstractContextManager[None] | None = None  # the step that runs now
         self._now = now
         self._devices = CPU
         self._begun_s: float | None = None  # when the step that is timed began
@@ -94,7 +103,7 @@ class StepCallback(ProfiledStep):
         """Begin a training run: drop an unfinished step, and forget the run before."""
         self.close()
         self.steps_done = 0
-        self._profile = self._iteration_s = self._cluster = None
+        self._profile = self._iteration_s = self._cluster = self.meter = None
         self._ended = self._printed = False
 
     def begin(self, model: nn.Module) -> None:
@@ -106,6 +115,25 @@ class StepCallback(ProfiledStep):
         elif self._profile is not None and not self._printed:
             self._devices.synchronize()
             self._begun_s = self._now()
+        if self._every_step:
+            self.meter = self.meter or FlopMeter(model, machine=self.machine, now=self._now)
+            self._metered = self.meter.step()
+            self._metered.__enter__()
+
+    def figures(self) -> dict[str, float]:
+        """Return what ``every_step`` logs, of all ranks; every rank must call this.
+
+        A figure that is not known is omitted, such as ``mfu`` where a peak is not known.
+        """
+        if self.meter is None:
+            return {}
+        window, run = self.meter.window.over_ranks(), self.meter.run.over_ranks()
+        found = {
+            "mfu": window.mfu,
+            "model_flops": run.model_flops,
+            "flops_per_s": window.flops_per_s,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def is_active(self) -> bool:
@@ -122,6 +150,9 @@ class StepCallback(ProfiledStep):
         silent: do not print the profile. run_facts: fields of the profile's ``RunInfo``.
         """
         self.steps_done += 1
+        metered, self._metered = self._metered, None
+        if metered is not None:
+            metered.__exit__(None, None, None)
         size = (len(self._batches), self._batch_size())
         begun_s, self._begun_s = self._begun_s, None
         if self._profiler is not None:
@@ -141,7 +172,9 @@ class StepCallback(ProfiledStep):
 
     def close(self) -> None:
         """Drop an unfinished step, as after an exception in it."""
-        self._begun_s = None
+        self._begun_s = self._metered = None
+        if self.meter is not None:
+            self.meter.stop()
         self._drop()
 
     def _print(self) -> None:

@@ -5,6 +5,8 @@ Works with the packages ``lightning`` and ``pytorch_lightning``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dispatch_flops.integrations.callback import StepCallback
@@ -30,7 +32,9 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
         lightning.Trainer(callbacks=[flops]).fit(model, data)
         flops.profile, flops.mfu
 
-    profile_step, config, machine: see ``StepCallback``.
+    profile_step, config, machine, every_step: see ``StepCallback``. With ``every_step`` the figures
+    go to the trainer's loggers by the module's ``log``. They are renewed every
+    ``trainer.log_every_n_steps`` steps.
 
     The step ends with the batch after which ``trainer.global_step`` has risen. Validation between
     its batches is counted with it. The profile is printed by the process of rank 0, and is kept
@@ -40,6 +44,7 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
     """
 
     _global_step: int | None = None  # when the current step began
+    _figures: Mapping[str, float] = MappingProxyType({})  # of ``every_step``, as logged last
 
     def close(self) -> None:
         """Drop an unfinished step."""
@@ -49,6 +54,7 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
     def on_train_start(self, *_: Any) -> None:
         """Begin a training run."""
         self.reset()
+        self._figures = {}
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         """Begin a step with the first batch after the step before."""
@@ -56,6 +62,8 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
             self._global_step = trainer.global_step
             self.begin(pl_module)
         self.add_batch(batch)
+        if self.meter is not None:
+            self.meter.note_batch(batch)  # Lightning calls the module's ``training_step``
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """End the step if the optimizer has stepped."""
@@ -67,6 +75,11 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
             rank=trainer.global_rank,
             world_size=trainer.world_size,
         )
+        if self._every_step:
+            if not self._figures or trainer.global_step % max(1, trainer.log_every_n_steps) == 0:
+                self._figures = self.figures()
+            for name, value in self._figures.items():
+                pl_module.log(name, float(value))
 
     def on_train_end(self, *_: Any) -> None:
         """Print the profile if it is not printed yet."""

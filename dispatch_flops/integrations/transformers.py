@@ -5,6 +5,7 @@ For a forward pass alone, ``get_model_profile(model, kwargs=batch)`` is enough.
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Any
 
@@ -35,7 +36,9 @@ class FlopsCallback(StepCallback, TrainerCallback):  # type: ignore[misc]
         Trainer(model, args, train_dataset=data, callbacks=[flops]).train()
         flops.profile, flops.mfu
 
-    profile_step, config, machine: see ``StepCallback``.
+    profile_step, config, machine, every_step: see ``StepCallback``. With ``every_step`` the figures
+    are in the Trainer's log, beside the loss: in ``state.log_history``, and with the loggers of
+    ``report_to``, before which this callback then runs.
 
     Samples are the rows that enter the model while gradients are enabled. The profile is printed
     by the main process, and is kept as ``profile``. Every ``train()`` is profiled anew.
@@ -69,6 +72,19 @@ class FlopsCallback(StepCallback, TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin a training run."""
         self.reset()
+        if self._every_step:
+            _move_to_front(self)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Add the figures of ``every_step`` to what is logged of the training."""
+        if logs is None or "loss" not in logs or not self._every_step:
+            return
+        figures = self.figures()
+        logs.update(figures)
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            state.log_history[-1].update(figures)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Begin an optimizer step, before its first micro-batch."""
@@ -103,3 +119,19 @@ class FlopsCallback(StepCallback, TrainerCallback):  # type: ignore[misc]
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+def _move_to_front(callback: FlopsCallback) -> None:
+    """Let the callback run before those that write logs: they write what it adds.
+
+    A Trainer puts its loggers before the callbacks of its user and does not hand out the list:
+    it is an attribute of the object whose ``call_event`` runs now.
+    """
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "call_event":
+        frame = frame.f_back  # type: ignore[assignment]
+    handler = None if frame is None else frame.f_locals.get("self")
+    callbacks = getattr(handler, "callbacks", None)
+    if isinstance(callbacks, list) and callback in callbacks:
+        callbacks.remove(callback)
+        callbacks.insert(0, callback)

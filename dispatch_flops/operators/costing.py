@@ -78,8 +78,9 @@ def cost_of_call(
     if out is None and outs:  # such an operator returns nothing
         out = outs[0] if len(outs) == 1 else outs
     promoting = rule.kind == "pointwise"
-    dtype = rule.computes_in or compute_dtype(args, kwargs, out, promoting=promoting)
+    dtype = compute_dtype(args, kwargs, out, promoting=promoting)
     try:
+        dtype = _stated_dtype(func, rule, args, kwargs) or dtype
         with using(conventions):
             answer = rule.answer(func, args, kwargs, out)
         own, shares = _as_cost(answer, are_reals=_is_real(dtype))
@@ -92,6 +93,13 @@ def cost_of_call(
     except Exception as error:
         return CallCost(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
     return CallCost(name, rule.kind, dtype, own, shares)
+
+
+def _stated_dtype(
+    func: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    stated = rule.computes_in
+    return stated(named_arguments(func, args, kwargs)) if callable(stated) else stated
 
 
 def _bytes_moved(

@@ -28,6 +28,7 @@ from dispatch_flops.operators.torch_formulas import accept_torch_style, register
 from dispatch_flops.profile.cost import OpCost, Split
 
 Formula = Callable[..., "OpCost | Split | int"]
+ComputesIn = str | Callable[[Mapping[str, Any]], str | None]
 F = TypeVar("F", bound=Formula)
 Kind = Literal["formula", "pointwise", "reduction", "free"]
 
@@ -43,7 +44,8 @@ class Rule:
     moves: False if no element is read or written, as for an allocation.
     is_recorded: False for queries of a tensor's metadata, which appear in no profile.
     builtin: True for the package's own rules, False for the user's.
-    computes_in: the dtype of the products, where operands and results are of another.
+    computes_in: the dtype of the products, where operands and results are of another; or a
+        function of the arguments by name that returns it.
     """
 
     kind: Kind
@@ -54,7 +56,7 @@ class Rule:
     moves: bool = True
     is_recorded: bool = True
     builtin: bool = True
-    computes_in: str | None = None
+    computes_in: ComputesIn | None = None
 
     def answer(
         self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
@@ -112,7 +114,7 @@ def register_flops(
     by_name: bool = False,
     cacheable: bool = True,
     note: str = "",
-    computes_in: str | None = None,
+    computes_in: ComputesIn | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as the formula of an operator, or of several.
 
@@ -133,7 +135,8 @@ def register_flops(
     cacheable: pass False if the cost depends on more than shapes, dtypes and plain arguments.
     note: the cost in words for ``dispatch-flops ops``; by default taken from the docstring.
     computes_in: the dtype that the operator computes in, such as ``"int8"``, where it is not that
-        of its tensors: a dynamically quantised layer takes and returns reals.
+        of its tensors: a dynamically quantised layer takes and returns reals. Where it depends on
+        the call, pass a function of the arguments by name, ``{"input": ...}``, that returns it.
 
     Raises, before anything is registered:
         DuplicateFormulaError: a target already has a formula and ``override`` is False.

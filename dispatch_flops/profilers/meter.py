@@ -126,6 +126,14 @@ class FlopMeter:
         self._size = (sample_count(samples), sample_count(tokens, "tokens"))
         return self._block
 
+    def note_batch(self, *inputs: Any) -> None:
+        """State the inputs of the work that starts now, where the model itself is not called.
+
+        A loop may call one of its methods, such as Lightning's ``training_step``, or its parts.
+        """
+        if self._step is not None and self._is_mine():
+            self._step.call(None, call_signature(self._modules, inputs, {}))
+
     def start(self) -> None:
         """Find the steps by hooks on the model and the optimizer, until ``stop()``.
 

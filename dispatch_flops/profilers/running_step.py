@@ -26,6 +26,7 @@ from dispatch_flops.profilers.step_costs import (
     State,
     States,
     amounts_of,
+    flops_of,
     has_backward,
 )
 from dispatch_flops.profilers.step_signature import OPAQUE
@@ -120,18 +121,16 @@ class RunningStep:
         """Begin before the first event: what runs until then is part of the step."""
         self._go_to(self._states.find(BEGIN))
 
-    def call(self, model: nn.Module, signature: Hashable) -> None:
-        """Note that a call of the model starts."""
-        ended = self._end_segment((CALL, signature) if not self._path else CALL)
-        if ended is not None and self._last_call is not None and self._had_backward(*ended):
-            self._open_calls = ()
+    def call(self, model: nn.Module | None, signature: Hashable) -> None:
+        """Note that a call of the model starts; None: that the work on a batch starts."""
+        self._end_segment(CALL if self._path else (CALL, signature))
         key = (CALL, len(self._path), self._open_calls, signature, self._running_optimizers)
         state = self._states.find(key, is_opaque=signature is OPAQUE)
         if self._needs_gradient(signature):
             self._open_calls = (*self._open_calls, signature)
         self._last_call = signature
         session = self._go_to(state)
-        if session is not None:
+        if session is not None and model is not None:
             session.note_running(model)
 
     def stepping(
@@ -140,9 +139,10 @@ class RunningStep:
         """Note that the step of an optimizer starts."""
         before, event = self._state, (STEPPING, name)
         self._end_segment(event)
+        self._note_if_uncalled()
         self._before_optimizer = None if before is None else (before, event)
         self._running_optimizers = (*self._running_optimizers, (name, signature))
-        key = (STEPPING, len(self._path), self._running_optimizers)
+        key = (STEPPING, len(self._path), self._running_optimizers, self._open_calls)
         session = self._go_to(self._states.find(key))
         if session is not None:
             session.note_stepping(optimizer, has_closure=has_closure)
@@ -153,7 +153,8 @@ class RunningStep:
         self._running_optimizers = self._running_optimizers[:-1]
         self._open_calls = ()
         key = (STEPPED, len(self._path), name, self._last_call, self._running_optimizers)
-        state = self._states.find(key, is_opaque=self._last_call is OPAQUE)
+        is_opaque = self._last_call is OPAQUE or self._states.find(BEGIN).is_opaque
+        state = self._states.find(key, is_opaque=is_opaque)
         if self._before_optimizer is not None:
             before, event = self._before_optimizer
             before.after_skipping[event] = state
@@ -164,6 +165,7 @@ class RunningStep:
     def end(self) -> tuple[Segment, ...]:
         """Note the end of the step; return its segments."""
         self._end_segment(END)
+        self._note_if_uncalled()
         self._counter.stop()
         return tuple([segment for segment, _ in self._path])
 
@@ -178,12 +180,26 @@ class RunningStep:
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _end_segment(self, event: Hashable) -> tuple[Segment, Amounts | None] | None:
+    def _end_segment(self, event: Hashable) -> None:
         if self._state is None:
-            return None
-        found = (self._state.ended_by(event), self._counter.take())
-        self._path.append(found)
-        return found
+            return
+        segment, amounts = self._state.ended_by(event), self._counter.take()
+        self._path.append((segment, amounts))
+        if self._open_calls and self._had_backward(segment, amounts):
+            self._open_calls = ()
+
+    def _note_if_uncalled(self) -> None:
+        """Count every step from now on, if work was done in this one before any call."""
+        segment, amounts = self._path[0]
+        if len(self._path) > 1 or self._last_call is not None or segment.state.is_opaque:
+            return
+        if amounts is not None and flops_of(amounts):
+            segment.state.is_opaque = True
+            warnings.warn(
+                "the model was not called in a step, so its inputs are not known: every step is "
+                "counted; pass the module that is called, or state the inputs by note_batch()",
+                stacklevel=5,
+            )
 
     def _go_to(self, state: State) -> Session | None:
         """Continue in ``state``; return the session if counting starts with it."""

@@ -58,7 +58,8 @@ def has_backward(amounts: Amounts) -> bool:
     return any(phase == "backward" for phase, _, _ in amounts)
 
 
-def _flops(amounts: Amounts) -> int:
+def flops_of(amounts: Amounts) -> int:
+    """Return the FLOPs of the amounts."""
     return sum(amount for (_, _, name), amount in amounts.items() if name == "flops")
 
 
@@ -155,7 +156,7 @@ class State:
     def is_free(self) -> bool:
         """True if no FLOPs were counted in any of its segments, and at least one was counted."""
         known = [one for one in self.segments.values() if one.counted_runs]
-        return bool(known) and not any(_flops(one.counted) for one in known)
+        return bool(known) and not any(flops_of(one.counted) for one in known)
 
     def ended_by(self, event: Hashable) -> Segment:
         """Return the segment that ``event`` ends."""

@@ -544,15 +544,16 @@ def test_theme_follows_the_reader_until_the_button_is_pressed(
 def test_print_is_light_and_without_controls(
     open_report: Callable[..., Report], driver: Any
 ) -> None:
-    report = open_report(encoder())
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", _media(scheme="dark", media="print"))
     try:
+        report = open_report(encoder())
         assert report.run("return getComputedStyle(document.querySelector('h1')).color") == (
             "rgb(27, 31, 36)"
         )
         for selector in (".controls", "#modules .tools", "#theme", "#modules .toggle"):
             assert not driver.find_element("css selector", selector).is_displayed()
         assert driver.find_element("css selector", "#modules table").is_displayed()
+        assert driver.find_element("css selector", "#tree .area").is_displayed()
     finally:
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", _media(scheme="light"))
 
@@ -584,12 +585,10 @@ def photograph(driver: Any, request: pytest.FixtureRequest) -> Callable[[str], N
 def test_page_of_bert_draws_its_layers(
     open_report: Callable[..., Report],
     photograph: Callable[[str], None],
-    request: pytest.FixtureRequest,
 ) -> None:
-    """BERT-base, batch 4, 128 tokens, forward and backward; timed if the image is updated."""
+    """BERT-base, batch 4, 128 tokens, forward and backward."""
     model, ids = bert_base()
-    how = {"repeats": 3} if request.config.getoption("--update-golden") else {"device": "meta"}
-    profile = profile_model(model, args=(ids,), backward=True, **how)
+    profile = profile_model(model, args=(ids,), backward=True, device="meta", memory=True)
     report = open_report(profile)
     cards = dict(zip(report.texts("#headline dt"), report.texts("#headline .value"), strict=True))
     assert cards["Parameters"] == units.params_text(profile.total_params)

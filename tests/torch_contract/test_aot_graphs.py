@@ -356,6 +356,25 @@ def test_compile_id_of_compiled_autograd_begins_with_an_exclamation_mark() -> No
     torch._dynamo.reset()
 
 
+def test_compiled_autograd_traces_the_nodes_of_a_backward_graph_with_their_meta() -> None:
+    """dispatch_flops relies on this for telling recomputation apart under compiled autograd
+    (_torch.py: ``keep_node_meta``).
+    """
+    torch._dynamo.reset()
+    graphs = Graphs()
+    net = Net()
+    forward = torch.compile(lambda x: checkpoint(net, x, use_reentrant=False), backend=graphs)
+    x = torch.ones(2, 3, requires_grad=True)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=graphs)):
+        forward(x).sum().backward()
+    traced = graphs.top[-1]
+    tags = {str(node.meta.get("partitioner_tag")) for node in products(traced)}
+    assert tags == {"is_forward", "is_backward"}, "no tag of the partitioner is left"
+    assert all("original_aten" in node.meta for node in products(traced))
+    assert any(node.meta.get("steal_arg") for node in traced.graph.nodes), "it takes no list"
+    torch._dynamo.reset()
+
+
 # -- dynamic shapes -------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo import eval_frame
+from torch._dynamo import decorators, eval_frame
 from torch._dynamo.testing import CompileCounter
 from torch._higher_order_ops import utils
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -325,3 +325,25 @@ def test_compiler_of_backward_can_be_taken_off_and_put_back() -> None:
         assert set_compiler(compiler, is_dynamic)[0] is None
     assert set_compiler(None, False)[0] is None
     assert not compiled_autograd.compiled_autograd_enabled
+
+
+def test_set_stance_of_the_program_calls_the_function_in_decorators() -> None:
+    """dispatch_flops relies on this to keep a stance that the program sets in a block for later
+    (counting/eager_stance.py: ``_StanceSetting``).
+    """
+    asked = []
+
+    def answer(stance: Any) -> Any:
+        asked.append(stance)
+        return "prior"
+
+    assert decorators._set_stance is eval_frame._set_stance
+    decorators._set_stance = answer  # type: ignore[assignment]
+    try:
+        made = torch.compiler.set_stance("force_eager")
+        with made:
+            pass
+    finally:
+        decorators._set_stance = eval_frame._set_stance
+    assert asked == [made.stance, made.stance, "prior"]
+    assert eval_frame._stance.stance == "default", "torch's own function must not have run"

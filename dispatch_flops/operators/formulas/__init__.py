@@ -11,11 +11,13 @@ Where a new formula goes, by what the operator does:
   ``flex_attention``, ``transformer`` (encoder layers and their pieces)
 - other libraries, by name: ``flash_libraries`` (attention), ``quantized_libraries`` (products),
   ``layer_libraries`` (other layers)
-- recurrence: ``rnn`` (layers), ``rnn_cells``
+- recurrence: ``rnn`` (layers), ``rnn_cells``, ``quantized_recurrent``
 - per element: ``pointwise`` (a table), ``activation``, ``loss``, ``fused_optimizers``
 - over elements: ``reduction``, ``softmax``, ``norm``, ``batch_norm``, ``pooling``, ``resample``,
   ``padding``, ``sorting``, ``histogram``
-- moving and picking: ``scatter`` (embeddings too), ``sequence``; ``partial_access`` (bytes alone)
+- moving and picking: ``scatter`` (embeddings too), ``sequence``
+- what is read in part, bytes alone: ``partial_access``, ``window_access``, ``resample_access``,
+  ``triangle_access``
 - reals to integers and back: ``fake_quantize``
 - random numbers and dropout: ``sampling``
 - memory that kernels allocate for themselves: ``kernel_workspaces``

@@ -28,6 +28,13 @@ def picked_bytes(source: Tensor | None, elements: int) -> int:
     return min(elements * source.element_size(), nbytes(source))
 
 
+def read_in_part(arguments: Arguments, elements: dict[str, int]) -> Access:
+    """Return the access of a call that reads so many elements of these arguments."""
+    partial = {name: count for name, count in elements.items() if count < arguments[name].numel()}
+    picked = (picked_bytes(arguments[name], count) for name, count in partial.items())
+    return Access(unread=tuple(partial), picked=sum(picked))
+
+
 # Only the shape --------------------------------------------------------------------------
 
 _PADS = [f"{mode}_pad{d}d_backward" for mode in ("reflection", "replication") for d in (1, 2, 3)]
@@ -140,22 +147,18 @@ def _unless(**needed: bool) -> list[str]:
     return [name for name, is_needed in needed.items() if not is_needed]
 
 
-@declare_access(
-    packets("convolution_backward", "convolution_backward_overrideable", "_slow_conv2d_backward")
-    + packets("mps_convolution_backward", "mps_convolution_transpose_backward")
-)
-def convolution_backward(arguments: Arguments, out: Any) -> Access:
+@declare_access(packets("mps_convolution_backward", "mps_convolution_transpose_backward"))
+def mps_convolution_backward(arguments: Arguments, out: Any) -> Access:
     """The weight for the input's gradient, the input for the weight's, neither for the bias's."""
-    mask = arguments.get("output_mask") or (True, True, True)
+    mask = arguments["output_mask"]
     to_input, to_weight, *_ = mask
-    unread = _unless(input=to_weight, self=to_weight, weight=to_input)
     unneeded = tuple(grad for grad, is_needed in zip(out, mask, strict=False) if not is_needed)
-    return Access(unread=unread, unneeded=unneeded)
+    return Access(unread=_unless(self=to_weight, weight=to_input), unneeded=unneeded)
 
 
 @declare_access(packets("linear_backward", "mkldnn_linear_backward"))
 def linear_backward(arguments: Arguments, out: Any) -> Access:
-    """As ``convolution_backward``."""
+    """The weight for the input's gradient, the input for the weight's."""
     to_input, to_weight, *_ = arguments["output_mask"]
     return Access(unread=_unless(self=to_weight, weight=to_input))
 

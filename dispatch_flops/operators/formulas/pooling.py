@@ -39,21 +39,22 @@ def window_elements(
 
     stride: empty for the kernel's size.
     """
-    kernel = _spread(kernel_size, dims)
-    step = _spread(stride, dims) if stride not in ((), []) else kernel
+    kernel = spread(kernel_size, dims)
+    step = spread(stride, dims) if stride not in ((), []) else kernel
     parameters = zip(
         shape[-dims:],
         outputs[-dims:],
         kernel,
         step,
-        _spread(padding, dims),
-        _spread(dilation, dims),
+        spread(padding, dims),
+        spread(dilation, dims),
         strict=True,
     )
     return math.prod(shape[:-dims]) * math.prod(_seen(*each) for each in parameters)
 
 
-def _spread(value: Any, dims: int) -> list[int]:
+def spread(value: Any, dims: int) -> list[int]:
+    """Return a number for each dimension."""
     sizes = [value] if isinstance(value, int) else list(value)
     return sizes * dims if len(sizes) == 1 else sizes
 
@@ -219,5 +220,5 @@ def max_pool_backward(grad_output: Tensor, *_: Any, out: Tensor, **__: Any) -> i
 @register_flops(packets("fractional_max_pool2d", "fractional_max_pool3d"))
 def fractional_max_pool(self: Tensor, kernel_size: Any, *_: Any, out: Any, **__: Any) -> int:
     """Windows lie fully inside the input: O·(∏kernel - 1). Their positions are not counted."""
-    window = math.prod(_spread(kernel_size, self.dim() - 2))
+    window = math.prod(spread(kernel_size, self.dim() - 2))
     return next(tensors_in(out)).numel() * (window - 1)

@@ -1,16 +1,16 @@
-"""Quantised linear layers, convolutions, recurrent layers and embeddings.
+"""Quantised linear layers and convolutions.
 
 Products of integers count as MACs (2 FLOPs each, like all MACs); the integer bias is free. The
 rest is arithmetic on reals: quantising inputs by their range (dynamic), rescaling results to
 integers (5 per result) or to reals (1 per result, 1 more for a bias).
 Weights are opaque packages; their shapes follow from inputs and results, or from ``unpack``.
 
-Letters: T rows, K contracted, O results per row; G gates, H hidden size.
+Letters: T rows, K contracted, O results per row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -25,10 +25,9 @@ from dispatch_flops.operators.formulas.fake_quantize import (
     reals,
 )
 from dispatch_flops.operators.formulas.linear import post_op
-from dispatch_flops.operators.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import declare_free, register_flops
-from dispatch_flops.profile.cost import ZERO, OpCost, contraction, flops
+from dispatch_flops.profile.cost import OpCost, contraction, flops
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -283,98 +282,3 @@ def surround_dynamic(x: Tensor, packed: Any, out: Tensor) -> OpCost:
     """x quantised by its range; per result one product and, with a bias, one sum."""
     bias = packed.unpack()[1] is not None
     return flops(dynamic(x.numel()) + out.numel() * (1 + bias))
-
-
-# -- recurrent -----------------------------------------------------------------------------
-
-GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
-
-
-@register_flops(packets("quantized_lstm"), by_name=True)
-def quantized_lstm(*, hx: Sequence[Tensor], **arguments: Any) -> OpCost:
-    """Dynamically quantised LSTM, see ``recurrent``."""
-    return recurrent(LSTM, hx[0], states=hx, **arguments)
-
-
-@register_flops(packets("quantized_gru"), by_name=True)
-def quantized_gru(*, hx: Tensor, **arguments: Any) -> OpCost:
-    """Dynamically quantised GRU, see ``recurrent``."""
-    return recurrent(GRU, hx, states=hx, **arguments)
-
-
-def recurrent(
-    mode: int,
-    state: Tensor,
-    *,
-    states: Any,
-    params: Sequence[Any],
-    input: Any = None,
-    data: Any = None,
-    batch_sizes: Tensor | None = None,
-    has_biases: bool,
-    num_layers: int,
-    bidirectional: bool,
-    out: Any,
-    **_: Any,
-) -> OpCost:
-    """All layers, directions and steps. T rows in all steps together, of ``input`` or
-    of the packed ``data``.
-
-    MACs per layer and direction: T·G·H·(inputs + H). FLOPs: 2·MACs, ``CELL_FLOPS``, and per
-    product as ``linear_dynamic`` (steps quantised one by one; their 10 for scale and zero point
-    are counted once per layer and direction). Bytes: each packed weight and float32 bias, once.
-    """
-    x: Tensor = data if input is None else input
-    hidden = state.shape[-1]
-    rows, inputs, directions = x.numel() // x.shape[-1], x.shape[-1], 1 + bidirectional
-    total, gates = ZERO, GATES[mode] * hidden
-    weights, biases = 0, 2 * gates * directions * num_layers * has_biases
-    for _layer in range(num_layers):
-        total += directions * cell(mode, rows, inputs, hidden, has_biases)
-        weights += directions * gates * (inputs + hidden)
-        inputs = hidden * directions
-    read = nbytes(x, batch_sizes, states, params)
-    if is_packed(params[0]):
-        read += weights * _weight_bytes(params) + 4 * biases
-    return total + OpCost(bytes_read=read, bytes_written=nbytes(out))
-
-
-def _weight_bytes(params: Sequence[Any]) -> int:
-    """Return the bytes of one packed weight: 2 in float16, else 1."""
-    state, _class_name = params[0].__getstate__()
-    return 2 if state[0] == "quantized_fp16" else 1
-
-
-def cell(mode: int, rows: int, inputs: int, hidden: int, bias: bool) -> OpCost:
-    """Rows of inputs and of states through one dynamically quantised cell."""
-    results = rows * GATES[mode] * hidden
-    surround = dynamic(rows * inputs) + dynamic(rows * hidden) + 2 * results * (1 + bias)
-    return contraction(
-        results * (inputs + hidden), extra_flops=surround + rows * hidden * CELL_FLOPS[mode]
-    )
-
-
-_CELLS = {"lstm": LSTM, "gru": GRU, "rnn_relu": RELU, "rnn_tanh": TANH}
-
-
-def register_cell(name: str, mode: int) -> None:
-    """Register one step of a dynamically quantised recurrent cell."""
-
-    @register_flops(
-        quantized(f"quantized_{name}_cell_dynamic"),
-        note=f"one step of a dynamically quantised {name}",
-    )
-    def formula(
-        x: Tensor, hx: Any, w_ih: Any, w_hh: Any, *biases: Any, out: Any, **_: Any
-    ) -> OpCost:
-        state = hx[0] if isinstance(hx, (list, tuple)) else hx
-        rows = x.numel() // x.shape[-1]
-        cost = cell(mode, rows, x.shape[-1], state.shape[-1], True)
-        weights = GATES[mode] * state.shape[-1] * (x.shape[-1] + state.shape[-1])
-        item = 2 if w_ih.unpack()[0].dtype == torch.float32 else 1  # float16, shown as float32
-        read = nbytes(x, hx, biases) + weights * item
-        return cost + OpCost(bytes_read=read, bytes_written=nbytes(out))
-
-
-for _name, _mode in _CELLS.items():
-    register_cell(_name, _mode)

@@ -126,7 +126,8 @@ function squarify(areas, room) {
 
 // -- drawing -----------------------------------------------------------------------------------
 
-// Draws areas with up to three lines of text each, as far as these fit. lines(area) has the text.
+// Draws areas with up to two lines of text each, as far as these fit. lines(area) has the name, what
+// may follow it on its line, and a number.
 function drawAreas(place, width, height, areas, { fill, lines, hover, isTop }) {
   const groups = areas.filter((area) => area.width > 0.4 && area.height > 0.4).map((area) => drawn("g", { class: "area", "data-id": area.id, "data-size": area.size, title: hover(area) },
     drawn("rect", { x: area.x, y: area.y, width: area.width, height: area.height, class: fill(area) }),
@@ -140,7 +141,11 @@ function textLines(area, lines, isTop) {
   const room = isTop ? Math.min(area.height, LINE_HEIGHT + 5) : area.height;
   const fitting = Math.floor((room - 2) / LINE_HEIGHT);
   if (fitting < 1) return [];
-  const shown = fitting === 1 ? [lines.join("  ")] : lines.length > fitting ? [lines[0], lines.at(-1)] : lines;
+  const [name, more, number] = lines;
+  const fits = (line) => line.length <= characters;
+  const first = more && fits(`${name} · ${more}`) ? `${name} · ${more}` : name;
+  const both = [`${first}  ${number}`, `${name}  ${number}`].find(fits);
+  const shown = fitting === 1 ? [both ?? name] : [first, ...(fits(number) ? [number] : [])];
   const text = drawn("text", { x: area.x + 5 });
   const start = area.y + (isTop ? 0 : Math.max(0, (area.height - shown.length * LINE_HEIGHT) / 2));
   shown.forEach((line, position) => text.append(drawn("tspan", { x: area.x + 5, y: start + position * LINE_HEIGHT + 12, text: clipped(line, characters) })));
@@ -153,11 +158,11 @@ function fillOf(tree, area, classes) {
 }
 
 function areaLines(tree, area, whole, write) {
-  if (area.rest) return [`… ${exactText(area.rest)} more`];
+  if (area.rest) return [`… ${exactText(area.rest)} more`, "", ""];
   const { columns } = tree, i = area.index;
   const aClass = i === TOP || !columns.name[i] || columns.name[i] === columns.class_name[i] ? "" : columns.class_name[i];
   const number = [write(i), fractionText(ratio(area.size, whole))].filter(Boolean).join(" · ");
-  return [aClass ? `${tree.label(i)} · ${aClass}` : tree.label(i), number];
+  return [tree.label(i), aClass, number];
 }
 
 function areaHover(tree, area, view, whole) {

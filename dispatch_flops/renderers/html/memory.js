@@ -39,17 +39,17 @@ function fillMemory(data) {
 
 // The peak's roles, and in each the modules that allocated it.
 function drawMemory(place, memory) {
-  const areas = [{ id: "peak", parent: "", size: memory.peak, lines: ["Peak", bytesText(memory.peak)], fill: "fill-plain" }];
+  const areas = [{ id: "peak", parent: "", size: memory.peak, lines: ["Peak", "", bytesText(memory.peak)], fill: "fill-plain" }];
   const roles = Map.groupBy(memory.uses, (use) => use.role);
   for (const [role, uses] of roles) {
     const size = uses.reduce((sum, use) => sum + use.bytes, 0);
-    areas.push({ id: role, parent: "peak", size, lines: [role, `${bytesText(size)} · ${fractionText(ratio(size, memory.peak))}`], fill: roleFill(role) });
+    areas.push({ id: role, parent: "peak", size, lines: [role, "", `${bytesText(size)} · ${fractionText(ratio(size, memory.peak))}`], fill: roleFill(role) });
     const drawnUses = uses.slice(0, MOST_SIBLINGS);
-    drawnUses.forEach((use, index) => areas.push({ id: `${role} ${index}`, parent: role, size: use.bytes, lines: [use.module || "before the run", bytesText(use.bytes)], fill: roleFill(role) }));
+    drawnUses.forEach((use, index) => areas.push({ id: `${role} ${index}`, parent: role, size: use.bytes, lines: [use.module || "before the run", "", bytesText(use.bytes)], fill: roleFill(role) }));
     const rest = uses.slice(MOST_SIBLINGS);
-    if (rest.length) areas.push({ id: `${role} rest`, parent: role, size: rest.reduce((sum, use) => sum + use.bytes, 0), lines: [`… ${exactText(rest.length)} more`], fill: roleFill(role) });
+    if (rest.length) areas.push({ id: `${role} rest`, parent: role, size: rest.reduce((sum, use) => sum + use.bytes, 0), lines: [`… ${exactText(rest.length)} more`, "", ""], fill: roleFill(role) });
   }
   layOutTreemap(areas, place.clientWidth, place.clientHeight);
   const parents = new Set(areas.map((area) => area.parent));
-  drawAreas(place, place.clientWidth, place.clientHeight, areas, { fill: (area) => area.fill, lines: (area) => area.lines, hover: (area) => area.lines.join("\n"), isTop: (area) => parents.has(area.id) });
+  drawAreas(place, place.clientWidth, place.clientHeight, areas, { fill: (area) => area.fill, lines: (area) => area.lines, hover: (area) => area.lines.filter(Boolean).join("\n"), isTop: (area) => parents.has(area.id) });
 }

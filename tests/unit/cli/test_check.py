@@ -122,7 +122,7 @@ class TestMistakes:
             (
                 ("p.json",),
                 "no limit is given; add one of --max-macs, --max-flops, --max-bytes, --max-memory, "
-                "--max-params, --max-latency",
+                "--max-params, --max-latency, the same with --min-, or --baseline FILE",
             ),
             (
                 ("p.json", "--max-latency", "4h"),
@@ -147,3 +147,65 @@ class TestMistakes:
 def test_parse_seconds_reads_units_of_time() -> None:
     texts = ("5ms", "1.5", " 2 s", "300us", "4ns")
     assert [parse_seconds(text) for text in texts] == pytest.approx([0.005, 1.5, 2.0, 0.0003, 4e-9])
+
+
+class TestLeast:
+    def test_reached_limits_exit_with_0(self, run: Run) -> None:
+        Path("p.json").write_text(tree({"a": 3000}).to_json())
+        result = run("check", "p.json", "--min-macs", "3K", "--max-macs", "3K")
+        assert (result.code, result.out) == (0, "within the limit: macs\n")
+
+    def test_figure_below_its_limit_fails(self, run: Run) -> None:
+        Path("p.json").write_text(tree({"a": 2999}).to_json())
+        result = run("check", "p.json", "--min-macs", "3K")
+        assert result.code == 1
+        assert result.out == (
+            "MACs: 3 KMACs (2,999) is below the limit of at least 3 KMACs (3,000)\n"
+        )
+
+    def test_limit_on_what_was_not_measured_fails(self, run: Run) -> None:
+        Path("p.json").write_text(tree({"a": 2}).to_json())
+        result = run("check", "p.json", "--min-latency", "1ms")
+        assert result.code == 1
+        assert "not measured in this profile" in result.out
+
+
+class TestBaseline:
+    @pytest.fixture(autouse=True)
+    def _baseline(self) -> None:
+        Path("main.json").write_text(tree({"a": 1000, "b": 1000}).to_json())
+
+    @pytest.mark.parametrize(
+        ("now", "tolerance", "code"),
+        [
+            (1000, (), 0),
+            (900, (), 0),
+            (1001, (), 1),
+            (1020, ("--tolerance", "1%"), 0),
+            (1021, ("--tolerance", "1%"), 1),
+            (1020, ("--tolerance", "0.01"), 0),
+            (1021, ("--tolerance", "0.01"), 1),
+        ],
+    )
+    def test_counts_may_exceed_the_baseline_by_the_tolerance(
+        self, run: Run, now: int, tolerance: tuple[str, ...], code: int
+    ) -> None:
+        Path("p.json").write_text(tree({"a": now, "b": 1000}).to_json())
+        assert run("check", "p.json", "--baseline", "main.json", *tolerance).code == code
+
+    def test_exceeded_baseline_shows_the_modules_that_changed(self, run: Run) -> None:
+        Path("p.json").write_text(tree({"a": 2000, "b": 1000}).to_json())
+        out = run("check", "p.json", "--baseline", "main.json").out
+        assert out.startswith("MACs: 3 KMACs (3,000) exceeds the baseline of 2 KMACs (2,000)\n")
+        rows = [line.split()[0] for line in out.splitlines() if "->" in line]
+        assert rows == ["everything", "(model)", "a", "aten.mm.default"]
+
+    @pytest.mark.parametrize("text", ["many", "-1%", "1%%"])
+    def test_tolerance_that_is_not_a_percentage_is_refused(self, run: Run, text: str) -> None:
+        Path("p.json").write_text(tree({"a": 1}).to_json())
+        arguments = ("check", "p.json", "--baseline", "main.json", f"--tolerance={text}")
+        assert "is not a percentage; write one such as 1%" in error_line(run(*arguments))
+
+    def test_tolerance_without_a_baseline_is_refused(self, run: Run) -> None:
+        message = error_line(run("check", "main.json", "--max-macs", "1", "--tolerance", "1%"))
+        assert message == "--tolerance needs a baseline; add --baseline FILE"

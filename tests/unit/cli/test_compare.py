@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dispatch_flops import OpCost, Profile
-from dispatch_flops.profile import OpTotal, RunInfo, TensorInput
-from tests.helpers.command_line import Result, Run, tree
+from dispatch_flops.profile import ModuleNode, OpTotal, RunInfo, TensorInput
+from tests.helpers.command_line import Result, Run, error_line, tree
 
 Compare = Callable[..., Result]
 
@@ -102,3 +102,56 @@ def test_diff_says_when_inputs_or_modes_differ(compare: Compare) -> None:
         "then training, gradients on, autocast off.\n\n"
     )
     assert "differ in" not in compare(before, tree({"a": 1})).out  # an old file has no inputs
+
+
+class TestNames:
+    """Modules that have other names in the second profile."""
+
+    @staticmethod
+    def _save(path: str, **counts: int) -> None:
+        Path(path).write_text(tree({k.replace("_", "."): n for k, n in counts.items()}).to_json())
+
+    def test_renamed_module_is_matched(self, run: Run) -> None:
+        self._save("a.json", encoder=30, head=7)
+        self._save("b.json", body=30, head=7)
+        assert run("diff", "a.json", "b.json", "--exit-code").code == 1
+        result = run("diff", "a.json", "b.json", "--rename", "encoder=body", "--exit-code")
+        assert (result.code, "No count changed." in result.out) == (0, True)
+
+    def test_name_without_a_pair_is_refused(self, run: Run) -> None:
+        self._save("a.json", a=3)
+        message = error_line(run("diff", "a.json", "a.json", "--rename", "encoder"))
+        assert message == "--rename 'encoder' is not a pair of names; write OLD=NEW"
+
+    def test_prefix_of_a_wrapped_model_is_stripped(self, run: Run) -> None:
+        base = ModuleNode(fqn="", class_name="Net", calls=1, children=(_linear("q", 30),))
+        inner = ModuleNode(
+            fqn="base.model",
+            name="model",
+            class_name="Net",
+            calls=1,
+            children=(_linear("base.model.q", 30, _linear("base.model.q.lora", 7)),),
+        )
+        wrapper = ModuleNode(fqn="base", name="base", class_name="Lora", children=(inner,))
+        lora = ModuleNode(fqn="", class_name="Peft", calls=1, children=(wrapper,))
+        for name, root in (("a", base), ("b", lora)):
+            Path(f"{name}.json").write_text(Profile(root=root).check().to_json())
+        out = run("diff", "a.json", "b.json", "--strip-prefix", "base.model").out
+        rows = {line.split()[0]: line for line in out.splitlines() if "->" in line or "new" in line}
+        assert list(rows) == ["everything", "(model)", "q", "q.lora", "aten.mm.default"]
+        assert "30 -> 37" in rows["q"] and "new: 7" in rows["q.lora"]
+        assert "gone" not in out
+
+
+def _linear(fqn: str, macs: int, *below: ModuleNode) -> ModuleNode:
+    op = OpTotal(
+        op="aten.mm.default", phase="forward", calls=1, cost=OpCost(macs=macs, flops=2 * macs)
+    )
+    return ModuleNode(
+        fqn=fqn,
+        name=fqn.rsplit(".", 1)[-1],
+        class_name="Linear",
+        calls=1,
+        ops=(op,),
+        children=below,
+    )

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import warnings
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -31,10 +32,39 @@ class TestMain:
     def test_version_is_printed(self, run: Run) -> None:
         assert run("--version").out == f"dispatch-flops {__version__}\n"
 
-    def test_no_arguments_print_the_help_to_stderr(self, run: Run) -> None:
+    def test_no_arguments_show_three_commands_on_stderr(self, run: Run) -> None:
         result = run()
         assert (result.code, result.out) == (2, "")
-        assert "examples:" in result.err
+        commands = [line for line in result.err.splitlines() if line.startswith("  dispatch-flops")]
+        assert [line.split()[1] for line in commands] == ["demo", "profile", "--help"]
+
+    def test_shell_that_completes_gets_the_parser(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        parsers: list[ArgumentParser] = []
+        argcomplete = ModuleType("argcomplete")
+        argcomplete.autocomplete = parsers.append  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "argcomplete", argcomplete)
+        assert run("ops", "aten.addmm").code == 0
+        assert not parsers
+        monkeypatch.setenv("_ARGCOMPLETE", "1")
+        assert run("ops", "aten.addmm").code == 0
+        assert [parser.prog for parser in parsers] == ["dispatch-flops"]
+
+    def test_missing_folder_is_refused_before_anything_runs(self, run: Run) -> None:
+        result = run("profile", "net.py:make", "--output", "folder/p.json")
+        assert error_line(result) == (
+            "cannot write 'folder/p.json': the folder 'folder' does not exist; make it first"
+        )
+        assert "profiling" not in result.err and not Path("folder").exists()
+
+    def test_unknown_suffix_is_refused_before_anything_runs(self, run: Run) -> None:
+        result = run("profile", "net.py:make", "--output", "p.yaml")
+        assert error_line(result).startswith(
+            "--output p.yaml: the suffix .yaml is unknown; use one of .txt, .md, .json, .csv"
+        )
+        assert "profiling" not in result.err
+        assert run("profile", "net.py:make", "--output", "p.yaml", "--format", "json").code == 0
 
     @pytest.mark.parametrize(
         "error,message",

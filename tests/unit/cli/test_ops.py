@@ -56,8 +56,16 @@ class TestList:
 
     def test_filter_that_matches_nothing_is_refused(self, run: Run) -> None:
         assert error_line(run("ops", "--filter", "nothing_like_it")) == (
-            "no operator matches --filter 'nothing_like_it'; omit --filter to list all"
+            "no operator matches 'nothing_like_it'; omit the text to list all"
         )
+
+    def test_text_alone_filters(self, run: Run) -> None:
+        out = run("ops", "aten.addmm").out
+        assert "aten.addmm" in out and out == run("ops", "--filter", "aten.addmm").out
+
+    def test_two_filters_are_refused(self, run: Run) -> None:
+        message = error_line(run("ops", "mm", "--filter", "bmm"))
+        assert message == "TEXT and --filter are both given; give one of them"
 
 
 class TestCoverage:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_flops.cli.output import csv_text, emit, print_error, progress_bar
+from dispatch_flops.cli.output import csv_text, emit, page, print_error, progress_bar
 from dispatch_flops.errors import TargetError
 
 
@@ -23,7 +23,8 @@ class TestEmit:
         emit("text\n")
         assert capsys.readouterr() == ("text\ntext\n", "")
 
-    def test_file_is_written_with_its_folders(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_file_is_written_into_its_folder(self, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("folder").mkdir()
         emit("M·N", "folder/x.txt")
         assert Path("folder/x.txt").read_bytes() == "M·N\n".encode()
         assert capsys.readouterr() == ("", "written to folder/x.txt\n")
@@ -41,7 +42,10 @@ class TestEmit:
         [
             (" ", "--output is empty; name a file, or omit --output for stdout"),
             (".", "cannot write '.': Is a directory"),
-            ("net.py/x", "cannot write 'net.py/x': File exists"),
+            (
+                "none/x",
+                "cannot write 'none/x': the folder 'none' does not exist; make it first",
+            ),
         ],
     )
     def test_unwritable_file_is_refused(self, output: str, message: str) -> None:
@@ -101,3 +105,41 @@ class TestProgressBar:
     def test_pipe_receives_a_line_per_step(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._run()
         assert capsys.readouterr().err == "[1/3] s=0\n[2/3] s=1\n[3/3] s=2\n"
+
+
+class TestPage:
+    LINES = "a line\n" * 100
+
+    @pytest.fixture
+    def paged(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """What a pager was given."""
+        seen: list[str] = []
+        monkeypatch.setenv("PAGER", f"{sys.executable} -x")
+        monkeypatch.setattr(
+            "dispatch_flops.cli.output.subprocess.run",
+            lambda command, input, **_: seen.append(f"{command[1]} {input}"),
+        )
+        return seen
+
+    def test_long_text_on_a_terminal_goes_through_the_pager(
+        self, paged: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        page(self.LINES)
+        assert paged == [f"-x {self.LINES}"]
+
+    def test_short_text_on_a_terminal_is_printed(
+        self,
+        paged: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        page("a line")
+        assert (paged, capsys.readouterr().out) == ([], "a line\n")
+
+    def test_text_in_a_pipe_is_printed(
+        self, paged: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        page(self.LINES)
+        assert (paged, capsys.readouterr().out) == ([], self.LINES)

@@ -36,6 +36,7 @@ class TestShow:
 
     def test_file_has_the_format_of_its_suffix(self, run: Run, saved: Save) -> None:
         profile = saved("p.json", "net.py:make")
+        Path("folder").mkdir()
         assert run("show", "p.json", "--output", "folder/x.csv").out == ""
         expected = formats.FORMATS["csv"].render(profile, formats.View())
         assert Path("folder/x.csv").read_text() == expected.removesuffix("\n") + "\n"
@@ -106,6 +107,7 @@ class TestReport:
         page = formats.Format(help="a page", render=lambda p, _: f"<p>{p.total().macs}</p>")
         monkeypatch.setitem(formats.FORMATS, "html", page)
         saved("p.json", "net.py:make")
+        Path("out").mkdir()
         assert run("report", "p.json", "out/r.html").code == 0
         assert Path("out/r.html").read_text() == f"<p>{macs()}</p>\n"
 

@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import csv
 import io
+from argparse import Namespace
 
 import pytest
 
+from dispatch_flops import Profile
+from dispatch_flops.cli.run import measure
 from dispatch_flops.cli.sweep import parse_values, points
 from dispatch_flops.errors import TargetError
 from tests.helpers.command_line import Run, error_line, macs, params
 
 
 class TestSweep:
+    def test_points_before_one_that_fails_are_shown(self, run: Run) -> None:
+        arguments = ("--set", "width=4,5,0x", "--format", "csv", "--device", "meta")
+        result = run("sweep", "net.py:make", *arguments)
+        assert result.code == 2
+        rows = list(csv.DictReader(io.StringIO(result.out)))
+        assert [int(row["macs"]) for row in rows] == [macs(4), macs(5)]
+        assert "the sweep ended early: 2 of 3 points are shown" in result.err
+
+    def test_points_before_an_interrupt_are_shown(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def measure_two(options: Namespace, sizes: dict[str, int]) -> Profile:
+            if sizes["width"] == 6:
+                raise KeyboardInterrupt
+            return measure(options, sizes)
+
+        monkeypatch.setattr("dispatch_flops.cli.sweep.measure", measure_two)
+        arguments = ("--set", "width=4,5,6,7", "--format", "csv", "--device", "meta")
+        result = run("sweep", "net.py:make", *arguments)
+        assert result.code == 130
+        assert len(result.out.splitlines()) == 1 + 2
+
     def test_table_lists_points_and_exponents(self, run: Run) -> None:
         result = run(
             "sweep", "net.py:make", "--set", "batch=2,8", "width=10..40", "--device", "meta"

@@ -152,6 +152,20 @@ def test_recomputation_of_a_checkpoint_is_a_phase_of_its_own() -> None:
         assert macs(compiled, phase) == macs(eager, phase)
 
 
+def test_recomputation_in_compiled_autograd_is_a_phase_of_its_own() -> None:
+    model = Checkpointed()
+    eager = profile_of(train, model, (3,), model=model)
+    backend = counting_backend("aot_eager", model)
+    compiled = torch.compile(model, backend=backend)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend)):
+        train(compiled, (3,))
+    step = backend.step()
+    assert step.costs["recompute"].macs in (3 * I * H, 2 * 3 * I * H)
+    for phase in ("forward", "backward"):
+        assert step.costs[phase].macs == eager.total(phase).macs
+    assert step.model_total.macs == eager.model_total().macs
+
+
 def test_compiled_function_is_outside_the_model() -> None:
     model = Block()
     backend = counting_backend("aot_eager", model)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import _torch
 from dispatch_flops.compile import counting_backend
@@ -68,6 +69,20 @@ def test_contraction_that_inductor_takes_apart_counts_as_it_was(
     for phase in ("forward", "backward"):
         assert profile.total(phase).macs == eager.total(phase).macs
         assert profile.total(phase).flops == eager.total(phase).flops
+
+
+def test_contraction_taken_apart_counts_as_it_was_under_compiled_autograd() -> None:
+    backend = counting_backend("inductor", strict=True)
+    x, weight = ones(1, B), ones(C, B)
+    compiled = torch.compile(
+        lambda x, weight: checkpoint(nn.functional.linear, x, weight, use_reentrant=False).sin(),
+        backend=backend,
+    )
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend)):
+        compiled(x, weight).sum().backward()
+    costs = backend.step().costs
+    assert costs["forward"].macs == costs["recompute"].macs == B * C
+    assert costs["backward"].macs == 2 * B * C
 
 
 def test_contraction_taken_apart_moves_the_bytes_of_the_operator_that_it_was() -> None:

@@ -225,6 +225,61 @@ def test_stance_that_the_program_sets_in_the_block_survives_it(stance: Any) -> N
         torch._dynamo.eval_frame._set_stance(before)
 
 
+def set_for_good(run: Callable[[], None]) -> None:
+    torch.compiler.set_stance("default")
+    run()
+
+
+def set_in_a_block(run: Callable[[], None]) -> None:
+    with torch.compiler.set_stance("default"):
+        run()
+
+
+def set_by_a_decorator(run: Callable[[], None]) -> None:
+    torch.compiler.set_stance("default")(run)()
+
+
+@pytest.mark.parametrize("set_stance", [set_for_good, set_in_a_block, set_by_a_decorator])
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_code_runs_eagerly_after_the_program_sets_a_stance_in_the_block(
+    backend: str, warm: bool, set_stance: Callable[[Callable[[], None]], None]
+) -> None:
+    model = MLP()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    eager = profile_of(train, MLP())
+    if warm:
+        train(compiled)
+        model.zero_grad()
+    graphs = compiled_graphs()
+    profile = profile_of(set_stance, lambda: train(compiled), model=model)
+    assert macs(profile, "forward") == FORWARD
+    assert macs(profile, "backward") == BACKWARD
+    assert profile.total() == eager.total()
+    assert compiled_graphs() == graphs
+
+
+def test_stance_within_the_block_sees_the_programs_own_ones() -> None:
+    before = torch._dynamo.eval_frame._stance
+    with torch.compiler.set_stance("fail_on_recompile"):
+        own = torch._dynamo.eval_frame._stance
+        with FlopCounterMode(display=False):
+            inner = torch.compiler.set_stance("eager_on_recompile")
+            assert inner.prev is own
+            inner.__exit__(None, None, None)
+        assert torch._dynamo.eval_frame._stance is own
+    assert torch._dynamo.eval_frame._stance is before
+
+
+def test_stance_entered_before_the_block_and_left_in_it_is_gone_afterwards() -> None:
+    before = torch._dynamo.eval_frame._stance
+    entered = torch.compiler.set_stance("fail_on_recompile")
+    with FlopCounterMode(display=False):
+        entered.__exit__(None, None, None)
+        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+    assert torch._dynamo.eval_frame._stance is before
+
+
 def test_stance_that_outlasts_the_block_goes_back_to_the_one_before_it() -> None:
     before = torch._dynamo.eval_frame._stance
     try:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.errors import NotProfiledError
 
 B, IN, OUT, MICRO = 3, 5, 7, 4
@@ -40,6 +41,10 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(IN, OUT)
+        self.logged: list[tuple[str, float]] = []
+
+    def log(self, name: str, value: float) -> None:
+        self.logged.append((name, value))
 
     def training_step(self, x: torch.Tensor) -> torch.Tensor:
         loss = self.layer(x).square().mean() / MICRO
@@ -54,12 +59,16 @@ def fit(
     fail_in: int = -1,
     resumed_at: int = 0,
     rows: list[int] | None = None,
-) -> None:
+) -> Net:
     """Lightning's order of hooks: the last batch of a step runs inside ``optimizer.step``."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = SimpleNamespace(
-        global_step=resumed_at, is_global_zero=True, global_rank=0, world_size=1
+        global_step=resumed_at,
+        is_global_zero=True,
+        global_rank=0,
+        world_size=1,
+        log_every_n_steps=2,
     )
     rows = [B] * (steps * MICRO) if rows is None else rows
     try:
@@ -80,6 +89,7 @@ def fit(
     except KeyError as error:
         callback.on_exception(trainer, model, error)
         raise
+    return model
 
 
 @pytest.mark.parametrize("resumed_at", [0, 100])
@@ -133,6 +143,29 @@ def test_second_fit_is_profiled_anew(
     fit(callback, 3)
     assert callback.profile is not first
     assert capsys.readouterr().out.count("Step     2") == 2
+
+
+def test_every_step_is_logged_with_the_cost_of_its_batches(make: Callable[..., Any]) -> None:
+    """Lightning does not call the module: the batches tell one step from another."""
+    callback = make(every_step=True, machine=Machine(name="toy", flops_per_s={"float32": 1e9}))
+    rows = [B] * (4 * MICRO) + ([B] * (MICRO - 1) + [1]) * 2
+    model = fit(callback, 6, rows=rows)
+    assert callback.meter.steps_done == 6
+    assert callback.meter.run.model_total.macs == 2 * sum(rows) * IN * OUT
+    assert callback.meter.run.costs["optimizer"].flops == 6 * 2 * (IN * OUT + OUT)
+    assert callback.meter.run.timed_steps == 4  # the first of each size is counted
+    assert not callback.meter.is_estimate
+    logged = [value for name, value in model.logged if name == "model_flops"]
+    assert len(logged) == 6
+    assert logged[-1] == callback.meter.model_flops
+    assert {name for name, _ in model.logged} == {"mfu", "model_flops", "flops_per_s"}
+
+
+def test_exception_drops_the_metered_step(make: Callable[..., Any]) -> None:
+    callback = make(every_step=True)
+    with pytest.raises(KeyError):
+        fit(callback, 4, fail_in=MICRO + 1)
+    assert callback.meter.steps_done == 1
 
 
 @pytest.mark.parametrize("name", ["lightning", "transformers"])

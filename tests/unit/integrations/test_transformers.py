@@ -231,3 +231,52 @@ def test_model_compiled_by_the_trainer_is_profiled(tmp_path: Path) -> None:
     options = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 4}
     train(callback, tmp_path, 4 * MICRO * B, Net(), **options)
     check(callback, (tmp_path / "profile.txt").read_text(), 2)
+
+
+class Logger:
+    """A callback that keeps what the Trainer's loggers are given."""
+
+    def __new__(cls) -> Any:
+        from transformers import TrainerCallback
+
+        def on_log(
+            self: Any, args: Any, state: Any, control: Any, logs: Any = None, **_: Any
+        ) -> None:
+            self.seen.append(dict(logs))
+
+        return type("Logger", (TrainerCallback,), {"seen": [], "on_log": on_log})()
+
+
+@needs_accelerate
+def test_every_step_is_logged_beside_the_loss(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    model, logger, callback = Net(), Logger(), FlopsCallback(every_step=True, machine=TOY)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        per_device_train_batch_size=B,
+        gradient_accumulation_steps=MICRO,
+        max_steps=6,
+        logging_steps=2,
+    )
+    data = [{"x": torch.ones(IN)} for _ in range(6 * MICRO * B)]
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[logger, callback])
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    seen = [row for row in logger.seen if "loss" in row]
+    assert [row["step"] for row in rows] == [2, 4, 6]
+    assert callback.meter is not None
+    assert callback.meter.run.model_total.macs == 6 * MICRO * 2 * FORWARD
+    of_step = callback.meter.model_flops // 6
+    assert [row["model_flops"] for row in rows] == [steps * of_step for steps in (2, 4, 6)]
+    assert [row["model_flops"] for row in seen] == [row["model_flops"] for row in rows]
+    assert all(row["mfu"] > 0 and row["flops_per_s"] > 0 for row in (*rows[1:], *seen[1:]))
+    assert not callback.meter.is_estimate
+    assert not model._forward_pre_hooks
+    with pytest.raises(NotProfiledError):  # no step is profiled
+        _ = callback.profile

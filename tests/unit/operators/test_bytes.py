@@ -651,8 +651,8 @@ def dynamic_layer(layer: nn.Module, *size: int, dtype: torch.dtype = torch.qint8
     return model(ones(*size))
 
 
-PACKED: dict[str, tuple[Callable[[], Any], str | None, int, int]] = {
-    # call, what it computes in (None: not asked), bytes read, bytes written
+PACKED: dict[str, tuple[Callable[[], Any], str, int, int]] = {
+    # call, what it computes in, bytes read, bytes written
     "linear": (
         lambda: quantized.linear(quint8(3, 5), packed_linear(ones(7)), 0.1, 0),
         "quint8",
@@ -681,7 +681,7 @@ PACKED: dict[str, tuple[Callable[[], Any], str | None, int, int]] = {
     ),
     "quantized_lstm": (
         lambda: dynamic_layer(nn.LSTM(3, 5, num_layers=2, bidirectional=True), 7, 2, 3),
-        None,
+        "int8",
         # input, one tensor of zeros as both states of 2 layers and 2 directions, weights of each,
         # two biases of each
         F32 * 7 * 2 * 3
@@ -693,31 +693,31 @@ PACKED: dict[str, tuple[Callable[[], Any], str | None, int, int]] = {
     ),
     "quantized_gru": (
         lambda: dynamic_layer(nn.GRU(3, 5), 7, 2, 3),
-        None,
+        "int8",
         F32 * (7 * 2 * 3 + 2 * 5) + 3 * 5 * (3 + 5) + F32 * 2 * 3 * 5,
         F32 * (7 * 2 * 5 + 2 * 5),
     ),
     "quantized_gru in float16": (
         lambda: dynamic_layer(nn.GRU(3, 5), 7, 2, 3, dtype=torch.float16),
-        None,
+        "float32",
         F32 * (7 * 2 * 3 + 2 * 5) + 2 * 3 * 5 * (3 + 5) + F32 * 2 * 3 * 5,
         F32 * (7 * 2 * 5 + 2 * 5),
     ),
     "quantized_lstm_cell_dynamic": (
         lambda: dynamic_layer(nn.LSTMCell(3, 5), 2, 3),
-        None,
+        "int8",
         F32 * (2 * 3 + 2 * 5) + 4 * 5 * (3 + 5) + F32 * 2 * 4 * 5,
         F32 * 2 * 2 * 5,
     ),
     "quantized_gru_cell_dynamic in float16": (
         lambda: dynamic_layer(nn.GRUCell(3, 5), 2, 3, dtype=torch.float16),
-        None,
+        "float32",
         F32 * (2 * 3 + 2 * 5) + 2 * 3 * 5 * (3 + 5) + F32 * 2 * 3 * 5,
         F32 * 2 * 5,
     ),
     "quantized_rnn_tanh_cell_dynamic": (
         lambda: dynamic_layer(nn.RNNCell(3, 5), 2, 3),
-        None,
+        "int8",
         F32 * (2 * 3 + 2 * 5) + 5 * (3 + 5) + F32 * 2 * 5,
         F32 * 2 * 5,
     ),
@@ -778,7 +778,7 @@ def test_bytes_of_a_quantised_layer_include_its_packed_weight(case: str) -> None
     name = case.split()[0]
     (op,) = [op for op in profile_of(call).op_totals() if op.op.split(".")[1] == name]
     assert op.cost is not None
-    assert dtype in (op.dtype, None)
+    assert op.dtype == dtype
     assert (op.cost.bytes_read, op.cost.bytes_written) == (read, written)
 
 

@@ -402,6 +402,30 @@ def test_input_that_only_its_data_describe_is_counted_every_time() -> None:
     assert not meter.is_estimate
 
 
+def test_step_without_a_call_of_the_model_is_always_counted(model: Net, optimizer: Any) -> None:
+    meter = FlopMeter(model, optimizer, verify_every=0)
+    rows = [2, 2, 11, 2]
+    with pytest.warns(UserWarning, match="the model was not called in a step") as found:
+        for count in rows:
+            with meter.step():
+                train(lambda x: model.b(model.a(x)), optimizer, count)  # type: ignore[arg-type]
+    assert len(found) == 1
+    assert meter.total_flops == sum(batch(count) + UPDATE for count in rows)
+    assert meter.run.timed_steps == 0
+
+
+def test_stated_batch_stands_for_a_call_of_the_model(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    rows = [2, 2, 11, 2]
+    for count in rows:
+        with meter.step():
+            meter.note_batch(torch.ones(count, IN))
+            train(lambda x: model.b(model.a(x)), optimizer, count)  # type: ignore[arg-type]
+    assert meter.total_flops == sum(batch(count) + UPDATE for count in rows)
+    assert meter.run.timed_steps == 2
+
+
 def test_data_prepared_in_the_block_cost_what_their_shape_costs(
     model: Net, optimizer: Any, meter: FlopMeter
 ) -> None:
