@@ -374,6 +374,17 @@ def _resize(storage: torch.UntypedStorage, size: int) -> Any:
 # Whether ``torch.jit.trace`` is running, and how to suspend it. Public: none.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
+_TRACER = torch._C._dispatch_key_parse("Tracer")
+
+
+def tracer_not_excluded() -> AbstractContextManager[Any]:
+    """Context in which the tracing state can be set, also in an operator, where torch refuses to
+    while its key is excluded. Public: none.
+    """
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded.remove(_TRACER))
+
 
 # Nested containers as torch sees them. Public: none in torch (the package optree).
 tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves
@@ -859,7 +870,7 @@ def _completed_work_class() -> Any:
 # counting/strategies         _is_zerotensor()
 # counting/eager_stance       the attributes of a stance; the text of a warning
 # counting/higher_order       names of higher-order operators, py_kernels, _boxed_call
-# counting/module_names       modules' _modules, _parameters, _buffers (conventional); likewise
+# counting/module_tree        modules' _modules, _parameters, _buffers (conventional); likewise
 #                             counting/parameters, counting/placement, profilers/isolation,
 #                             compile/attribution
 # counting/wrappers           _orig_mod, _fsdp_wrapped_module and _checkpoint_wrapped_module in

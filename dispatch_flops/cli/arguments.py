@@ -105,6 +105,18 @@ def add_model_options(parser: ArgumentParser) -> None:
         help="also run the backward pass, from the sum of the outputs",
     )
     group.add_argument(
+        "--train",
+        action="store_true",
+        help="run a whole training step in training mode: forward, loss, backward and optimizer; "
+        "the loss is the output's loss if it has one, else the sum of the outputs",
+    )
+    group.add_argument(
+        "--optimizer",
+        choices=("sgd", "adamw"),
+        default="sgd",
+        help="the optimizer of --train (default: sgd)",
+    )
+    group.add_argument(
         "--compile",
         action="store_true",
         help="compile the model with torch.compile: latency is that of the compiled code, counts "

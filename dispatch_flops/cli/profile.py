@@ -43,6 +43,7 @@ _EPILOG = f"""\
 examples:
   dispatch-flops profile model.py:Net --input-shape 8,3,32,32 --top 3 --depth 2
   dispatch-flops profile my.models:make --inputs my.data:one_batch --backward --device cuda
+  dispatch-flops profile model.py:Net --input-shape 8,3,32,32 --train --optimizer adamw
   dispatch-flops profile model.py:Net --input-shape ids=1,128:int64 --input-shape mask=1,128
   dispatch-flops profile hf:config.json:AutoModelForCausalLM --device meta --set batch=4 seq=2048
   dispatch-flops profile model.py:Net --input-shape 8,3,32,32 --output profile.json
@@ -147,6 +148,7 @@ def add_demo(commands: Commands) -> None:
         dtype=None,
         mode="forward",
         backward=False,
+        train=False,
         compile=False,
     )
 

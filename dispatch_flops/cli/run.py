@@ -48,23 +48,29 @@ def _profile(options: Namespace, prepared: PreparedModel) -> Profile:
 
     from dispatch_flops.cli.targets import raise_target_error
     from dispatch_flops.profilers.model import profile_model
+    from dispatch_flops.profilers.training_step import profile_training_step
 
     model: Any = torch.compile(prepared.model) if options.compile else prepared.model
+    shared: dict[str, Any] = {
+        "args": prepared.inputs.args,
+        "kwargs": prepared.inputs.kwargs,
+        "warm_up": options.warm_up,
+        "repeats": options.repeats,
+        "mode": options.mode,
+        "causal": options.causal,
+        "flops": options.flops,
+        "target": options.target_device,
+        "memory": options.memory,
+        "device": "meta" if options.device == "meta" else None,
+        "notify": print_progress,
+    }
     try:
+        if options.train:
+            return profile_training_step(
+                model, optimizer=options.optimizer, latency=options.operator_latency, **shared
+            )
         return profile_model(
-            model,
-            args=prepared.inputs.args,
-            kwargs=prepared.inputs.kwargs,
-            warm_up=options.warm_up,
-            repeats=options.repeats,
-            mode=options.mode,
-            causal=options.causal,
-            flops=options.flops,
-            target=options.target_device,
-            backward=options.backward,
-            operator_latency=options.operator_latency,
-            memory=options.memory,
-            device="meta" if options.device == "meta" else None,
+            model, backward=options.backward, operator_latency=options.operator_latency, **shared
         )
     except DispatchFlopsError:
         raise

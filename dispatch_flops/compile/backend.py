@@ -16,7 +16,16 @@ from dispatch_flops import _torch
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.compilers import Compiler
 from dispatch_flops.compile.eager_parts import EagerParts
-from dispatch_flops.compile.graph import GraphCost, Run
+from dispatch_flops.compile.graph import GraphCost
+from dispatch_flops.compile.graph_runs import (
+    GraphRun,
+    Runs,
+    costs_by_phase,
+    module_calls_of,
+    module_phases_of,
+    runs_of,
+    uncounted_calls,
+)
 from dispatch_flops.compile.step import Step
 from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.first_call import call_facts
@@ -32,15 +41,15 @@ from dispatch_flops.operators import (
 )
 from dispatch_flops.operators.conventions import Causal, Conventions, Flops
 from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
-from dispatch_flops.profile.cost import STEP_PHASES, ZERO, OpCost, Phase
+from dispatch_flops.profile.cost import OpCost, Phase
 
 _NO_CALLS = (
     "its formula is not asked, because a compiled graph holds neither the arguments of the "
     "module's forward nor the structure of its result"
 )
-_Run = tuple[int, Run]  # the index of a graph, and what it ran for
 
 
 def counting_backend(
@@ -111,7 +120,7 @@ class CountingBackend:
         self._warned = False
         self._eager_parts = EagerParts()
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
-        self._runs_at_last_step: Counter[_Run] = Counter()
+        self._runs_at_last_step: Counter[GraphRun] = Counter()
         self._last_step_s = time.perf_counter()
 
     def __call__(
@@ -155,18 +164,20 @@ class CountingBackend:
         Raises UncountedOpsError under ``strict`` if some of it has no known cost.
         """
         now = time.perf_counter()
-        runs = self._runs()
+        runs = runs_of(self.graphs)
         new = runs - self._runs_at_last_step
         seconds, self._last_step_s = now - self._last_step_s, now
         self._runs_at_last_step = runs
-        costs = self._costs_by_phase(new)
+        with _torch.modes_disabled():
+            costs = costs_by_phase(self.graphs, new)
         return Step(costs=costs, seconds=seconds, uncounted=self._report_uncounted(new))
 
     def total(self) -> OpCost:
         """Return the cost of all runs so far; raises as ``step`` does."""
-        runs = self._runs()
+        runs = runs_of(self.graphs)
         self._report_uncounted(runs)
-        return add_costs(self._costs_by_phase(runs).values())
+        with _torch.modes_disabled():
+            return add_costs(costs_by_phase(self.graphs, runs).values())
 
     def profile(self) -> Profile:
         """Return the costs of all runs so far by module, phase and operator.
@@ -174,18 +185,11 @@ class CountingBackend:
         It lists what has no known cost (``Profile.uncounted_ops``).
         """
         with _torch.modes_disabled():
-            module_phases: dict[tuple[str, Phase], ModulePhase] = {}
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
             for cls in self._classes_with_formulas():
-                notes[f"{registry.name_of(cls)}: its operators are counted; {_NO_CALLS}"] = None
-            for (index, run), times in self._runs().items():
-                graph = self.graphs[index]
-                run_cost = graph.cost(run)
-                notes |= dict.fromkeys(run_cost.notes)
-                for (fqn, phase, cost), calls in run_cost.costs.items():
-                    place = graph.place_of(run, fqn, phase)
-                    found = module_phases.setdefault(place, ModulePhase(*place))
-                    found.counts[cost] += calls * times
+                notes[f"{name_of(cls)}: its operators are counted; {_NO_CALLS}"] = None
+            module_phases, notes_on_runs = module_phases_of(self.graphs, runs_of(self.graphs))
+            notes |= notes_on_runs
             used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
             for cost in self._eager_parts.found():
                 outside: tuple[str, Phase] = (OUTSIDE, "forward")
@@ -194,7 +198,7 @@ class CountingBackend:
             return build_profile(
                 CallAggregator().including(module_phases.values()),
                 self._names,
-                Observed(calls=self._module_calls(), used_params=used_params),
+                Observed(calls=module_calls_of(self.graphs), used_params=used_params),
                 run_info(self._names.modules(), self._conventions, self._first_call),
                 notes=tuple(notes),
             )
@@ -218,13 +222,11 @@ class CountingBackend:
         if self._first_call is not None and torch.is_inference_mode_enabled():
             self._first_call["grad_mode"] = "inference"
 
-    def _report_uncounted(self, runs: Mapping[_Run, int]) -> dict[str, int]:
+    def _report_uncounted(self, runs: Runs) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
         costs: Counter[CallCost] = Counter(self._eager_parts.found())
         with _torch.modes_disabled():
-            for (index, run), times in runs.items():
-                for cost, calls in self.graphs[index].cost(run).uncounted.items():
-                    costs[cost] += calls * times
+            costs += uncounted_calls(self.graphs, runs)
         found: Counter[str] = Counter()
         for cost, calls in costs.items():
             found[cost.op] += calls
@@ -252,45 +254,6 @@ class CountingBackend:
             )
         self.graphs.append(cost)
         return cost
-
-    def _module_calls(self) -> dict[str, int]:
-        """Return ``{fqn: times its forward ran}``."""
-        calls: Counter[str] = Counter()
-        function_runs: Counter[tuple[str, str]] = Counter()
-        for graph in self.graphs:
-            if not graph.is_backward:
-                own_fqn, function = graph.function
-                for (module, is_recomputation, _), times in graph.runs.items():
-                    if is_recomputation:
-                        continue
-                    function_runs[graph.fqn_in(module, own_fqn), function] += times
-                    for fqn, count in graph.module_calls.items():
-                        calls[graph.fqn_in(module, fqn)] += count * times
-        # Graph breaks split a forward into several functions, of which each runs once per call.
-        own: dict[str, int] = {}
-        for (fqn, _), times in function_runs.items():
-            own[fqn] = max(own.get(fqn, 0), times)
-        own.pop(OUTSIDE, None)
-        return calls + Counter(own)
-
-    def _runs(self) -> Counter[_Run]:
-        return Counter(
-            {
-                (index, run): times
-                for index, graph in enumerate(self.graphs)
-                for run, times in graph.runs.items()
-            }
-        )
-
-    def _costs_by_phase(self, runs: Mapping[_Run, int]) -> dict[Phase, OpCost]:
-        costs = dict.fromkeys(STEP_PHASES, ZERO)
-        with _torch.modes_disabled():
-            for (index, run), times in runs.items():
-                graph = self.graphs[index]
-                for phase, cost in graph.cost(run).by_phase.items():
-                    _, shown = graph.place_of(run, "", phase)
-                    costs[shown] += cost * times
-        return costs
 
 
 def _as_models(given: Any) -> tuple[nn.Module, ...]:

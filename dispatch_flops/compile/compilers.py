@@ -19,7 +19,7 @@ _NO_OPTIONS = 'mode and options do not apply to backend="aot_eager"; leave them 
 
 
 class Compiler:
-    """What compiles the graphs of one counting backend.
+    """Compiler of the graphs of one counting backend.
 
     backend: a name that ``torch.compile`` knows, or a callable that it accepts. mode, options:
     those of ``torch.compile``.
@@ -67,7 +67,7 @@ class Compiler:
             return _compile_parts(graph, example_inputs, add_graph, apart)
 
     def _check_options(self, mode: str | None, options: Options | None) -> dict[str, Any]:
-        """Return what the backend is told of mode and options."""
+        """Return the keyword arguments that tell the backend of mode and options."""
         if mode is not None and options is not None:
             raise ConfigError(f"mode={mode!r} and options are given; pass one of them")
         given = {"mode": mode, "options": options}
@@ -79,7 +79,7 @@ class Compiler:
 
 
 def count_runs(cost: GraphCost, compiled: Compiled) -> Compiled:
-    """Return ``compiled`` so that its runs are counted, but for those that raise.
+    """Return ``compiled`` with its runs counted, except those that raise.
 
     cost: of the graph. compiled: takes a list of inputs, and may empty it.
     """
@@ -109,7 +109,7 @@ def _count_part(
 
 
 def _boxed(compiled: Compiled) -> Compiled:
-    """Return what calls ``compiled`` with a list of inputs."""
+    """Return a function that calls ``compiled`` with a list of inputs."""
     if getattr(compiled, "_boxed_call", False):
         return compiled
     return lambda inputs: compiled(*inputs)
@@ -156,7 +156,7 @@ def _interpret(part: fx.GraphModule, _inputs: Any) -> Compiled:
 
 
 def _mark_boxed(run: Compiled) -> Compiled:
-    """Mark what takes a list of inputs, which it may empty."""
+    """Mark a function as one that takes a list of inputs, which it may empty."""
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 

@@ -1,4 +1,4 @@
-"""Names of the code that ``torch.compile`` left to run eagerly: no graph has its cost.
+"""Names of the code that ``torch.compile`` left to run eagerly, whose cost is in no graph.
 
 Such code follows a graph break, or is a whole function that could not be compiled or has exceeded
 the recompile limit. ``torch.compile`` records it for the whole process, so that code of other

@@ -14,26 +14,23 @@ from typing import Any
 from torch import fx
 
 from dispatch_flops import _torch
-from dispatch_flops._torch import HigherOrderOperator, OpOverload
-from dispatch_flops.compile import contractions
-from dispatch_flops.compile.attribution import NodeAttribution, phase_of
+from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.instances import Instances
+from dispatch_flops.compile.node_calls import NodeCall, calls_of
 from dispatch_flops.compile.subgraphs import count_functions, runs_functions
 from dispatch_flops.compile.templates import (
     Sizes,
-    Templates,
     Values,
-    arguments_of,
     fill_in,
     find_symbols,
-    is_symbolic,
     size_reader,
 )
-from dispatch_flops.counting.module_names import join
+from dispatch_flops.counting.module_tree import join
 from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
+from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase
@@ -41,26 +38,8 @@ from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 Costs = Counter[tuple[str, Phase, CallCost]]
 # The fqn of the module that ran a shared graph, whether it was for recomputation, and the sizes.
 Run = tuple[str | None, bool, Sizes]
-_INLINED = ("invoke_subgraph", "strict_mode", "hints_wrapper", "local_map_hop", "foreach_map")
 _NOTE_OF_COMPILED_AUTOGRAD = "compiled autograd: backward is in no module"
 _UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """Operator call of one node, with templates in place of tensors.
-
-    rule: how the cost is found; None: as registered for ``op``.
-    """
-
-    fqn: str
-    phase: Phase
-    op: Any
-    args: Any
-    kwargs: Any
-    out: Any
-    has_symbols: bool
-    rule: Rule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +99,7 @@ class GraphCost:
             self._instances = Instances(attribution, graph, is_backward=is_backward)
         self._conventions = conventions
         self._own_rules = own_rules
-        self._calls = list(_calls_of(graph, attribution, is_backward=is_backward))
+        self._calls = list(calls_of(graph, attribution, is_backward=is_backward))
         has_symbols = any(call.has_symbols for call in self._calls)
         self._symbols = find_symbols(graph) if has_symbols else {}
         self._fixed: tuple[Costs, tuple[str, ...]] | None = None
@@ -128,10 +107,9 @@ class GraphCost:
         registry.watch(self)
 
     def run_reader(self) -> Callable[[Sequence[Any]], Run]:
-        """Return what reads, from a run's inputs, all on which its cost and its place depend.
+        """Return a function that reads from a run's inputs what its cost and attribution depend on.
 
-        A forward graph that runs in a backward pass of autograd recomputes: a checkpoint is around
-        it.
+        A forward graph that runs in a backward pass of autograd recomputes a checkpoint.
         """
         read_sizes = size_reader(tuple(self._symbols.values())) if self._symbols else None
         running = self._instances.running if self._instances is not None else None
@@ -149,7 +127,7 @@ class GraphCost:
 
         return read
 
-    def place_of(self, run: Run, fqn: str, phase: Phase) -> tuple[str, Phase]:
+    def attribution_of(self, run: Run, fqn: str, phase: Phase) -> tuple[str, Phase]:
         """Return the fqn and phase, in this run, of a node that was traced with these."""
         module, is_recomputation, _ = run
         return self.fqn_in(module, fqn), "recompute" if is_recomputation else phase
@@ -189,7 +167,7 @@ class GraphCost:
         return RunCost.of(costs + more, tuple(dict.fromkeys((*self._notes, *notes, *more_notes))))
 
     def _sum(
-        self, calls: Iterator[_Call], values: Values | None = None
+        self, calls: Iterator[NodeCall], values: Values | None = None
     ) -> tuple[Costs, tuple[str, ...]]:
         costs: Costs = Counter()
         notes: dict[str, None] = {}
@@ -201,10 +179,10 @@ class GraphCost:
         return costs, tuple(notes)
 
     def _cost_of(
-        self, call: _Call, values: Values
+        self, call: NodeCall, values: Values
     ) -> tuple[Mapping[CallCost, int], tuple[str, ...]]:
         """Return the operator calls of a node with their number, and notes on them."""
-        name, op = registry.name_of(call.op), call.op
+        name, op = name_of(call.op), call.op
         rule = call.rule or registry.lookup(op, self._own_rules)
         if rule is not None and not rule.is_recorded:
             return {}, ()
@@ -219,47 +197,3 @@ class GraphCost:
         if rule is None:
             return count_functions(op, args, kwargs, fakes, self._conventions, self._own_rules)
         return {cost_of_call(name, op, rule, args, kwargs, out, self._conventions): 1}, ()
-
-
-def _calls_of(
-    graph: fx.GraphModule, attribution: NodeAttribution, *, is_backward: bool
-) -> Iterator[_Call]:
-    templates = Templates()
-    for node in _operator_nodes(graph):
-        if contractions.is_remainder(node):
-            continue
-        args, kwargs = arguments_of(node)
-        op, rule, out = node.target, None, node.meta.get("val")
-        if contractions.is_product(node):
-            op, rule = contractions.operator_of(node), contractions.RULE
-            out = contractions.result_of(node)
-        made = templates.of((args, kwargs, out))
-        yield _Call(
-            fqn=attribution.fqn_of(node),
-            phase=phase_of(node, is_backward=is_backward),
-            op=op,
-            args=made[0],
-            kwargs=made[1],
-            out=made[2],
-            has_symbols=is_symbolic(made),
-            rule=rule,
-        )
-
-
-def _operator_nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
-    """Yield the nodes that run operators, including those of subgraphs that run exactly once."""
-    for node in graph.graph.nodes:
-        if node.op != "call_function" or not isinstance(
-            node.target, (OpOverload, HigherOrderOperator)
-        ):
-            continue
-        body = node.args[0] if node.args else None
-        if (
-            isinstance(node.target, HigherOrderOperator)
-            and node.target.name() in _INLINED
-            and isinstance(body, fx.Node)
-            and body.op == "get_attr"
-        ):
-            yield from _operator_nodes(getattr(graph, str(body.target)))
-        else:
-            yield node

@@ -1,4 +1,4 @@
-"""Which module runs a graph that several modules of one class share.
+"""Find the module that runs a graph which several modules of one class share.
 
 Blocks that are compiled one by one have one graph with their parameters as inputs. A forward run
 gets a parameter of the block that runs. A backward run is given the same by autograd: the node that

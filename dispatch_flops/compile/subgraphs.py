@@ -20,9 +20,9 @@ from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.higher_order import HANDLERS
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
-from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
 
 # Functionalization copies what an operator writes to; the compiler writes in place instead.
@@ -55,7 +55,7 @@ def count_functions(
             mode.handle_higher_order(op, args, kwargs)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return Counter([CallCost(registry.name_of(op), "unknown", error=text)]), ()
+        return Counter([CallCost(name_of(op), "unknown", error=text)]), ()
     calls: Counter[CallCost] = Counter()
     for module_phase in tracker.module_phases():
         for cost, times in module_phase.counts.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from dispatch_flops.counting.module_names import ModuleName, join
+from dispatch_flops.counting.module_tree import ModuleName, join
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OpTotal, sum_known
@@ -82,9 +82,9 @@ class _Calls(NamedTuple):
 
 
 class RecordedCalls:
-    """Operator calls as they were when they were taken: what a profile is built from.
+    """Snapshot of the recorded operator calls, from which a profile is built.
 
-    Totals need no tree of modules; ``op_totals`` is what a tree is built from.
+    Totals need no tree of modules; a tree is built from ``op_totals``.
     """
 
     def __init__(self, sums: Mapping[_Key, _Sum], calls: Sequence[_Calls]) -> None:

@@ -3,7 +3,7 @@
 Outside inference mode, autograd takes a composite operator apart before a dispatch mode sees it,
 and an operator that has only an Autograd kernel never reaches one. While a counter is active, the
 operators of this kind that have a formula of the user's, or belong to an extension, get kernels
-for autograd's dispatch keys. Other operators, and threads without a counter, pay nothing.
+for autograd's dispatch keys. Other operators, and threads without a counter, have no overhead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What an operator needs: kernels of the package's own by key, and whether it is observed."""
+    """Kernels that an operator gets, by dispatch key, and whether its calls are observed."""
 
     provided: tuple[tuple[str, Kernel], ...] = ()
     is_observed: bool = False
@@ -54,7 +54,7 @@ def _stop(mode: Any) -> None:
 
 
 def provide(op: OpOverload, kernels: Mapping[str, Kernel]) -> None:
-    """Run ``op`` by these kernels where their dispatch keys come first; by none if empty."""
+    """Run ``op`` by these kernels where their dispatch keys come first; empty: remove them."""
     with _lock:
         if kernels:
             _provided[op] = kernels

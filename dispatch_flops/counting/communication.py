@@ -36,7 +36,7 @@ class CommunicationRecorder:
     def record(self, op: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> ModulePhase:
         """Record a call that has just returned ``out``; return where its cost belongs.
 
-        Of the operators by which FSDP2 packs what it sends, only the place is found.
+        For the operators with which FSDP2 packs what it sends, only that is found.
         """
         module_phase = self._tracker.here()
         try:
@@ -57,15 +57,15 @@ class CommunicationRecorder:
         with self._lock:
             return dict(self._calls)
 
-    # -- where a call belongs -----------------------------------------------------------------
+    # -- attribution --------------------------------------------------------------------------
 
-    def _attribute(self, place: ModulePhase, kind: str) -> ModulePhase:
+    def _attribute(self, running: ModulePhase, kind: str) -> ModulePhase:
         """Return the module that causes the call and the phase that it serves.
 
-        place: what the thread runs now. kind: of the communication; "" for FSDP's packing.
+        running: what the thread runs now. kind: of the communication; "" for FSDP's packing.
         """
         cause = find_cause(kind)
-        fqn, phase = place.fqn, place.phase
+        fqn, phase = running.fqn, running.phase
         is_in_backward = _torch.graph_task_id() != NO_TASK
         if cause is not None:
             known = self._tracker.names.fqn_of(cause.module)

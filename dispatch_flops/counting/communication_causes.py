@@ -19,12 +19,13 @@ from dispatch_flops.profile.cost import Phase
 # Training states of FSDP2 and of FSDP1 in which a parameter group serves the backward pass.
 _BACKWARD_STATES = frozenset(("PRE_BACKWARD", "POST_BACKWARD", "BACKWARD_PRE", "BACKWARD_POST"))
 _SETUP = frozenset(("_initialize_pp_stages", "_initialize_stage", "_initialize_stages"))
+_BETWEEN_STAGES = ("send", "recv")  # collectives below a schedule are those of its stages
 _BACKWARD_ACTIONS = frozenset(("SEND_B", "RECV_B"))
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The module that causes a call. phase: that it serves; None for that of the pass running."""
+    """Module that causes a call. phase: the one that the call serves; None: that of the pass."""
 
     module: nn.Module
     phase: Phase | None
@@ -43,7 +44,7 @@ def find_cause(kind: str) -> Cause | None:
         elif name in _torch.FSDP1:
             variables = frame.f_locals
             cause = _of_fsdp1(variables.get("handle") or variables.get("self"))
-        elif name == _torch.PIPELINES:
+        elif name == _torch.PIPELINES and kind in _BETWEEN_STAGES:
             return _of_pipeline(frame, kind)
         if cause is not None:
             return cause

@@ -29,7 +29,7 @@ BYPASSES = (
 
 
 class Recorder(Protocol):
-    """What is needed of the dispatch mode that counts."""
+    """Dispatch mode that counts, as far as it is used here."""
 
     tracker: Tracker
 
@@ -43,7 +43,7 @@ class Recorder(Protocol):
 def run_composite(
     mode: Recorder, func: OpOverload, run: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Run ``func`` by ``run`` while ``mode`` sees its parts; record the one or the others."""
+    """Run ``func`` by ``run`` under ``mode``; record either the call or its parts."""
     rule = mode.rule_of(func)
     here = mode.tracker.here(args)
     parts = ModulePhase(here.fqn, here.phase)
@@ -52,7 +52,7 @@ def run_composite(
     try:
         with _recorded_in(mode.tracker, func, parts):
             out = run(*args, **kwargs)
-    except BaseException:  # as checkpointing raises where it needs no more
+    except BaseException:  # checkpointing raises once it has recomputed what it needs
         _give(parts, seconds, here)
         raise
     if has_formula:

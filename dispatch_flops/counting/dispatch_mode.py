@@ -39,8 +39,9 @@ from dispatch_flops.operators.composites import is_of_extension
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.numbers import BY_TYPE, number_keys
+from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.operators.tensors import tensors_in, untraced
 from dispatch_flops.profile.cost import ZERO
 
 _sequence_nr = _torch.sequence_nr
@@ -84,7 +85,7 @@ class CountingMode(TorchDispatchMode):
         self._own_rules = own_rules
         self._on_full = on_full
         self._plans: dict[int, Plan] = {}  # by the id of the operator, which the plan keeps
-        self._own_prices: dict[Any, CallCost] = {}  # of shared plans, but not for other counters
+        self._own_costs: dict[Any, CallCost] = {}  # of shared plans, but not for other counters
         self._signatures = 0
         self._plain_types: set[tuple[type, ...]] = set()
         self._subclass = _SubclassState()
@@ -186,13 +187,13 @@ class CountingMode(TorchDispatchMode):
     def rules_changed(self) -> None:
         """Drop all plans: rules were added or removed."""
         self._plans.clear()
-        self._own_prices.clear()
+        self._own_costs.clear()
 
     def _decide(self, func: Any) -> Plan:
         """Return the plan of an overload that is met for the first time."""
         changes = registry.changes()
         if registry.is_overridden(func):
-            plan = Plan(func, registry.name_of(func), func, None, strategy=call_through)
+            plan = Plan(func, name_of(func), func, None, strategy=call_through)
             plan.by_thread = {}
         else:
             plan = self._adapt(self._find_plan(func, changes))
@@ -276,7 +277,7 @@ class CountingMode(TorchDispatchMode):
 
     def _plan_higher_order(self, func: HigherOrderOperator) -> Plan:
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
-        plan = Plan(func, registry.name_of(func), func, rule)
+        plan = Plan(func, name_of(func), func, rule)
         if rule is None:
             plan.fixed = CallCost(plan.name, "unknown")
             if func.name() in HANDLERS:
@@ -374,7 +375,8 @@ class CountingMode(TorchDispatchMode):
         thread = self.tracker.join_thread()
         cost = plan.fixed
         if cost is None:
-            cost = self._cost_of(plan, thread, args, kwargs, out)
+            with untraced():  # to torch.jit.trace a size is a tensor, and asking for it an operator
+                cost = self._cost_of(plan, thread, args, kwargs, out)
         elif args and isinstance(args[0], _Parameter):
             thread.param_sink.add(id(args[0]))
         module_phase = module_phase or self.tracker.here(args)
@@ -405,8 +407,8 @@ class CountingMode(TorchDispatchMode):
                 key = (key, signature_of(out, set(), [], BY_TYPE))
             if key in plan.cache:
                 return plan.cache[key]
-            if plan.is_shared and (plan.func, key) in self._own_prices:
-                return self._own_prices[plan.func, key]
+            if plan.is_shared and (plan.func, key) in self._own_costs:
+                return self._own_costs[plan.func, key]
         except (TypeError, RuntimeError):  # not hashable, or without a shape or strides
             key = None
             thread.param_sink.update(
@@ -421,13 +423,13 @@ class CountingMode(TorchDispatchMode):
                 cost.first_bytes, cost.second_bytes = (a.nbytes for a in args)
             if not plan.is_shared:
                 plan.cache[key] = cost
-            elif not SHARED_PLANS.add_price(plan, key, cost):
-                self._own_prices[plan.func, key] = cost
+            elif not SHARED_PLANS.add_cost(plan, key, cost):
+                self._own_costs[plan.func, key] = cost
         return cost
 
     def _forget_signatures(self) -> None:
         for plan in list(self._plans.values()):
             plan.cache.clear()
-        self._own_prices.clear()
+        self._own_costs.clear()
         self._signatures = 0
         self._on_full()

@@ -102,7 +102,7 @@ class _StanceSetting:
 
 
 class _CompiledAutogradSetting:
-    """Compiled autograd: its graphs do not tell which module made a node, the engine's do.
+    """Suspends compiled autograd, whose graphs do not tell which module made a node.
 
     The stance keeps the program from enabling it in the block.
     """

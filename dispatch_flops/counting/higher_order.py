@@ -23,6 +23,7 @@ from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
+from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import has_no_data
 
@@ -118,7 +119,7 @@ class HigherOrderContext:
         """Record a launch of a user's kernel; its formula is called with the kernel's arguments."""
         inner = getattr(kernel, "fn", kernel)  # what an autotuner wraps
         rule = self._rule_of(kernel) or self._rule_of(inner)
-        name = f"triton.{getattr(kernel, '__name__', None) or registry.name_of(inner)}"
+        name = f"triton.{getattr(kernel, '__name__', None) or name_of(inner)}"
         if rule is None:
             self._record(CallCost(name, "unknown"))
         else:

@@ -1,4 +1,4 @@
-"""What a profile says of a module besides its calls, read while the module is as it was."""
+"""Facts of a module that a profile shows besides its calls, read before the module changes."""
 
 from __future__ import annotations
 

@@ -9,52 +9,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from torch import nn
 
-from dispatch_flops.counting.module_facts import UNREAD, ModuleFacts, facts_of
+from dispatch_flops.counting.module_facts import ModuleFacts, facts_of
+from dispatch_flops.counting.module_tree import (
+    ModuleName,
+    find_path,
+    is_expert,
+    join,
+    own_children,
+    sort_children,
+)
 from dispatch_flops.counting.parameters import parameter_facts
 from dispatch_flops.counting.sharded_parameters import flat_parameters
 from dispatch_flops.counting.wrappers import WRAPPED, wrapped_module, wrapping_attribute
 from dispatch_flops.operators.tensors import storages_of, untraced
 from dispatch_flops.profile import OUTSIDE
-
-_UNNAMED = "<unnamed>"
-_MODULE = "<module>"
-
-
-@dataclass(slots=True, eq=False)
-class ModuleName:
-    """One name of a module, as a node of the tree of modules.
-
-    is_shared: the module, or one above it, has several parents: its name depends on its caller.
-    is_wrapper: the module is a wrapper of the module of that name, such as ``torch.compile``'s.
-    is_expert: the module is an expert of a mixture, an entry of a ModuleList or ModuleDict. The
-        container's name or class, or the entry's class, says "expert".
-    facts: as they were when they were last read; the module may be gone by now.
-    holders: every parent that holds the module, with the attribute's name.
-    held_elsewhere: modules that the module holds, but that are named below another parent.
-    same_as: the module's canonical name, if this is another name of the module or its wrapper.
-    """
-
-    fqn: str
-    module: weakref.ref[nn.Module]
-    parent: ModuleName | None
-    is_shared: bool = False
-    is_wrapper: bool = False
-    is_expert: bool = False
-    facts: ModuleFacts = UNREAD
-    holders: list[tuple[ModuleName, str]] = field(default_factory=list)
-    held_elsewhere: list[ModuleName] = field(default_factory=list)
-    same_as: ModuleName | None = None
-
-    def canonical(self) -> ModuleName:
-        """Return the canonical name of the module."""
-        named = self
-        while named.same_as is not None:
-            named = named.same_as
-        return named
 
 
 class ModuleNames:
@@ -138,7 +109,7 @@ class ModuleNames:
         for fqn, named in by_fqn.items():
             if named.parent is not None:
                 below[named.parent.fqn].append(fqn)
-        return {fqn: _sort_children(by_fqn[fqn], found) for fqn, found in below.items()}
+        return {fqn: sort_children(by_fqn[fqn], found) for fqn, found in below.items()}
 
     def shown(self, fqn: str) -> str:
         """Return the fqn as a profile shows it.
@@ -188,7 +159,7 @@ class ModuleNames:
     def _add_tree(self, top: nn.Module, fqn: str, parent: ModuleName | None) -> ModuleName:
         """Name ``top`` and every module below it, in the order of ``named_modules()``."""
         named = self._add(top, fqn, parent)
-        stack = list(reversed(_own_children(named, top)))
+        stack = list(reversed(own_children(named, top)))
         while stack:
             above, name, child = stack.pop()
             known = self._by_id.get(id(child))
@@ -196,7 +167,7 @@ class ModuleNames:
                 self._add_holder(above, name, known)
                 continue
             below = self._add_below(above, name, child)
-            stack.extend(reversed(_own_children(below, child)))
+            stack.extend(reversed(own_children(below, child)))
         return named
 
     def _add_below(self, above: ModuleName, name: str, child: nn.Module) -> ModuleName:
@@ -248,7 +219,7 @@ class ModuleNames:
             holder,
             is_shared=is_shared,
             is_wrapper=is_wrapper,
-            is_expert=_is_expert(module, holder),
+            is_expert=is_expert(module, holder),
             facts=self._facts_when_named(module),
             same_as=same_as,
         )
@@ -366,7 +337,7 @@ class ModuleNames:
         top = caller.module()
         if top is None:
             return None
-        path = _find_path(top, module)
+        path = find_path(top, module)
         return None if path is None else self._add_path(caller, top, path)
 
     def _add_path(self, at: ModuleName, module: nn.Module, path: Sequence[str]) -> ModuleName:
@@ -400,67 +371,3 @@ class ModuleNames:
             number += 1
             candidate = f"{fqn}_{number}"
         return candidate
-
-
-def _own_children(named: ModuleName, module: nn.Module) -> list[tuple[ModuleName, str, nn.Module]]:
-    """Return ``(named, attribute, child)`` for every child of ``module``, whose name is given.
-
-    The attribute of the module that a wrapper holds is ``WRAPPED``.
-    """
-    wrapping = wrapping_attribute(module)
-    return [
-        (named, WRAPPED if name == wrapping else name, child)
-        for name, child in module._modules.items()
-        if child is not None
-    ]
-
-
-def _sort_children(named: ModuleName, children: list[str]) -> list[str]:
-    """Sort fqns of children in the order of the module; those that it does not hold come last."""
-    if len(children) < 2:
-        return children
-    names = (join(named.fqn, name) for name in named.facts.children)
-    position = {fqn: number for number, fqn in enumerate(names)}
-    return sorted(children, key=lambda fqn: position.get(fqn, len(position)))
-
-
-def _find_path(top: nn.Module, module: nn.Module) -> list[str] | None:
-    """Return the attribute names from ``top`` down to ``module``; None if it is not below."""
-    above: dict[int, tuple[nn.Module, str]] = {}
-    queue = [top]
-    for at in queue:
-        for name, child in at._modules.items():
-            if child is not None and id(child) not in above:
-                above[id(child)] = at, name
-                queue.append(child)
-        if id(module) in above:
-            break
-    else:
-        return None
-    path: list[str] = []
-    while module is not top:
-        module, name = above[id(module)]
-        path.append(name)
-    return path[::-1]
-
-
-def _is_expert(module: nn.Module, parent: ModuleName | None) -> bool:
-    """Return True for an entry of a ModuleList or ModuleDict whose names say "expert"."""
-    container = parent.module() if parent is not None else None
-    if parent is None or not isinstance(container, (nn.ModuleList, nn.ModuleDict)):
-        return False
-    holder = parent.fqn.rsplit(".", 1)[-1]
-    return "expert" in f"{holder} {type(module).__name__} {type(container).__name__}".lower()
-
-
-def join(parent: str, name: str) -> str:
-    """Join fqns: ``"a"`` and ``"b"`` to ``"a.b"``; below the root, ``""``, to ``"b"``.
-
-    A child that is called ``""`` is named ``<unnamed>``, for ``""`` is the root. A child of the
-    root that is called as what runs outside the model is gets another name.
-    """
-    if parent:
-        return f"{parent}.{name or _UNNAMED}"
-    if name == OUTSIDE or name.startswith(f"{OUTSIDE}."):
-        return f"{_MODULE} {name}"
-    return name or _UNNAMED

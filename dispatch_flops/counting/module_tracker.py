@@ -41,7 +41,8 @@ from dispatch_flops.counting.checkpoints import (
 from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.expert_tokens import count_tokens
 from dispatch_flops.counting.first_call import call_facts
-from dispatch_flops.counting.module_names import ModuleName, ModuleNames
+from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.node_owners import NodeOwners
 from dispatch_flops.counting.observers import ModuleObserver
 from dispatch_flops.counting.optimizer_names import OptimizerNames

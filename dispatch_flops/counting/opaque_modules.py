@@ -23,6 +23,7 @@ from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
+from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
 
 _FAILED = object()
@@ -83,7 +84,7 @@ class OpaqueModules:
     def _cost_of(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> CallCost:
         cls = type(module)
         cost = cost_of_call(
-            registry.name_of(cls), cls, self._rules[cls], (module, *args), kwargs, output,
+            name_of(cls), cls, self._rules[cls], (module, *args), kwargs, output,
             self._conventions, read=(args, kwargs, tuple(module.parameters())),
         )  # fmt: skip
         key = (cost.op, cost.dtype, cost.cost, cost.shares, cost.error)

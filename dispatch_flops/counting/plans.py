@@ -1,6 +1,6 @@
-"""What the dispatch mode does with each operator, and what the operator's calls cost.
+"""Plans: how the dispatch mode handles each operator, and what its calls cost.
 
-Plans and prices of torch's own operators outlast the counter that made them.
+Plans and costs of torch's own operators outlast the counter that made them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dispatch_flops.operators.registry import Rule
 # The mode, the plan, and the operator's arguments.
 Strategy = Callable[[Any, "Plan", Any, dict[str, Any]], Any]
 
-_LIMIT = 8192  # plans, and prices, that are kept before all are dropped
+_LIMIT = 8192  # plans, and costs, that are kept before all are dropped
 _LIBRARIES = ("aten", "prim", "prims")
 _PLAIN = frozenset(
     (int, bool, float, complex, str, type(None), torch.dtype, torch.device, torch.layout)
@@ -34,7 +34,7 @@ def _no_parts(*args: Any, **kwargs: Any) -> Any:
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What to do when one overload reaches the mode.
+    """How the mode handles one overload.
 
     call: runs the operator. fixed: the cost of every call, where signatures make no difference.
     cache: the costs of other calls by their signatures.
@@ -60,16 +60,16 @@ class Plan:
 
 
 class SharedPlans:
-    """Plans that counters hand on to later ones, with the prices that they found.
+    """Plans that later counters use again, with the costs that earlier ones found.
 
     Only operators of torch that have a rule of this package are shared. Kernels and rules of
     others may come and go, and their arguments may be anything. A key is compared by equality: it
-    states all that a plan depends on besides the rules.
+    states everything that a plan depends on besides the rules.
     """
 
     def __init__(self) -> None:
         self._plans: dict[Any, Plan] = {}
-        self._prices = 0
+        self._costs = 0
         self._lock = threading.Lock()
         registry.watch(self)
 
@@ -77,7 +77,7 @@ class SharedPlans:
         """Drop all plans: rules were added or removed."""
         with self._lock:
             self._plans.clear()
-            self._prices = 0
+            self._costs = 0
 
     def find(self, key: Any) -> Plan | None:
         """Return the plan of that key, if there is one."""
@@ -101,7 +101,7 @@ class SharedPlans:
             plan.is_shared = True
             self._plans[key] = plan
 
-    def add_price(self, plan: Plan, signature: Any, cost: CallCost) -> bool:
+    def add_cost(self, plan: Plan, signature: Any, cost: CallCost) -> bool:
         """Share the cost of a signature; return False if it is not to be shared.
 
         A formula that failed is tried again by the next counter. A signature may hold an object
@@ -109,11 +109,11 @@ class SharedPlans:
         """
         if cost.error is not None or not _is_plain(signature):
             return False
-        if self._prices >= _LIMIT:
+        if self._costs >= _LIMIT:
             for known in list(self._plans.values()):
                 known.cache.clear()
-            self._prices = 0
-        self._prices += 1
+            self._costs = 0
+        self._costs += 1
         plan.cache[signature] = cost
         return True
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.counting.communication import CountedCalls, communication_totals
-from dispatch_flops.counting.module_names import ModuleName, ModuleNames
+from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.output_shapes import Shapes
 from dispatch_flops.counting.parameters import ParameterCounts, ParameterFacts, count_held
 from dispatch_flops.profile import (

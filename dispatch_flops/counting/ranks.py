@@ -17,7 +17,7 @@ from dispatch_flops.profile import MeshDim
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Where this process is among the others.
+    """Position of this process among those of the program.
 
     world_size: None where there is no default process group. mesh: None where none is known.
     mesh_dims: ``{ranks of a group: name of the mesh dimension}``.

@@ -1,4 +1,4 @@
-"""Parameters that FSDP1 has made one flat parameter, which knows what it consists of."""
+"""Flat parameters of FSDP1, and the parameters that they consist of."""
 
 from __future__ import annotations
 

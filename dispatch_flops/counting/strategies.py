@@ -1,4 +1,4 @@
-"""Strategies: what runs in place of an operator that is not simply run and recorded."""
+"""Strategies for operators that are not simply run and recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RUNS_OPERATORS = frozenset(
 
 
 class Mode(Protocol):
-    """What strategies ask of the dispatch mode that counts; a block of it puts it on again."""
+    """Dispatch mode that counts, as strategies use it; a ``with`` block enters it again."""
 
     def __enter__(self) -> Any: ...
 
@@ -42,7 +42,7 @@ class Mode(Protocol):
 
 
 def strategy_for(func: OpOverload, rule: Rule | None) -> Strategy | None:
-    """Return what runs in place of an operator of that rule; None: it is run and recorded."""
+    """Return the strategy for an operator of that rule; None: it is run and recorded."""
     if is_communication(func) or func.namespace == "fsdp":
         return communicate
     if rule is not None and not rule.is_recorded:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dispatch_flops.counting.module_names import ModuleName
+from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.output_shapes import Shapes
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OUTSIDE
@@ -56,7 +56,7 @@ class OpenCall:
 
 
 class ThreadState:
-    """What is known of one thread; stacks and sequence numbers are per thread.
+    """State of one thread; stacks and sequence numbers are per thread.
 
     is_entered: the thread entered the counter; otherwise autograd started it.
     current: where the next operator is recorded; None: ask ``Tracker.locate``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from dispatch_flops.counting.module_names import ModuleName
+from dispatch_flops.counting.module_tree import ModuleName
 
 
 def unseen_modules(
@@ -13,7 +13,7 @@ def unseen_modules(
     used_params: Collection[int],
     computing: Iterable[str],
 ) -> tuple[str, ...]:
-    """Return the fqns of modules that ran, of whose parameters and work nothing was seen.
+    """Return the fqns of modules that ran while no operator showed it.
 
     Such a module holds parameters, none of which took part in an operator. Neither it nor a module
     below it ran, in forward, an operator that computes. A module that computes with other tensors

@@ -39,7 +39,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Check if the model or a module in it is compiled, by a wrapper or in place."""
+    """Return True if the model or a module in it is compiled, by a wrapper or in place."""
     return any(
         _COMPILED in module._modules or module._compiled_call_impl is not None
         for module in model.modules()

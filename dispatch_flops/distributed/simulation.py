@@ -36,7 +36,8 @@ _NOTE = "simulated in one process, without data and without the other ranks"
 _FILLED = (
     "{} ranks were not simulated: each has the figures of one of {} simulated ranks of the same "
     "pipeline stage and the same sizes of parameter shards; communication names the groups of that "
-    "rank"
+    "rank; ranks that differ otherwise, as by uneven sequences or code that asks for its rank, are "
+    "not told apart: name them in ranks="
 )
 _VALUES_READ = (
     "values were read {} times, as by .item(), and each was taken as 1: costs that depend on data, "

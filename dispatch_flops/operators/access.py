@@ -12,7 +12,7 @@ from typing import Any
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
-from dispatch_flops.operators.registry import functional_form
+from dispatch_flops.operators.operator_keys import functional_form
 
 Arguments = Mapping[str, Any]
 

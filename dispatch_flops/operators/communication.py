@@ -1,4 +1,4 @@
-"""What one call of a communication operator sends, and which bytes it reads and writes.
+"""Payload of a communication operator's call, and the bytes that it reads and writes.
 
 The operators are those of ``c10d``, which collectives and point-to-point calls of
 ``torch.distributed`` run, and the functional ones of DTensor and compiled programs.

@@ -1,4 +1,4 @@
-"""Whether a formula can be called with the arguments of its operators, asked at registration."""
+"""Check at registration that a formula can be called with its operators' arguments."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _overloads(key: Any) -> list[OpOverload]:
     if isinstance(key, OpOverload):
         return [key]
     if isinstance(key, OpOverloadPacket):
-        return [getattr(key, name) for name in key.overloads()]
+        return _torch.overloads_of(key)
     return []
 
 

@@ -64,7 +64,7 @@ def union_size(regions: Iterable[Region]) -> int:
 
 @functools.lru_cache(maxsize=4096)  # asked at every call with a tensor that is not contiguous
 def has_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return True if elements of such a tensor share memory, as ``expand`` and ``unfold`` do it."""
+    """Return True if elements of such a tensor share memory, as after ``expand`` or ``unfold``."""
     steps = sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1)
     reach = 0
     for stride, size in steps:
@@ -114,7 +114,7 @@ def _joined(steps: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _cluster_size(regions: list[Region]) -> int:
-    """Return how many offsets the regions cover, which reach into one another."""
+    """Return how many offsets overlapping regions cover."""
     first = regions[0]
     if len(regions) == 1:
         if _is_injective(first):

@@ -1,4 +1,4 @@
-"""Which numbers among an operator's arguments decide what a call costs.
+"""Numbers among an operator's arguments that decide the cost of a call.
 
 Most formulas read shapes and dtypes only: the numbers of ``mul(x, 0.1)`` or of an optimizer's step
 change from call to call and cost the same. A formula that compares its numbers with a few values

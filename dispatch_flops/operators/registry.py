@@ -14,16 +14,21 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar
 
-import torch
-
 from dispatch_flops import _torch
-from dispatch_flops._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from dispatch_flops._torch import OpOverload, OpOverloadPacket
 from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
 from dispatch_flops.operators.formula_signatures import check_formula
 from dispatch_flops.operators.misspelt_names import warn_of_misspelt
+from dispatch_flops.operators.operator_keys import (
+    candidate_keys,
+    find_loaded,
+    full_name,
+    name_of,
+    schema_of,
+    to_keys,
+)
 from dispatch_flops.operators.torch_formulas import accept_torch_style, registered_with_torch
 from dispatch_flops.profile.cost import OpCost, Split
 
@@ -64,7 +69,7 @@ class Rule:
         """Return the formula's result for a call of ``op`` that returned ``out``."""
         if not self.by_name:
             return self.formula(*args, out=out, **kwargs)
-        names = (argument.name for argument in _schema_of(op).arguments)
+        names = (argument.name for argument in schema_of(op).arguments)
         return self.formula(**{**dict(zip(names, args, strict=False)), **kwargs, "out": out})
 
 
@@ -211,14 +216,14 @@ def _keys_replaced_by(keys: Iterable[Any]) -> Iterator[Any]:
         yield key
         if isinstance(key, OpOverloadPacket):
             yield _torch.packet_name(key)
-            overloads = [getattr(key, name) for name in key.overloads()]
+            overloads = _torch.overloads_of(key)
             yield from overloads
         else:
             overloads = [key] if isinstance(key, OpOverload) else []
         for overload in overloads:
-            yield _full_name(overload)
+            yield full_name(overload)
             if _find(_USER, overload) is None and _find(_BUILTIN, overload) is not None:
-                yield from _candidate_keys(overload)
+                yield from candidate_keys(overload)
 
 
 def _refuse_without_schema(keys: Iterable[Any]) -> None:
@@ -263,13 +268,8 @@ def _registered_key(key: Any) -> Any:
     """Return the key itself, or its name if that was registered before its library was loaded."""
     if key in _USER or not isinstance(key, (OpOverload, OpOverloadPacket)):
         return key
-    name = _full_name(key) if isinstance(key, OpOverload) else _torch.packet_name(key)
+    name = full_name(key) if isinstance(key, OpOverload) else _torch.packet_name(key)
     return name if name in _USER else key
-
-
-def _full_name(op: OpOverload) -> str:
-    """Return ``"lib::op.overload"``, with ``.default`` for the default overload."""
-    return f"{_torch.packet_name(op.overloadpacket)}.{_torch.overload_name(op)}"
 
 
 @contextlib.contextmanager
@@ -354,24 +354,8 @@ def lookup(
     return Rule(kind="formula", formula=formula, note=note, builtin=False)
 
 
-def _schema_of(op: OpOverload | OpOverloadPacket) -> torch.FunctionSchema:
-    overload = op if isinstance(op, OpOverload) else getattr(op, op.overloads()[0])
-    return _torch.schema_of(overload)
-
-
 def _find(rules: Mapping[Any, Rule], op: Any) -> Rule | None:
-    return next((rules[key] for key in _candidate_keys(op) if key in rules), None)
-
-
-def _candidate_keys(op: Any) -> list[Any]:
-    """Return every key under which an operator's rule may be registered, most exact first."""
-    if not isinstance(op, OpOverload):
-        return [op]
-    packet = op.overloadpacket
-    name = _torch.packet_name(packet)
-    functional = functional_form(packet)
-    keys = [op, packet, functional, _full_name(op), name, name[:-1] if _is_in_place(name) else None]
-    return [key for key in keys if key is not None]
+    return next((rules[key] for key in candidate_keys(op) if key in rules), None)
 
 
 def operators_with_formulas(*extras: Mapping[Any, Rule]) -> set[OpOverload]:
@@ -382,11 +366,11 @@ def operators_with_formulas(*extras: Mapping[Any, Rule]) -> set[OpOverload]:
     layers = (_USER, *(override.rules for override in list(_OVERRIDES)), *extras)
     found: set[OpOverload] = set()
     for key in {key for rules in layers for key in rules}:
-        known = _find_loaded(key) if isinstance(key, str) else key
+        known = find_loaded(key) if isinstance(key, str) else key
         if isinstance(known, OpOverload):
             found.add(known)
         elif isinstance(known, OpOverloadPacket):
-            in_place = _find_loaded(f"{_torch.packet_name(known)}_")
+            in_place = find_loaded(f"{_torch.packet_name(known)}_")
             for packet in (known, in_place):
                 if isinstance(packet, OpOverloadPacket):
                     found.update(_torch.overloads_of(packet))
@@ -404,89 +388,6 @@ def rules() -> dict[str, Rule]:
     """Return the rule that applies outside ``overridden`` by each operator's name, sorted."""
     known = {**_BUILTIN, **_USER}
     return dict(sorted((name_of(key), rule) for key, rule in known.items()))
-
-
-def name_of(key: Any) -> str:
-    """Return the name of an operator as profiles show it.
-
-    ``aten.addmm``, ``aten.addmm.default``, ``higher_order.cond``, ``module.Linear``, or the name
-    of a Triton kernel.
-    """
-    if isinstance(key, OpOverloadPacket):
-        return _torch.packet_name(key).replace("::", ".")
-    if isinstance(key, OpOverload):
-        return str(key)
-    if isinstance(key, HigherOrderOperator):
-        return f"higher_order.{key.name()}"
-    if isinstance(key, type):
-        return f"module.{key.__name__}"
-    if isinstance(key, str):
-        return key.replace("::", ".")
-    return str(getattr(key, "__name__", key))
-
-
-def to_keys(targets: Any) -> list[Any]:
-    """Return the registry keys of ``targets``, a target or a nested collection of them."""
-    if isinstance(targets, (list, tuple, set, frozenset)):
-        return [key for target in targets for key in to_keys(target)]
-    return [_to_key(targets)]
-
-
-def _to_key(target: Any) -> Any:
-    if isinstance(target, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
-        return target
-    if isinstance(target, type) and issubclass(target, torch.nn.Module):
-        return target
-    if isinstance(target, str) and target.count("::") == 1:
-        return _find_loaded(target) or target
-    if isinstance(target, torch.library.CustomOpDef):
-        return _torch.overload_of(target).overloadpacket
-    if callable(getattr(target, "run", None)) and hasattr(target, "fn"):  # a Triton kernel
-        return target
-    meant = _operator_of_function(target)
-    if meant is not None:
-        raise UnknownOperatorError(
-            f"{target!r} is not an operator, but a function that runs one; pass torch.ops.{meant}"
-        )
-    raise UnknownOperatorError(
-        f"{target!r} is not an operator; pass torch.ops.<library>.<op>, one of its overloads, its "
-        "name as 'library::op', the result of torch.library.custom_op, a higher-order operator, "
-        "a Triton kernel, an nn.Module class, or a list of these"
-    )
-
-
-def _operator_of_function(function: Any) -> str | None:
-    """Return ``"aten.matmul"`` for ``torch.matmul`` or ``Tensor.matmul``; None for others."""
-    name = getattr(function, "__name__", "")
-    is_torchs = str(getattr(function, "__module__", "")).split(".")[0] == "torch"
-    is_method = getattr(getattr(function, "__objclass__", None), "__name__", "") == "TensorBase"
-    # torch.matmul and torch.gelu are functions in C without a module; a class holds the former.
-    holder = getattr(function, "__self__", None)
-    is_built_in = isinstance(holder, (type, ModuleType)) and "torch" in repr(holder)
-    if isinstance(function, type) or not (is_torchs or is_method or is_built_in):
-        return None
-    return f"aten.{name}" if getattr(torch.ops.aten, name, None) is not None else None
-
-
-def _find_loaded(name: str) -> OpOverload | OpOverloadPacket | None:
-    """Return the operator ``"lib::op"`` or ``"lib::op.overload"``, if its library is loaded."""
-    library, _, rest = name.partition("::")
-    packet, _, overload = rest.partition(".")
-    found = getattr(getattr(torch.ops, library), packet, None)
-    return getattr(found, overload, None) if overload else found
-
-
-def functional_form(packet: OpOverloadPacket) -> OpOverloadPacket | None:
-    """Return ``aten.add`` for ``aten.add_``: an in-place operator costs as much as that."""
-    name = packet.__name__
-    if not _is_in_place(name):
-        return None
-    library = _torch.packet_name(packet).split("::")[0]
-    return getattr(getattr(torch.ops, library), name[:-1], None)
-
-
-def _is_in_place(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__")
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> OpCost:

@@ -21,23 +21,31 @@ _SPARSE_LAYOUTS = frozenset(
 def untraced() -> Iterator[None]:
     """Suspend ``torch.jit.trace``, so that reading a tensor's shape adds nothing to the graph."""
     state = _torch.tracing_state()
-    _torch.set_tracing_state(None)
-    try:
+    if state is None:
         yield
-    finally:
-        _torch.set_tracing_state(state)
+        return
+    with _torch.tracer_not_excluded():
+        _torch.set_tracing_state(None)
+        try:
+            yield
+        finally:
+            _torch.set_tracing_state(state)
 
 
 def storages_of(value: Any) -> frozenset[int]:
     """Return an id for the memory of each tensor in nested containers.
 
-    Views share it. Tensor subclasses, and tensors without memory of their own, have none.
+    Views share it. Tensor subclasses other than fake tensors, and tensors without memory of their
+    own, have none.
     """
     return frozenset(
         _torch.storage_address(tensor)
         for tensor in tensors_in(value)
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _torch.has_storage(tensor)
+        if type(tensor) in _WITH_STORAGE and _torch.has_storage(tensor)
     )
+
+
+_WITH_STORAGE = (torch.Tensor, torch.nn.Parameter, _torch.FakeTensor)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -175,7 +175,7 @@ class _Planner:
     def assumptions(self, steps: Sequence[PlannedStep]) -> list[str]:
         """Return what the figures assume, in words."""
         found = [
-            "one device; figures of other devices are the same",
+            "one device, without communication; a value that the model reads is taken as 1",
             "step, all traffic saved: every FLOP at the machine's peak; nothing can be faster",
             "step, unfused: every operator takes the longer of its FLOPs at the peak and its bytes "
             "at the memory's bandwidth; fusion moves less",

@@ -37,16 +37,18 @@ def count_step(
 ) -> Profile:
     """Return the profile of a steady step, memory included.
 
-    A first step, not counted, makes the optimizer's state. Without an optimizer, the forward pass
-    alone is counted, without gradients.
+    A first step makes the optimizer's state. Without an optimizer, the forward pass alone is
+    counted, without gradients. A value that the model reads, as ``.all()`` in an ``if``, is 1.
     """
     step = _inference(model, args, kwargs)
     if optimizer is not None:
         step = _training(model, args, kwargs, make_optimizer(optimizer, model))
-        step()
+        with FlopCounterMode(model, display=False, target=target, meta_value=1):
+            step()
     counter = FlopCounterMode(
-        model, display=False, causal=causal, target=target, memory=True, memory_rounding=ROUNDING
-    )
+        model, display=False, causal=causal, target=target, meta_value=1,
+        memory=True, memory_rounding=ROUNDING,
+    )  # fmt: skip
     with counter:
         step()
     return counter.profile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -65,6 +65,7 @@ def profile_model(
     strict: bool = False,
     memory: FollowMemory = False,
     memory_rounding: int = 1,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Profile:
     """Return the profile of one call of a model.
 
@@ -90,6 +91,7 @@ def profile_model(
         are still counted.
     causal, flops, subclass, custom_mapping, meta_value, target, strict, memory, memory_rounding:
         see ``FlopCounterMode``.
+    notify: is told what runs next: ``"warm-up 1 of 3"``, ``"timing 5 calls"``, ``"counting"``.
 
     Latencies in the profile are in seconds, None where nothing was measured.
     Raises TargetError for a model or inputs that cannot be used, ConfigError for the value of an
@@ -119,7 +121,8 @@ def profile_model(
         )
         devices = Devices.at("meta") if device == "meta" else Devices.of(model.modules())
         with preserving_gradients(calls.leaves):
-            seconds, spread, timing = _time(model, calls, devices, warm_up, repeats)
+            seconds, spread, timing = _time(model, calls, devices, warm_up, repeats, notify)
+            notify("counting")
             profile = _count(calls, counter, devices)
     profile = attach_latencies(profile, seconds, timing, spread)
     return exclude_modules(profile, model, excluded)
@@ -149,13 +152,20 @@ def _check_options(device: str | None, warm_up: int, repeats: int) -> None:
 
 
 def _time(
-    model: nn.Module, calls: BoundCalls, devices: Devices, warm_up: int, repeats: int
+    model: nn.Module,
+    calls: BoundCalls,
+    devices: Devices,
+    warm_up: int,
+    repeats: int,
+    notify: Callable[[str], None],
 ) -> tuple[dict[str, float], dict[str, float], StepTiming]:
     """Return latencies per module, their relative spreads, and the timing of the whole call."""
     if not devices.computes:
         return {}, {}, StepTiming(method="n/a: tensors without data take no time")
-    for _ in range(warm_up):
+    for number in range(warm_up):
+        notify(f"warm-up {number + 1} of {warm_up}")
         calls.profiled()
+    notify(f"timing {repeats} calls" if repeats > 1 else "timing a call")
     if calls.has_backward:
         calls.forward()  # the last backward freed its graph's memory: have it allocated again
     forward_s, spread_s = time_call(calls.forward, devices=devices, repeats=repeats)

@@ -14,15 +14,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch._higher_order_ops.scan import scan
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from dispatch_flops import OpCost, counting_backend, overridden
+from dispatch_flops import counting_backend
 from dispatch_flops.errors import UncountedWarning
+from tests.helpers.custom_products import add_product, ordered_product, with_formulas
 from tests.helpers.profiling import profile_of
 
 pytestmark = [
@@ -36,41 +36,9 @@ TWO = A * 2 * B * C  # two products: up and down
 Counts = dict[str, int]  # MACs by phase
 
 
-# -- custom operators ---------------------------------------------------------------------------
-
-
-@torch.library.custom_op("test_compiled_matrix::add_product", mutates_args={"out"})
-def add_product(x: Tensor, y: Tensor, out: Tensor) -> None:
-    out.add_(x @ y)
-
-
-@add_product.register_fake
-def _(x: Tensor, y: Tensor, out: Tensor) -> None:
-    return None
-
-
-@torch.library.custom_op("test_compiled_matrix::ordered_product", mutates_args=())
-def ordered_product(x: Tensor, y: Tensor) -> Tensor:
-    return x @ y
-
-
-@ordered_product.register_fake
-def _(x: Tensor, y: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], y.shape[1])
-
-
-_register_effectful_op(torch.ops.test_compiled_matrix.ordered_product.default, _EffectType.ORDERED)
-
-
-def product_formula(x: Tensor, y: Tensor, *_: Any, out: Any) -> OpCost:
-    macs = x.shape[0] * x.shape[1] * y.shape[1]
-    return OpCost(macs=macs, flops=2 * macs)
-
-
 @pytest.fixture(autouse=True)
 def formulas() -> Iterator[None]:
-    library = torch.ops.test_compiled_matrix
-    with overridden(dict.fromkeys((library.add_product, library.ordered_product), product_formula)):
+    with with_formulas():
         yield
 
 

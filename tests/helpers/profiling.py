@@ -20,3 +20,9 @@ def profile_of(
     with FlopCounterMode(model, display=False, **options) as counter:
         fn(*args)
     return counter.profile
+
+
+def macs_and_flops(fn: Callable[..., Any], *args: Any) -> tuple[int, int]:
+    """Return the totals of ``fn(*args)``; every operator must have a known cost."""
+    total = profile_of(fn, *args, strict=True).total()
+    return total.macs, total.flops

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import traceback
@@ -38,10 +39,13 @@ class Results:
         return [result for _, result in found]
 
 
-def run_on_ranks(file: str, workloads: list[str], world_size: int, folder: Path) -> Results:
+def run_on_ranks(
+    file: str, workloads: list[str], world_size: int, folder: Path, *, killed: int | None = None
+) -> Results:
     """Run each function of ``file`` on that many gloo processes.
 
-    folder: a temporary folder of this run's own.
+    folder: a temporary folder of this run's own. killed: the rank that kills itself, which has no
+    results.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "tests.helpers.ranks", file, str(world_size), str(folder)]
@@ -67,6 +71,9 @@ def run_on_ranks(file: str, workloads: list[str], world_size: int, folder: Path)
             process.wait()
     by_rank = []
     for rank in range(world_size):
+        if rank == killed:
+            assert processes[rank].returncode == -signal.SIGKILL
+            continue
         path = folder / f"{rank}.pickle"
         assert path.exists(), f"rank {rank} ended without results: {errors[rank][-3000:]}"
         by_rank.append(pickle.loads(path.read_bytes()))
@@ -81,6 +88,31 @@ def rows_of(profile: Profile) -> dict[tuple[str, str, str], tuple[int, int]]:
         calls, size = rows.get(key, (0, 0))
         rows[key] = calls + total.calls, size + total.payload_bytes
     return rows
+
+
+def figures(profile: Profile) -> dict[str, Any]:
+    """Return every count that a simulated rank shares with the real one."""
+    return {
+        "costs": {
+            (node.fqn, op.op, op.phase): (op.calls, op.cost and (op.cost.macs, op.cost.flops))
+            for node in profile.nodes()
+            for op in node.ops
+            if op.cost is None or op.cost.flops
+        },
+        "modules": {
+            node.fqn: (
+                node.calls,
+                node.own_params,
+                node.total_params,
+                node.local_params,
+                node.trainable_params,
+                node.active_params,
+            )
+            for node in profile.nodes()
+        },
+        "communication": sorted(map(repr, profile.communication)),
+        "rank": (profile.run.rank, profile.run.world_size),
+    }
 
 
 def _load(file: str) -> ModuleType:

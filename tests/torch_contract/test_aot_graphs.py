@@ -167,7 +167,7 @@ def test_tracing_contexts_nest_and_end() -> None:
 
 
 def test_meta_val_is_a_fake_of_what_the_node_returns(trained: tuple[Net, Graphs]) -> None:
-    """dispatch_flops relies on this for pricing nodes (compile/graph.py)."""
+    """dispatch_flops relies on this for the costs of nodes (compile/graph.py)."""
     _, graphs = trained
     for graph in (graphs.forward[0], graphs.backward[0]):
         nodes = [n for n in graph.graph.nodes if n.op in ("placeholder", "call_function")]
@@ -235,7 +235,7 @@ def test_grapharg_of_a_placeholder_names_its_source_and_has_its_example(
     trained: tuple[Net, Graphs],
 ) -> None:
     """dispatch_flops relies on this for the module whose forward is compiled, which no node names
-    (compile/attribution.py: ``_inputs``, ``_owner``).
+    (compile/attribution.py: ``_inputs``, ``_find_owner``).
     """
     model, graphs = trained
     found = {id(value): name for name, value in graphs.inputs[0]}

@@ -165,7 +165,7 @@ def test_current_node_outside_backward_is_none() -> None:
 
 def test_node_next_functions_lead_to_the_parameters() -> None:
     """dispatch_flops relies on this for nodes that no timeline knows (counting/python_frames.py:
-    ``maker_by_parameters``): names of the nodes in between, and ``variable`` at the end.
+    ``owner_by_parameters``): names of the nodes in between, and ``variable`` at the end.
     """
     weight = leaf(3, 2)
     sources = {
@@ -238,7 +238,7 @@ def test_engine_frame_while_backward_runs_is_that_of_engine_run_backward() -> No
 
 def test_frames_of_gradient_clipping_and_scaling_name_their_modules() -> None:
     """dispatch_flops relies on this for naming what torch does between backward and step
-    (counting/python_frames.py: ``part_of_torch``): the module's name, within 16 frames of the
+    (counting/python_frames.py: ``named_part_of_torch``): the module's name, within 16 frames of the
     operator.
     """
     weight = leaf(2)
@@ -265,7 +265,7 @@ def test_frames_of_gradient_clipping_and_scaling_name_their_modules() -> None:
 
 def test_optimizer_step_hook_is_called_by_the_frame_of_the_step() -> None:
     """dispatch_flops relies on this for steps that raised: their frame is gone
-    (counting/python_frames.py: ``caller_of``, ``is_over``).
+    (counting/python_frames.py: ``calling_frame``, ``has_returned``).
     """
     called_by: list[FrameType | None] = []
     during: list[bool] = []

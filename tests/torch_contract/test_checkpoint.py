@@ -110,7 +110,7 @@ def test_backward_when_reentrant_is_a_frame_of_checkpoint_and_its_own_node() -> 
 
 def test_backward_when_reentrant_runs_the_engine_from_its_own_frame() -> None:
     """dispatch_flops relies on this for telling the backward pass of a reentrant checkpoint from
-    what its function runs (counting/checkpoints.py: ``by_engine``).
+    what its function runs (counting/checkpoints.py: ``recomputing_frame``).
     """
     engine = torch.autograd.graph._engine_run_backward.__code__
     names: list[list[str]] = []

@@ -18,31 +18,17 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
-
-class Noting(TorchDispatchMode):
-    """Notes the names of the operators that reach it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
+from tests.helpers.modes import OperatorNames
 
 # -- the stack ----------------------------------------------------------------------------------
 
 
 def test_mode_stack_lists_modes_outermost_first() -> None:
     """dispatch_flops relies on this for leaving from under other modes (counting/dispatch_mode.py:
-    ``leave``) and for asking whether it is on in this thread (profilers/session.py: ``_is_on``).
+    ``_leave``) and for asking whether it is on in this thread (profilers/session.py:
+    ``_is_mode_on``).
     """
-    with Noting() as outer, Noting() as inner:
+    with OperatorNames() as outer, OperatorNames() as inner:
         assert _get_current_dispatch_mode_stack() == [outer, inner]
     assert _get_current_dispatch_mode_stack() == []
 
@@ -54,7 +40,7 @@ def test_mode_stack_inside_a_mode_lacks_that_mode() -> None:
     """
     inside: list[Any] = []
 
-    class Mode(Noting):
+    class Mode(OperatorNames):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
             inside.append(_get_current_dispatch_mode_stack())
             with self:
@@ -68,9 +54,9 @@ def test_mode_stack_inside_a_mode_lacks_that_mode() -> None:
 
 def test_mode_exit_takes_off_the_top_of_the_stack() -> None:
     """dispatch_flops relies on this for leaving from under other modes (counting/dispatch_mode.py:
-    ``leave``).
+    ``_leave``).
     """
-    below, above = Noting(), Noting()
+    below, above = OperatorNames(), OperatorNames()
     below.__enter__()
     above.__enter__()
     TorchDispatchMode.__exit__(above, None, None, None)
@@ -90,7 +76,7 @@ def test_disable_current_modes_hides_operators_and_restores_the_stack() -> None:
     """dispatch_flops relies on this for its own work inside the user's block (profilers/session.py,
     counting/opaque_modules.py, compile/backend.py, integrations/generation.py).
     """
-    with FakeTensorMode(), Noting() as mode:
+    with FakeTensorMode(), OperatorNames() as mode:
         before = _get_current_dispatch_mode_stack()
         with _disable_current_modes():
             made = torch.ones(2)
@@ -131,7 +117,7 @@ def test_ignore_compile_internals_is_asked_when_a_mode_is_entered() -> None:
     """
     asked: list[type] = []
 
-    class Mode(Noting):
+    class Mode(OperatorNames):
         @classmethod
         def ignore_compile_internals(cls) -> bool:
             asked.append(cls)
@@ -147,7 +133,7 @@ def test_ignore_compile_internals_is_asked_when_a_mode_is_entered() -> None:
 
 def test_not_implemented_hands_the_operator_to_the_subclass_below_the_mode() -> None:
     """dispatch_flops relies on this for counting what a tensor subclass runs underneath
-    (counting/dispatch_mode.py: ``_on_wrapper``): entered again, the mode steps aside by
+    (counting/dispatch_mode.py: ``_dispatch_on_subclass``): entered again, the mode steps aside by
     NotImplemented.
     """
     runs: list[tuple[str, str]] = []
@@ -189,14 +175,14 @@ def test_not_implemented_hands_the_operator_to_the_subclass_below_the_mode() -> 
 
 def test_composites_arrive_whole_only_in_inference_mode() -> None:
     """dispatch_flops relies on this for taking apart what arrives whole, and for counting the same
-    operators whatever the mode of gradients (counting/dispatch_mode.py: ``_is_composite``).
+    operators whatever the mode of gradients (operators/composites.py: ``is_composite``).
     """
     x, w = torch.ones(2, 3), torch.ones(4, 3)
     for context in (torch.enable_grad(), torch.no_grad()):
-        with context, Noting() as mode:
+        with context, OperatorNames() as mode:
             torch.nn.functional.linear(x, w)
         assert mode.seen[-1] == "aten.mm.default", f"linear now arrives as {mode.seen}"
-    with torch.inference_mode(), Noting() as mode:
+    with torch.inference_mode(), OperatorNames() as mode:
         torch.nn.functional.linear(x, w)
     assert mode.seen == ["aten.linear.default"], f"linear now arrives as {mode.seen}"
 
@@ -207,7 +193,7 @@ def test_types_of_plain_tensors_and_parameters_are_empty() -> None:
     """
     found: list[Any] = []
 
-    class Mode(Noting):
+    class Mode(OperatorNames):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
             found.append(tuple(types))
             return func(*args, **(kw or {}))
@@ -222,12 +208,12 @@ def test_types_of_plain_tensors_and_parameters_are_empty() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_zero_tangents_reach_a_mode_as_mul_scalar_of_zero_tensors() -> None:
-    """dispatch_flops relies on this for answering ``zeros * 2``, of which torch dies below a mode
-    (counting/dispatch_mode.py: ``_of_zeros``): it is mul.Scalar, told by ``_is_zerotensor()``.
+    """dispatch_flops relies on this for answering ``zeros * 2``, in which torch recurses infinitely
+    below a mode (counting/strategies.py: ``multiply``): mul.Scalar, told by ``_is_zerotensor()``.
     """
     found: list[bool] = []
 
-    class Mode(Noting):
+    class Mode(OperatorNames):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
             if func is torch.ops.aten.mul.Scalar and args[0]._is_zerotensor():
                 found.append(True)
@@ -245,7 +231,7 @@ def test_zero_tangents_reach_a_mode_as_mul_scalar_of_zero_tensors() -> None:
 
 
 def test_efficientzerotensor_is_a_zero_tensor_without_memory() -> None:
-    """dispatch_flops relies on this for the same (counting/dispatch_mode.py: ``_of_zeros``)."""
+    """dispatch_flops relies on this for the same (counting/strategies.py: ``multiply``)."""
     zeros = torch._efficientzerotensor((2, 3), dtype=torch.float64, device=torch.device("cpu"))
     assert zeros._is_zerotensor()
     assert (zeros.shape, zeros.dtype) == ((2, 3), torch.float64)
@@ -254,12 +240,12 @@ def test_efficientzerotensor_is_a_zero_tensor_without_memory() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_shapes_of_zero_tangents_are_found_by_prims_on_meta() -> None:
-    """dispatch_flops relies on this for not listing these as work (counting/dispatch_mode.py:
-    ``_SHAPES_OF_ZEROS``): prims.mul and prims.add, all of whose tensors are on meta.
+    """dispatch_flops relies on this for not listing these as work (counting/strategies.py:
+    ``infer_shape``): prims.mul and prims.add, all of whose tensors are on meta.
     """
     found: dict[str, set[str]] = {}
 
-    class Mode(Noting):
+    class Mode(OperatorNames):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
             if str(func).startswith("prims."):
                 devices = {a.device.type for a in args if isinstance(a, Tensor)}

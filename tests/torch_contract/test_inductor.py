@@ -57,7 +57,7 @@ def test_compile_fx_gives_inner_compile_both_graphs_and_says_which_is_backward()
 
 def test_compile_fx_inner_takes_the_graph_inputs_and_what_inner_compile_was_given() -> None:
     """dispatch_flops relies on this for handing the graph on to the real compiler
-    (compile/backend.py: ``_compile_with_inductor``).
+    (compile/compilers.py: ``_compile_with_inductor``).
     """
     from torch._inductor.compile_fx import compile_fx_inner
 

@@ -97,7 +97,7 @@ def test_call_impl_of_an_instance_is_what_calls_it() -> None:
 
 def test_call_impl_copied_into_another_world_sees_its_hooks_alone() -> None:
     """dispatch_flops relies on this for measuring what its hooks cost (timing/idle_modules.py:
-    ``calling``).
+    ``make_call``).
     """
     assert isinstance(CALL, FunctionType)
     seen: list[str] = []
@@ -120,7 +120,7 @@ def test_call_impl_copied_into_another_world_sees_its_hooks_alone() -> None:
 
 
 def test_call_impl_reads_no_table_of_global_hooks_that_is_unknown() -> None:
-    """dispatch_flops relies on this for the same (timing/idle_modules.py: ``calling``)."""
+    """dispatch_flops relies on this for the same (timing/idle_modules.py: ``make_call``)."""
 
     def names(code: Any) -> Iterator[str]:
         yield from code.co_names
@@ -179,7 +179,7 @@ def test_global_hook_with_kwargs_where_forward_raised_is_called_without_them() -
 
 def test_global_hook_with_kwargs_is_listed_by_its_handles_id() -> None:
     """dispatch_flops relies on this for taking the entry away that removing the hook leaves, and
-    that torch.compile takes for a hook (counting/opaque_modules.py: ``__enter__``).
+    that torch.compile takes for a hook (counting/opaque_modules.py: ``start``).
     """
     table = module_hooks._global_forward_hooks_with_kwargs
     before = dict(table)

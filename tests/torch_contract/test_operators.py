@@ -9,21 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.helpers.modes import OperatorNames
 
 aten = torch.ops.aten
 has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-class Noting(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 # -- names and schemas ----------------------------------------------------------------------------
@@ -111,8 +102,8 @@ def test_op_runs_what_the_overload_runs() -> None:
 
 
 def test_has_kernel_tells_composites_from_operators_of_their_own() -> None:
-    """dispatch_flops relies on this for what to take apart (counting/dispatch_mode.py:
-    ``_is_composite``).
+    """dispatch_flops relies on this for what to take apart (operators/composites.py:
+    ``is_composite``).
     """
     composite = "CompositeImplicitAutograd"
     assert has_kernel("aten::linear", composite)
@@ -135,16 +126,16 @@ def test_operators_of_python_only_are_not_registered() -> None:
 
 
 def test_can_decompose_is_true_of_composites_alone() -> None:
-    """dispatch_flops relies on this for what to take apart (counting/dispatch_mode.py:
-    ``_is_composite``).
+    """dispatch_flops relies on this for what to take apart (operators/composites.py:
+    ``is_composite``).
     """
     assert aten.linear.default._can_decompose()
     assert not aten.mm.default._can_decompose()
 
 
 def test_can_decompose_of_prim_device_is_false_or_a_runtime_error() -> None:
-    """dispatch_flops relies on this for asking it of every operator (counting/dispatch_mode.py:
-    ``_is_composite`` catches RuntimeError and nothing else).
+    """dispatch_flops relies on this for asking it of every operator (``_torch.is_decomposable``
+    catches RuntimeError and nothing else).
     """
     try:
         answer = torch.ops.prim.device.default._can_decompose()
@@ -158,7 +149,7 @@ def test_op_dk_runs_the_composite_kernel_below_a_mode() -> None:
     ``run_taken_apart``).
     """
     x, w = torch.ones(2, 3), torch.ones(4, 3)
-    with torch.inference_mode(), Noting() as mode:
+    with torch.inference_mode(), OperatorNames() as mode:
         out = aten.linear.default._op_dk(COMPOSITE, x, w)
     assert "aten.matmul.default" in mode.seen, f"linear's kernel now runs {mode.seen}"
     assert torch.equal(out, torch.full((2, 4), 3.0))
@@ -170,7 +161,7 @@ def test_decompose_runs_below_a_mode_or_is_not_implemented() -> None:
     """
     x, w = torch.ones(2, 3), torch.ones(4, 3)
     nothing = aten.mm.default.decompose(x, w.t())
-    with torch.inference_mode(), Noting() as mode:
+    with torch.inference_mode(), OperatorNames() as mode:
         aten.linear.default.decompose(x, w)
     assert mode.seen, "what the decomposition runs no longer reaches the mode"
     assert nothing is NotImplemented
@@ -179,7 +170,7 @@ def test_decompose_runs_below_a_mode_or_is_not_implemented() -> None:
 def test_item_on_meta_reaches_a_mode_before_it_fails() -> None:
     """dispatch_flops relies on this for ``meta_value`` (counting/meta_tensors.py: ``run``)."""
 
-    class Mode(Noting):
+    class Mode(OperatorNames):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
             return 3.0 if func is aten._local_scalar_dense.default else func(*args, **(kw or {}))
 
@@ -321,7 +312,7 @@ def test_kernel_under_an_autograd_key_can_be_replaced_by_one_that_calls_it(mode:
     library.impl(op, run, "AutogradCPU", with_keyset=True)
     try:
         layer = torch.nn.Linear(3, 5)
-        with mode(), Noting() as modes:
+        with mode(), OperatorNames() as modes:
             out = layer(torch.ones(2, 3))
     finally:
         library._destroy()

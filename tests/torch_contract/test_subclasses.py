@@ -71,7 +71,7 @@ def test_fake_tensor_reaches_a_mode_above_fake_tensor_mode_once() -> None:
 
 def test_jagged_nested_tensor_is_a_nested_tensor_and_the_strided_one_is_not() -> None:
     """dispatch_flops relies on this for what not to take apart (counting/dispatch_mode.py:
-    ``_is_nested``).
+    ``_dispatch_on_subclass``).
     """
     parts = [torch.ones(2, 3), torch.ones(4, 3)]
     jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)

@@ -2,10 +2,9 @@
 
 Where a new formula goes, by what the operator does:
 
-- products: ``matmul`` (dense, sparse), ``linear`` (whole layers), ``scaled_matmul`` (scaled,
-  grouped and weight-quantised operands), ``quantized_layers`` (integers in and out, dynamic),
-  ``quantized_embeddings``,
-  ``conv``, ``distance`` (bilinear forms too), ``linear_cross_entropy``, ``sparse``, ``linalg``,
+- products: ``matmul`` (dense, sparse), ``linear`` (whole layers), ``conv``, ``scaled_matmul``
+  (scaled, grouped and weight-quantised operands), ``quantized_layers`` (integers in and out,
+  dynamic), ``distance`` (bilinear forms too), ``linear_cross_entropy``, ``sparse``, ``linalg``,
   ``fft``
 - attention: ``attention`` (the SDPA kernels), ``attention_packed`` (those below them),
   ``flex_attention``, ``transformer`` (encoder layers and their pieces)
@@ -15,7 +14,7 @@ Where a new formula goes, by what the operator does:
 - per element: ``pointwise`` (a table), ``activation``, ``loss``, ``fused_optimizers``
 - over elements: ``reduction``, ``softmax``, ``norm``, ``batch_norm``, ``pooling``, ``resample``,
   ``padding``, ``sorting``, ``histogram``
-- moving and picking: ``scatter`` (embeddings too), ``sequence``
+- moving and picking: ``scatter`` (embeddings too), ``quantized_embeddings``, ``sequence``
 - what is read in part, bytes alone: ``partial_access``, ``window_access``, ``resample_access``,
   ``triangle_access``
 - reals to integers and back: ``fake_quantize``

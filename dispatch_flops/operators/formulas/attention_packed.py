@@ -317,49 +317,28 @@ def cudnn_backward(
 _NO_WINDOW = (-1, -1)
 
 
+def _as_flash(
+    *,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None = None,
+    window_size: Sequence[int] | None = None,
+    **others: Any,
+) -> dict[str, Any]:
+    """Return the arguments of the flash kernel, which takes others under the same names."""
+    left, right = window_size or _NO_WINDOW
+    window = {"window_size_left": left, "window_size_right": right}
+    return {"cum_seq_q": cu_seq_q, "cum_seq_k": cu_seq_k, "dropout_p": 0.0, **window, **others}
+
+
 @register_flops(
     ["torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out"], by_name=True, cacheable=False
 )
-def varlen_forward(
-    *,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None = None,
-    is_causal: bool = False,
-    window_size: Sequence[int] | None = None,
-    out: Any,
-    **others: Any,
-) -> OpCost:
+def varlen_forward(*, is_causal: bool = False, **arguments: Any) -> OpCost:
     """As ``flash_forward``, packed, without dropout."""
-    left, right = window_size or _NO_WINDOW
-    return flash_forward(
-        cum_seq_q=cu_seq_q,
-        cum_seq_k=cu_seq_k,
-        dropout_p=0.0,
-        is_causal=is_causal,
-        window_size_left=left,
-        window_size_right=right,
-        out=out,
-        **others,
-    )
+    return flash_forward(is_causal=is_causal, **_as_flash(**arguments))
 
 
 @register_flops("torch_attn::_varlen_attn_backward", by_name=True, cacheable=False)
-def varlen_backward(
-    *,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None = None,
-    window_size: Sequence[int] | None = None,
-    out: Any,
-    **others: Any,
-) -> Split:
+def varlen_backward(**arguments: Any) -> Split:
     """As ``flash_backward``, packed, without dropout."""
-    left, right = window_size or _NO_WINDOW
-    return flash_backward(
-        cum_seq_q=cu_seq_q,
-        cum_seq_k=cu_seq_k,
-        dropout_p=0.0,
-        window_size_left=left,
-        window_size_right=right,
-        out=out,
-        **others,
-    )
+    return flash_backward(**_as_flash(**arguments))

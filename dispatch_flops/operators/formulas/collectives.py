@@ -17,7 +17,8 @@ import torch
 
 from dispatch_flops.operators.communication import FORMS, moved_bytes
 from dispatch_flops.operators.formulas._arithmetic import contract
-from dispatch_flops.operators.registry import Rule, add_rule, declare_free, register_flops, to_keys
+from dispatch_flops.operators.operator_keys import to_keys
+from dispatch_flops.operators.registry import Rule, add_rule, declare_free, register_flops
 from dispatch_flops.profile.cost import OpCost
 
 

@@ -122,7 +122,7 @@ def _triangle(is_lower: bool) -> Callable[..., OpCost]:
     """Return the formula of the bytes of ``tril`` or ``triu``."""
 
     def triangle(self: Tensor, diagonal: int = 0, *, out: Tensor, **_: Any) -> OpCost:
-        """It reads what it keeps; in place it reads nothing, and writes the zeros alone."""
+        """Bytes: the kept part is read; in place nothing is read, and only zeros are written."""
         *batch, rows, columns = self.shape
         below = sum(min(max(i + diagonal + is_lower, 0), columns) for i in range(rows))
         kept = prod(batch) * (below if is_lower else rows * columns - below)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas.quantized_layers import is_packed, quantized
+from dispatch_flops.operators.formulas._quantized import is_packed, quantized
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.profile.cost import OpCost

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._quantized import is_packed, quantized
 from dispatch_flops.operators.formulas.fake_quantize import (
     QUANTIZE,
     dequantize,
@@ -55,11 +56,6 @@ declare_free(
 )
 
 
-def quantized(*names: str) -> list[Any]:
-    """Return packets of the library quantized and of its older form, _quantized."""
-    return packets(*names, library="quantized") + packets(*names, library="_quantized")
-
-
 # -- linear --------------------------------------------------------------------------------
 
 
@@ -85,11 +81,6 @@ def linear(x: Tensor, *args: Any, out: Tensor, **_: Any) -> OpCost:
     """
     cost = matmul_cost(x, out) + flops(QUANTIZE * out.numel())
     return cost + packed_linear_bytes(x, args[0], out) if is_packed(args[0]) else cost
-
-
-def is_packed(weight: Any) -> bool:
-    """Return True for a packed weight, which is an opaque object."""
-    return isinstance(weight, torch.ScriptObject)
 
 
 def packed_linear_bytes(x: Tensor, packed: Any, out: Tensor, *, item: int = 1) -> OpCost:

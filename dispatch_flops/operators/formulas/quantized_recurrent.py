@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._quantized import is_packed, quantized
 from dispatch_flops.operators.formulas.fake_quantize import dynamic
-from dispatch_flops.operators.formulas.quantized_layers import is_packed, quantized
 from dispatch_flops.operators.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import register_flops

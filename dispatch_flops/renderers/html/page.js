@@ -84,7 +84,8 @@ function fillSplit() {
       { label: "Phase", isText: true, isHeader: true, value: (part) => part.phase, cell: (part) => [swatch(fill(part)), viewName(part.phase)] },
       figure("MACs", "macs", countText), figure("FLOPs", "flops", countText),
       { label: "% FLOPs", value: (part) => part.flops, cell: (part) => barCell(share(part), ratio(part.flops, whole)) },
-      figure("Bytes", "bytes", bytesText), figure("Latency", "seconds", secondsText),
+      figure("Bytes", "bytes", bytesText),
+      ...(data.split.some((part) => part.seconds !== null) ? [figure("Latency", "seconds", secondsText)] : []),
     ],
   });
 }

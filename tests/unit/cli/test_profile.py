@@ -15,6 +15,21 @@ from tests.helpers.html_pages import page_data
 
 
 class TestProfile:
+    def test_train_runs_a_step_of_the_optimizer(self, run: Run) -> None:
+        options = ("--train", "--optimizer", "adamw", "--format", "json")
+        result = run("profile", "net.py:make", *options)
+        profile = Profile.from_json(result.out)
+        assert profile.total("forward").macs == macs()
+        # every layer's weight gradient, and the input gradients of all but the first
+        assert profile.total("backward").macs == 2 * macs() - B * W * W
+        assert any(node.class_name == "AdamW" for node in profile.outside.children)
+        assert profile.run.training is True
+
+    def test_progress_names_warm_up_timing_and_counting(self, run: Run) -> None:
+        told = run("profile", "net.py:make", "--warm-up", "2").err.splitlines()
+        stages = [line for line in told if not line.startswith("what the")]
+        assert stages[-4:] == ["warm-up 1 of 2", "warm-up 2 of 2", "timing a call", "counting"]
+
     def test_default_format_is_the_overview(self, run: Run) -> None:
         result = run("profile", "net.py:make")
         assert result.code == 0

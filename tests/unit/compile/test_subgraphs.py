@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.triton_kernel_wrap import (
     kernel_side_table,
@@ -22,44 +21,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
-from dispatch_flops import OpCost, overridden
+from dispatch_flops import OpCost
 from dispatch_flops.compile import counting_backend
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.graph import GraphCost
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.registry import rules_from
+from tests.helpers.custom_products import add_product, ordered_product, with_formulas
 from tests.helpers.profiling import profile_of
 
 A, B, C, D = 3, 5, 7, 11
-
-
-@torch.library.custom_op("test_subgraphs::add_product", mutates_args={"out"})
-def add_product(x: Tensor, y: Tensor, out: Tensor) -> None:
-    out.add_(x @ y)
-
-
-@add_product.register_fake
-def _(x: Tensor, y: Tensor, out: Tensor) -> None:
-    return None
-
-
-@torch.library.custom_op("test_subgraphs::ordered_product", mutates_args=())
-def ordered_product(x: Tensor, y: Tensor) -> Tensor:
-    return x @ y
-
-
-@ordered_product.register_fake
-def _(x: Tensor, y: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], y.shape[1])
-
-
-_register_effectful_op(torch.ops.test_subgraphs.ordered_product.default, _EffectType.ORDERED)
-
-
-def formula(x: Tensor, y: Tensor, *_: Any, out: Any) -> OpCost:
-    macs = x.shape[0] * x.shape[1] * y.shape[1]
-    return OpCost(macs=macs, flops=2 * macs)
 
 
 def accumulate(x: Tensor, y: Tensor) -> Tensor:
@@ -100,8 +72,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def formulas() -> Iterator[None]:
-    names = ("add_product", "ordered_product")
-    with overridden({getattr(torch.ops.test_subgraphs, name): formula for name in names}):
+    with with_formulas():
         yield
 
 
@@ -135,7 +106,7 @@ def test_wrapped_operator_that_writes_is_counted_without_the_copies_of_functiona
     profile = counted(accumulate, A).profile()
     assert set(profile.by_operator()) == {
         "aten.zeros.default",
-        "test_subgraphs.add_product.default",
+        "custom_products.add_product.default",
         "aten.mul.Tensor",
     }
 

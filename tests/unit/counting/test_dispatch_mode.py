@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dispatch_flops import FlopCounterMode, Profile
+from tests.helpers.modes import OperatorNames
 from tests.helpers.profiling import profile_of
 
 B, S, D, F = 2, 5, 8, 12
@@ -78,7 +79,7 @@ def test_grad_mode_does_not_change_macs(
 def test_inference_mode_keeps_the_result() -> None:
     model = Layer()
     # Under any mode torch rounds the gates of a GRU differently; the reference has one, too.
-    with torch.inference_mode(), Watching():
+    with torch.inference_mode(), OperatorNames():
         expected, found = model(TOKENS), []
         profile_of(lambda: found.append(model(TOKENS)))
     assert torch.equal(expected, found[0])
@@ -169,18 +170,6 @@ def test_default_device_does_not_change_macs() -> None:
     assert profile_of(build_inside).total().macs == B * D * F
 
 
-class Watching(TorchDispatchMode):
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 class Doubling(TorchDispatchMode):
     """Mode that runs every product twice."""
 
@@ -194,9 +183,9 @@ class TestOtherModes:
     a, b = torch.ones(B, D), torch.ones(D, F)
 
     def test_outer_mode_sees_the_same_operators(self) -> None:
-        with Watching() as bare:
+        with OperatorNames() as bare:
             self.a @ self.b
-        with Watching() as watching:
+        with OperatorNames() as watching:
             profile = profile_of(lambda: self.a @ self.b)
         assert watching.seen == bare.seen
         assert profile.total().macs == B * D * F

@@ -1,4 +1,4 @@
-"""Attribution of gradients within forward, of gradients, and of forwards before the block."""
+"""Attribution of gradients within forward, and of gradients of gradients."""
 
 from __future__ import annotations
 
@@ -96,51 +96,6 @@ def test_two_losses_of_one_trunk_count_its_backward_twice() -> None:
         "trunk.0": {"forward": 2 * 3 * 5, "backward": 2 * 2 * 3 * 5},
         "a.0": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
         "b.0": {"forward": 2 * 5 * 11, "backward": 2 * 2 * 5 * 11},
-    }
-
-
-def test_backward_of_a_forward_outside_the_block_is_attributed_by_parameters() -> None:
-    """Nodes of that forward are attributed by their parameters; without any, they are named so."""
-    model = nn.Sequential(nn.Linear(3, 5), Products(5, 7), nn.Linear(7, 11, bias=False))
-    loss = model(rows(2, 3)).sum()
-    profile = profile_of(loss.backward, model=model)
-    assert work_of(profile) == {
-        "0": {"backward": 2 * 3 * 5},
-        FROM_BEFORE: {"backward": 2 * 2 * 5 * 7},
-        "2": {"backward": 2 * 2 * 7 * 11},
-    }
-    assert profile.root.calls == 0
-
-
-def test_backward_node_of_several_parameters_belongs_to_their_common_module() -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Module()
-            self.a.w = nn.Parameter(torch.randn(2, 3))
-            self.b = nn.Module()
-            self.b.w = nn.Parameter(torch.randn(3, 5))
-
-        def forward(self) -> Tensor:
-            return self.a.w @ self.b.w
-
-    model = nn.Sequential(Pair(), Pair())
-    loss = model[1]().sum()
-    assert work(loss.backward, model=model) == {"1": {"backward": 2 * 2 * 3 * 5}}
-    # Neither of two models holds both parameters: the node is named as unattributed.
-    one, other = nn.Linear(3, 2, bias=False), nn.Linear(5, 3, bias=False)
-    loss = (one.weight @ other.weight).sum()
-    with FlopCounterMode([one, other], display=False) as counter:
-        loss.backward()
-    assert work_of(counter.profile) == {FROM_BEFORE: {"backward": 2 * 2 * 3 * 5}}
-
-
-def test_backward_of_a_forward_partly_outside_the_block_is_attributed_in_part() -> None:
-    model = nn.Sequential(Products(3, 5), plain(5, 7))
-    h = model[0](rows(2, 3))
-    assert work(train, model[1], h, model=model) == {
-        "1.0": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
-        FROM_BEFORE: {"backward": 2 * 3 * 5},
     }
 
 

@@ -51,7 +51,7 @@ def product(m: int = M, **options: Any) -> FlopCounterMode:
     return counter
 
 
-def prices() -> int:
+def shared_costs() -> int:
     return sum(len(plan.cache) for plan in SHARED_PLANS._plans.values())
 
 
@@ -106,7 +106,7 @@ def test_plan_of_an_operator_that_runs_elsewhere_is_made_once(
         assert mode.rule_of(aten.mm.default) is rule
 
 
-def test_conventions_do_not_share_prices() -> None:
+def test_conventions_do_not_share_costs() -> None:
     def run(**options: Any) -> int:
         with FlopCounterMode(display=False, **options) as counter:
             torch.nn.functional.gelu(torch.ones(M))
@@ -174,16 +174,16 @@ def test_shared_prices_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for m in range(1, 30):
         assert product(m).get_total_macs() == m * K * N
         assert len(SHARED_PLANS._plans) <= 7
-        assert prices() <= 7
+        assert shared_costs() <= 7
 
 
 def test_signature_that_keeps_an_object_alive_is_not_shared() -> None:
     plan = plans.Plan(aten.mm.default, "aten.mm.default", torch.mm, None)
     cost = CallCost("aten.mm.default", "formula", cost=OpCost(macs=1))
     weights = torch.ones(1)
-    assert not SHARED_PLANS.add_price(plan, (torch.Size((3,)), lambda: weights), cost)
+    assert not SHARED_PLANS.add_cost(plan, (torch.Size((3,)), lambda: weights), cost)
     assert not plan.cache
-    assert SHARED_PLANS.add_price(plan, (torch.Size((3,)), 1.5), cost)
+    assert SHARED_PLANS.add_cost(plan, (torch.Size((3,)), 1.5), cost)
     assert len(plan.cache) == 1
 
 

@@ -1,56 +1,33 @@
-"""Threads: workers that join the counter, workers that do not, and those of autograd.
-
-On a GPU, backward runs in threads of autograd, which inherit the dispatch mode. In these tests a
-thread that enters the mode takes the role of such a thread: ``as_autograd_would``.
-"""
+"""Threads: workers that join the counter, and workers that do not."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode,
     _get_current_dispatch_mode_stack,
 )
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from dispatch_flops import FlopCounterMode, FlopsProfiler
 from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.counting.thread_state import AMBIGUOUS, UNATTRIBUTED, ThreadState
+from dispatch_flops.counting.thread_state import UNATTRIBUTED, ThreadState
 from dispatch_flops.errors import WrongThreadError
 from dispatch_flops.timing.calibrated import ModulePass
-from tests.helpers.attributing import Products, plain, rows, train, work_of
+from tests.helpers.attributing import plain, rows, train, work_of
 from tests.helpers.profiling import profile_of
+from tests.helpers.threads import in_new_thread
 
 FORWARD = {"0": 2 * 3 * 5, "1": 2 * 5 * 7}
 TRAINED = {
     "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
     "1": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
 }
-
-
-def in_new_thread(fn: Callable[..., Any], *args: Any) -> Any:
-    """Return ``fn(*args)``, run in a new thread; raise what it raises."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(fn, *args).result()
-
-
-def as_autograd_would(fn: Callable[[], Any]) -> Any:
-    """Return ``fn()``, run in a new thread with the dispatch mode of this one."""
-    mode = _get_current_dispatch_mode()
-
-    def run() -> Any:
-        with mode:
-            return fn()
-
-    return in_new_thread(run)
 
 
 @pytest.fixture
@@ -135,82 +112,6 @@ def test_counters_of_two_threads_count_their_own_threads_only() -> None:
         counted = list(pool.map(run, [3, 11]))
     once = sum(sum(phases.values()) for phases in TRAINED.values())
     assert counted == [(3, 3 * once), (11, 11 * once)]
-
-
-def test_backward_in_a_thread_of_autograd_is_attributed_to_modules(model: nn.Module) -> None:
-    def run() -> None:
-        loss = model(rows(2, 3)).sum()
-        as_autograd_would(loss.backward)
-
-    assert work_of(profile_of(run, model=model)) == TRAINED
-
-
-@pytest.mark.parametrize("fresh", [True, False], ids=["equal numbers", "numbers apart"])
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "hooks"])
-def test_recomputation_in_a_thread_of_autograd_is_attributed_to_modules(
-    reentrant: bool, fresh: bool
-) -> None:
-    """Sequence numbers start at 0 in every thread; with "fresh", both threads start there."""
-    core = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Tanh())
-    model = nn.Sequential(nn.Linear(3, 5, bias=False), core, nn.Linear(5, 7, bias=False))
-
-    def step() -> None:
-        h = checkpoint(model[1], model[0](rows(2, 3)), use_reentrant=reentrant)
-        loss = model[2](h).sum()
-        as_autograd_would(loss.backward)
-
-    profile = (in_new_thread if fresh else lambda fn: fn())(lambda: profile_of(step, model=model))
-    assert work_of(profile) == {
-        "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
-        "1.0": {"forward": 2 * 5 * 5, "recompute": 2 * 5 * 5, "backward": 2 * 2 * 5 * 5},
-        "2": {"forward": 2 * 5 * 7, "backward": 2 * 2 * 5 * 7},
-    }
-
-
-@pytest.mark.parametrize("fresh", [True, False], ids=["equal numbers", "numbers apart"])
-def test_double_backward_in_a_thread_of_autograd_is_never_guessed(fresh: bool) -> None:
-    """Nodes of two threads may have the same number: they are named as ambiguous."""
-    model = plain(3, 5)
-
-    def step() -> None:
-        x = rows(2, 3, grad=True)
-        loss = model(x).sum()
-
-        def both() -> None:
-            (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-            gradient.pow(2).sum().backward()
-
-        as_autograd_would(both)
-
-    def run() -> Any:
-        if not fresh:
-            for _ in range(50):
-                rows(2, 3, grad=True).sum()
-        return profile_of(step, model=model)
-
-    profile = in_new_thread(run)
-    found = work_of(profile)
-    product = 2 * 3 * 5
-    assert found["0"]["forward"] == product
-    backward = {fqn: phases.get("backward", 0) for fqn, phases in found.items()}
-    assert sum(backward.values()) == 2 * product
-    assert set(backward) <= {"0", AMBIGUOUS}
-    assert (AMBIGUOUS in backward) == fresh
-
-
-def test_backward_of_a_forward_in_a_worker_is_attributed_to_modules() -> None:
-    """The number of a node tells which thread made it if only one thread has that number."""
-    model = nn.Sequential(Products(3, 5))
-    for _ in range(50):
-        rows(2, 3, grad=True).sum()  # makes the numbers of this thread differ from the worker's
-    with FlopCounterMode(model, display=False) as counter:
-
-        def forward() -> Any:
-            with counter.in_thread():
-                return model(rows(2, 3)).sum()
-
-        in_new_thread(forward).backward()
-    assert work_of(counter.profile) == {"0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5}}
 
 
 def test_mark_with_an_equal_or_lower_number_replaces_the_last_entry() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,15 @@ def gather_with_and_without_rank_1() -> list[Any]:
     ]
 
 
+def gather_while_rank_1_is_killed() -> Any:
+    rank = distributed.get_rank()
+    profile = profile_of(nn.Linear(3, 5), torch.ones(rank + 1, 3))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    cluster = gather(profile, timeout_s=3)
+    return cluster and (list(cluster.ranks), cluster.missing, cluster.notes, cluster.total().macs)
+
+
 def test_gather_without_a_process_group_holds_the_profile_alone() -> None:
     profile = profile_of(nn.Linear(3, 5), torch.ones(7, 3))
     cluster = gather(profile)
@@ -44,6 +55,15 @@ def test_gather_names_the_ranks_that_did_not_send(tmp_path: Path) -> None:
     assert first == [None, ([0, 2], (1,), (note,))]
     assert second == [None]
     assert third == [([0, 1, 2], (), ()), None]
+
+
+@pytest.mark.slow
+def test_gather_merges_the_other_ranks_when_one_was_killed(tmp_path: Path) -> None:
+    workload = "gather_while_rank_1_is_killed"
+    first, third = run_on_ranks(__file__, [workload], 3, tmp_path, killed=1).of(workload)
+    note = "no profile arrived from rank 1 within 3 s"
+    assert first == ([0, 2], (1,), (note,), 1 * 3 * 5 + 3 * 3 * 5)
+    assert third is None
 
 
 @pytest.mark.parametrize("dst", [-1, 1, "0", None])

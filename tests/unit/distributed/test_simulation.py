@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.distributed import ClusterProfile, gather, simulate
 from dispatch_flops.errors import ConfigError, TargetError
-from tests.helpers.ranks import run_on_ranks
+from tests.helpers.ranks import figures, run_on_ranks
 from tests.models import parallel
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
@@ -57,24 +57,6 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ClusterProfile]:
 
 def simulated(name: str, **options: Any) -> ClusterProfile:
     return simulate(getattr(parallel, name), dict(FOUR_RANKS[name]), **options)
-
-
-def figures(profile: Profile) -> dict[str, Any]:
-    """Return every count that a simulated rank shares with the real one."""
-    return {
-        "costs": {
-            (node.fqn, op.op, op.phase): (op.calls, op.cost and (op.cost.macs, op.cost.flops))
-            for node in profile.nodes()
-            for op in node.ops
-            if op.cost is None or op.cost.flops
-        },
-        "modules": {
-            node.fqn: (node.calls, node.own_params, node.total_params, node.trainable_params)
-            for node in profile.nodes()
-        },
-        "communication": sorted(map(repr, profile.communication)),
-        "rank": (profile.run.rank, profile.run.world_size),
-    }
 
 
 @pytest.mark.parametrize("name", FOUR_RANKS)

@@ -299,19 +299,6 @@ def test_rules_are_named_and_sorted() -> None:
     assert not any("::" in name for name in names if name.startswith("aten"))
 
 
-@pytest.mark.parametrize(
-    ("key", "name"),
-    [
-        (aten.mm, "aten.mm"),
-        (aten.mm.default, "aten.mm.default"),
-        (torch.ops.higher_order.cond, "higher_order.cond"),
-        (nn.Linear, "module.Linear"),
-    ],
-)
-def test_name_of_key_is_the_profiles_name(key: Any, name: str) -> None:
-    assert registry.name_of(key) == name
-
-
 def flops_of_max(**options: Any) -> int:
     return profile_of(lambda: torch.max(torch.ones(5, 7)), **options).total().flops
 

@@ -114,6 +114,20 @@ def test_dtype_halves_the_parameters() -> None:
     assert step.memory_by_role["parameters"] == 2 * WEIGHT
 
 
+def test_value_that_the_model_reads_is_1() -> None:
+    class Reading(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if (x == 0).all() else x
+
+    step = only(
+        plan(
+            lambda batch: (Reading(IN, OUT, bias=False), (torch.ones(batch, IN),)),
+            MACHINE, sizes={"batch": 3}, search_batch=False,
+        )
+    )  # fmt: skip
+    assert step.profile.total("forward").macs == 3 * WEIGHT
+
+
 def test_token_ids_give_tokens() -> None:
     def build(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         return nn.Embedding(11, 7), (torch.ones(batch, 13, dtype=torch.long),)

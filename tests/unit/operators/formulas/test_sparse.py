@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from tests.helpers.profiling import profile_of
+from tests.helpers.profiling import macs_and_flops, profile_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -22,13 +21,6 @@ def with_stored(stored: int, layout: torch.layout = torch.sparse_coo) -> torch.T
     return dense.view(M, K).to_sparse(layout=layout)
 
 
-def cost(fn: Callable[..., Any], *args: Any) -> tuple[int, int]:
-    profile = profile_of(fn, *args)
-    assert profile.uncounted_ops() == {}
-    total = profile.total()
-    return total.macs, total.flops
-
-
 B = torch.ones(K, N)
 S = 7
 
@@ -36,25 +28,25 @@ S = 7
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_sparse_product_counts_stored_elements(layout: torch.layout) -> None:
     a = with_stored(S, layout)
-    assert cost(torch.sparse.mm, a, B) == (S * N, 2 * S * N)
+    assert macs_and_flops(torch.sparse.mm, a, B) == (S * N, 2 * S * N)
     bias = torch.ones(M, N)
-    assert cost(torch.sparse.addmm, bias, a, B) == (S * N, 2 * S * N + M * N)
-    scaled = cost(lambda: torch.sparse.addmm(bias, a, B, beta=2, alpha=3))
+    assert macs_and_flops(torch.sparse.addmm, bias, a, B) == (S * N, 2 * S * N + M * N)
+    scaled = macs_and_flops(lambda: torch.sparse.addmm(bias, a, B, beta=2, alpha=3))
     assert scaled == (S * N, 2 * S * N + 3 * M * N)
 
 
 def test_sparse_product_of_same_shape_and_other_storage_is_not_cached() -> None:
     """The shape does not determine the cost, so it must not be cached."""
     one, other = with_stored(S), with_stored(2 * S)
-    both = cost(lambda: (torch.sparse.mm(one, B), torch.sparse.mm(other, B)))
+    both = macs_and_flops(lambda: (torch.sparse.mm(one, B), torch.sparse.mm(other, B)))
     assert both == (3 * S * N, 2 * 3 * S * N)
-    dense_name = cost(lambda: (torch.mm(one, B), torch.mm(other, B)))
+    dense_name = macs_and_flops(lambda: (torch.mm(one, B), torch.mm(other, B)))
     assert dense_name == both
 
 
 def test_sampled_product_counts_stored_elements() -> None:
     a, b = torch.ones(M, 11), torch.ones(11, K)
-    sampled = cost(torch.sparse.sampled_addmm, with_stored(S, torch.sparse_csr), a, b)
+    sampled = macs_and_flops(torch.sparse.sampled_addmm, with_stored(S, torch.sparse_csr), a, b)
     assert sampled == (S * 11, 2 * S * 11 + S)
 
 
@@ -64,7 +56,7 @@ def test_sampled_product_counts_stored_elements() -> None:
 )
 def test_reduced_product_counts_products_and_reduction(reduce: str, macs: int, flops: int) -> None:
     a = with_stored(S, torch.sparse_csr)
-    assert cost(lambda: torch.sparse.mm(a, B, reduce)) == (macs, flops)
+    assert macs_and_flops(lambda: torch.sparse.mm(a, B, reduce)) == (macs, flops)
 
 
 def test_reduced_product_backward_counts_both_gradients() -> None:
@@ -78,24 +70,24 @@ def test_reduced_product_backward_counts_both_gradients() -> None:
 def test_coalesce_adds_duplicate_elements() -> None:
     indices = torch.tensor([[0, 0, 0, 1, 1, 2]])
     doubled = torch.sparse_coo_tensor(indices, torch.ones(6, 7), (4, 7))
-    assert cost(doubled.coalesce) == (0, (6 - 3) * 7)
+    assert macs_and_flops(doubled.coalesce) == (0, (6 - 3) * 7)
 
 
 def test_sparse_sum_over_one_dimension_adds_stored_elements() -> None:
     a = with_stored(S)  # a full line of K, and 2 of the next
-    assert cost(torch.sparse.sum, a, 0) == (0, S - K)
+    assert macs_and_flops(torch.sparse.sum, a, 0) == (0, S - K)
 
 
 def test_sparse_softmax_is_five_per_stored_element() -> None:
-    assert cost(torch.sparse.softmax, with_stored(S), 1) == (0, 5 * S)
-    assert cost(torch.sparse.log_softmax, with_stored(S), 1) == (0, 5 * S)
+    assert macs_and_flops(torch.sparse.softmax, with_stored(S), 1) == (0, 5 * S)
+    assert macs_and_flops(torch.sparse.log_softmax, with_stored(S), 1) == (0, 5 * S)
 
 
 def test_sparse_softmax_backward_is_four_per_stored_element() -> None:
     a = with_stored(S)
     grad = a.clone()
-    assert cost(aten._sparse_softmax_backward_data, grad, a, 1, a) == (0, 4 * S)
-    assert cost(aten._sparse_log_softmax_backward_data, grad, a, 1, a) == (0, 4 * S)
+    assert macs_and_flops(aten._sparse_softmax_backward_data, grad, a, 1, a) == (0, 4 * S)
+    assert macs_and_flops(aten._sparse_log_softmax_backward_data, grad, a, 1, a) == (0, 4 * S)
 
 
 def test_sparse_bias_is_added_once_per_stored_element() -> None:
@@ -104,21 +96,24 @@ def test_sparse_bias_is_added_once_per_stored_element() -> None:
     bias.view(-1)[:5] = 1
     bias = bias.to_sparse()
     a = with_stored(S)
-    assert cost(lambda: torch.sspaddmm(bias, a, B)) == (S * N, 2 * S * N + 5)
-    scaled = cost(lambda: torch.sspaddmm(bias, a, B, beta=3, alpha=2))
+    assert macs_and_flops(lambda: torch.sspaddmm(bias, a, B)) == (S * N, 2 * S * N + 5)
+    scaled = macs_and_flops(lambda: torch.sspaddmm(bias, a, B, beta=3, alpha=2))
     assert scaled == (S * N, 2 * S * N + 5 + 5 + S * N)
 
 
 def test_sparse_conversions_are_free() -> None:
     dense = torch.eye(5)
     for layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
-        assert cost(lambda layout=layout: dense.to_sparse(layout=layout).to_dense()) == (0, 0)
-    assert cost(lambda: dense.sparse_mask(dense.to_sparse())) == (0, 0)
+        assert macs_and_flops(lambda layout=layout: dense.to_sparse(layout=layout).to_dense()) == (
+            0,
+            0,
+        )
+    assert macs_and_flops(lambda: dense.sparse_mask(dense.to_sparse())) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["relu", "abs", "sqrt", "neg"])
 def test_sparse_pointwise_counts_stored_elements(name: str) -> None:
-    assert cost(getattr(torch, name), with_stored(S)) == (0, S)
+    assert macs_and_flops(getattr(torch, name), with_stored(S)) == (0, S)
 
 
 def test_semi_structured_products_count_half() -> None:

@@ -1,4 +1,4 @@
-"""Numbers that change with every step price no operator again."""
+"""Signatures of calls: numbers that change with every step need no new cost."""
 
 from __future__ import annotations
 

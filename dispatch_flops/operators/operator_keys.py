@@ -1,0 +1,117 @@
+"""Keys of the registry: what identifies an operator, a Triton kernel or a module class."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from dispatch_flops.errors import UnknownOperatorError
+
+
+def name_of(key: Any) -> str:
+    """Return the name of an operator as profiles show it.
+
+    ``aten.addmm``, ``aten.addmm.default``, ``higher_order.cond``, ``module.Linear``, or the name
+    of a Triton kernel.
+    """
+    if isinstance(key, OpOverloadPacket):
+        return _torch.packet_name(key).replace("::", ".")
+    if isinstance(key, OpOverload):
+        return str(key)
+    if isinstance(key, HigherOrderOperator):
+        return f"higher_order.{key.name()}"
+    if isinstance(key, type):
+        return f"module.{key.__name__}"
+    if isinstance(key, str):
+        return key.replace("::", ".")
+    return str(getattr(key, "__name__", key))
+
+
+def to_keys(targets: Any) -> list[Any]:
+    """Return the registry keys of ``targets``, a target or a nested collection of them."""
+    if isinstance(targets, (list, tuple, set, frozenset)):
+        return [key for target in targets for key in to_keys(target)]
+    return [_to_key(targets)]
+
+
+def _to_key(target: Any) -> Any:
+    if isinstance(target, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
+        return target
+    if isinstance(target, type) and issubclass(target, torch.nn.Module):
+        return target
+    if isinstance(target, str) and target.count("::") == 1:
+        return find_loaded(target) or target
+    if isinstance(target, torch.library.CustomOpDef):
+        return _torch.overload_of(target).overloadpacket
+    if callable(getattr(target, "run", None)) and hasattr(target, "fn"):  # a Triton kernel
+        return target
+    meant = _operator_of_function(target)
+    if meant is not None:
+        raise UnknownOperatorError(
+            f"{target!r} is not an operator, but a function that runs one; pass torch.ops.{meant}"
+        )
+    raise UnknownOperatorError(
+        f"{target!r} is not an operator; pass torch.ops.<library>.<op>, one of its overloads, its "
+        "name as 'library::op', the result of torch.library.custom_op, a higher-order operator, "
+        "a Triton kernel, an nn.Module class, or a list of these"
+    )
+
+
+def _operator_of_function(function: Any) -> str | None:
+    """Return ``"aten.matmul"`` for ``torch.matmul`` or ``Tensor.matmul``; None for others."""
+    name = getattr(function, "__name__", "")
+    is_torchs = str(getattr(function, "__module__", "")).split(".")[0] == "torch"
+    is_method = getattr(getattr(function, "__objclass__", None), "__name__", "") == "TensorBase"
+    # torch.matmul and torch.gelu are functions in C without a module; a class holds the former.
+    holder = getattr(function, "__self__", None)
+    is_built_in = isinstance(holder, (type, ModuleType)) and "torch" in repr(holder)
+    if isinstance(function, type) or not (is_torchs or is_method or is_built_in):
+        return None
+    return f"aten.{name}" if getattr(torch.ops.aten, name, None) is not None else None
+
+
+def find_loaded(name: str) -> OpOverload | OpOverloadPacket | None:
+    """Return the operator ``"lib::op"`` or ``"lib::op.overload"``, if its library is loaded."""
+    library, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(torch.ops, library), packet, None)
+    return getattr(found, overload, None) if overload else found
+
+
+def functional_form(packet: OpOverloadPacket) -> OpOverloadPacket | None:
+    """Return ``aten.add`` for ``aten.add_``: an in-place operator costs as much as that."""
+    name = packet.__name__
+    if not _is_in_place(name):
+        return None
+    library = _torch.packet_name(packet).split("::")[0]
+    return getattr(getattr(torch.ops, library), name[:-1], None)
+
+
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
+def candidate_keys(op: Any) -> list[Any]:
+    """Return every key under which an operator's rule may be registered, most exact first."""
+    if not isinstance(op, OpOverload):
+        return [op]
+    packet = op.overloadpacket
+    name = _torch.packet_name(packet)
+    functional = functional_form(packet)
+    keys = [op, packet, functional, full_name(op), name, name[:-1] if _is_in_place(name) else None]
+    return [key for key in keys if key is not None]
+
+
+def full_name(op: OpOverload) -> str:
+    """Return ``"lib::op.overload"``, with ``.default`` for the default overload."""
+    return f"{_torch.packet_name(op.overloadpacket)}.{_torch.overload_name(op)}"
+
+
+def schema_of(op: OpOverload | OpOverloadPacket) -> torch.FunctionSchema:
+    """Return the schema of an overload, or of a packet's first overload."""
+    overload = op if isinstance(op, OpOverload) else getattr(op, op.overloads()[0])
+    return _torch.schema_of(overload)

@@ -1,0 +1,106 @@
+"""Profile one training step of a model: forward, loss, backward and the optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from dispatch_flops.counting.placement import device_name
+from dispatch_flops.errors import TargetError
+from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.profile import Profile, StepTiming
+from dispatch_flops.profilers.counter import FlopCounterMode
+from dispatch_flops.profilers.inputs import bind_inputs
+from dispatch_flops.profilers.isolation import isolated
+from dispatch_flops.timing.devices import Devices
+from dispatch_flops.timing.latencies import time_call
+
+OptimizerName = Literal["sgd", "adamw"]
+OPTIMIZERS: Mapping[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adamw": torch.optim.AdamW,
+}
+WHOLE_STEPS = "whole steps without the dispatch mode"
+
+
+def profile_training_step(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    optimizer: OptimizerName = "sgd",
+    mode: str = "forward",
+    device: str | None = None,
+    warm_up: int = 1,
+    repeats: int = 1,
+    notify: Callable[[str], None] = lambda text: None,
+    **options: Any,
+) -> Profile:
+    """Return the profile of a training step, in training mode and with a new optimizer.
+
+        profile_training_step(torch.nn.Linear(3, 5), [torch.ones(2, 3)], optimizer="adamw")
+
+    The loss is the output's ``loss`` if it has one, else the sum of all outputs. The step sets
+    the gradients to zero, and runs forward, loss, backward and the optimizer. Steps change the
+    parameters. Each has run once before it is timed or counted, so that the optimizer has its
+    state.
+
+    model, args, kwargs, mode, device, warm_up, repeats: see ``profile_model``.
+    notify: is told what runs next. options: further ones of ``FlopCounterMode``.
+
+    The latency is that of the whole step. Raises TargetError if the loss does not depend on a
+    parameter.
+    """
+    with isolated(model, on_meta=device == "meta"):
+        model.train()
+        calls = bind_inputs(model, None, args, kwargs, mode=mode, backward=False, device=device)
+        devices = Devices.at("meta") if device == "meta" else Devices.of(model.modules())
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if not trained:
+            raise TargetError("--train: the model has no parameter that requires a gradient")
+        steps = OPTIMIZERS[optimizer](trained, lr=1e-3)
+
+        def run_step() -> None:
+            steps.zero_grad()
+            loss_of(calls.forward()).backward()
+            steps.step()
+
+        for number in range(max(warm_up, 1)):
+            notify(f"warm-up step {number + 1} of {max(warm_up, 1)}")
+            run_step()
+        timing = StepTiming(method="n/a: tensors without data take no time")
+        if devices.computes:
+            notify(f"timing {repeats} steps" if repeats > 1 else "timing a step")
+            seconds, spread_s = time_call(run_step, devices=devices, repeats=repeats)
+            timing = StepTiming(
+                iteration_s=seconds, spread_s=spread_s, repeats=repeats, method=WHOLE_STEPS
+            )
+        notify("counting a step")
+        counter = FlopCounterMode(model, display=False, **options)
+        with counter:
+            run_step()
+    profile = counter.profile
+    name = device_name(next(iter(devices.accelerators), devices.type))
+    run = dataclasses.replace(profile.run, device=devices.type, device_name=name, **calls.facts)
+    return dataclasses.replace(profile, run=run, timing=timing)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """Return the loss that a model's output holds, else the sum of its outputs.
+
+    Raises TargetError if no output requires a gradient.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        return loss.sum()
+    sums = [tensor.sum() for tensor in tensors_in(output) if tensor.requires_grad]
+    if not sums:
+        raise TargetError("--train: no output of the model requires a gradient")
+    whole = sums[0]
+    for part in sums[1:]:
+        whole = whole + part
+    return whole
