@@ -10,7 +10,11 @@ included. ``>=`` marks a peak with workspaces that are not known.
 - MemTracker: torch.distributed._tools; n/a where it raises.
 - accelerate x4: ``accelerate estimate-memory``: 4 x the bytes of the parameters, for Adam.
 - ZeRO-2, ZeRO-3: DeepSpeed's ``estimate_zero{2,3}_model_states_mem_needs`` on one device without
-  offload: (4 + 16) bytes a parameter, and 18 with 4 bytes a parameter of the largest layer.
+  offload: 2 + 18 bytes a parameter, and 18 with 4 bytes a parameter of the largest layer. Sources:
+  deepspeed/runtime/zero/stage_1_and_2.py and stage3.py. Both are of mixed precision, in which
+  parameters, gradients and Adam's state take that; the steps here are in float32.
+- torchinfo: its estimated total size: inputs, results of layers twice, parameters; n/a where it is
+  not installed, or where the model cannot be called alone.
 """
 
 from __future__ import annotations
@@ -86,7 +90,17 @@ def estimates(model: nn.Module) -> list[int]:
     params = [p.numel() for p in model.parameters()]
     largest = max(sum(p.numel() for p in m.parameters(recurse=False)) for m in model.modules())
     held = sum(p.numel() * p.element_size() for p in model.parameters())
-    return [4 * held, (4 + 16) * sum(params), 4 * largest + 18 * sum(params)]
+    return [4 * held, (2 + 18) * sum(params), 4 * largest + 18 * sum(params)]
+
+
+def of_torchinfo(model: nn.Module, x: torch.Tensor) -> int | None:
+    try:
+        from torchinfo import summary
+
+        found = summary(model, input_data=[x], verbose=0, mode="train", device="cpu")
+    except (ImportError, RuntimeError):  # RuntimeError: torchinfo's, of what the model raised
+        return None
+    return found.total_input + found.total_output_bytes + found.total_param_bytes
 
 
 def off(value: int | None, truth: int, mark: str = "") -> str:
@@ -104,11 +118,11 @@ def main() -> None:
         memory = ours(step, model)
         mark = ">= " if memory.is_lower_bound else ""
         tracked = of_mem_tracker(step, model, before)
-        values = [on_meta(workload), tracked, *estimates(model)]
+        values = [on_meta(workload), tracked, *estimates(model), of_torchinfo(model, x)]
         shown = [off(memory.peak_bytes, truth, mark), *(off(value, truth) for value in values)]
         rows.append([name, f"{truth:,}", *shown])
     header = ["step", "truth, bytes", "ours %", "ours on meta %", "MemTracker %"]
-    header += ["accelerate x4 %", "ZeRO-2 %", "ZeRO-3 %"]
+    header += ["accelerate x4 %", "ZeRO-2 %", "ZeRO-3 %", "torchinfo %"]
     print(tabulate(rows, header, disable_numparse=True))
 
 

@@ -27,7 +27,7 @@ from dispatch_flops.cli.output import csv_text, emit, print_progress, progress_b
 from dispatch_flops.cli.run import measure
 from dispatch_flops.cli.sweep_plot import SweepPlot, add_plot_option, numeric_names, sizes_text
 from dispatch_flops.errors import DispatchFlopsError, TargetError
-from dispatch_flops.profile import Profile
+from dispatch_flops.profile import MemoryProfile, Profile
 from dispatch_flops.renderers.text import Style, at_least, code, table
 from dispatch_flops.units import bytes_text, count_text, number_text, params_text, seconds_text
 
@@ -44,6 +44,7 @@ examples:
   dispatch-flops sweep model.py:make --input-shape batch,seq:int64 --set batch=1,8 seq=128..4096
   dispatch-flops sweep hf:config.json --set seq=128..8192 --device meta --plot scaling.svg
   dispatch-flops sweep model.py:make --input-shape 8,3,32,32 --set width=64,128,256 --format csv
+  dispatch-flops sweep hf:config.json --set seq=128..1024 --backward --memory --device meta
 """
 _MAX_POINTS = 10_000
 
@@ -137,12 +138,14 @@ def parse_values(name: str, text: str) -> list[Any]:
 
 def _table(rows: Sequence[Row], style: Style) -> str:
     is_timed = any(latency_of(row.profile.root) is not None for row in rows)
+    has_peaks = any(row.profile.memory is not None for row in rows)
     header = [
         *rows[0].sizes,
         "Params",
         "MACs",
         "FLOPs",
         "Bytes",
+        *(["Peak memory"] if has_peaks else []),
         *(["fwd latency"] if is_timed else []),
     ]
     cells = []
@@ -155,12 +158,25 @@ def _table(rows: Sequence[Row], style: Style) -> str:
             at_least(count_text(total.flops), is_lower_bound),
             at_least(bytes_text(total.bytes_total), is_lower_bound),
         ]
+        if has_peaks:
+            line.append(_peak_text(row.profile.memory))
         cells.append([*line, seconds_text(latency_of(row.profile.root))] if is_timed else line)
     return table(header, cells, ["right"] * len(header), style)
 
 
+def _peak_text(memory: MemoryProfile | None) -> str:
+    if memory is None:
+        return ""
+    return at_least(bytes_text(memory.peak_bytes), memory.is_lower_bound)
+
+
+def _peaks(rows: Sequence[Row]) -> list[int]:
+    """Return the peak of memory of each row, in bytes; 0 where it was not followed."""
+    return [row.profile.memory.peak_bytes if row.profile.memory else 0 for row in rows]
+
+
 def _scaling_table(rows: Sequence[Row], style: Style) -> str:
-    """Return how FLOPs, MACs and bytes grow with each numeric size; "" if none can be fitted."""
+    """Return how counts and the peak of memory grow with each size; "" if none can be fitted."""
     names = numeric_names([row.sizes for row in rows])
     grid = [{name: row.sizes[name] for name in names} for row in rows]
     totals = [row.profile.total() for row in rows]
@@ -168,6 +184,7 @@ def _scaling_table(rows: Sequence[Row], style: Style) -> str:
         "FLOPs": [cost.flops for cost in totals],
         "MACs": [cost.macs for cost in totals],
         "bytes": [cost.bytes_total for cost in totals],
+        "peak memory": _peaks(rows),
     }
     cells = [
         _scaling_row(label, exponent)
@@ -188,7 +205,9 @@ def _scaling_row(label: str, exponent: Exponent) -> list[str]:
 
 
 def _csv(rows: Sequence[Row]) -> str:
-    figures = ("params", "macs", "flops", "bytes", "latency_s", "lower_bound")
+    figures = ["params", "macs", "flops", "bytes", "latency_s", "lower_bound"]
+    if any(row.profile.memory is not None for row in rows):
+        figures.append("peak_bytes")
     return csv_text([*rows[0].sizes, *figures], map(_csv_row, rows))
 
 
@@ -202,4 +221,5 @@ def _csv_row(row: Row) -> list[Any]:
         total.bytes_total,
         latency_of(row.profile.root),
         int(row.profile.is_lower_bound),
+        *([] if row.profile.memory is None else [row.profile.memory.peak_bytes]),
     ]

@@ -244,10 +244,9 @@ class Blocks:
             return
         device, made_in = block.device, block.made_in
         device.now -= block.size
-        is_forward = made_in is not None and made_in.phase != "backward"
         timeline = device.timeline
-        if block.born > device.born_at_peaks and not is_forward and timeline is None:
-            return  # most blocks of backward: in no peak, and not an activation
+        if block.born > device.born_at_peaks and timeline is None and self._is_brief(block):
+            return
         role = self._role_of(block, is_over=True)
         if timeline is not None:
             timeline.released.append((block.born, block.size, role))
@@ -256,6 +255,15 @@ class Blocks:
                 peak.released.append((block, role))
         if role == "activations" and made_in is not None:
             self._activations[block.step, made_in.fqn] += block.size
+
+    def _is_brief(self, block: Block) -> bool:
+        """Return True if a released block surely was not an activation; most blocks are brief."""
+        if block.made_in is None:
+            return True
+        phase = block.made_in.phase
+        if phase == "forward":
+            return block.born > self.born_in_calls and self._phase_now() == "forward"
+        return phase != "recompute"
 
     def _role_of(self, block: Block, *, is_over: bool) -> Role:
         """Return what a block was for, at its release or, if it is not over, until now.

@@ -313,8 +313,11 @@ class MemoryMode(CountingMode):
                 device = self._allocated_all((args, kwargs), out, allocation, made_in)
             else:
                 try:
-                    if id(out.untyped_storage()) not in self._live:
-                        device = self._allocated(out, made_in)
+                    storage = out.untyped_storage()
+                    if id(storage) not in self._live:
+                        if out.device != device.device:
+                            device = self._device = self._blocks.on(out.device)
+                        self._blocks.allocated(storage, device, made_in)
                 except RuntimeError:  # sparse and opaque tensors have no storage of their own
                     device = self._allocated_all((args, kwargs), out, allocation, made_in)
         found = device.modules.get(made_in) or device.module_peak(made_in)
@@ -357,13 +360,6 @@ class MemoryMode(CountingMode):
     def _meet_tensor(self, tensor: torch.Tensor) -> None:
         for storage, device in storages_of(tensor):
             self._memory.meet(storage, device)
-
-    def _allocated(self, out: torch.Tensor, made_in: ModulePhase) -> DeviceBlocks:
-        device = out.device
-        if device != self._device.device:
-            self._device = self._blocks.on(device)
-        self._blocks.allocated(out.untyped_storage(), self._device, made_in)
-        return self._device
 
     def _allocated_all(
         self, arguments: Any, out: Any, allocation: Allocation, made_in: ModulePhase

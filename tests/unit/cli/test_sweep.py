@@ -61,6 +61,16 @@ class TestSweep:
         rows = csv.DictReader(io.StringIO(run("sweep", "net.py:make", *arguments).out))
         assert all(int(row["flops"]) == 2 * int(row["macs"]) > 0 for row in rows)
 
+    def test_peaks_of_memory_are_shown_and_fitted(self, run: Run) -> None:
+        sizes = ("--set", "batch=100,200,400", "--memory", "--device", "meta")
+        out = run("sweep", "net.py:make", *sizes).out
+        assert "Peak memory" in out.splitlines()[0]
+        assert "peak memory ~ batch^" in out
+        text = run("sweep", "net.py:make", *sizes, "--format", "csv").out
+        peaks = [int(row["peak_bytes"]) for row in csv.DictReader(io.StringIO(text))]
+        # What a row of the batch adds is the same: the peak is linear in the batch.
+        assert peaks[2] - peaks[1] == 2 * (peaks[1] - peaks[0]) > 0
+
     def test_measured_latency_is_shown(self, run: Run) -> None:
         assert "fwd latency" in run("sweep", "net.py:make", "--set", "batch=2").out
 
