@@ -105,6 +105,7 @@ def test_meter_equals_the_counter_of_every_step(name: str, *, set_to_none: bool)
     options = {"momentum": 0.9} if name == "SGD" else {"weight_decay": 0.1}
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, **options)
     meter, exact = FlopMeter(model, verify_every=7), 0
+    average = model[0].weight.detach().clone()
     for index in range(30):
         x = torch.ones(SHAPES[index % 3], IN)
         with FlopCounterMode(display=False) as counter, meter.step():
@@ -113,6 +114,8 @@ def test_meter_equals_the_counter_of_every_step(name: str, *, set_to_none: bool)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=set_to_none)
+            with torch.no_grad():
+                average.lerp_(model[0].weight, 0.1)
             (out.detach() * 2).mean()
         exact += counter.get_total_flops()
         assert meter.last_step.total_flops == counter.get_total_flops()
@@ -172,6 +175,18 @@ def test_shape_that_comes_after_others_in_a_step_is_counted_from_there(
             optimizer.zero_grad()
     expected = 3 * batch(2) + batch(11) + 2 * (UPDATE // 2 + UPDATE)
     assert meter.total_flops == expected
+
+
+def test_work_between_equal_calls_belongs_to_its_position(model: Net) -> None:
+    meter = FlopMeter(model, verify_every=0)
+    with torch.no_grad():
+        for _ in range(4):
+            with meter.step():
+                model(torch.ones(B, IN)) * 2
+                model(torch.ones(B, IN))
+                model(torch.ones(B, IN))
+    assert meter.total_flops == 4 * (3 * forward(B) + B * OUT)
+    assert not meter.is_estimate
 
 
 class Discriminated(nn.Module):
