@@ -13,8 +13,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dispatch_flops import FlopCounterMode, FlopMeter, Machine
+from dispatch_flops import FlopCounterMode, FlopMeter, Machine, OpCost
+from dispatch_flops.compile.step import Step
 from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError, UncountedWarning
+from dispatch_flops.profilers.meter_reading import MeterReading
 
 B, IN, HID, OUT = 2, 3, 5, 7
 SHAPES = (2, 11, 13)
@@ -105,6 +107,7 @@ def test_meter_equals_the_counter_of_every_step(name: str, *, set_to_none: bool)
     options = {"momentum": 0.9} if name == "SGD" else {"weight_decay": 0.1}
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, **options)
     meter, exact = FlopMeter(model, verify_every=7), 0
+    average = model[0].weight.detach().clone()
     for index in range(30):
         x = torch.ones(SHAPES[index % 3], IN)
         with FlopCounterMode(display=False) as counter, meter.step():
@@ -113,6 +116,8 @@ def test_meter_equals_the_counter_of_every_step(name: str, *, set_to_none: bool)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=set_to_none)
+            with torch.no_grad():
+                average.lerp_(model[0].weight, 0.1)
             (out.detach() * 2).mean()
         exact += counter.get_total_flops()
         assert meter.last_step.total_flops == counter.get_total_flops()
@@ -172,6 +177,18 @@ def test_shape_that_comes_after_others_in_a_step_is_counted_from_there(
             optimizer.zero_grad()
     expected = 3 * batch(2) + batch(11) + 2 * (UPDATE // 2 + UPDATE)
     assert meter.total_flops == expected
+
+
+def test_work_between_equal_calls_belongs_to_its_position(model: Net) -> None:
+    meter = FlopMeter(model, verify_every=0)
+    with torch.no_grad():
+        for _ in range(4):
+            with meter.step():
+                model(torch.ones(B, IN)) * 2
+                model(torch.ones(B, IN))
+                model(torch.ones(B, IN))
+    assert meter.total_flops == 4 * (3 * forward(B) + B * OUT)
+    assert not meter.is_estimate
 
 
 class Discriminated(nn.Module):
@@ -560,3 +577,18 @@ def test_wrong_arguments_are_refused(model: Net) -> None:
         FlopMeter(model, verify_every=-1)
     with pytest.raises(ConfigError, match="tokens=-3"):
         FlopMeter(model).step(tokens=-3)
+
+
+def test_step_of_the_counting_backend_has_the_names_of_a_reading() -> None:
+    step = Step(
+        costs={
+            "forward": OpCost(macs=2 * 3, flops=2 * 2 * 3),
+            "backward": OpCost(flops=5),
+            "optimizer": OpCost(flops=7),
+        },
+        seconds=2.0,
+    )
+    assert (step.total_flops, step.model_flops) == (2 * 2 * 3 + 5 + 7, 2 * 2 * 3 + 5)
+    for name in ("costs", "total", "model_total", "flops_per_s", "uncounted", "is_lower_bound"):
+        assert hasattr(step, name)
+        assert hasattr(MeterReading(), name)
