@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dispatch_flops.operators.conventions import conventions
     from dispatch_flops.operators.registry import overridden, register_flops, unregister_flops
     from dispatch_flops.operators.workspaces import register_workspace
+    from dispatch_flops.planning.planner import plan
     from dispatch_flops.profile.communication import CommGroup, CommTotal
     from dispatch_flops.profile.cost import OpCost, Share, Split
     from dispatch_flops.profile.profile import Profile
@@ -64,6 +65,7 @@ __all__ = [
     "matmul_cost",
     "measure_machine",
     "overridden",
+    "plan",
     "profile_model",
     "register_flops",
     "register_workspace",
@@ -97,6 +99,7 @@ _HOME = {
     "matmul_cost": "operators.building_blocks",
     "measure_machine": "timing.peaks",
     "overridden": "operators.registry",
+    "plan": "planning.planner",
     "profile_model": "profilers.model",
     "register_flops": "operators.registry",
     "register_workspace": "operators.workspaces",

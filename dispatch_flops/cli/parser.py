@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from dispatch_flops.cli import check, clusters, compare, ops, profile, show, sweep
+from dispatch_flops.cli import check, clusters, compare, ops, plan, profile, show, sweep
 from dispatch_flops.cli.output import emit
 from dispatch_flops.errors import TargetError
 
@@ -98,6 +98,7 @@ def build_parser() -> Parser:
         profile.add_profile,
         profile.add_demo,
         sweep.add_sweep,
+        plan.add_plan,
         show.add_show,
         show.add_report,
         compare.add_diff,

@@ -18,6 +18,8 @@ class Step:
         step = backend.step()
         print(step.total.flops, step.flops_per_s, step.mfu(peak_flops_per_s=989e12))
 
+    Totals and rates have the names that a reading of ``FlopMeter`` has.
+
     costs: by phase. seconds: wall time between the calls. The device is not synchronized, so that
     a single step may be off; over many steps the error averages out.
     uncounted: ``{what ran without a known cost: how often}``. With one entry or more, all figures
@@ -42,6 +44,16 @@ class Step:
     def model_total(self) -> OpCost:
         """Cost of forward and backward, without recomputation (model FLOPs)."""
         return add_costs(self.costs.get(phase) for phase in MODEL_PHASES)
+
+    @property
+    def total_flops(self) -> int:
+        """FLOPs of all phases."""
+        return self.total.flops
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs of forward and backward."""
+        return self.model_total.flops
 
     @property
     def flops_per_s(self) -> float | None:

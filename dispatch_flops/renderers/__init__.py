@@ -17,6 +17,7 @@ is shown, and how.
 Merged profiles have two formats of text, ``render(cluster, view=None) -> str``.
 
     cluster_table   figures over ranks, ranks, mesh dimensions and modules, plain or Markdown
+    plan_table      choices of a plan side by side, plain or Markdown
     cluster_page    the same tables as a page for the browser
 
 The others return what their readers take.
@@ -41,6 +42,7 @@ from dispatch_flops.renderers import (
     memory_table,
     notebook,
     overview,
+    plan_table,
     plots,
     scalars,
     table,
@@ -61,6 +63,7 @@ __all__ = [
     "memory_table",
     "notebook",
     "overview",
+    "plan_table",
     "plots",
     "scalars",
     "table",

@@ -24,7 +24,7 @@ PUBLIC = """
     CommGroup CommTotal DispatchFlopsError FlopCounterMode FlopMeter FlopsProfiler Machine
     ModuleNode OpCost OpTotal Profile Share Split StepProfiler UncountedOpsError UncountedWarning
     __version__ analysis attention_cost compile conventions counting_backend diff distributed
-    errors get_model_profile integrations matmul_cost measure_machine overridden profile_model
+    errors get_model_profile integrations matmul_cost measure_machine overridden plan profile_model
     register_flops register_workspace renderers unregister_flops
 """.split()
 

@@ -21,6 +21,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("compile", "timing", "memory"),
     ("profilers",),
     ("distributed",),  # a simulated rank is profiled by the counter that users call
+    ("planning",),
     ("__init__",),
     ("integrations",),
     ("cli",),

@@ -204,8 +204,24 @@ def every_kind() -> Profile:
     return count(collectives, None, mesh=mesh_of(world=4))
 
 
-WORKLOADS = ["hsdp", "fsdp2_resharded_to_pairs", "tensor_parallel", "sequence_parallel",
-             "tensor_and_data_parallel", "experts", "redistribute", "every_kind"]  # fmt: skip
+def batched_neighbours() -> Profile:
+    """Each rank sends 5 numbers to the next one and receives as many from the one before."""
+    rank, given, taken = dist.get_rank(), torch.ones(5), torch.zeros(5)
+
+    def exchange() -> None:
+        calls = [
+            dist.P2POp(dist.isend, given, (rank + 1) % RANKS),
+            dist.P2POp(dist.irecv, taken, (rank - 1) % RANKS),
+        ]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+
+    return count(exchange, None)
+
+
+WORKLOADS = ["batched_neighbours", "hsdp", "fsdp2_resharded_to_pairs", "tensor_parallel",
+             "sequence_parallel", "tensor_and_data_parallel", "experts", "redistribute",
+             "every_kind"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -360,6 +376,16 @@ def test_uneven_experts_send_the_rows_of_their_splits(results: Results) -> None:
             assert total.payload_bytes == row * rows
             assert total.sent_bytes == total.received_bytes == shares
             assert total.bus_bytes == sum(shares)
+
+
+def test_batched_sends_and_receives_name_their_peers(results: Results) -> None:
+    for rank, profile in enumerate(results.of("batched_neighbours")):
+        sent, received = sorted(profile.communication, key=lambda total: total.kind)[::-1]
+        assert (sent.kind, sent.calls, received.kind, received.calls) == ("send", 1, "recv", 1)
+        one = FLOAT * 5
+        after, before = (rank + 1) % RANKS, (rank - 1) % RANKS
+        assert sent.sent_bytes == tuple(one * (peer == after) for peer in range(RANKS))
+        assert received.received_bytes == tuple(one * (peer == before) for peer in range(RANKS))
 
 
 DOUBLE = 8 * 6  # bytes of 6 float64s

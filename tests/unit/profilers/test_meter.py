@@ -13,8 +13,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dispatch_flops import FlopCounterMode, FlopMeter, Machine
+from dispatch_flops import FlopCounterMode, FlopMeter, Machine, OpCost
+from dispatch_flops.compile.step import Step
 from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError, UncountedWarning
+from dispatch_flops.profilers.meter_reading import MeterReading
 
 B, IN, HID, OUT = 2, 3, 5, 7
 SHAPES = (2, 11, 13)
@@ -575,3 +577,18 @@ def test_wrong_arguments_are_refused(model: Net) -> None:
         FlopMeter(model, verify_every=-1)
     with pytest.raises(ConfigError, match="tokens=-3"):
         FlopMeter(model).step(tokens=-3)
+
+
+def test_step_of_the_counting_backend_has_the_names_of_a_reading() -> None:
+    step = Step(
+        costs={
+            "forward": OpCost(macs=2 * 3, flops=2 * 2 * 3),
+            "backward": OpCost(flops=5),
+            "optimizer": OpCost(flops=7),
+        },
+        seconds=2.0,
+    )
+    assert (step.total_flops, step.model_flops) == (2 * 2 * 3 + 5 + 7, 2 * 2 * 3 + 5)
+    for name in ("costs", "total", "model_total", "flops_per_s", "uncounted", "is_lower_bound"):
+        assert hasattr(step, name)
+        assert hasattr(MeterReading(), name)

@@ -1,0 +1,98 @@
+"""What a planned step needs and how long it takes at least: the figures of one choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.step_bounds import StepBounds, step_bounds
+from dispatch_flops.profile import Profile
+from dispatch_flops.units import ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """One choice of sizes, on one device of a machine.
+
+    sizes: what was chosen, such as ``{"batch": 4, "seq": 2048}``.
+    profile: the step as it was counted, without data; memory included.
+    samples, tokens: of one step of this device; None where not known.
+    largest_batch: the largest batch that fits; 0 where none does, None where it was not searched.
+    """
+
+    sizes: Mapping[str, Any]
+    machine: Machine
+    profile: Profile
+    bounds: StepBounds
+    samples: int | None = None
+    tokens: int | None = None
+    largest_batch: int | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that the step allocates."""
+        memory = self.profile.memory
+        return memory.peak_bytes if memory is not None else 0
+
+    @property
+    def memory_by_role(self) -> dict[str, int]:
+        """What the peak consists of, the largest first."""
+        memory = self.profile.memory
+        return memory.by_role() if memory is not None else {}
+
+    @property
+    def headroom_bytes(self) -> float | None:
+        """Memory of the device less the peak; None where its capacity is unknown."""
+        capacity = self.machine.memory_bytes
+        return None if capacity is None else capacity - self.peak_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """True if the peak is within the device's memory; None where its capacity is unknown."""
+        return None if self.headroom_bytes is None else self.headroom_bytes >= 0
+
+    @property
+    def tokens_per_s(self) -> tuple[float | None, float | None]:
+        """Tokens per second of the device: with nothing hidden, and with all traffic saved."""
+        return ratio(self.tokens, self.bounds.serial_s), ratio(self.tokens, self.bounds.fused_s)
+
+    @property
+    def samples_per_s(self) -> tuple[float | None, float | None]:
+        """Samples per second of the device: with nothing hidden, and with all traffic saved."""
+        return ratio(self.samples, self.bounds.serial_s), ratio(self.samples, self.bounds.fused_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Choices side by side, with what they assume.
+
+    steps: one for each choice. assumptions: in words, for the reader.
+    """
+
+    machine: Machine
+    steps: tuple[PlannedStep, ...]
+    assumptions: tuple[str, ...] = field(default_factory=tuple)
+
+
+def planned_step(
+    profile: Profile,
+    machine: Machine,
+    sizes: Mapping[str, Any],
+    *,
+    host_s_per_operator: float | None = None,
+    samples: int | None = None,
+    tokens: int | None = None,
+    largest_batch: int | None = None,
+) -> PlannedStep:
+    """Return the figures of a counted step on a machine."""
+    return PlannedStep(
+        sizes=dict(sizes),
+        machine=machine,
+        profile=profile,
+        bounds=step_bounds(profile, machine, host_s_per_operator),
+        samples=samples,
+        tokens=tokens,
+        largest_batch=largest_batch,
+    )

@@ -1,0 +1,121 @@
+"""The least time of a step on a machine: a roofline per operator, and its collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dispatch_flops.analysis.efficiency import compute_s, moving_s, roofline
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.profile import CommTotal, Profile
+from dispatch_flops.profile.cost import MODEL_PHASES
+from dispatch_flops.units import ratio
+
+StepBound = Literal["compute", "memory", "communication"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBounds:
+    """Least seconds of a step, by what takes them; None where a rate of the machine is unknown.
+
+    compute_s: of all FLOPs at the peaks. memory_s: of all bytes at the memory's bandwidth.
+    kernels_s: each operator takes the longer of computing and moving its bytes.
+    communication_s: each collective takes the link's latency and its bus bytes at the link's rate.
+    operators: calls that launch a kernel. host_s_per_operator: seconds that the host takes for one.
+    model_compute_s: of forward and backward, the least seconds at the peaks.
+
+    Example::
+
+        bounds = step_bounds(profile, MACHINES["NVIDIA H200"])
+        bounds.least_s, bounds.bound, bounds.mfu_ceiling
+    """
+
+    compute_s: float | None
+    memory_s: float | None
+    kernels_s: float | None
+    communication_s: float | None
+    operators: int
+    host_s_per_operator: float | None = None
+    model_compute_s: float | None = None
+
+    @property
+    def fused_s(self) -> float | None:
+        """Seconds if fusion and caches saved all traffic: computing, or communication if longer."""
+        if self.compute_s is None or self.communication_s is None:
+            return None
+        return max(self.compute_s, self.communication_s)
+
+    @property
+    def least_s(self) -> float | None:
+        """Seconds of unfused operators with communication hidden, and no time of the host."""
+        if self.kernels_s is None or self.communication_s is None:
+            return None
+        return max(self.kernels_s, self.communication_s)
+
+    @property
+    def serial_s(self) -> float | None:
+        """Seconds with nothing hidden: kernels, then communication, then the host's own time."""
+        if self.kernels_s is None or self.communication_s is None:
+            return None
+        host = (self.host_s_per_operator or 0.0) * self.operators
+        return self.kernels_s + self.communication_s + host
+
+    @property
+    def bound(self) -> StepBound | None:
+        """What the least time consists of; for kernels, the larger of computing and moving."""
+        if self.least_s is None or self.kernels_s is None or self.compute_s is None:
+            return None
+        if self.least_s > self.kernels_s:
+            return "communication"
+        return "compute" if self.compute_s >= self.kernels_s / 2 else "memory"
+
+    @property
+    def mfu_ceiling(self) -> tuple[float | None, float | None]:
+        """The highest MFU of unfused operators, and with all traffic saved."""
+        return (
+            ratio(self.model_compute_s, self.least_s),
+            ratio(self.model_compute_s, self.fused_s),
+        )
+
+
+def step_bounds(
+    profile: Profile, machine: Machine, host_s_per_operator: float | None = None
+) -> StepBounds:
+    """Return the bounds of the step that a profile counted.
+
+    host_s_per_operator: measured seconds of the host for one operator; None where unknown.
+    """
+    ops = list(profile.op_totals())
+    total = profile.total()
+    return StepBounds(
+        compute_s=compute_s(ops, machine),
+        memory_s=moving_s(total, machine),
+        kernels_s=roofline(ops, machine).attainable_s,
+        communication_s=communication_s(profile, machine),
+        operators=sum(op.calls for op in ops if op.kind != "free"),
+        host_s_per_operator=host_s_per_operator,
+        model_compute_s=compute_s((op for op in ops if op.phase in MODEL_PHASES), machine),
+    )
+
+
+def communication_s(profile: Profile, machine: Machine) -> float | None:
+    """Return the least seconds of all communication; None where a link is unknown."""
+    total = 0.0
+    for part in profile.communication:
+        seconds = collective_s(part, machine)
+        if seconds is None:
+            return None
+        total += seconds
+    return total
+
+
+def collective_s(total: CommTotal, machine: Machine) -> float | None:
+    """Return calls x latency + bus bytes / rate of the slowest link that the group uses."""
+    if total.group.size < 2 or not total.payload_bytes:
+        return 0.0
+    ranks = total.group.ranks
+    spread = max(ranks) - min(ranks) + 1 if ranks else total.group.size
+    link = machine.link_of(spread)
+    if link is None:
+        return None
+    return total.calls * link.latency_s + total.bus_bytes / link.bytes_per_s

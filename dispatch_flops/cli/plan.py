@@ -1,0 +1,158 @@
+"""The command ``plan``: does a step fit, how long does it take at least, what MFU can it reach."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from contextlib import redirect_stdout
+from typing import Any
+
+from dispatch_flops.cli.arguments import (
+    TARGET_HELP,
+    Commands,
+    add_command,
+    add_machine_option,
+    add_set_option,
+    add_table_options,
+    machine_named,
+    parse_assignments,
+    table_style,
+)
+from dispatch_flops.cli.exit_codes import OK
+from dispatch_flops.cli.output import emit, print_progress
+from dispatch_flops.cli.sweep import parse_values
+from dispatch_flops.errors import DispatchFlopsError, TargetError
+from dispatch_flops.renderers import plan_table
+
+_EPILOG = f"""\
+{TARGET_HELP}
+The step runs on the meta device, so that neither a GPU nor memory for the model is needed. Every
+combination of the values of --set is a column. "batch" is the micro-batch, of which the largest
+that fits is searched. hf: targets accept batch and seq; a language model computes its loss.
+
+examples:
+  dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 \\
+      --set batch=1,2,4 seq=8192 --dtype bf16 --optimizer adamw --checkpoint
+  dispatch-flops plan model.py:Net --input-shape batch,3,224,224 --set batch=8,64 --machine my.json
+"""
+_OPTIMIZERS = ("adamw", "adam", "sgd", "none")
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def add_plan(commands: Commands) -> None:
+    parser = add_command(
+        commands, "plan", "plan a training step: memory, least time and MFU on a machine", _EPILOG
+    )
+    parser.add_argument("target", metavar="TARGET", help="the model to plan (see below)")
+    add_machine_option(
+        parser,
+        "the device: a name such as H100 or 'NVIDIA A100-SXM4-80GB', or the path of a JSON file "
+        "that describes it (required)",
+    )
+    add_set_option(parser, "values to choose from: batch=1,2,4 seq=8192")
+    _add_step_options(parser)
+    add_table_options(parser, "table", "markdown")
+    parser.set_defaults(run=run_plan)
+
+
+def _add_step_options(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("step")
+    group.add_argument(
+        "--input-shape",
+        action="append",
+        default=[],
+        metavar="SHAPE",
+        help="as for profile: batch,3,224,224; a size may be a name of --set",
+    )
+    group.add_argument("--inputs", metavar="FACTORY", help="as for profile")
+    group.add_argument(
+        "--dtype", help="of the model and its inputs, such as bf16 (default: its own)"
+    )
+    group.add_argument(
+        "--optimizer",
+        choices=_OPTIMIZERS,
+        default="adamw",
+        help="none plans a forward pass without gradients (default: adamw)",
+    )
+    group.add_argument(
+        "--checkpoint",
+        action="store_true",
+        help="recompute every layer of the model's stacks in backward",
+    )
+    group.add_argument(
+        "--causal",
+        choices=("full", "half"),
+        default="full",
+        help="count causal attention in full, or the half that the mask keeps (default: full)",
+    )
+    group.add_argument(
+        "--host-cost",
+        action="store_true",
+        help="measure what this host takes for an operator, and add it to the range",
+    )
+    group.add_argument("--no-search", action="store_true",
+                       help="do not search the largest batch that fits")  # fmt: skip
+
+
+def run_plan(options: Namespace) -> int:
+    if options.machine is None:
+        raise TargetError("--machine is missing; name a device, such as --machine H100")
+    machine = machine_named(options.machine, "cpu")
+    assert machine is not None
+    sizes = {
+        name: parse_values(name, text) for name, text in parse_assignments(options.set).items()
+    }
+    print_progress(f"planning {options.target} on {machine.name}")
+
+    from dispatch_flops.cli.targets import raise_target_error
+    from dispatch_flops.planning.host_cost import measure_host_s_per_operator
+    from dispatch_flops.planning.planner import plan
+
+    try:
+        with redirect_stdout(sys.stderr):
+            planned = plan(
+                lambda **chosen: _build(options, chosen),
+                machine,
+                sizes=sizes,
+                optimizer=None if options.optimizer == "none" else options.optimizer,
+                checkpoint=options.checkpoint,
+                causal=options.causal,
+                host_s_per_operator=measure_host_s_per_operator() if options.host_cost else None,
+                search_batch=not options.no_search,
+            )
+    except DispatchFlopsError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise_target_error(f"planning {options.target}", error)
+    emit(plan_table.render(planned, table_style(options.format)), options.output)
+    return OK
+
+
+def _build(
+    options: Namespace, sizes: dict[str, Any]
+) -> tuple[Any, dict[str, Any] | tuple[Any, ...]]:
+    """Return the model and its inputs on the meta device; a language model gets labels."""
+    from dispatch_flops.cli.targets import parse_shape, prepare
+
+    print_progress(f"  {', '.join(f'{name}={value}' for name, value in sizes.items())}")
+    prepared = prepare(
+        options.target,
+        shapes=[parse_shape(text) for text in options.input_shape],
+        inputs=options.inputs,
+        dtype=_DTYPES.get(options.dtype, options.dtype),
+        device="meta",
+        variables=sizes,
+        notify=print_progress,
+    )
+    model, inputs = prepared.model, prepared.inputs
+    if inputs.args and inputs.kwargs:
+        raise TargetError("plan takes positional inputs or named ones; --inputs returned both")
+    if inputs.args:
+        return model, inputs.args
+    kwargs = dict(inputs.kwargs)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # a training step keeps no keys and values
+    if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) and "input_ids" in kwargs:
+        kwargs.setdefault("labels", kwargs["input_ids"])
+    return model, kwargs

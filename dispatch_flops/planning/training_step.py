@@ -1,0 +1,139 @@
+"""One training step on the meta device: forward, loss, backward and the optimizer, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dispatch_flops.errors import ConfigError, TargetError
+from dispatch_flops.operators.conventions import Causal, Target
+from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.profile import Profile
+from dispatch_flops.profilers.counter import FlopCounterMode
+
+# The caching allocator of CUDA rounds every block up to a multiple of this.
+# Source: c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize.
+ROUNDING = 512
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+}
+
+
+def count_step(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    optimizer: str | None,
+    causal: Causal,
+    target: Target,
+) -> Profile:
+    """Return the profile of a steady step, memory included.
+
+    A first step makes the optimizer's state. Without an optimizer, the forward pass alone is
+    counted, without gradients. A value that the model reads, as ``.all()`` in an ``if``, is 1.
+    """
+    step = _inference(model, args, kwargs)
+    if optimizer is not None:
+        step = _training(model, args, kwargs, make_optimizer(optimizer, model))
+        with FlopCounterMode(model, display=False, target=target, meta_value=1):
+            step()
+    counter = FlopCounterMode(
+        model, display=False, causal=causal, target=target, meta_value=1,
+        memory=True, memory_rounding=ROUNDING,
+    )  # fmt: skip
+    with counter:
+        step()
+    return counter.profile
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer of the model's trainable parameters; ConfigError for another name."""
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"optimizer={name!r}: choose one of {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[name]([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+
+def _inference(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[], None]:
+    def step() -> None:
+        with torch.no_grad():
+            model(*args, **kwargs)
+
+    return step
+
+
+def _training(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer,
+) -> Callable[[], None]:
+    def step() -> None:
+        backward_from(model(*args, **kwargs))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def backward_from(output: Any) -> None:
+    """Run backward from the output's ``loss``, or from the sum of all outputs without one."""
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        loss.backward()
+        return
+    outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+    if not outputs:
+        raise TargetError(
+            "no output of the model requires a gradient; plan it without an optimizer"
+        )
+    torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
+
+
+def checkpoint_stacks(model: nn.Module) -> int:
+    """Make every layer of the outermost stacks recompute its forward; return their number.
+
+    A stack is a ModuleList, ModuleDict or Sequential of at least two modules of one class.
+    Raises TargetError if there is none.
+    """
+    layers = list(_stacked(model))
+    if not layers:
+        raise TargetError(
+            "checkpoint: the model has no stack of equal layers; checkpoint it in its own code"
+        )
+    for layer in layers:
+        layer.forward = _recomputed(layer.forward)
+    return len(layers)
+
+
+def _stacked(model: nn.Module) -> list[nn.Module]:
+    found: list[nn.Module] = []
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        children = list(module.children())
+        is_stack = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+        same = len({type(child) for child in children}) == 1 and len(children) > 1
+        if is_stack and same and any(children[0].children()):
+            found.extend(children)
+        else:
+            waiting.extend(children)
+    return found
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run

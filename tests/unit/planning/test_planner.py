@@ -1,0 +1,168 @@
+"""Plans of a small network whose memory, FLOPs and times are products of its sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import Machine, plan
+from dispatch_flops.analysis.planned import Plan, PlannedStep
+from dispatch_flops.errors import ConfigError, TargetError
+from dispatch_flops.renderers import plan_table
+
+IN, OUT, F32 = 256, 384, 4  # multiples of the 512 bytes that blocks are rounded to
+WEIGHT = IN * OUT
+PEAK, BANDWIDTH = 1e9, 1e7
+MACHINE = Machine(
+    name="test", flops_per_s={"float32": PEAK}, bytes_per_s=BANDWIDTH, memory_bytes=10e6
+)
+
+
+def linear(batch: int, **_: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return nn.Linear(IN, OUT, bias=False), (torch.ones(batch, IN),)
+
+
+def stack(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    layers = [
+        nn.Sequential(nn.Linear(IN, IN), nn.Tanh(), nn.Linear(IN, IN), nn.Tanh()) for _ in range(5)
+    ]
+    return nn.Sequential(*layers), (torch.ones(batch, IN),)
+
+
+def only(planned: Plan) -> PlannedStep:
+    (step,) = planned.steps
+    return step
+
+
+def test_plan_of_a_step_has_the_memory_of_its_parts() -> None:
+    step = only(plan(linear, MACHINE, sizes={"batch": 128}, optimizer="adamw", search_batch=False))
+    held = step.memory_by_role
+    assert held["parameters"] == held["gradients"] == WEIGHT * F32
+    assert held["optimizer state"] == 2 * WEIGHT * F32
+    assert step.peak_bytes == sum(held.values())
+    assert step.fits and step.headroom_bytes == 10e6 - step.peak_bytes
+
+
+def test_plan_without_an_optimizer_is_a_forward_pass() -> None:
+    step = only(plan(linear, MACHINE, sizes={"batch": 3}, optimizer=None, search_batch=False))
+    assert step.peak_bytes == (WEIGHT + 3 * IN + 3 * OUT) * F32
+    assert step.profile.total().macs == 3 * WEIGHT
+    assert not step.profile.total("backward").flops
+
+
+def test_bounds_are_the_roofline_of_a_product() -> None:
+    step = only(plan(linear, MACHINE, sizes={"batch": 3}, optimizer=None, search_batch=False))
+    computing = 2 * 3 * WEIGHT / PEAK
+    moving = F32 * (WEIGHT + 3 * IN + 3 * OUT) / BANDWIDTH
+    bounds = step.bounds
+    assert bounds.compute_s == pytest.approx(computing)
+    assert bounds.fused_s == pytest.approx(computing)
+    assert bounds.least_s == bounds.serial_s == pytest.approx(moving)
+    assert bounds.bound == "memory"
+    assert bounds.mfu_ceiling == (pytest.approx(computing / moving), pytest.approx(1.0))
+    assert step.samples == 3 and step.tokens is None
+    assert step.samples_per_s == (pytest.approx(3 / moving), pytest.approx(3 / computing))
+
+
+def test_host_cost_of_each_operator_widens_the_range() -> None:
+    step = only(
+        plan(
+            linear, MACHINE, sizes={"batch": 3}, optimizer=None, search_batch=False,
+            host_s_per_operator=7.0,
+        )
+    )  # fmt: skip
+    assert step.bounds.operators == 1
+    assert step.bounds.serial_s == pytest.approx(step.bounds.least_s + 7.0)
+
+
+def test_largest_batch_is_the_last_one_that_fits() -> None:
+    step = only(plan(linear, MACHINE, sizes={"batch": 5}, optimizer=None))
+    fixed, each = WEIGHT * F32, (IN + OUT) * F32
+    assert step.largest_batch == (10_000_000 - fixed) // each
+
+
+def test_largest_batch_of_a_model_that_does_not_fit_is_0() -> None:
+    machine = Machine(name="small", memory_bytes=float(WEIGHT * F32))
+    step = only(plan(linear, machine, sizes={"batch": 2}, optimizer=None))
+    assert step.largest_batch == 0 and step.fits is False
+    assert step.bounds.least_s is None
+
+
+def test_plan_takes_every_combination_of_sizes() -> None:
+    planned = plan(linear, MACHINE, sizes={"batch": [1, 2], "other": [3, 4]}, search_batch=False)
+    assert [dict(step.sizes) for step in planned.steps] == [
+        {"batch": 1, "other": 3}, {"batch": 1, "other": 4},
+        {"batch": 2, "other": 3}, {"batch": 2, "other": 4},
+    ]  # fmt: skip
+
+
+def test_checkpoint_recomputes_and_holds_fewer_activations() -> None:
+    kept, recomputed = (
+        only(plan(stack, MACHINE, sizes={"batch": 4096}, checkpoint=checkpoint, search_batch=False))
+        for checkpoint in (False, True)
+    )
+    assert not kept.profile.total("recompute").flops
+    assert recomputed.profile.total("recompute").flops > 0
+    backward = [step.profile.memory.peak("backward") for step in (kept, recomputed)]
+    assert backward[1].peak_bytes < backward[0].peak_bytes
+    assert kept.profile.model_total() == recomputed.profile.model_total()
+
+
+def test_dtype_halves_the_parameters() -> None:
+    step = only(plan(linear, MACHINE, sizes={"batch": 1}, dtype=torch.bfloat16, search_batch=False))
+    assert step.memory_by_role["parameters"] == 2 * WEIGHT
+
+
+def test_value_that_the_model_reads_is_1() -> None:
+    class Reading(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if (x == 0).all() else x
+
+    step = only(
+        plan(
+            lambda batch: (Reading(IN, OUT, bias=False), (torch.ones(batch, IN),)),
+            MACHINE, sizes={"batch": 3}, search_batch=False,
+        )
+    )  # fmt: skip
+    assert step.profile.total("forward").macs == 3 * WEIGHT
+
+
+def test_token_ids_give_tokens() -> None:
+    def build(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        return nn.Embedding(11, 7), (torch.ones(batch, 13, dtype=torch.long),)
+
+    step = only(plan(build, MACHINE, sizes={"batch": 2}, search_batch=False))
+    assert (step.samples, step.tokens) == (2, 26)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "error", "message"),
+    [
+        (linear, {"machine": "abacus"}, ConfigError, "machine='abacus' is unknown"),
+        (linear, {"optimizer": "lion"}, ConfigError, "optimizer='lion': choose one of adamw"),
+        (linear, {"sizes": {"batch": []}}, ConfigError, "at least one value"),
+        (lambda batch: 3, {}, TargetError, "return a pair of the model and its inputs"),
+        (linear, {"checkpoint": True}, TargetError, "no stack of equal layers"),
+        (
+            lambda batch: (nn.Identity(), (torch.ones(batch),)),
+            {"optimizer": "sgd"},
+            (TargetError, ValueError),
+            "requires a gradient|empty parameter list",
+        ),
+    ],
+)
+def test_plan_of_unusable_arguments_says_what_to_do(build, options, error, message: str) -> None:
+    arguments = {"machine": MACHINE, "sizes": {"batch": 1}, "search_batch": False, **options}
+    with pytest.raises(error, match=message):
+        plan(build, **arguments)
+
+
+def test_table_of_a_plan_has_a_column_for_each_choice_and_the_assumptions() -> None:
+    planned = plan(linear, MACHINE, sizes={"batch": [5, 6]}, optimizer=None)
+    text = plan_table.render(planned)
+    assert "batch=5" in text and "batch=6" in text
+    largest = (10_000_000 - WEIGHT * F32) // ((IN + OUT) * F32)
+    row = next(line for line in text.splitlines() if line.startswith("largest batch that fits"))
+    assert row.split()[-2:] == [str(largest)] * 2
+    assert "Assumptions:" in text and "no kernel reaches its peak" in text
