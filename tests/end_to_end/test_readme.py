@@ -168,6 +168,14 @@ class TestCookbook:
         run(blocks(section(COOKBOOK, "Recipes"))[number], {})
         assert capsys.readouterr().out
 
+    def test_demo_prints_what_is_shown(self, capsys: pytest.CaptureFixture[str]) -> None:
+        (shown,) = blocks(section(COOKBOOK, "Command line"), "text")
+        assert main(["demo", "--device", "meta"]) == 0
+        printed = capsys.readouterr().out
+        lines = [line.rstrip() for line in printed.splitlines() if not line.startswith("Device ")]
+        expected = shown.splitlines()
+        assert lines[: len(expected)] == expected
+
     def test_usage_runs_in_order(self, library: None) -> None:
         skipped = blocks(section(COOKBOOK, NOT_RUN))
         names: dict[str, Any] = {}
