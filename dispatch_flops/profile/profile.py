@@ -114,7 +114,7 @@ class Profile:
             model(x).sum().backward()
         profile = counter.profile
         profile.total("backward").flops  # an exact int
-        profile.by_module()["encoder.0"].macs
+        profile.by_module()[""].macs  # of the whole model
     """
 
     root: ModuleNode

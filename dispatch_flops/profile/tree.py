@@ -54,6 +54,9 @@ SEVERAL_MODELS = "models"  # class name of a root that holds several models
 class ModuleNode:
     """One module of the model, or (fqn ``""``) the model itself.
 
+        for node in profile.root.walk():
+            print(node.fqn, node.class_name, node.total("forward").flops)
+
     fqn: as in ``named_modules()``. name: its last component (``""`` for the root).
     extra_repr: the module's own description, such as ``in_features=4, out_features=8``.
     calls: number of times its forward ran, without recomputation.
