@@ -176,11 +176,16 @@ class _Planner:
         """Return what the figures assume, in words."""
         found = [
             "one device, without communication; a value that the model reads is taken as 1",
-            "step, all traffic saved: every FLOP at the machine's peak; nothing can be faster",
+            "step, all traffic saved: every counted FLOP at the machine's peak",
             "step, unfused: every operator takes the longer of its FLOPs at the peak and its bytes "
             "at the memory's bandwidth; fusion moves less",
-            "no kernel reaches its peak, so that real steps take longer than all of these",
+            "kernels do not reach their peaks, so that real steps take longer",
         ]
+        if self.causal == "full":
+            found.append(
+                "causal attention is counted in full; a kernel that skips the masked half is "
+                'faster: plan with causal="half"'
+            )
         if self.host_s_per_operator is not None:
             found.append(
                 "step, nothing hidden: adds the host's "
