@@ -79,7 +79,7 @@ class TestProfile:
 
     def test_unknown_machine_is_refused_before_the_run(self, run: Run) -> None:
         result = run("profile", "net.py:make", "--machine", "NVIDIA H2000")
-        assert error_line(result).startswith("--machine 'NVIDIA H2000' is unknown; use measure or ")
+        assert error_line(result).startswith("--machine 'NVIDIA H2000' is unknown; use measure, ")
         assert len(result.err.splitlines()) == 1
 
     def test_page_names_the_machine(self, run: Run) -> None:
