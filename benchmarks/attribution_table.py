@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, Profile
-from dispatch_flops.profile.cost import PHASES
+from dispatch_flops.profile.cost import STEP_PHASES
 
 BLOCKS = 3
 BATCH, SEQUENCE, WIDTH, HEADS, HIDDEN, RANK, VOCABULARY = 2, 11, 40, 5, 96, 3, 101
@@ -132,7 +132,7 @@ def profiled() -> Profile:
 
 
 def measured(profile: Profile) -> Work:
-    work = {n.fqn: {p: n.own(p).macs for p in PHASES} for n in profile.nodes()}
+    work = {n.fqn: {p: n.own(p).macs for p in STEP_PHASES} for n in profile.nodes()}
     return {fqn: macs for fqn, macs in work.items() if any(macs.values())}
 
 
@@ -141,15 +141,15 @@ def main() -> int:
     rows = []
     for fqn in sorted({*hand, *found}):
         expected, seen = hand.get(fqn, phases(0, 0, 0)), found.get(fqn, phases(0, 0, 0))
-        cells = [f"{seen[p]:,} / {expected[p]:,}" for p in PHASES[:3]]
+        cells = [f"{seen[p]:,} / {expected[p]:,}" for p in STEP_PHASES[:3]]
         rows.append([fqn, *cells, "same" if seen == expected else "DIFFERENT"])
     sums = [
         " / ".join(f"{sum(work[p] for work in table.values()):,}" for table in (found, hand))
-        for p in PHASES[:3]
+        for p in STEP_PHASES[:3]
     ]
     rows.append(["all", *sums, "same" if found == hand else "DIFFERENT"])
     print(f"torch {torch.__version__}; MACs: profiled / by hand")
-    print(tabulate(rows, ["module", *PHASES[:3], ""], stralign="right", colalign=("left",)))
+    print(tabulate(rows, ["module", *STEP_PHASES[:3], ""], stralign="right", colalign=("left",)))
     return int(found != hand)
 
 

@@ -9,7 +9,7 @@ from dispatch_flops.counting.module_tree import ModuleName
 
 def unseen_modules(
     names: Mapping[str, ModuleName],
-    calls: Mapping[str, int],
+    returned: Collection[str],
     used_params: Collection[int],
     computing: Iterable[str],
 ) -> tuple[str, ...]:
@@ -20,14 +20,15 @@ def unseen_modules(
     in place of its parameters, as in ``torch.func.functional_call``, is not such a module. Neither
     is a container, nor a layer whose caller reads the parameters.
 
-    names: the modules by fqn, with their facts read. calls: times that forward ran.
+    names: the modules by fqn, with their facts read. returned: fqns whose forward returned a
+        value; one that raised may not have come to its operators.
     used_params: ids of the parameters that took part in an operator.
     computing: fqns whose forward ran an operator that is not free.
     """
     candidates = [
         fqn
         for fqn, named in list(names.items())
-        if calls.get(fqn) and not named.is_wrapper and _is_untouched(named, used_params)
+        if fqn in returned and not named.is_wrapper and _is_untouched(named, used_params)
     ]
     if not candidates:
         return ()

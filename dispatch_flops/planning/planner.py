@@ -40,7 +40,7 @@ def plan(
     """Plan training steps of a model on one device, without the device.
 
         def build(batch, seq):
-            return Transformer(), (torch.ones(batch, seq, dtype=torch.long),)
+            return torch.nn.Linear(3, 5), (torch.ones(batch, seq, 3),)
 
         planned = plan(build, "NVIDIA H100 80GB HBM3", sizes={"batch": [1, 2], "seq": 4096})
         planned.steps[0].fits, planned.steps[0].bounds.least_s

@@ -122,4 +122,4 @@ class TestReport:
     def test_unknown_machine_is_refused(self, run: Run, saved: Save) -> None:
         saved("p.json", "net.py:make")
         result = run("report", "p.json", "r.html", "--machine", "abacus")
-        assert error_line(result).startswith("--machine 'abacus' is unknown; use measure or one of")
+        assert error_line(result).startswith("--machine 'abacus' is unknown; use measure, ")

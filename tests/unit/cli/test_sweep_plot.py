@@ -19,9 +19,9 @@ NO_AXIS = (
 
 def test_plot_has_a_curve_per_combination_of_the_other_sizes(run: Run) -> None:
     pytest.importorskip("matplotlib")
-    result = run(*SWEEP, "width=10,20", "batch=2,4,8", "--plot", "figures/p.svg")
-    assert (result.code, result.err.splitlines()[-1]) == (0, "written to figures/p.svg")
-    svg = Path("figures/p.svg").read_text()
+    result = run(*SWEEP, "width=10,20", "batch=2,4,8", "--plot", "p.svg")
+    assert (result.code, result.err.splitlines()[-1]) == (0, "written to p.svg")
+    svg = Path("p.svg").read_text()
     for text in ("<!-- batch -->", "width=10: batch^1.00", "width=20: batch^1.00"):
         assert text in svg
     assert "≥" not in svg
