@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--whole",
         action="store_true",
         help="run all of what is sampled by default: every sample of torch's operator database, "
-        "1,000 random models",
+        "1,000 random models, more programs on real ranks",
     )
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing"
@@ -36,7 +36,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Exclude slow tests from coverage: its tracer makes an operator's dispatch twice as slow."""
+    """Skip what only ``--whole`` runs, and exclude slow tests from coverage.
+
+    Its tracer makes an operator's dispatch twice as slow.
+    """
+    if not config.getoption("--whole"):
+        for item in items:
+            if item.get_closest_marker("whole"):
+                item.add_marker(pytest.mark.skip(reason="runs with --whole"))
     if config.getoption("cov_source", None):
         for item in items:
             if item.get_closest_marker("slow"):

@@ -33,7 +33,10 @@ from tests.helpers.parallel_nets import (
 )
 from tests.helpers.ranks import Results, rows_of, run_on_ranks
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
+]
 
 RANKS = 2
 STEPS = 3
@@ -391,6 +394,7 @@ def _held(node: ModuleNode) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")
 def test_communication_of_a_compiled_model_is_that_of_the_eager_one(tmp_path: Path) -> None:
     warnings.simplefilter("ignore")

@@ -14,7 +14,10 @@ from dispatch_flops import FlopCounterMode, Profile
 from tests.helpers.parallel_nets import FLOAT
 from tests.helpers.ranks import Results, rows_of, run_on_ranks
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
+]
 
 RANKS = 4
 BATCH, LENGTH, WIDE, HIDDEN = 3, 8, 12, 20  # divisible by the ranks, so that shards are even

@@ -13,7 +13,10 @@ from dispatch_flops import FlopCounterMode, Profile
 from tests.helpers.parallel_nets import FLOAT
 from tests.helpers.ranks import Results, rows_of, run_on_ranks
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
+]
 
 RANKS = 2
 ROWS, WIDE = 5, 7  # of a micro-batch, which every stage takes and gives

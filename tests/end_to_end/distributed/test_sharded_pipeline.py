@@ -16,6 +16,7 @@ from tests.helpers.ranks import rows_of, run_on_ranks
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.whole,
     pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
 ]
 

@@ -77,6 +77,7 @@ def test_simulated_rank_has_the_work_and_communication_of_the_closed_form(name: 
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", JOBS)
 def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name: str) -> None:
     job = JOBS[name]
@@ -88,6 +89,7 @@ def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", JOBS)
 def test_real_ranks_have_the_work_and_communication_of_the_closed_form(
     real: dict[str, ClusterProfile], name: str

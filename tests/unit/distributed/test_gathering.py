@@ -48,6 +48,7 @@ def test_gather_without_a_process_group_holds_the_profile_alone() -> None:
     assert cluster.world_size == 1
 
 
+@pytest.mark.slow
 def test_gather_names_the_ranks_that_did_not_send(tmp_path: Path) -> None:
     results = run_on_ranks(__file__, ["gather_with_and_without_rank_1"], 3, tmp_path)
     first, second, third = results.of("gather_with_and_without_rank_1")
@@ -58,6 +59,7 @@ def test_gather_names_the_ranks_that_did_not_send(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_gather_merges_the_other_ranks_when_one_was_killed(tmp_path: Path) -> None:
     workload = "gather_while_rank_1_is_killed"
     first, third = run_on_ranks(__file__, [workload], 3, tmp_path, killed=1).of(workload)

@@ -60,6 +60,7 @@ def simulated(name: str, **options: Any) -> ClusterProfile:
 
 
 @pytest.mark.parametrize("name", FOUR_RANKS)
+@pytest.mark.slow
 def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name: str) -> None:
     cluster = simulated(name, ranks=range(4))
     assert cluster.ranks.keys() == real[name].ranks.keys() == set(range(4))
@@ -68,6 +69,7 @@ def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name:
 
 
 @pytest.mark.parametrize("name", ["ddp", "plain_ddp", "fsdp_even"])
+@pytest.mark.slow
 def test_simulated_ranks_have_the_peaks_of_real_ranks(
     real: dict[str, ClusterProfile], name: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, nn
 
@@ -30,6 +31,7 @@ def second_step() -> Any:
     return callback.cluster and callback.cluster.to_json(), printed
 
 
+@pytest.mark.slow
 def test_callback_merges_the_profiles_of_all_ranks_on_rank_0(tmp_path: Path) -> None:
     (text, printed), (other, not_printed) = run_on_ranks(__file__, ["second_step"], 2, tmp_path).of(
         "second_step"

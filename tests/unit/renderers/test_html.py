@@ -407,6 +407,7 @@ def test_headline_above_the_peak_carries_a_warning() -> None:
     assert payload(training_step(), A100, "T")["headline"]["warning"] == ""
 
 
+@pytest.mark.slow
 def test_page_of_ten_thousand_modules_in_four_phases_is_below_one_and_a_half_megabytes() -> None:
     cost = OpCost(macs=3**20, flops=2 * 3**20 + 1, bytes_read=5**9)
     phases: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
