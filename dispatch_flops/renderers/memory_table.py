@@ -128,11 +128,11 @@ def _modules(profile: Profile, view: View) -> str:
 
 def held_names(profile: Profile) -> tuple[str, ...]:
     """Return what the columns of bytes held are of; a KV cache only where a module holds some."""
-    nodes = [node for node in profile.nodes() if node.memory is not None]
+    totals = [node.memory.total for node in profile.nodes() if node.memory is not None]
     return tuple(
         name
         for name in HELD_LABELS
-        if name not in _OPTIONAL or any(getattr(node.memory.total, name) for node in nodes)
+        if name not in _OPTIONAL or any(getattr(total, name) for total in totals)
     )
 
 

@@ -94,7 +94,7 @@ def test_kv_cache_of_a_module_survives_json_and_may_be_missing() -> None:
     data = profile_with(MEMORY, held).check().to_dict()
     assert Profile.from_dict(data).root.memory == held
     for part in ("own", "total"):
-        del data["root"][0]["memory"][part]["kv_cache"]  # as profiles of before had it
+        del data["root"][0]["memory"][part]["kv_cache"]  # not in profiles saved before
     assert Profile.from_dict(data).root.memory == ModuleMemory()
 
 
