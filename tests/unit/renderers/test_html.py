@@ -293,6 +293,7 @@ def test_top_of_the_page_says_what_the_run_was() -> None:
         ),
     )
     assert dict(payload(profile, A100, "T")["run"]) == {
+        "Step": "1, 4 samples",
         "Inputs": "x float32 [4, 64] on cuda:0",
         "Device": "cuda (NVIDIA A100), torch 2.13.0, rank 1 of 4",
         "Machine": "NVIDIA A100-SXM4-80GB, 19.5 TFLOP/s float32, 312 TFLOP/s bfloat16, 2.04 TB/s",
@@ -310,7 +311,7 @@ def test_top_of_the_page_names_the_training_step_as_the_printout_does() -> None:
     assert f"Step     {first[1]}\n" in overview.render(profile)
     later = dataclasses.replace(profile, run=dataclasses.replace(run, batch_size=None))
     assert payload(later, None, "T")["run"][0] == ["Step", "3"]
-    assert "Step" not in dict(payload(training_step(), None, "T")["run"])
+    assert "Step" not in dict(payload(encoder(), None, "T")["run"])
 
 
 def test_memory_has_the_peaks_by_role_and_what_the_highest_consists_of() -> None:
