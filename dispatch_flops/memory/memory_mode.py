@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,10 +17,12 @@ from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
+from dispatch_flops.counting.plans import Plan
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase, OpenCall, ThreadState
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.memory.blocks import Blocks, DeviceBlocks, ModulePeak
 from dispatch_flops.memory.caches import cached_tensors, takes_cache
+from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.storages import Allocation, Storage, allocation_of, storages_of
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost
@@ -279,6 +281,7 @@ class MemoryMode(CountingMode):
         self._blocks = memory.blocks
         self._running = memory.running
         self._live = memory.blocks.live
+        self._kernel = KernelAllocations()
         self._allocations: dict[int, tuple[Allocation, Any, Any]] = {}
         self._device: DeviceBlocks = memory.blocks.on(torch.device("cpu"))
         self._phase: Phase = "forward"
@@ -333,6 +336,12 @@ class MemoryMode(CountingMode):
             device.timeline.note(now, now - device.now, born, made_in, func)
         return out
 
+    def _adapt(self, plan: Plan) -> Plan:
+        plan = super()._adapt(plan)
+        if workspace_of(plan.func) is None:
+            return plan
+        return replace(plan, call=self._kernel.reported(plan.call))
+
     def _raise_peak(
         self, found: ModulePeak, device: DeviceBlocks, made_in: ModulePhase, func: Any, now: int
     ) -> None:
@@ -384,6 +393,9 @@ class MemoryMode(CountingMode):
             size: int | None = workspace(args, kwargs or {}, out)
         except Exception:  # a workspace of the user's own
             size = None
+        reported = self._kernel.take()
+        if size is None:
+            size = reported
         if size is None:
             self._memory.unseen.add(str(func))
             return 0
