@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +21,7 @@ from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import Plan
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase, OpenCall, ThreadState
 from dispatch_flops.counting.undo import UndoStack
-from dispatch_flops.memory.blocks import Blocks, DeviceBlocks, ModulePeak
+from dispatch_flops.memory.blocks import Block, Blocks, DeviceBlocks, ModulePeak
 from dispatch_flops.memory.caches import cached_tensors, takes_cache
 from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.storages import Allocation, Storage, allocation_of, storages_of
@@ -80,6 +81,7 @@ class Memory:
         self.unseen: set[str] = set()
         self.gradient_bytes: dict[int, int] = {}
         self.state_bytes: dict[int, int] = {}
+        self._largest_caches: dict[str, Counter[str]] = {}  # by the model that was given it
         self._optimizers = options.optimizers
         self._is_first_call = True
 
@@ -188,17 +190,33 @@ class Memory:
     def _note_cache(self, thread: ThreadState, call: OpenCall) -> None:
         """Give the cache of a module its role, unless a calling module was given one, too.
 
-        With gradients, keys and values are activations.
+        With gradients, keys and values are activations. Also note the bytes that each module made
+        of the cache, where it is the largest so far.
         """
         if not takes_cache(call.owner) or torch.is_grad_enabled():
             return
         if any(c is not call and takes_cache(c.owner) for c in thread.stack):
             return
+        assert call.named is not None
+        model = call.named.fqn
+        parts: dict[int, Block] = {}
         with _torch.modes_disabled():
             for tensor in cached_tensors(call.owner):
                 for storage, device in storages_of(tensor):
                     self.meet(storage, device)
                     self.blocks.give_role(storage, "KV cache")
+                    if (block := self.blocks.live.get(id(storage))) is not None:
+                        parts[id(storage)] = block
+        sizes: Counter[str] = Counter()
+        for block in parts.values():
+            sizes[model if block.made_in is None else block.made_in.fqn] += block.size
+        largest = self._largest_caches.get(model)
+        if largest is None or sizes.total() > largest.total():
+            self._largest_caches[model] = sizes
+
+    def cache_bytes(self) -> Counter[str]:
+        """Return ``{fqn: bytes}`` that each module made of the largest cache of each model."""
+        return sum(self._largest_caches.values(), start=Counter())
 
     def _note_unsharded(self, module: nn.Module) -> None:
         """Give the gathered parameters of an FSDP2 module their role.
