@@ -66,6 +66,7 @@ class Memory:
 
     A ``ModuleObserver``. unseen: operators whose kernels allocated memory that is not known.
     gradient_bytes, state_bytes: by the id of the parameter.
+    device: where an operator allocated last.
     """
 
     def __init__(self, names: ModuleNames, options: MemoryOptions) -> None:
@@ -73,6 +74,7 @@ class Memory:
         self._names = names
         self.running = _Running()
         self.blocks = Blocks(options.rounding, self._phase_now, has_timeline=options.has_timeline)
+        self.device = self.blocks.on(torch.device("cpu"))
         self.unseen: set[str] = set()
         self.gradient_bytes: dict[int, int] = {}
         self.state_bytes: dict[int, int] = {}
@@ -136,9 +138,16 @@ class Memory:
     def _note_size(self, storage: Storage) -> None:
         """Note that the program gave a storage another size, without an operator."""
         made_in = self.running.made_in
+        if made_in is None:
+            return
         block = self.blocks.live.get(id(storage))
-        if block is not None and made_in is not None:
+        if block is not None:
             self.blocks.resized(storage, block.device, made_in)
+        elif storage.nbytes():
+            # It had no size when the run began: an earlier step made it. FSDP keeps the storages
+            # of gathered parameters so. The storage of a fake tensor does not know its device.
+            self.blocks.allocated(storage, self.device, made_in)
+            self.blocks.give_role(storage, "unsharded parameters")
 
     # -- module calls and optimizer steps -------------------------------------------------------
 
@@ -280,7 +289,7 @@ class MemoryMode(CountingMode):
         self._running = memory.running
         self._live = memory.blocks.live
         self._allocations: dict[int, tuple[Allocation, Any, Any]] = {}
-        self._device: DeviceBlocks = memory.blocks.on(torch.device("cpu"))
+        self._device: DeviceBlocks = memory.device
         self._phase: Phase = "forward"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -316,7 +325,7 @@ class MemoryMode(CountingMode):
                     storage = out.untyped_storage()
                     if id(storage) not in self._live:
                         if out.device != device.device:
-                            device = self._device = self._blocks.on(out.device)
+                            device = self._allocating_on(out.device)
                         self._blocks.allocated(storage, device, made_in)
                 except RuntimeError:  # sparse and opaque tensors have no storage of their own
                     device = self._allocated_all((args, kwargs), out, allocation, made_in)
@@ -367,15 +376,20 @@ class MemoryMode(CountingMode):
         blocks = self._blocks
         for tensor in tensors_in(out):
             for storage, device in storages_of(tensor):
-                self._device = blocks.on(device)
+                self._allocating_on(device)
                 blocks.allocated(storage, self._device, made_in)
                 if allocation == "gathering":
                     blocks.give_role(storage, "unsharded parameters")
         if allocation == "argument":
             for tensor in tensors_in((arguments, out)):
                 for storage, device in storages_of(tensor):
-                    self._device = blocks.on(device)
+                    self._allocating_on(device)
                     blocks.resized(storage, self._device, made_in)
+        return self._device
+
+    def _allocating_on(self, device: torch.device) -> DeviceBlocks:
+        """Return the memory of the device that results are allocated on now."""
+        self._device = self._memory.device = self._blocks.on(device)
         return self._device
 
     def _workspace(self, func: Any, workspace: Any, args: Any, kwargs: Any, out: Any) -> int:

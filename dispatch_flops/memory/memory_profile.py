@@ -110,6 +110,7 @@ class _Builder:
         uses = [
             MemoryUse(role=role, fqn=fqn, phase=phase, bytes=count)
             for (role, fqn, phase), count in sums.items()
+            if count  # a released parameter of FSDP keeps its storage, without memory
         ]
         return MemoryPeak(
             peak_bytes=device.before + peak.bytes,
