@@ -13,6 +13,8 @@ from torch import nn
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profilers.flops_profiler import FlopsProfiler, engine_facts
 
+__all__ = ["attach"]
+
 
 def attach(engine: Any) -> EngineProfiler:
     """Make the engine profile with this package; return the profiler, for its ``profile``.

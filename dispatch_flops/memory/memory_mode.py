@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,10 +18,12 @@ from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
+from dispatch_flops.counting.plans import Plan
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase, OpenCall, ThreadState
 from dispatch_flops.counting.undo import UndoStack
-from dispatch_flops.memory.blocks import Blocks, DeviceBlocks, ModulePeak
+from dispatch_flops.memory.blocks import Block, Blocks, DeviceBlocks, ModulePeak
 from dispatch_flops.memory.caches import cached_tensors, takes_cache
+from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.storages import Allocation, Storage, allocation_of, storages_of
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost
@@ -78,6 +81,7 @@ class Memory:
         self.unseen: set[str] = set()
         self.gradient_bytes: dict[int, int] = {}
         self.state_bytes: dict[int, int] = {}
+        self._largest_caches: dict[str, Counter[str]] = {}  # by the model that was given it
         self._optimizers = options.optimizers
         self._is_first_call = True
 
@@ -186,17 +190,33 @@ class Memory:
     def _note_cache(self, thread: ThreadState, call: OpenCall) -> None:
         """Give the cache of a module its role, unless a calling module was given one, too.
 
-        With gradients, keys and values are activations.
+        With gradients, keys and values are activations. Also note the bytes that each module made
+        of the cache, where it is the largest so far.
         """
         if not takes_cache(call.owner) or torch.is_grad_enabled():
             return
         if any(c is not call and takes_cache(c.owner) for c in thread.stack):
             return
+        assert call.named is not None
+        model = call.named.fqn
+        parts: dict[int, Block] = {}
         with _torch.modes_disabled():
             for tensor in cached_tensors(call.owner):
                 for storage, device in storages_of(tensor):
                     self.meet(storage, device)
                     self.blocks.give_role(storage, "KV cache")
+                    if (block := self.blocks.live.get(id(storage))) is not None:
+                        parts[id(storage)] = block
+        sizes: Counter[str] = Counter()
+        for block in parts.values():
+            sizes[model if block.made_in is None else block.made_in.fqn] += block.size
+        largest = self._largest_caches.get(model)
+        if largest is None or sizes.total() > largest.total():
+            self._largest_caches[model] = sizes
+
+    def cache_bytes(self) -> Counter[str]:
+        """Return ``{fqn: bytes}`` that each module made of the largest cache of each model."""
+        return sum(self._largest_caches.values(), start=Counter())
 
     def _note_unsharded(self, module: nn.Module) -> None:
         """Give the gathered parameters of an FSDP2 module their role.
@@ -288,6 +308,7 @@ class MemoryMode(CountingMode):
         self._blocks = memory.blocks
         self._running = memory.running
         self._live = memory.blocks.live
+        self._kernel = KernelAllocations()
         self._allocations: dict[int, tuple[Allocation, Any, Any]] = {}
         self._device: DeviceBlocks = memory.device
         self._phase: Phase = "forward"
@@ -341,6 +362,12 @@ class MemoryMode(CountingMode):
             born = self._blocks.allocations
             device.timeline.note(now, now - device.now, born, made_in, func)
         return out
+
+    def _adapt(self, plan: Plan) -> Plan:
+        plan = super()._adapt(plan)
+        if workspace_of(plan.func) is None:
+            return plan
+        return replace(plan, call=self._kernel.reported(plan.call))
 
     def _raise_peak(
         self, found: ModulePeak, device: DeviceBlocks, made_in: ModulePhase, func: Any, now: int
@@ -398,6 +425,9 @@ class MemoryMode(CountingMode):
             size: int | None = workspace(args, kwargs or {}, out)
         except Exception:  # a workspace of the user's own
             size = None
+        reported = self._kernel.take()
+        if size is None:
+            size = reported
         if size is None:
             self._memory.unseen.add(str(func))
             return 0
