@@ -18,8 +18,8 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
 
     The function is called as ``workspace(*args, out=out, **kwargs)`` with the operator's own
     arguments and its result. It returns the bytes that the kernel has allocated at a time, besides
-    its results, or None where they are not known: the peak is then a lower bound. It may read
-    shapes, dtypes and devices, never data.
+    its results, or None where they are not known. On the CPU, torch's allocator then reports them;
+    elsewhere the peak is a lower bound. It may read shapes, dtypes and devices, never data.
 
     targets: ``torch.ops.lib.op`` (all overloads), one overload, or a list of these.
     override: replace an existing workspace instead of raising.
