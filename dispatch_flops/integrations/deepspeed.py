@@ -14,6 +14,8 @@ from dispatch_flops.errors import ConfigError
 from dispatch_flops.operators.conventions import Flops
 from dispatch_flops.profilers.flops_profiler import FlopsProfiler, engine_facts
 
+__all__ = ["attach"]
+
 
 def attach(engine: Any, *, flops: Flops = "all") -> EngineProfiler:
     """Make the engine profile with this package; return the profiler, for its ``profile``.
