@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from dispatch_flops.errors import ConfigError
+from dispatch_flops.operators.conventions import Flops
 from dispatch_flops.profilers.flops_profiler import FlopsProfiler, engine_facts
 
 __all__ = ["attach"]
 
 
-def attach(engine: Any) -> EngineProfiler:
+def attach(engine: Any, *, flops: Flops = "all") -> EngineProfiler:
     """Make the engine profile with this package; return the profiler, for its ``profile``.
 
         engine, *_ = deepspeed.initialize(model=model, config=config)
@@ -29,6 +30,7 @@ def attach(engine: Any) -> EngineProfiler:
 
     engine: a DeepSpeed engine, but not a pipeline engine: that never tells its profiler that a
         step is over.
+    flops: see ``FlopCounterMode``. ``"contractions"`` is nearest to what DeepSpeed counts.
 
     Raises ConfigError for anything else, and if the configuration does not enable the profiler.
     """
@@ -52,6 +54,7 @@ def attach(engine: Any) -> EngineProfiler:
         engine.module,
         ds_engine=engine,
         recompute_fwd_factor=engine.flops_profiler_recompute_fwd_factor(),
+        flops=flops,
     )
     engine.flops_profiler = profiler
     return profiler
