@@ -27,8 +27,8 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
     Every rank of the default process group calls it, after the counter's block::
 
         with FlopCounterMode(model, display=False) as counter:
-            step()
-        cluster = dispatch_flops.distributed.gather(counter.profile)
+            model(x).sum().backward()
+        cluster = gather(counter.profile)
         if cluster is not None:
             print(cluster.maximum("flops"), cluster.straggler("flops"))
 

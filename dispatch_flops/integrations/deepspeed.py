@@ -19,6 +19,8 @@ from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profilers.flops_profiler import FlopsProfiler, engine_facts
 from dispatch_flops.renderers import View, cluster_table
 
+__all__ = ["attach"]
+
 
 def attach(engine: Any, *, timeout_s: float = 300.0) -> EngineProfiler:
     """Make the engine profile with this package; return the profiler, for its ``profile``.

@@ -214,7 +214,9 @@ class FlopsProfiler:
         return self._profile
 
     def add_run_info(self, **facts: Any) -> None:
-        """Set fields of the profile's ``RunInfo``, such as ``batch_size``.
+        """Set fields of the profile's ``RunInfo``.
+
+        facts: values by the name of the field, such as ``batch_size=8``.
 
         Raises NotProfiledError before ``stop_profile``.
         """
@@ -224,22 +226,28 @@ class FlopsProfiler:
         self._profile = dataclasses.replace(profile, run=dataclasses.replace(profile.run, **facts))
 
     def get_total_flops(self, as_string: bool = False) -> Any:
-        """Return the FLOPs of the model's forward pass, as a string with a unit if asked.
+        """Return the FLOPs of the model's forward pass, an int.
 
-        The string of a lower bound begins with ">= ".
+        as_string: return text with a unit instead; that of a lower bound begins with ">= ".
         """
         profile = self.profile
         total = profile.root.total("forward").flops
         return _forward_string(profile, units.number_to_string(total)) if as_string else total
 
     def get_total_macs(self, as_string: bool = False) -> Any:
-        """Return the multiply-accumulates of the model's forward pass, as ``get_total_flops``."""
+        """Return the multiply-accumulates of the model's forward pass, an int.
+
+        as_string: as for ``get_total_flops``.
+        """
         profile = self.profile
         total = profile.root.total("forward").macs
         return _forward_string(profile, units.macs_to_string(total)) if as_string else total
 
     def get_total_duration(self, as_string: bool = False) -> Any:
-        """Return the seconds of the model's forward pass; None ("n/a") if it did not run."""
+        """Return the seconds of the model's forward pass; None if it did not run.
+
+        as_string: return text with a unit instead, "n/a" for None.
+        """
         profile = self.profile
         total = latency_of(profile.root)
         if not as_string:
@@ -248,7 +256,10 @@ class FlopsProfiler:
         return f"{'~' if inexact else ''}{units.duration_to_string(total)}"
 
     def get_total_params(self, as_string: bool = False) -> Any:
-        """Return the number of elements of the model's distinct parameters."""
+        """Return the number of elements of the model's distinct parameters.
+
+        as_string: return text with a unit instead.
+        """
         total = self.profile.total_params
         return units.params_to_string(total) if as_string else total
 
@@ -295,7 +306,11 @@ class FlopsProfiler:
         return dataclasses.replace(profile, run=dataclasses.replace(profile.run, **facts))
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Print only the part that aggregates modules by class at each level."""
+        """Print only the part that aggregates modules by class at each level.
+
+        module_depth: deepest level printed; -1 (the default) prints all.
+        top_modules: classes printed per level.
+        """
         view = deepspeed.make_view(module_depth=module_depth, top_modules=top_modules)
         print(aggregated.render(self.profile, view))
 

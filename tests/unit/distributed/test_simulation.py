@@ -25,6 +25,7 @@ FOUR_RANKS = {
     "plain_ddp": [("dp", 4)],
     "fsdp_from_meta": [("dp", 4)],
     "fsdp_even": [("dp", 4)],
+    "fsdp_steady": [("dp", 4)],
     "fsdp_tp": [("dp", 2), ("tp", 2)],
     "pipeline": [("pp", 2), ("dp", 2)],
     "dynamic_pipeline": [("pp", 2), ("dp", 2)],
@@ -68,7 +69,7 @@ def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name:
         assert figures(cluster.ranks[rank]) == figures(real[name].ranks[rank])
 
 
-@pytest.mark.parametrize("name", ["ddp", "plain_ddp", "fsdp_even"])
+@pytest.mark.parametrize("name", ["ddp", "plain_ddp", "fsdp_even", "fsdp_steady"])
 @pytest.mark.slow
 def test_simulated_ranks_have_the_peaks_of_real_ranks(
     real: dict[str, ClusterProfile], name: str

@@ -32,6 +32,7 @@ from dispatch_flops.profile import (
 from dispatch_flops.profile.cost import OpCost, Phase
 from dispatch_flops.renderers import View, html
 from dispatch_flops.renderers.explanations import counting
+from dispatch_flops.renderers.html.document import embedded
 from dispatch_flops.renderers.html.payload import payload
 from tests.helpers.html_pages import unpacked
 from tests.helpers.trees import (
@@ -123,7 +124,7 @@ def test_hostile_class_name_is_text_in_the_title(name: str) -> None:
 
 def test_embedded_data_cannot_end_its_element() -> None:
     data = {"a": "</script><!-- <script>", "b": "\u2028\ud800😀"}
-    text = html.embedded(data)
+    text = embedded(data)
     assert re.fullmatch(r"[A-Za-z0-9+/=]+", text)
     assert unpacked(text) == data
 
@@ -157,7 +158,7 @@ def test_large_counts_are_embedded_exactly() -> None:
 
 @given(profiles)
 def test_columns_of_any_profile_hold_inclusive_totals(profile: Profile) -> None:
-    data = unpacked(html.embedded(payload(profile, A100, "T")))
+    data = unpacked(embedded(payload(profile, A100, "T")))
     columns = data["modules"]
     nodes = [*profile.root.walk(), *([profile.outside] if profile.outside.ops else [])]
     assert columns["fqn"] == [node.fqn for node in nodes]
