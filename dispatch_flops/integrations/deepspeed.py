@@ -14,6 +14,7 @@ from torch import nn
 
 from dispatch_flops.distributed.gathering import gather_if_several
 from dispatch_flops.errors import ConfigError
+from dispatch_flops.operators.conventions import Flops
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profilers.flops_profiler import FlopsProfiler, engine_facts
@@ -22,7 +23,7 @@ from dispatch_flops.renderers import View, cluster_table
 __all__ = ["attach"]
 
 
-def attach(engine: Any, *, timeout_s: float = 300.0) -> EngineProfiler:
+def attach(engine: Any, *, flops: Flops = "all", timeout_s: float = 300.0) -> EngineProfiler:
     """Make the engine profile with this package; return the profiler, for its ``profile``.
 
         engine, *_ = deepspeed.initialize(model=model, config=config)
@@ -38,6 +39,7 @@ def attach(engine: Any, *, timeout_s: float = 300.0) -> EngineProfiler:
 
     engine: a DeepSpeed engine, but not a pipeline engine: that never tells its profiler that a
         step is over.
+    flops: see ``FlopCounterMode``. ``"contractions"`` is nearest to what DeepSpeed counts.
     timeout_s: longest time that ranks wait for each other's profiles, in seconds; see ``gather``.
 
     Raises ConfigError for anything else, and if the configuration does not enable the profiler.
@@ -62,6 +64,7 @@ def attach(engine: Any, *, timeout_s: float = 300.0) -> EngineProfiler:
         engine.module,
         ds_engine=engine,
         recompute_fwd_factor=engine.flops_profiler_recompute_fwd_factor(),
+        flops=flops,
         timeout_s=timeout_s,
     )
     engine.flops_profiler = profiler
@@ -91,9 +94,10 @@ class EngineProfiler(FlopsProfiler):
         ds_engine: Any = None,
         recompute_fwd_factor: float = 0.0,
         *,
+        flops: Flops = "all",
         timeout_s: float = 300.0,
     ) -> None:
-        super().__init__(model, ds_engine, recompute_fwd_factor)
+        super().__init__(model, ds_engine, recompute_fwd_factor, flops=flops)
         self.cluster: ClusterProfile | None = None
         self._timeout_s = timeout_s
         self._following = ExitStack()  # what is set on the engine and its model
