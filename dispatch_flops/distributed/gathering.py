@@ -69,6 +69,13 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
     return dataclasses.replace(cluster, notes=(*cluster.notes, note))
 
 
+def gather_if_several(profile: Profile, *, timeout_s: float = 300.0) -> ClusterProfile | None:
+    """Return the profiles of all ranks on rank 0; None elsewhere, and without other ranks."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return gather(profile, timeout_s=timeout_s) if distributed.get_world_size() > 1 else None
+
+
 class _Box:
     """Profiles of one call of ``gather``, in the store of the process group."""
 
