@@ -420,7 +420,7 @@ def test_points_above_the_roof_are_explained(open_report: Callable[..., Report])
     (text,) = report.texts("#roofline-above")
     assert text.startswith(f"{len(above)} point")
     assert "tensors that stay in a cache" in text
-    assert len(report.texts("#roofline .above")) == len(above)
+    assert len(report.until(lambda: report.texts("#roofline .above"))) == len(above)
 
 
 def test_memory_and_communication_are_shown_where_they_were_taken(
