@@ -19,6 +19,7 @@ from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import Plan
+from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase, OpenCall, ThreadState
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.memory.blocks import Block, Blocks, DeviceBlocks, ModulePeak
@@ -319,6 +320,8 @@ class MemoryMode(CountingMode):
                 return self.__torch_dispatch__(func, types, args, kwargs)
             finally:
                 self._places.end()
+        if self._subclass.depth and in_sharding_propagation():
+            return super().__torch_dispatch__(func, types, args, kwargs)
         known = self._allocations.get(id(func))  # an overload's own hash runs in Python
         if known is None:
             known = self._allocations[id(func)] = (allocation_of(func), workspace_of(func), func)
