@@ -23,7 +23,7 @@ from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.model import exclude_modules, module_classes, profile_model
-from dispatch_flops.renderers import deepspeed
+from dispatch_flops.renderers import View, deepspeed
 from dispatch_flops.renderers.deepspeed import aggregated, units
 from dispatch_flops.renderers.text import at_least
 
@@ -302,7 +302,10 @@ class FlopsProfiler:
         profile = self._profile_with_engine()
         total = profile.root.total("forward")
         self.flops, self.macs, self.params = total.flops, total.macs, profile.total_params
-        write_or_warn(deepspeed.render(profile, view), output_file)
+        write_or_warn(self._text(profile, view), output_file)
+
+    def _text(self, profile: Profile, view: View) -> str:
+        return deepspeed.render(profile, view)
 
     def _profile_with_engine(self) -> Profile:
         """Return the profile with the engine's facts, unless it holds some already."""
