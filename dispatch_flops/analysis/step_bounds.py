@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dispatch_flops.analysis.efficiency import compute_s, moving_s, roofline
+from dispatch_flops.analysis.communication_times import busiest_link_s, communication_s
+from dispatch_flops.analysis.efficiency import Bound, compute_s, moving_s, roofline
 from dispatch_flops.analysis.machines import Machine
-from dispatch_flops.profile import CommTotal, Profile
+from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cost import MODEL_PHASES
 from dispatch_flops.units import ratio
 
@@ -21,8 +22,11 @@ class StepBounds:
     compute_s: of all FLOPs at the peaks. memory_s: of all bytes at the memory's bandwidth.
     kernels_s: each operator takes the longer of computing and moving its bytes.
     communication_s: each collective takes the link's latency and its bus bytes at the link's rate.
+    busiest_link_s: of the communication over one kind of link in one direction, the longest; None
+        where that is all communication.
     operators: calls that launch a kernel. host_s_per_operator: seconds that the host takes for one.
     model_compute_s: of forward and backward, the least seconds at the peaks.
+    kernels_bound: what takes the larger part of kernels_s, as in ``Roofline.bound``.
 
     Example::
 
@@ -37,20 +41,27 @@ class StepBounds:
     operators: int
     host_s_per_operator: float | None = None
     model_compute_s: float | None = None
+    busiest_link_s: float | None = None
+    kernels_bound: Bound | None = None
+
+    @property
+    def hidden_communication_s(self) -> float | None:
+        """Seconds of communication if different links, and computing, work at the same time."""
+        return self.communication_s if self.busiest_link_s is None else self.busiest_link_s
 
     @property
     def fused_s(self) -> float | None:
         """Seconds if fusion and caches saved all traffic: computing, or communication if longer."""
-        if self.compute_s is None or self.communication_s is None:
+        if self.compute_s is None or self.hidden_communication_s is None:
             return None
-        return max(self.compute_s, self.communication_s)
+        return max(self.compute_s, self.hidden_communication_s)
 
     @property
     def least_s(self) -> float | None:
         """Seconds of unfused operators with communication hidden, and no time of the host."""
-        if self.kernels_s is None or self.communication_s is None:
+        if self.kernels_s is None or self.hidden_communication_s is None:
             return None
-        return max(self.kernels_s, self.communication_s)
+        return max(self.kernels_s, self.hidden_communication_s)
 
     @property
     def serial_s(self) -> float | None:
@@ -62,12 +73,10 @@ class StepBounds:
 
     @property
     def bound(self) -> StepBound | None:
-        """What the least time consists of; for kernels, the larger of computing and moving."""
-        if self.least_s is None or self.kernels_s is None or self.compute_s is None:
+        """What takes the least time: communication, else what bounds the kernels."""
+        if self.least_s is None or self.kernels_s is None:
             return None
-        if self.least_s > self.kernels_s:
-            return "communication"
-        return "compute" if self.compute_s >= self.kernels_s / 2 else "memory"
+        return "communication" if self.least_s > self.kernels_s else self.kernels_bound
 
     @property
     def mfu_ceiling(self) -> tuple[float | None, float | None]:
@@ -87,35 +96,15 @@ def step_bounds(
     """
     ops = list(profile.op_totals())
     total = profile.total()
+    limit = roofline(ops, machine)
     return StepBounds(
         compute_s=compute_s(ops, machine),
         memory_s=moving_s(total, machine),
-        kernels_s=roofline(ops, machine).attainable_s,
+        kernels_s=limit.attainable_s,
         communication_s=communication_s(profile, machine),
+        busiest_link_s=busiest_link_s(profile, machine),
         operators=sum(op.calls for op in ops if op.kind != "free"),
         host_s_per_operator=host_s_per_operator,
         model_compute_s=compute_s((op for op in ops if op.phase in MODEL_PHASES), machine),
+        kernels_bound=limit.bound,
     )
-
-
-def communication_s(profile: Profile, machine: Machine) -> float | None:
-    """Return the least seconds of all communication; None where a link is unknown."""
-    total = 0.0
-    for part in profile.communication:
-        seconds = collective_s(part, machine)
-        if seconds is None:
-            return None
-        total += seconds
-    return total
-
-
-def collective_s(total: CommTotal, machine: Machine) -> float | None:
-    """Return calls x latency + bus bytes / rate of the slowest link that the group uses."""
-    if total.group.size < 2 or not total.payload_bytes:
-        return 0.0
-    ranks = total.group.ranks
-    spread = max(ranks) - min(ranks) + 1 if ranks else total.group.size
-    link = machine.link_of(spread)
-    if link is None:
-        return None
-    return total.calls * link.latency_s + total.bus_bytes / link.bytes_per_s

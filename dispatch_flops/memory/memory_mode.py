@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,10 +18,12 @@ from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
+from dispatch_flops.counting.plans import Plan
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase, OpenCall, ThreadState
 from dispatch_flops.counting.undo import UndoStack
-from dispatch_flops.memory.blocks import Blocks, DeviceBlocks, ModulePeak
+from dispatch_flops.memory.blocks import Block, Blocks, DeviceBlocks, ModulePeak
 from dispatch_flops.memory.caches import cached_tensors, takes_cache
+from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.storages import Allocation, Storage, allocation_of, storages_of
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost
@@ -66,6 +69,7 @@ class Memory:
 
     A ``ModuleObserver``. unseen: operators whose kernels allocated memory that is not known.
     gradient_bytes, state_bytes: by the id of the parameter.
+    device: where an operator allocated last.
     """
 
     def __init__(self, names: ModuleNames, options: MemoryOptions) -> None:
@@ -73,9 +77,11 @@ class Memory:
         self._names = names
         self.running = _Running()
         self.blocks = Blocks(options.rounding, self._phase_now, has_timeline=options.has_timeline)
+        self.device = self.blocks.on(torch.device("cpu"))
         self.unseen: set[str] = set()
         self.gradient_bytes: dict[int, int] = {}
         self.state_bytes: dict[int, int] = {}
+        self._largest_caches: dict[str, Counter[str]] = {}  # by the model that was given it
         self._optimizers = options.optimizers
         self._is_first_call = True
 
@@ -136,9 +142,16 @@ class Memory:
     def _note_size(self, storage: Storage) -> None:
         """Note that the program gave a storage another size, without an operator."""
         made_in = self.running.made_in
+        if made_in is None:
+            return
         block = self.blocks.live.get(id(storage))
-        if block is not None and made_in is not None:
+        if block is not None:
             self.blocks.resized(storage, block.device, made_in)
+        elif storage.nbytes():
+            # It had no size when the run began: an earlier step made it. FSDP keeps the storages
+            # of gathered parameters so. The storage of a fake tensor does not know its device.
+            self.blocks.allocated(storage, self.device, made_in)
+            self.blocks.give_role(storage, "unsharded parameters")
 
     # -- module calls and optimizer steps -------------------------------------------------------
 
@@ -177,17 +190,33 @@ class Memory:
     def _note_cache(self, thread: ThreadState, call: OpenCall) -> None:
         """Give the cache of a module its role, unless a calling module was given one, too.
 
-        With gradients, keys and values are activations.
+        With gradients, keys and values are activations. Also note the bytes that each module made
+        of the cache, where it is the largest so far.
         """
         if not takes_cache(call.owner) or torch.is_grad_enabled():
             return
         if any(c is not call and takes_cache(c.owner) for c in thread.stack):
             return
+        assert call.named is not None
+        model = call.named.fqn
+        parts: dict[int, Block] = {}
         with _torch.modes_disabled():
             for tensor in cached_tensors(call.owner):
                 for storage, device in storages_of(tensor):
                     self.meet(storage, device)
                     self.blocks.give_role(storage, "KV cache")
+                    if (block := self.blocks.live.get(id(storage))) is not None:
+                        parts[id(storage)] = block
+        sizes: Counter[str] = Counter()
+        for block in parts.values():
+            sizes[model if block.made_in is None else block.made_in.fqn] += block.size
+        largest = self._largest_caches.get(model)
+        if largest is None or sizes.total() > largest.total():
+            self._largest_caches[model] = sizes
+
+    def cache_bytes(self) -> Counter[str]:
+        """Return ``{fqn: bytes}`` that each module made of the largest cache of each model."""
+        return sum(self._largest_caches.values(), start=Counter())
 
     def _note_unsharded(self, module: nn.Module) -> None:
         """Give the gathered parameters of an FSDP2 module their role.
@@ -279,8 +308,9 @@ class MemoryMode(CountingMode):
         self._blocks = memory.blocks
         self._running = memory.running
         self._live = memory.blocks.live
+        self._kernel = KernelAllocations()
         self._allocations: dict[int, tuple[Allocation, Any, Any]] = {}
-        self._device: DeviceBlocks = memory.blocks.on(torch.device("cpu"))
+        self._device: DeviceBlocks = memory.device
         self._phase: Phase = "forward"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -316,7 +346,7 @@ class MemoryMode(CountingMode):
                     storage = out.untyped_storage()
                     if id(storage) not in self._live:
                         if out.device != device.device:
-                            device = self._device = self._blocks.on(out.device)
+                            device = self._allocating_on(out.device)
                         self._blocks.allocated(storage, device, made_in)
                 except RuntimeError:  # sparse and opaque tensors have no storage of their own
                     device = self._allocated_all((args, kwargs), out, allocation, made_in)
@@ -332,6 +362,12 @@ class MemoryMode(CountingMode):
             born = self._blocks.allocations
             device.timeline.note(now, now - device.now, born, made_in, func)
         return out
+
+    def _adapt(self, plan: Plan) -> Plan:
+        plan = super()._adapt(plan)
+        if workspace_of(plan.func) is None:
+            return plan
+        return replace(plan, call=self._kernel.reported(plan.call))
 
     def _raise_peak(
         self, found: ModulePeak, device: DeviceBlocks, made_in: ModulePhase, func: Any, now: int
@@ -367,15 +403,20 @@ class MemoryMode(CountingMode):
         blocks = self._blocks
         for tensor in tensors_in(out):
             for storage, device in storages_of(tensor):
-                self._device = blocks.on(device)
+                self._allocating_on(device)
                 blocks.allocated(storage, self._device, made_in)
                 if allocation == "gathering":
                     blocks.give_role(storage, "unsharded parameters")
         if allocation == "argument":
             for tensor in tensors_in((arguments, out)):
                 for storage, device in storages_of(tensor):
-                    self._device = blocks.on(device)
+                    self._allocating_on(device)
                     blocks.resized(storage, self._device, made_in)
+        return self._device
+
+    def _allocating_on(self, device: torch.device) -> DeviceBlocks:
+        """Return the memory of the device that results are allocated on now."""
+        self._device = self._memory.device = self._blocks.on(device)
         return self._device
 
     def _workspace(self, func: Any, workspace: Any, args: Any, kwargs: Any, out: Any) -> int:
@@ -384,6 +425,9 @@ class MemoryMode(CountingMode):
             size: int | None = workspace(args, kwargs or {}, out)
         except Exception:  # a workspace of the user's own
             size = None
+        reported = self._kernel.take()
+        if size is None:
+            size = reported
         if size is None:
             self._memory.unseen.add(str(func))
             return 0

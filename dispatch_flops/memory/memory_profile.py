@@ -49,6 +49,7 @@ class _Builder:
         self._alive = list(memory.blocks.alive())
         kept = memory.blocks.activations()
         self._activations = {names.shown(fqn): count for fqn, count in kept.items()}
+        self._caches = {names.shown(fqn): n for fqn, n in memory.cache_bytes().items()}
 
     def attach(self, profile: Profile) -> Profile:
         self._memory.note_gradients()
@@ -110,6 +111,7 @@ class _Builder:
         uses = [
             MemoryUse(role=role, fqn=fqn, phase=phase, bytes=count)
             for (role, fqn, phase), count in sums.items()
+            if count  # a released parameter of FSDP keeps its storage, without memory
         ]
         return MemoryPeak(
             peak_bytes=device.before + peak.bytes,
@@ -169,9 +171,11 @@ class _Builder:
     def _held_by(self, fqn: str, module: nn.Module | None) -> dict[object, HeldBytes]:
         """Return what the module itself holds, by the identity of what holds it."""
         held: dict[object, HeldBytes] = {}
-        kept = self._activations.get(fqn, 0)
-        if kept:
-            held[fqn] = HeldBytes(activations=kept)
+        made = HeldBytes(
+            activations=self._activations.get(fqn, 0), kv_cache=self._caches.get(fqn, 0)
+        )
+        if made != HeldBytes():
+            held[fqn] = made
         if module is None:
             return held
         for parameter in module._parameters.values():

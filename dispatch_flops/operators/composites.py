@@ -12,7 +12,10 @@ _AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA")
 _BACKENDS = (*_DEVICES, "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 # Libraries of torch's own whose composite operators consist of others, or compute nothing.
 _OF_TORCH = frozenset(
-    ("aten", "prim", "prims", "quantized", "mkldnn", "sparse", "inductor", "export", "_test")
+    """
+    aten prim prims quantized quantized_decomposed mkldnn sparse inductor export c10d_functional
+    _test
+    """.split()
 )
 
 # Further ones: autograd takes none of their operators apart. They are not asked at every start.

@@ -250,7 +250,8 @@ def unregister_flops(targets: Any) -> None:
 
     Example::
 
-        unregister_flops(torch.ops.mylib.fused_mlp)
+        register_flops(torch.ops.mylib.fused_mlp)(lambda x, w1, w2, *, out, **_: 2 * x.numel())
+        unregister_flops(torch.ops.mylib.fused_mlp)  # such as to run a notebook's cell again
     """
     keys = list(dict.fromkeys(map(_registered_key, to_keys(targets))))
     for key in keys:

@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from dispatch_flops.errors import ConfigError, ProfileFormatError
 from dispatch_flops.profile.communication import CommCost
 from dispatch_flops.profile.cost import PHASES, OpCost, Phase, add_costs, check_phase
 from dispatch_flops.profile.mesh_positions import STAGE_DIMS, coordinates_of, fills
 from dispatch_flops.profile.profile import Profile
+from dispatch_flops.profile.rank_figures import (
+    BY,
+    By,
+    Spread,
+    module_values,
+    spread_of,
+    total_of,
+    value_of,
+)
 from dispatch_flops.profile.run_info import MeshDim
-from dispatch_flops.profile.seconds import sum_known, timed_phase
-from dispatch_flops.profile.tree import cost_in
-from dispatch_flops.units import ratio
 
 CLUSTER_SCHEMA = "dispatch_flops.cluster"
 CLUSTER_VERSION = 1
-
-By = Literal["macs", "flops", "bytes", "communication", "time", "params"]
-BY: tuple[By, ...] = ("macs", "flops", "bytes", "communication", "time", "params")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """One figure over several ranks.
-
-    minimum, maximum: of one rank. total: of all ranks together. ranks: number of ranks.
-    straggler: the first rank that has the maximum.
-    """
-
-    minimum: float
-    maximum: float
-    total: float
-    ranks: int
-    straggler: int
-
-    @property
-    def imbalance(self) -> float | None:
-        """Maximum divided by mean: 1.0 where all ranks are equal; None where all are 0."""
-        return ratio(self.maximum * self.ranks, self.total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +36,9 @@ class ClusterProfile:
     represented: ``{rank: representative}`` of further ranks, whose profile equals that of a
         simulated one except for the rank.
     world_size: number of ranks of the run. notes: what a reader must know of the merge.
+
+    Methods take ``phase``, one phase or None (the default) for all, and ``dim``, the name of a
+    dimension of the mesh.
 
     Example::
 
@@ -159,7 +145,8 @@ class ClusterProfile:
         """Return the cost of all known ranks together, in one phase or in all."""
         self._check_phase(phase)
         return add_costs(
-            _total(self.profiles[rank], phase) * len(same) for rank, same in self._classes().items()
+            total_of(self.profiles[rank], phase) * len(same)
+            for rank, same in self._classes().items()
         )
 
     def communication(self, phase: Phase | None = None) -> CommCost:
@@ -187,7 +174,7 @@ class ClusterProfile:
         if by not in BY:
             raise ConfigError(f"by={by!r}: choose one of {', '.join(BY)}")
         self._check_phase(phase)
-        return _value(self.profiles[self.represented.get(rank, rank)], by, phase)
+        return value_of(self.profiles[self.represented.get(rank, rank)], by, phase)
 
     def spread(self, by: By = "flops", phase: Phase | None = None) -> Spread | None:
         """Return minimum, maximum, total and straggler of a figure; None where not measured."""
@@ -196,7 +183,7 @@ class ClusterProfile:
             for rank in self.profiles
             if (value := self.value(rank, by, phase)) is not None
         }
-        return _spread(values, self._classes())
+        return spread_of(values, self._classes())
 
     def minimum(self, by: By = "flops", phase: Phase | None = None) -> float | None:
         """Return the smallest figure of a rank."""
@@ -230,9 +217,9 @@ class ClusterProfile:
         values: dict[tuple[int | None, str], dict[int, float]] = {}
         for rank, profile in self.profiles.items():
             stage = self.stage(rank)
-            for fqn, value in _module_values(profile, by, phase):
+            for fqn, value in module_values(profile, by, phase):
                 values.setdefault((stage, fqn), {})[rank] = value
-        spreads = {key: _spread(found, classes) for key, found in values.items()}
+        spreads = {key: spread_of(found, classes) for key, found in values.items()}
         return {key: spread for key, spread in spreads.items() if spread is not None}
 
     def _check_phase(self, phase: Phase | None) -> None:
@@ -268,7 +255,10 @@ class ClusterProfile:
         }
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Return the cluster as JSON text; ``from_json`` gives back an equal one."""
+        """Return the cluster as JSON text; ``from_json`` gives back an equal one.
+
+        indent: spaces of each level; None (the default) for one line.
+        """
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
@@ -347,76 +337,6 @@ def _different_runs(a: int, b: int, name: str, of_a: Any, of_b: Any) -> ConfigEr
 
 def _dims(mesh: tuple[MeshDim, ...] | None) -> dict[str, int] | None:
     return None if mesh is None else {dim.name: dim.size for dim in mesh}
-
-
-def _total(profile: Profile, phase: Phase | None) -> OpCost:
-    """Return the cost of a rank, 0 in a phase that only other ranks have."""
-    return cost_in(profile.root, phase) + cost_in(profile.outside, phase)
-
-
-def _value(profile: Profile, by: By, phase: Phase | None) -> float | None:
-    match by:
-        case "params":
-            return profile.total_params
-        case "communication":
-            return sum(
-                total.payload_bytes
-                for total in profile.communication
-                if phase is None or total.phase == phase
-            )
-        case "time":
-            timing = profile.timing
-            if phase is not None:
-                return timing.latency(timed_phase(phase))
-            if timing.iteration_s is not None:
-                return timing.iteration_s
-            return sum_known(timing.seconds.values())
-    return _FIGURE[by](_total(profile, phase))
-
-
-_FIGURE: dict[str, Callable[[OpCost], int]] = {
-    "macs": lambda cost: cost.macs,
-    "flops": lambda cost: cost.flops,
-    "bytes": lambda cost: cost.bytes_total,
-}
-
-
-def _module_values(profile: Profile, by: By, phase: Phase | None) -> Iterator[tuple[str, float]]:
-    if by == "communication":
-        sums = {node.fqn: 0 for node in profile.root.walk()}
-        for total in profile.communication:
-            if phase is None or total.phase == phase:
-                sums[total.fqn] = sums.get(total.fqn, 0) + total.payload_bytes
-        yield from sums.items()
-        return
-    for node in profile.root.walk():
-        value: float | None
-        if by == "params":
-            value = node.total_params
-        elif by == "time":
-            value = (
-                sum_known(node.seconds.values())
-                if phase is None
-                else node.latency(timed_phase(phase))
-            )
-        else:
-            value = _FIGURE[by](cost_in(node, phase))
-        if value is not None:
-            yield node.fqn, value
-
-
-def _spread(values: Mapping[int, float], classes: Mapping[int, list[int]]) -> Spread | None:
-    """values: of profiled ranks. classes: the ranks that each stands for."""
-    if not values:
-        return None
-    maximum = max(values.values())
-    return Spread(
-        minimum=min(values.values()),
-        maximum=maximum,
-        total=sum(value * len(classes[rank]) for rank, value in values.items()),
-        ranks=sum(len(classes[rank]) for rank in values),
-        straggler=min(min(classes[rank]) for rank in values if values[rank] == maximum),
-    )
 
 
 def _rank(number: Any) -> int:

@@ -151,8 +151,9 @@ class MemoryProfile:
     Every figure is of the device with the highest peak, unless it says otherwise.
 
     devices: one entry each, the highest peak first.
-    unseen: operators that ran and whose kernels allocate memory that is not known. The peaks
-        are then lower bounds.
+    unseen: operators that ran and whose kernels allocate memory that is not known: where they
+        have no formula for it, and run elsewhere than on the CPU, whose allocator reports it, or
+        while another profiler of torch is on. The peaks are then lower bounds.
     rounding: bytes that each block is rounded up to a multiple of.
 
     Example::
@@ -221,6 +222,9 @@ class HeldBytes:
 
     activations: made in forward and kept for later, of all calls of one step together. Those of
         the step that kept most are counted.
+    kv_cache: keys and values that the module made, in the ``past_key_values`` that a model was
+        called with, without gradients; those that were there before are of that model. The largest
+        cache of each model is counted.
     """
 
     parameters: int = 0
@@ -228,6 +232,7 @@ class HeldBytes:
     optimizer_state: int = 0
     buffers: int = 0
     activations: int = 0
+    kv_cache: int = 0
 
     def __add__(self, other: HeldBytes) -> HeldBytes:
         return add_held((self, other))

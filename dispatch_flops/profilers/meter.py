@@ -54,6 +54,7 @@ class FlopMeter:
     verify_every: every so many steps one is counted anew and compared (default 1000). 0: never.
     window: number of steps of ``meter.window`` (default 100).
     causal, flops, custom_mapping: as in ``FlopCounterMode``.
+    now: clock that returns seconds (default ``time.perf_counter``).
 
     A step is what runs in a ``step()`` block or, after ``start()``, from a call of the model to
     the optimizer's step. The first step with a new signature is counted. Later ones are not: their
@@ -323,7 +324,7 @@ class FlopMeter:
         return self._totals.state_dict(self._states.segments())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run whose ``state_dict`` this is; each signature is counted again once.
+        """Continue the run whose ``state_dict`` is ``state``; signatures are counted again once.
 
         Raises ConfigError for other data, and AlreadyActiveError inside a step.
         """

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dispatch_flops.analysis.operators import phases_of
-from dispatch_flops.profile.cluster import BY, By, ClusterProfile, Spread
+from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import in_order
 from dispatch_flops.profile.mesh_positions import ranks_text
+from dispatch_flops.profile.rank_figures import BY, By, Spread
 from dispatch_flops.renderers.text import Align, code, one_line, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
@@ -19,6 +20,8 @@ from dispatch_flops.units import (
     params_text,
     seconds_text,
 )
+
+__all__ = ["render"]
 
 _TEXT: dict[By, tuple[str, Callable[[float | None], str]]] = {
     "macs": ("MACs", macs_text),

@@ -11,14 +11,18 @@ from dispatch_flops.renderers.text import Align, at_least, code, one_line, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import bytes_text, percent_text
 
+__all__ = ["render"]
+
 _NOTHING = "Memory was not followed: profile with memory=True, or --memory."
-_HELD = {
+HELD_LABELS = {
     "parameters": "Parameters",
     "gradients": "Gradients",
     "optimizer_state": "Optimizer",
     "buffers": "Buffers",
     "activations": "Activations",
+    "kv_cache": "KV cache",
 }
+_OPTIONAL = ("kv_cache",)  # columns that are shown where a module holds some
 
 
 def render(profile: Profile, view: View | None = None) -> str:
@@ -107,20 +111,35 @@ def _modules(profile: Profile, view: View) -> str:
         for phase in tree.memory.peak_bytes
         if view.phase in (None, phase)
     )
+    held = held_names(profile)
     rows = []
     for tree in trees:
         for node, level in walk_with_depth(tree):
             if node.memory is not None and (view.depth is None or level <= view.depth):
                 pad = " " * level if view.style == "plain" else ""
                 label = code(node.fqn or tree.class_name, view.style)
-                rows.append([pad + label, *_cells(node.memory, phases)])
-    header = ["Module", *_HELD.values(), *(f"Peak {phase}" for phase in phases)]
+                rows.append([pad + label, *_cells(node.memory, held, phases)])
+    header = [
+        "Module",
+        *(HELD_LABELS[name] for name in held),
+        *(f"Peak {phase}" for phase in phases),
+    ]
     align: Sequence[Align] = tuple("right" if column else "left" for column in range(len(header)))
     return table(header, rows, align, view.style)
 
 
-def _cells(memory: ModuleMemory, phases: tuple[Phase, ...]) -> Iterator[str]:
-    for name in _HELD:
+def held_names(profile: Profile) -> tuple[str, ...]:
+    """Return what the columns of bytes held are of; a KV cache only where a module holds some."""
+    totals = [node.memory.total for node in profile.nodes() if node.memory is not None]
+    return tuple(
+        name
+        for name in HELD_LABELS
+        if name not in _OPTIONAL or any(getattr(total, name) for total in totals)
+    )
+
+
+def _cells(memory: ModuleMemory, held: tuple[str, ...], phases: tuple[Phase, ...]) -> Iterator[str]:
+    for name in held:
         yield bytes_text(getattr(memory.total, name))
     for phase in phases:
         peak = memory.peak_bytes.get(phase)

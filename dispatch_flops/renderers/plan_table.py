@@ -13,9 +13,22 @@ from dispatch_flops.units import (
     seconds_text,
 )
 
+__all__ = ["render"]
+
 
 def render(plan: Plan, style: Style = "plain") -> str:
-    """Return the table of the choices, followed by the assumptions."""
+    """Return the table of the choices, followed by the assumptions.
+
+    plan: what ``dispatch_flops.plan`` returned. style: "plain" (the default) or "markdown".
+
+    Example::
+
+        def build(batch):
+            return nn.Linear(3, 5), (torch.ones(batch, 3),)
+
+        planned = plan(build, "NVIDIA H200", sizes={"batch": [8, 16]}, search_batch=False)
+        print(plan_table.render(planned, "markdown"))
+    """
     columns = [_column(step) for step in plan.steps]
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = [[name, *(column.get(name, "") for column in columns)] for name in names]

@@ -17,5 +17,5 @@ def page_data(page: str) -> Any:
 
 
 def unpacked(text: str) -> Any:
-    """Return the data of which ``html.embedded`` made the text."""
+    """Return the data of which ``html.document.embedded`` made the text."""
     return json.loads(zlib.decompress(base64.b64decode(text)))

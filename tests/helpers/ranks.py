@@ -1,4 +1,4 @@
-"""Run functions on real gloo processes, several workloads per spawn.
+"""Run functions on real gloo processes, several workloads in each.
 
 A workload is a module-level function of a test file; it returns what can be pickled. The processes
 import that file by its path, run the workloads in turn and send the results back.
@@ -7,11 +7,12 @@ import that file by its path, run the workloads in turn and send the results bac
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
+import time
 import traceback
 import warnings
 from datetime import timedelta
@@ -19,8 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from dispatch_flops import Profile
-from tests.helpers.paths import REPOSITORY
 
 TIMEOUT_S = 240
 
@@ -39,6 +42,19 @@ class Results:
         return [result for _, result in found]
 
 
+# Processes are forked from one that has imported torch, which takes seconds.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(
+    [
+        "pytest",
+        "dispatch_flops",
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+    ]
+)
+
+
 def run_on_ranks(
     file: str, workloads: list[str], world_size: int, folder: Path, *, killed: int | None = None
 ) -> Results:
@@ -47,35 +63,28 @@ def run_on_ranks(
     folder: a temporary folder of this run's own. killed: the rank that kills itself, which has no
     results.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "tests.helpers.ranks", file, str(world_size), str(folder)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), *workloads],
-            env=environment,
-            cwd=REPOSITORY,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    ranks = [
+        _processes.Process(target=_run_rank, args=(file, world_size, folder, rank, workloads))
         for rank in range(world_size)
     ]
-    errors = []
+    end = time.monotonic() + TIMEOUT_S
     try:
-        for process in processes:
-            _, error = process.communicate(timeout=TIMEOUT_S)
-            errors.append(error)
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(max(0, end - time.monotonic()))
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        for rank in ranks:
+            rank.kill()
+            rank.join()
     by_rank = []
-    for rank in range(world_size):
-        if rank == killed:
-            assert processes[rank].returncode == -signal.SIGKILL
+    for number, rank in enumerate(ranks):
+        if number == killed:
+            assert rank.exitcode == -signal.SIGKILL
             continue
-        path = folder / f"{rank}.pickle"
-        assert path.exists(), f"rank {rank} ended without results: {errors[rank][-3000:]}"
+        path = folder / f"{number}.pickle"
+        errors = (folder / f"{number}.stderr").read_text()
+        assert path.exists(), f"rank {number} ended without results: {errors[-3000:]}"
         by_rank.append(pickle.loads(path.read_bytes()))
     return Results(by_rank)
 
@@ -131,19 +140,19 @@ def _run(workload: Any) -> tuple[str | None, Any]:
         return traceback.format_exc(), None
 
 
-def main(file: str, world_size: str, folder: str, rank: str, *names: str) -> None:
+def _run_rank(file: str, world_size: int, folder: Path, rank: int, names: list[str]) -> None:
     """Run the workloads as one of the ranks."""
-    import torch
-    import torch.distributed as dist
-
+    with Path(os.devnull).open("w") as out, (folder / f"{rank}.stderr").open("w") as errors:
+        os.dup2(out.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     workloads = _load(file)
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(f"{folder}/store", int(world_size)),
-        rank=int(rank),
-        world_size=int(world_size),
+        store=dist.FileStore(f"{folder}/store", world_size),
+        rank=rank,
+        world_size=world_size,
         timeout=timedelta(seconds=60),
     )
     results = {}
@@ -154,9 +163,5 @@ def main(file: str, world_size: str, folder: str, rank: str, *names: str) -> Non
             break  # the ranks may be out of step
     for name in names:
         results.setdefault(name, ("an earlier workload failed", None))
-    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(results))
+    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(results))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -142,6 +142,20 @@ def fsdp_even(mesh: DeviceMesh) -> tuple[nn.Module, Step]:
     return model, lambda: model(x).sum().backward()
 
 
+def fsdp_steady(mesh: DeviceMesh) -> tuple[nn.Module, Step]:
+    """A second step of ``fsdp_even``, whose first made the gathered parameters and the state."""
+    model, backward = fsdp_even(mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    def step() -> None:
+        backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return model, step
+
+
 def fsdp_tp(mesh: DeviceMesh) -> tuple[nn.Module, Step]:
     model = Part()
     tp = mesh["tp"]

@@ -257,6 +257,48 @@ CASES: dict[str, Case] = {
         lambda x, i, s: aten.scatter_add(x, 1, i, s),
         (r(2, 7), integers([1, 3], [0, 2]), r(3, 5)),
     ),
+    "scatter": (
+        lambda x, i, s: aten.scatter(x, 1, i, s),
+        (r(2, 7), integers([1, 3], [0, 2]), r(3, 5)),
+    ),
+    "scatter of a number": (
+        lambda x, i: aten.scatter(x, 1, i, 2.0),
+        (r(2, 7), integers([1, 3], [0, 2])),
+    ),
+    "scatter, adding": (
+        lambda x, i, s: aten.scatter(x, 1, i, s, reduce="add"),
+        (r(2, 7), integers([1, 3], [0, 2]), r(3, 5)),
+    ),
+    "scatter_reduce": (
+        lambda x, i, s: aten.scatter_reduce(x, 1, i, s, "sum"),
+        (r(2, 7), integers([1, 3], [0, 2]), r(3, 5)),
+    ),
+    "scatter_reduce without self": (
+        lambda x, i, s: aten.scatter_reduce(x, 1, i, s, "sum", include_self=False),
+        (r(2, 7), integers([1, 3], [0, 2]), r(3, 5)),
+    ),
+    "index_copy": (
+        lambda x, i, s: aten.index_copy(x, 1, i, s),
+        (r(2, 7), integers(1, 3, 4), r(2, 3)),
+    ),
+    "index_fill": (lambda x, i: aten.index_fill(x, 1, i, 2.0), (r(2, 7), integers(1, 3, 4))),
+    "index_reduce without self": (
+        lambda x, i, s: aten.index_reduce(x, 1, i, s, "prod", include_self=False),
+        (r(2, 7), integers(1, 3, 4), r(2, 3)),
+    ),
+    "index_put": (
+        lambda x, i, v: aten.index_put(x, [None, i], v),
+        (r(2, 7), integers(1, 3, 4), r(2, 3)),
+    ),
+    "index_put by a mask, with a value for each": (
+        lambda x, mask, v: aten.index_put(x, [mask], v),
+        (r(3, 2), torch.tensor([[True, False], [False, False], [True, True]]), r(3)),
+    ),
+    "index_put, adding": (
+        lambda x, i, v: aten.index_put(x, [None, i], v, True),
+        (r(2, 7), integers(1, 3, 4), r(2, 3)),
+    ),
+    "put": (aten.put, (r(2, 7), integers(1, 3, 10), r(3))),
     "select_scatter": (lambda x, s: aten.select_scatter(x, s, 0, 1), (r(5, 7), r(7))),
     "constant_pad": (lambda x: aten.constant_pad_nd(x, [-1, 2, -2, 0]), (r(5, 7),)),
     "reflection_pad": (lambda x: aten.reflection_pad1d(x, [2, -3]), (r(2, 7),)),
@@ -283,7 +325,7 @@ MORE: dict[str, tuple[Case, int]] = {
         (lambda *x: aten.addmm(*x, alpha=0), (r(3, 7), r(3, 5), r(5, 7))),
         4 * (3 * 5 + 5 * 7),
     ),
-    # which elements a mask or an index replaces is data: all of the original may be needed
+    # how many elements a mask replaces is data: all of the original may be needed
     "masked_fill": (
         (
             lambda x, mask: aten.masked_fill(x, mask, 1.0),
@@ -291,12 +333,12 @@ MORE: dict[str, tuple[Case, int]] = {
         ),
         4 * 3,
     ),
-    "scatter": (
+    "index_put by a mask": (
         (
-            lambda x, i, s: aten.scatter(x, 1, i, s),
-            (r(2, 7), integers([1, 3], [0, 2]), r(2, 2)),
+            lambda x, mask, v: aten.index_put(x, [mask], v),
+            (r(3, 2), torch.tensor([[True, False], [False, False], [True, True]]), r(1)),
         ),
-        4 * 4,
+        4 * 3,
     ),
     # rows of the padding index are left out, and which these are is data
     "embedding_dense_backward": (

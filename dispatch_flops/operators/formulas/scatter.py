@@ -2,7 +2,8 @@
 
 Picking elements moves data without arithmetic and reads only what it picks. Accumulating is one
 operation per added element. In-place forms touch only the addressed elements; functional forms
-copy the rest. Which positions repeat is data: they count as distinct, up to the size of the tensor.
+copy the rest, and read the addressed elements only to combine them with others. Which positions
+repeat is data: they count as distinct, up to the size of the tensor.
 """
 
 from __future__ import annotations
@@ -67,20 +68,30 @@ def update(
     touched: int,
     steps: int = 0,
     sources: int | None = None,
+    replaces: bool | None = None,
+    certain: int | None = None,
 ) -> OpCost:
     """Cost of writing ``touched`` elements of ``self``, with ``steps`` real FLOPs each.
 
-    In place, the touched elements are written, and read if ``steps`` is not 0. Otherwise all of
-    ``self`` is read and all of the result written.
+    In place, only the touched elements are written. Otherwise the rest of ``self`` is read, and
+    all of the result written.
 
     sources: the bytes read of ``others``, where that is not all of them.
+    replaces: True if the touched elements of ``self`` are not read. Default: without ``steps``.
+    certain: how many elements are touched at least, where ``touched`` is an upper bound.
     """
     flops = touched * steps if is_inexact(self) else 0
     sources = nbytes(others) if sources is None else sources
-    if out is not self:
-        return OpCost(flops=flops, bytes_read=nbytes(self) + sources, bytes_written=nbytes(out))
-    moved = picked_bytes(self, touched)
-    return OpCost(flops=flops, bytes_read=sources + (moved if steps else 0), bytes_written=moved)
+    replaces = not steps if replaces is None else replaces
+    in_place = out is self
+    certain = touched if certain is None else certain
+    read = 0 if in_place else max(self.numel() - certain, 0)
+    read += 0 if replaces else touched
+    return OpCost(
+        flops=flops,
+        bytes_read=sources + picked_bytes(self, read),
+        bytes_written=picked_bytes(self, touched) if in_place else nbytes(out),
+    )
 
 
 def _sum_steps(self: Tensor) -> int:
@@ -95,11 +106,19 @@ def scatter_add(
     return _scatter(self, index, src, out, steps=_sum_steps(self))
 
 
-def _scatter(self: Tensor, index: Tensor, src: Tensor | None, out: Any, *, steps: int) -> OpCost:
+def _scatter(
+    self: Tensor,
+    index: Tensor,
+    src: Tensor | None,
+    out: Any,
+    *,
+    steps: int,
+    replaces: bool | None = None,
+) -> OpCost:
     """One element of ``src`` for each index: a source larger than the index is not read whole."""
     count = index.numel()
     read = nbytes(index) + picked_bytes(src, count)
-    return update(self, (), out, touched=count, steps=steps, sources=read)
+    return update(self, (), out, touched=count, steps=steps, sources=read, replaces=replaces)
 
 
 @register_flops(packets("scatter"), by_name=True)
@@ -120,10 +139,18 @@ def scatter(
 
 @register_flops(packets("scatter_reduce"))
 def scatter_reduce(
-    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, out: Any, **_: Any
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+    out: Any,
+    **_: Any,
 ) -> OpCost:
     """One sum, product, maximum or minimum per index; a mean then divides every element."""
-    cost = _scatter(self, index, src, out, steps=1)
+    cost = _scatter(self, index, src, out, steps=1, replaces=not include_self)
     return cost + OpCost(flops=_mean_divisions(self, reduce))
 
 
@@ -144,10 +171,19 @@ def index_add(
 
 @register_flops(packets("index_reduce"))
 def index_reduce(
-    self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, out: Any, **_: Any
+    self: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+    out: Any,
+    **_: Any,
 ) -> OpCost:
     """One operation per source element; a mean then divides every element."""
-    cost = update(self, (index, source), out, touched=source.numel(), steps=1)
+    touched, replaces = source.numel(), not include_self
+    cost = update(self, (index, source), out, touched=touched, steps=1, replaces=replaces)
     return cost + OpCost(flops=_mean_divisions(self, reduce))
 
 
@@ -175,11 +211,13 @@ def put(
     return update(self, (index, source), out, touched=index.numel(), steps=steps)
 
 
-def addressed(self: Tensor, indices: Any, values: Tensor) -> int:
+def addressed(self: Tensor, indices: Any, values: Tensor, *, at_least: bool = False) -> int:
     """Return how many elements of ``self`` the index tensors address.
 
     A mask selects as many elements as there are values for them, or as the index tensors next to
     it have. If neither tells, the number is data, and the mask's size is an upper bound.
+
+    at_least: return the lower bound instead.
     """
     kept: list[int] = []  # sizes of the dimensions without an index
     masks: list[int] = []
@@ -197,7 +235,8 @@ def addressed(self: Tensor, indices: Any, values: Tensor) -> int:
     kept += self.shape[axis:]
     common: list[int] = list(torch.broadcast_shapes(*given))
     if masks and (not common or common[-1] == 1):
-        common[-1:] = [_places(values, len(kept) - _kept_before(indices), min(masks))]
+        bound = 0 if at_least else min(masks)
+        common[-1:] = [_places(values, len(kept) - _kept_before(indices), bound)]
     return math.prod(common) * math.prod(kept)
 
 
@@ -230,7 +269,8 @@ def index_put(
     """self[indices] = values, or += values with one sum per addressed element."""
     steps = _sum_steps(self) if accumulate else 0
     touched = addressed(self, indices, values)
-    return update(self, (indices, values), out, touched=touched, steps=steps)
+    certain = addressed(self, indices, values, at_least=True)
+    return update(self, (indices, values), out, touched=touched, steps=steps, certain=certain)
 
 
 @register_flops(packets("_unsafe_masked_index_put_accumulate"))

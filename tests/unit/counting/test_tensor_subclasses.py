@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from dispatch_flops import FlopCounterMode
 from dispatch_flops.errors import ConfigError
 from tests.helpers.profiling import profile_of
+from tests.helpers.ranks import run_on_ranks
 
 LENGTHS = (3, 7, 2)
 D, F, HEADS = 8, 12, 2
@@ -278,56 +277,39 @@ class TestDTensor:
         assert profile.node("down").active_params == 0
 
 
-TWO_RANKS = """
-import sys, torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from dispatch_flops import FlopCounterMode
+def macs_of_this_rank() -> dict[str, list[int]]:
+    """Return the MACs of forward and backward of one program, sharded in several ways."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
-rank, port = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-mesh, B, I, H = init_device_mesh("cpu", (2,)), 3, 10, 14
+    def macs(model: nn.Module, **options: Any) -> list[int]:
+        with FlopCounterMode(model, display=False, **options) as counter:
+            model(torch.ones(B, I)).sum().backward()
+        assert not counter.profile.uncounted_ops()
+        return [counter.profile.total(phase).macs for phase in ("forward", "backward")]
 
-def make():
-    return nn.Sequential(nn.Linear(I, H), nn.ReLU(), nn.Linear(H, I))
-
-def macs(model, **options):
-    with FlopCounterMode(model, display=False, **options) as counter:
-        model(torch.ones(B, I)).sum().backward()
-    assert not counter.profile.uncounted_ops(), counter.profile.uncounted_ops()
-    return [counter.profile.total(phase).macs for phase in ("forward", "backward")]
-
-whole = [2 * B * I * H, 3 * B * I * H]
-split = parallelize_module(make(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-assert macs(split) == [n // 2 for n in whole], macs(split)
-assert macs(split, subclass="logical") == whole
-sharded = make()
-fully_shard(sharded)
-assert macs(sharded) == whole
-ddp = nn.parallel.DistributedDataParallel(make())
-assert macs(ddp) == whole
-dist.destroy_process_group()
-"""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    split = parallelize_module(MLP(), mesh, plan)
+    sharded = MLP()
+    fully_shard(sharded)
+    return {
+        "split": macs(split),
+        "whole": macs(split, subclass="logical"),
+        "sharded": macs(sharded),
+        "replicated": macs(nn.parallel.DistributedDataParallel(MLP())),
+    }
 
 
 @pytest.mark.slow
-def test_two_processes_count_their_own_rank() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(rank), str(port)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=120)
-        assert rank.returncode == 0, errors
+def test_two_processes_count_their_own_rank(tmp_path: Path) -> None:
+    ranks = run_on_ranks(__file__, ["macs_of_this_rank"], 2, tmp_path).of("macs_of_this_rank")
+    whole, half = [FORWARD, BACKWARD], [FORWARD // 2, BACKWARD // 2]
+    assert ranks == 2 * [{"split": half, "whole": whole, "sharded": whole, "replicated": whole}]
 
 
 def test_subclass_with_nested_in_its_name_is_not_a_nested_tensor() -> None:

@@ -18,13 +18,17 @@ from dispatch_flops.errors import ConfigError, TargetError
 from tests.helpers.ranks import figures, run_on_ranks
 from tests.models import parallel
 
-pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning"),
+]
 
 FOUR_RANKS = {
     "ddp": [("dp", 4)],
     "plain_ddp": [("dp", 4)],
     "fsdp_from_meta": [("dp", 4)],
     "fsdp_even": [("dp", 4)],
+    "fsdp_steady": [("dp", 4)],
     "fsdp_tp": [("dp", 2), ("tp", 2)],
     "pipeline": [("pp", 2), ("dp", 2)],
     "dynamic_pipeline": [("pp", 2), ("dp", 2)],
@@ -60,7 +64,6 @@ def simulated(name: str, **options: Any) -> ClusterProfile:
 
 
 @pytest.mark.parametrize("name", FOUR_RANKS)
-@pytest.mark.slow
 def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name: str) -> None:
     cluster = simulated(name, ranks=range(4))
     assert cluster.ranks.keys() == real[name].ranks.keys() == set(range(4))
@@ -68,8 +71,7 @@ def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name:
         assert figures(cluster.ranks[rank]) == figures(real[name].ranks[rank])
 
 
-@pytest.mark.parametrize("name", ["ddp", "plain_ddp", "fsdp_even"])
-@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "plain_ddp", "fsdp_even", "fsdp_steady"])
 def test_simulated_ranks_have_the_peaks_of_real_ranks(
     real: dict[str, ClusterProfile], name: str
 ) -> None:

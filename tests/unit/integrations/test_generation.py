@@ -12,6 +12,7 @@ from torch import nn
 
 from dispatch_flops import FlopCounterMode, Profile, get_model_profile
 from dispatch_flops.errors import TargetError
+from dispatch_flops.profile import ModuleMemory
 
 pytest.importorskip("transformers")
 from transformers import (
@@ -30,6 +31,8 @@ from transformers import (
 )
 
 from dispatch_flops.integrations.transformers import GenerateProfile, profile_generate
+
+pytestmark = pytest.mark.slow
 
 B, PROMPT, NEW = 2, 16, 8
 LAYERS, D, VOCAB = 2, 24, 53
@@ -129,6 +132,58 @@ def test_cache_of_keys_and_values_is_a_role_of_its_own(implementation: str | Non
         # The peak is in the last layer, when it has joined its values: old ones are still there.
         old_values = (last - 1) * both // (2 * LAYERS)
         assert result.decode.memory.by_role()["KV cache"] == last * both + old_values
+
+
+def test_cache_that_modules_made_is_a_field_of_their_memory() -> None:
+    """Each attention has the keys and values of its layer, batch, key heads, tokens and head."""
+    of_layer = 2 * B * KEY_HEADS * PROMPT * HEAD * 4  # float32
+    model, cache = llama().eval(), DynamicCache()
+    with torch.no_grad(), FlopCounterMode(model, display=False, memory=True) as counter:
+        model(IDS, past_key_values=cache)
+    held = {node.fqn: node.memory for node in counter.profile.check().nodes() if node.memory}
+    for layer in range(LAYERS):
+        assert held[f"model.layers.{layer}.self_attn"].own.kv_cache == of_layer
+        assert held[f"model.layers.{layer}"].total.kv_cache == of_layer
+        assert held[f"model.layers.{layer}"].own.kv_cache == 0
+    assert held[""].total.kv_cache == LAYERS * of_layer
+    assert held[""].own.kv_cache == 0
+
+
+def test_cache_that_was_there_before_is_of_the_model_that_was_given_it() -> None:
+    class Reader(nn.Module):
+        """Reads a cache without making a part of it."""
+
+        def forward(self, x: torch.Tensor, past_key_values: Any) -> torch.Tensor:
+            return x + past_key_values[0].sum() + past_key_values[1].sum()
+
+    keys, values = torch.randn(3, 5, 7), torch.randn(3, 5, 11)
+    model = nn.Sequential()
+    model.add_module("reader", Reader())
+    with torch.no_grad(), FlopCounterMode(model, display=False, memory=True) as counter:
+        model.reader(torch.randn(2), past_key_values=(keys, values))
+        model.reader(torch.randn(2), past_key_values=(keys, keys))  # a smaller one
+    assert reader_of(counter).own.kv_cache == 3 * 5 * (7 + 11) * 4
+    shared = torch.randn(3, 5, 19)
+    with torch.no_grad(), FlopCounterMode(model, display=False, memory=True) as counter:
+        model.reader(torch.randn(2), past_key_values=(shared, shared))
+    assert reader_of(counter).own.kv_cache == 3 * 5 * 19 * 4
+
+
+def reader_of(counter: FlopCounterMode) -> ModuleMemory:
+    (reader,) = counter.profile.check().root.children
+    assert reader.memory is not None
+    return reader.memory
+
+
+@pytest.mark.parametrize("implementation", [None, "static"])
+def test_largest_cache_of_a_generation_is_the_last(implementation: str | None) -> None:
+    options = {**OPTIONS, "cache_implementation": implementation}
+    result = profile_generate(llama(), IDS, warm_up=0, memory=True, **options)
+    both = 2 * LAYERS * B * KEY_HEADS * HEAD * 4
+    lengths = 0 if implementation is None else LAYERS * 8
+    last = PROMPT + NEW - 1
+    assert result.decode.root.memory is not None
+    assert result.decode.root.memory.total.kv_cache == last * both + lengths
 
 
 def cache_at_end(profile: Profile) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from dispatch_flops import Profile
 from dispatch_flops.distributed import simulate
-from tests.models.parallel import BATCH, EVEN, EVEN_LAYERS, fsdp_even
+from tests.models.parallel import BATCH, EVEN, EVEN_LAYERS, fsdp_even, fsdp_steady
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 
@@ -38,6 +38,25 @@ def test_gathered_parameters_are_not_kept(profile: Profile) -> None:
     last = memory.timeline[-1].bytes_by_role
     assert last["parameters"] == last["gradients"] == EVEN_LAYERS * LAYER // RANKS
     assert "unsharded parameters" not in last
+
+
+def test_later_step_has_the_peaks_of_the_first_and_the_optimizers_state(profile: Profile) -> None:
+    steady = simulate(fsdp_steady, {"dp": RANKS}, [1], memory=True).ranks[1].check()
+    assert profile.memory is not None and steady.memory is not None
+    shard, number = EVEN * EVEN // RANKS, F32  # AdamW counts the steps of each parameter
+    state = EVEN_LAYERS * (2 * shard * F32 + number)
+    for phase in ("forward", "backward"):
+        truth = {**profile.memory.by_role(phase), "optimizer state": state}  # type: ignore[arg-type]
+        assert steady.memory.by_role(phase) == truth  # type: ignore[arg-type]
+    held = steady.memory.by_role("optimizer")
+    temporaries = held.pop("temporaries")
+    assert 0 < temporaries <= 4 * shard * F32
+    assert held == {
+        "parameters": EVEN_LAYERS * LAYER // RANKS,
+        "gradients": EVEN_LAYERS * LAYER // RANKS,
+        "optimizer state": state,
+        "inputs": BATCH * EVEN * F32,
+    }
 
 
 def test_module_holds_its_shards_and_their_gradients(profile: Profile) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._ops import OpOverload
@@ -74,3 +77,25 @@ def test_operators_that_are_not_asked_are_taken_apart_by_no_autograd_kernel() ->
             assert found is None or not composites.is_taken_apart(found), name
             asked += 1
     assert asked
+
+
+MODULES_WITH_LIBRARIES = [
+    "torch.ao.quantization.fx._decomposed",
+    "torch.distributed._functional_collectives",
+    "torch.nn.attention.varlen",
+]
+
+
+@pytest.mark.slow
+def test_libraries_that_torch_ships_are_not_extensions() -> None:
+    """A kernel for each of their operators would be registered whenever a counter is entered."""
+    program = f"""
+import importlib, warnings
+warnings.simplefilter("ignore")
+for name in {MODULES_WITH_LIBRARIES}:
+    importlib.import_module(name)
+from dispatch_flops.operators.composites import operators_of_extensions
+print(*operators_of_extensions())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

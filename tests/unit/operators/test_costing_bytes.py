@@ -379,6 +379,36 @@ CASES: dict[str, Case] = {
         I64 * 33 + F32 * 33,
         F32 * 6,
     ),
+    "scatter to a new tensor": (
+        lambda: ones(100, 5).scatter(0, longs(3, 5), A),
+        "scatter.src",
+        I64 * 15 + F32 * (15 + 500 - 15),
+        F32 * 500,
+    ),
+    "scatter to a new tensor at more positions than there are": (
+        lambda: ones(2, 3).scatter(0, longs(11, 3), 7.0),
+        "scatter.value",
+        I64 * 33,
+        F32 * 6,
+    ),
+    "scatter to an expanded tensor": (  # 15 of 35 positions: another one has each of 5 elements
+        lambda: LINE.expand(7, 5).scatter(0, longs(3, 5), 7.0),
+        "scatter.value",
+        I64 * 15 + F32 * 5,
+        F32 * 35,
+    ),
+    "index_copy to a new tensor": (
+        lambda: ones(100, 5).index_copy(0, longs(3), A),
+        "index_copy.default",
+        I64 * 3 + F32 * (15 + 500 - 15),
+        F32 * 500,
+    ),
+    "scatter_reduce in place without self": (
+        lambda: ones(100, 5).scatter_reduce_(0, longs(3, 5), A, "amax", include_self=False),
+        "scatter_reduce_.two",
+        I64 * 15 + F32 * 15,
+        F32 * 15,
+    ),
     "scatter_reduce": (
         lambda: ones(2, 3).scatter_reduce_(0, longs(11, 1).expand(11, 3), ones(11, 3), "amax"),
         "scatter_reduce_.two",

@@ -89,6 +89,15 @@ def test_profile_with_memory_survives_json() -> None:
     assert again.memory == MEMORY and again.root.memory == HELD
 
 
+def test_kv_cache_of_a_module_survives_json_and_may_be_missing() -> None:
+    held = ModuleMemory(own=HeldBytes(kv_cache=7), total=HeldBytes(kv_cache=7))
+    data = profile_with(MEMORY, held).check().to_dict()
+    assert Profile.from_dict(data).root.memory == held
+    for part in ("own", "total"):
+        del data["root"][0]["memory"][part]["kv_cache"]  # not in profiles saved before
+    assert Profile.from_dict(data).root.memory == ModuleMemory()
+
+
 def test_profile_without_memory_says_nothing_of_it() -> None:
     data = profile_with(None, None).to_dict()
     assert "memory" not in data and "memory" not in data["root"][0]

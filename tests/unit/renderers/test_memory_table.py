@@ -93,6 +93,23 @@ def test_table_says_peak_what_it_consists_of_and_what_modules_hold() -> None:
     assert cells(lines[-1])[0] == "layer"
 
 
+def with_cache() -> Profile:
+    """The same, and a layer that made 700 bytes of a KV cache."""
+    held = dataclasses.replace(LAYER, own=dataclasses.replace(LAYER.own, kv_cache=700))
+    held = dataclasses.replace(held, total=held.own)
+    return PROFILE.map_nodes(
+        lambda node: dataclasses.replace(node, memory=held) if node.name == "layer" else node
+    )
+
+
+def test_kv_cache_is_a_column_where_a_module_made_one() -> None:
+    assert "KV cache" not in memory_table.render(PROFILE)
+    lines = memory_table.render(with_cache()).splitlines()
+    assert cells(lines[-1])[-3:] == ["5 KB", "700 B", "9 KB"]
+    layer = list(csv_reader.DictReader(io.StringIO(csv.render(with_cache()))))[1]
+    assert layer["own_kv_cache_bytes"] == layer["total_kv_cache_bytes"] == "700"
+
+
 def test_table_of_a_phase_shows_its_own_peak() -> None:
     text = memory_table.render(PROFILE, View(phase="forward"))
     assert text.startswith("Peak 9 KB at layer in forward (aten.mm.default)")

@@ -1,7 +1,5 @@
-// Builds the page from its data.
+// Builds the report of a profile from the page's data.
 
-const packed = Uint8Array.from(atob(byId("data").textContent), (character) => character.charCodeAt(0));
-const data = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
 const METRICS = {
   flops: ["FLOPs", countText], macs: ["MACs", countText], params: ["Params", paramsText],
   bytes: ["Bytes", bytesText], latency: ["Latency", secondsText],
@@ -19,11 +17,9 @@ let moduleTable = null;
 function fillHeader() {
   const { facts, phases, run } = data;
   const above = new Set(run.map(([label]) => label));
-  byId("title").textContent = data.title;
   byId("subtitle").textContent = phases.length ? phases.map(viewName).join(", ").toLowerCase() : "nothing ran";
-  const list = (pairs) => pairs.flatMap(([label, text]) => [element("dt", { text: label }), element("dd", { text })]);
-  byId("run").replaceChildren(...list(run.map(([label, text]) => [RUN_LABELS[label] ?? label, text.replaceAll(">=", "≥")])));
-  byId("facts").replaceChildren(...list(facts.filter(([label]) => !above.has(label))));
+  byId("run").replaceChildren(...described(run.map(([label, text]) => [RUN_LABELS[label] ?? label, text.replaceAll(">=", "≥")])));
+  byId("facts").replaceChildren(...described(facts.filter(([label]) => !above.has(label))));
   byId("notes").replaceChildren(...data.notes.map((text) => element("li", { text })));
   byId("notes").hidden = !data.notes.length;
 }
@@ -206,8 +202,6 @@ function drawCrumbs() {
   }));
 }
 
-const swatch = (fill) => element("span", { className: `swatch ${fill}`, "aria-hidden": "true" });
-
 function drawLegend(areas) {
   const seen = new Set(areas.filter((area) => !area.rest && area.index !== TOP).map((area) => plainClass(tree.columns.class_name[area.index])));
   const named = data.classes.flatMap((name, rank) => (seen.has(name) ? [element("span", {}, swatch(`fill-${rank}`), name)] : []));
@@ -296,23 +290,6 @@ function fillCommunication() {
   });
 }
 
-// Draws now, and again whenever the width changes.
-function drawOnResize(place, draw) {
-  let width = null;
-  new ResizeObserver(() => {
-    if (place.clientWidth === width || !place.clientWidth) return;
-    width = place.clientWidth;
-    draw();
-  }).observe(place);
-}
-
-// The colours follow the reader's preference until the button is pressed.
-function switchTheme() {
-  const root = document.documentElement;
-  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = isDark ? "light" : "dark";
-}
-
 fillHeader();
 fillUncounted();
 fillHeadline();
@@ -325,6 +302,5 @@ fillMemory(data);
 fillCommunication();
 fillRoofline(data);
 byId("tree").addEventListener("click", (event) => { const area = event.target.closest(".area"); if (area) clicked(area.dataset.id); });
-byId("theme").addEventListener("click", switchTheme);
 drawOnResize(byId("tree"), drawChart);
 window.dispatchFlops = { countText, paramsText, bytesText, secondsText, fractionText, rateText };

@@ -1,0 +1,111 @@
+"""Figures of one rank, of its modules, and their spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from dispatch_flops.profile.cost import OpCost, Phase
+from dispatch_flops.profile.profile import Profile
+from dispatch_flops.profile.seconds import sum_known, timed_phase
+from dispatch_flops.profile.tree import cost_in
+from dispatch_flops.units import ratio
+
+By = Literal["macs", "flops", "bytes", "communication", "time", "params"]
+BY: tuple[By, ...] = ("macs", "flops", "bytes", "communication", "time", "params")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """One figure over several ranks.
+
+    minimum, maximum: of one rank. total: of all ranks together. ranks: number of ranks.
+    straggler: the first rank that has the maximum.
+    """
+
+    minimum: float
+    maximum: float
+    total: float
+    ranks: int
+    straggler: int
+
+    @property
+    def imbalance(self) -> float | None:
+        """Maximum divided by mean: 1.0 where all ranks are equal; None where all are 0."""
+        return ratio(self.maximum * self.ranks, self.total)
+
+
+def total_of(profile: Profile, phase: Phase | None) -> OpCost:
+    """Return the cost of a rank, 0 in a phase that only other ranks have."""
+    return cost_in(profile.root, phase) + cost_in(profile.outside, phase)
+
+
+def value_of(profile: Profile, by: By, phase: Phase | None) -> float | None:
+    """Return a figure of a rank; None where it was not measured."""
+    match by:
+        case "params":
+            return profile.total_params
+        case "communication":
+            return sum(
+                total.payload_bytes
+                for total in profile.communication
+                if phase is None or total.phase == phase
+            )
+        case "time":
+            timing = profile.timing
+            if phase is not None:
+                return timing.latency(timed_phase(phase))
+            if timing.iteration_s is not None:
+                return timing.iteration_s
+            return sum_known(timing.seconds.values())
+    return _FIGURE[by](total_of(profile, phase))
+
+
+_FIGURE: dict[str, Callable[[OpCost], int]] = {
+    "macs": lambda cost: cost.macs,
+    "flops": lambda cost: cost.flops,
+    "bytes": lambda cost: cost.bytes_total,
+}
+
+
+def module_values(profile: Profile, by: By, phase: Phase | None) -> Iterator[tuple[str, float]]:
+    """Yield the fqn and the figure of each module that has one; inclusive but for communication."""
+    if by == "communication":
+        sums = {node.fqn: 0 for node in profile.root.walk()}
+        for total in profile.communication:
+            if phase is None or total.phase == phase:
+                sums[total.fqn] = sums.get(total.fqn, 0) + total.payload_bytes
+        yield from sums.items()
+        return
+    for node in profile.root.walk():
+        value: float | None
+        if by == "params":
+            value = node.total_params
+        elif by == "time":
+            value = (
+                sum_known(node.seconds.values())
+                if phase is None
+                else node.latency(timed_phase(phase))
+            )
+        else:
+            value = _FIGURE[by](cost_in(node, phase))
+        if value is not None:
+            yield node.fqn, value
+
+
+def spread_of(values: Mapping[int, float], classes: Mapping[int, list[int]]) -> Spread | None:
+    """Return the spread of a figure; None where no rank has it.
+
+    values: of profiled ranks. classes: the ranks that each stands for.
+    """
+    if not values:
+        return None
+    maximum = max(values.values())
+    return Spread(
+        minimum=min(values.values()),
+        maximum=maximum,
+        total=sum(value * len(classes[rank]) for rank, value in values.items()),
+        ranks=sum(len(classes[rank]) for rank in values),
+        straggler=min(min(classes[rank]) for rank in values if values[rank] == maximum),
+    )
