@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from dispatch_flops._torch import OpOverload, storage_address
+from dispatch_flops._torch import OpOverload, TorchDispatchMode, storage_address
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import cost_of_call
 from dispatch_flops.operators.memory import nbytes
