@@ -212,8 +212,8 @@ modes_in_force: Callable[[], list[TorchDispatchMode]] = (
     torch.utils._python_dispatch._get_current_dispatch_mode_stack
 )
 
-# Take the innermost mode off, or put one on, without more. Public: ``with mode:``, which sets flags
-# of torch.compile besides; an interrupt in its midst leaves them wrong.
+# Take the innermost mode off, or put one on, and nothing else. Public: ``with mode:``, which also
+# sets flags of torch.compile; an interrupt within it leaves them wrong.
 pop_mode: Callable[[], TorchDispatchMode] = torch.utils._python_dispatch._pop_mode
 push_mode: Callable[[TorchDispatchMode], None] = torch.utils._python_dispatch._push_mode
 _MODE_FLAGS = (

@@ -18,11 +18,12 @@ from dispatch_flops.analysis.figures import inclusive
 from dispatch_flops.analysis.latency import inexact_latencies, latency_of
 from dispatch_flops.counting.parameters import elements_of
 from dispatch_flops.errors import NotProfiledError, OutputError, OutputIsFolderError, TargetError
+from dispatch_flops.operators.conventions import Conventions, Flops
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.model import exclude_modules, module_classes, profile_model
-from dispatch_flops.renderers import deepspeed
+from dispatch_flops.renderers import View, deepspeed
 from dispatch_flops.renderers.deepspeed import aggregated, units
 from dispatch_flops.renderers.text import at_least
 
@@ -119,12 +120,21 @@ class FlopsProfiler:
         sizes of its world, groups and batch.
     recompute_fwd_factor: forward passes that DeepSpeed's estimate of the backward pass adds for
         activation checkpointing (default 0). Recomputation is counted without it.
+    flops: see ``FlopCounterMode``. ``"contractions"`` is nearest to what DeepSpeed counts.
+
+    Raises ConfigError for a ``flops`` that is not allowed.
     """
 
     def __init__(
-        self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0
+        self,
+        model: nn.Module,
+        ds_engine: Any = None,
+        recompute_fwd_factor: float = 0.0,
+        *,
+        flops: Flops = "all",
     ) -> None:
         check_model(model)
+        self._counted: Flops = Conventions(flops=flops).flops
         self.model = model
         self.ds_engine = ds_engine
         self.flops: int | None = None
@@ -144,7 +154,7 @@ class FlopsProfiler:
         """
         self.drop_profile()
         self._ignored = module_classes(ignore_list)
-        counter = FlopCounterMode(self.model, display=False, latency=True)
+        counter = FlopCounterMode(self.model, display=False, latency=True, flops=self._counted)
         counter.__enter__()
         self._counter = counter
         self._paused = False
@@ -292,7 +302,10 @@ class FlopsProfiler:
         profile = self._profile_with_engine()
         total = profile.root.total("forward")
         self.flops, self.macs, self.params = total.flops, total.macs, profile.total_params
-        write_or_warn(deepspeed.render(profile, view), output_file)
+        write_or_warn(self._text(profile, view), output_file)
+
+    def _text(self, profile: Profile, view: View) -> str:
+        return deepspeed.render(profile, view)
 
     def _profile_with_engine(self) -> Profile:
         """Return the profile with the engine's facts, unless it holds some already."""

@@ -30,7 +30,7 @@ from dispatch_flops.profile import (
     TensorInput,
 )
 from dispatch_flops.profile.cost import OpCost, Phase
-from dispatch_flops.renderers import View, html
+from dispatch_flops.renderers import View, html, overview
 from dispatch_flops.renderers.explanations import counting
 from dispatch_flops.renderers.html.document import embedded
 from dispatch_flops.renderers.html.payload import payload
@@ -293,11 +293,25 @@ def test_top_of_the_page_says_what_the_run_was() -> None:
         ),
     )
     assert dict(payload(profile, A100, "T")["run"]) == {
+        "Step": "1, 4 samples",
         "Inputs": "x float32 [4, 64] on cuda:0",
         "Device": "cuda (NVIDIA A100), torch 2.13.0, rank 1 of 4",
         "Machine": "NVIDIA A100-SXM4-80GB, 19.5 TFLOP/s float32, 312 TFLOP/s bfloat16, 2.04 TB/s",
     }
     assert "Machine" not in dict(payload(profile, None, "T")["run"])
+
+
+def test_top_of_the_page_names_the_training_step_as_the_printout_does() -> None:
+    """16 samples in half a second are 32 a second."""
+    run = dataclasses.replace(training_step().run, step=3, batch_size=16)
+    timing = StepTiming(iteration_s=0.5)
+    profile = dataclasses.replace(training_step(), run=run, timing=timing)
+    first, *_ = payload(profile, None, "T")["run"]
+    assert first == ["Step", "3, 16 samples, 32 samples/s"]
+    assert f"Step     {first[1]}\n" in overview.render(profile)
+    later = dataclasses.replace(profile, run=dataclasses.replace(run, batch_size=None))
+    assert payload(later, None, "T")["run"][0] == ["Step", "3"]
+    assert "Step" not in dict(payload(encoder(), None, "T")["run"])
 
 
 def test_memory_has_the_peaks_by_role_and_what_the_highest_consists_of() -> None:
