@@ -38,6 +38,7 @@ SLOW = {
     "distributed.simulate",
     "integrations.transformers.FlopsCallback",
     "integrations.transformers.GenerateProfile",
+    "integrations.transformers.plan_generate",
     "integrations.transformers.profile_generate",
     "measure_machine",
     "plan",
@@ -148,6 +149,7 @@ ALSO_GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "compile.Step": backend,
     "integrations.transformers.GenerateProfile": language_model,
     "integrations.transformers.FlopsCallback": trainer,
+    "integrations.transformers.plan_generate": language_model,
     "integrations.transformers.profile_generate": language_model,
 }
 
