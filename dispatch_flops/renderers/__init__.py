@@ -24,7 +24,7 @@ Merged profiles have two formats of text, ``render(cluster, view=None) -> str``.
 
     cluster_table   figures over ranks, ranks, mesh dimensions and modules, plain or Markdown
     plan_table      choices of a plan side by side, plain or Markdown
-    cluster_page    the same tables as a page for the browser
+    cluster_page    the same figures as a page for the browser
 
 The others return what their readers take.
 
