@@ -48,6 +48,13 @@ def test_represented_ranks_share_a_row_and_missing_ranks_are_a_warning() -> None
     _, dp = data["mesh"]
     totals = [row["spreads"]["flops"]["all"]["total"] for row in dp["rows"]]
     assert totals == [12 + 28, 28]  # rank 3 is at position 1
+    whole = dataclasses.replace(represented(), represented={1: 0, 3: 2})
+    _, dp = page_data(cluster_page.render(whole))["mesh"]
+    (row,) = dp["rows"]
+    assert row["text"] == "0-1"
+    assert row["spreads"]["flops"]["all"]["straggler"] == 2
+    _, dp = page_data(cluster_page.render(dataclasses.replace(whole, represented={1: 0})))["mesh"]
+    assert [row["spreads"]["flops"]["all"]["maximum"] for row in dp["rows"]] == [28, 12]
 
 
 def test_modules_are_a_tree_for_each_stage() -> None:
