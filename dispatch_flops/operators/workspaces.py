@@ -29,9 +29,9 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
 
     Example::
 
-        @register_workspace(torch.ops.my_library.my_op)
-        def my_op(x, *, out, **_):
-            return 4 * x.numel()
+        @register_workspace(torch.ops.mylib.fused_mlp)
+        def fused_mlp(x, w1, w2, *, out, **_):
+            return x.shape[0] * w1.shape[1] * x.element_size()  # what lies between the products
     """
     listed = targets if isinstance(targets, (list, tuple)) else (targets,)
     for target in listed:

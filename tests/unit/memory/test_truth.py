@@ -19,6 +19,8 @@ from dispatch_flops.profile import MemoryProfile
 from tests.helpers.allocator import peak_bytes
 from tests.models.vision import ResNet
 
+pytestmark = pytest.mark.slow
+
 Loss = Callable[[], torch.Tensor]
 Workload = Callable[[], tuple[nn.Module, torch.Tensor, Loss]]
 
