@@ -9,6 +9,8 @@ from dispatch_flops.renderers.html.document import document
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
 
+__all__ = ["render"]
+
 _SCRIPTS = ("tree.js", "table.js", "tree_table.js", "cluster.js")
 
 
@@ -19,6 +21,11 @@ def render(cluster: ClusterProfile, view: View | None = None) -> str:
     set of equal ranks has one. Modules are a tree for each pipeline stage.
 
     view: ``depth`` of modules, ``phase`` (the only one shown) and ``title``.
+
+    Example::
+
+        page = cluster_page.render(cluster, View(depth=2, title="nightly run"))
+        Path("cluster.html").write_text(page)
     """
     view = view or View()
     first = next(iter(cluster.profiles.values()))
