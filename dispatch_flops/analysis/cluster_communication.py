@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dispatch_flops.profile import CommCost
-from dispatch_flops.profile.cluster import ClusterProfile, Spread, spread_of
+from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.communication import CommKind
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.rank_figures import Spread, spread_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from typing import Any
 
 from dispatch_flops.analysis.cluster_communication import traffic_by_group
 from dispatch_flops.analysis.operators import phases_of
-from dispatch_flops.profile.cluster import BY, By, ClusterProfile, Spread, spread_of
+from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import Phase, in_order
 from dispatch_flops.profile.mesh_positions import STAGE_DIMS, ranks_text
+from dispatch_flops.profile.rank_figures import BY, By, Spread, spread_of
 from dispatch_flops.renderers.cluster_table import (
     FIGURES,
     lower_bound_text,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from dispatch_flops.profile.cluster import By, ClusterProfile, Spread
+from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.rank_figures import By, Spread
 
 MOST_ROWS = 3000  # deeper levels are left out
 _FIGURES: tuple[By, ...] = ("flops", "communication", "params", "time")

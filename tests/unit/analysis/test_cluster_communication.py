@@ -6,7 +6,8 @@ import dataclasses
 
 from dispatch_flops.analysis.cluster_communication import traffic_by_group
 from dispatch_flops.profile import CommCost, CommGroup, CommTotal, Profile
-from dispatch_flops.profile.cluster import ClusterProfile, Spread
+from dispatch_flops.profile.cluster import ClusterProfile
+from dispatch_flops.profile.rank_figures import Spread
 from tests.helpers.clusters import four_ranks, of_rank, represented
 
 
