@@ -11,7 +11,7 @@ Sections, in this order:
     autocast: the caller's autocast within ``__torch_dispatch__``.
     autograd: sequence numbers, running nodes and graph tasks, saved-tensor hooks.
     tensors: classes of tensors, storages and their sizes, jit tracing, nested containers.
-    modules: global hooks and the frames of module calls.
+    modules: tables of hooks and the frames of module calls.
     torch.compile: stances, compiled autograd, AOTAutograd, inductor, graph breaks.
     torch.distributed: groups, meshes, modules that the program may have imported.
     simulated ranks: groups without processes, DDP and pipelines among them.
@@ -212,8 +212,8 @@ modes_in_force: Callable[[], list[TorchDispatchMode]] = (
     torch.utils._python_dispatch._get_current_dispatch_mode_stack
 )
 
-# Take the innermost mode off, or put one on, without more. Public: ``with mode:``, which sets flags
-# of torch.compile besides; an interrupt in its midst leaves them wrong.
+# Take the innermost mode off, or put one on, and nothing else. Public: ``with mode:``, which also
+# sets flags of torch.compile; an interrupt within it leaves them wrong.
 pop_mode: Callable[[], TorchDispatchMode] = torch.utils._python_dispatch._pop_mode
 push_mode: Callable[[TorchDispatchMode], None] = torch.utils._python_dispatch._push_mode
 _MODE_FLAGS = (
@@ -371,6 +371,40 @@ def _resize(storage: torch.UntypedStorage, size: int) -> Any:
     return result
 
 
+# Whether a profiler is on in this thread: torch's, or the reports below. Public: none.
+is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_PROFILER_OF_ALLOCATIONS = torch._C._profiler.ProfilerConfig(
+    torch._C._profiler.ProfilerState.CPU,
+    False,  # report_input_shapes
+    True,  # profile_memory
+    False,  # with_stack
+    False,  # with_flops
+    False,  # with_modules
+    torch._C._profiler._ExperimentalConfig(),
+)
+
+
+def start_reporting_allocations() -> None:
+    """Have the CPU's allocator report what this thread allocates, until the reports are stopped.
+
+    No profiler may be on. Public: ``torch.profiler.profile(profile_memory=True)``, which writes to
+    stderr, and takes a hundred times as long to start and stop as this older profiler.
+    """
+    torch._C._autograd._enable_profiler_legacy(_PROFILER_OF_ALLOCATIONS)
+
+
+def stop_reporting_allocations() -> list[int]:
+    """Return the bytes of each allocation (positive) and release (negative), in order.
+
+    Releases of what was allocated before the start are not reported.
+    """
+    if not is_profiling():
+        return []
+    threads: Any = torch._C._autograd._disable_profiler_legacy()  # torch's type of kind() is wrong
+    events = [event for thread in threads for event in thread]
+    return [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
+
+
 # Whether ``torch.jit.trace`` is running, and how to suspend it. Public: none.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
@@ -420,6 +454,25 @@ def remove_global_hooks(*hooks: Callable[..., Any]) -> None:
         ):
             for key in found:
                 table.pop(key, None)
+
+
+def call_hooks(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+    """Return a module's tables of forward pre-hooks, of those that take kwargs, and of hooks.
+
+    Public: registration and the handle's ``remove``, which together take 2 us for each hook.
+    """
+    return module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return an optimizer's tables of step pre-hooks and post-hooks; public as for a module's."""
+    return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+
+
+# The table of the pre-hooks of all optimizers; public as for a module's.
+all_step_pre_hooks: dict[int, Any] = sys.modules[
+    torch.optim.Optimizer.__module__  # torch.optim hides it
+]._global_optimizer_pre_hooks
 
 
 def module_call() -> Any:

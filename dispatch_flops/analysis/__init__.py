@@ -8,6 +8,16 @@
 - Machines: ``MACHINES``, ``mfu``, ``hfu``, ``mfu_is_lower_bound``, ``hfu_is_lower_bound``,
   ``why_no_utilisation``, ``roofline``, ``node_roofline``, ``roofline_data``.
 - Scaling over sizes: ``exponent`` of one curve, ``exponents`` of a grid of runs.
+
+What these arguments are is the same in every function:
+
+profile: a ``Profile``.
+root: a ``ModuleNode`` that is taken with all modules below it, such as ``profile.root``.
+node: a ``ModuleNode``, such as ``profile.node("encoder.layer.0")``.
+ops: operators, such as ``profile.op_totals()``.
+phase: "forward", "backward", "recompute", "optimizer" or "setup"; None (the default) for all
+    together. Another name raises ConfigError.
+machine: a ``Machine``, such as ``MACHINES["NVIDIA H200"]``; None where its peaks are not known.
 """
 
 from dispatch_flops.analysis.diff import Change, Diff, diff

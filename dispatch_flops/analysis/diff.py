@@ -13,7 +13,13 @@ from dispatch_flops.profile.cost import ZERO, Phase, check_phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One module or operator in two profiles; None where a profile lacks it."""
+    """One module or operator in two profiles; None where a profile lacks it.
+
+    Example::
+
+        for change in diff(before, after).changed_operators():
+            print(change.name, change.calls_before, "->", change.calls_after)
+    """
 
     name: str
     before: Figures | None
@@ -39,6 +45,13 @@ class Diff:
 
     total: everything that ran. modules, operators: those of either profile; what only the
         second one has comes last.
+
+    Example::
+
+        found = diff(before, after)
+        if found.has_changed:
+            print(found)  # tables of the modules and operators that changed
+            print(found.total.after.cost.macs - found.total.before.cost.macs, "more MACs")
     """
 
     total: Change

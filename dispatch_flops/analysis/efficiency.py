@@ -22,7 +22,7 @@ from dispatch_flops.units import ratio
 
 Bound = Literal["compute", "memory"]
 
-# No vendor states a peak for them. int8 is another matter: it has matrix units of its own.
+# No vendor states a peak for them. int8 has matrix units of its own.
 _PLAIN_INTEGERS = frozenset({"bool", "int16", "int32", "int64", "uint16", "uint32", "uint64"})
 
 
@@ -36,6 +36,11 @@ class Roofline:
     exceeds_peak: the measured time is shorter than the peaks of computing allow, so a count, the
         time or a peak is wrong; or shorter than the bandwidth allows, unless caches or fused
         kernels saved traffic.
+
+    Example::
+
+        limit = roofline(profile.op_totals(), MACHINES["NVIDIA H200"])
+        print(f"{limit.attainable_s * 1e6:.2f} us at best, bound by {limit.bound}")
     """
 
     cost: OpCost
@@ -82,7 +87,8 @@ def mfu(
     Example::
 
         mfu(profile, MACHINES["NVIDIA H200"], profile.timing.iteration_s)  # such as 0.41
-        mfu(profile, MACHINES["NVIDIA H200"], 0.5, definition="6N+12LdT", layers=32)
+        sizes = {"layers": 32, "width": 4096, "sequence": 8192, "tokens": 8192}
+        mfu(profile, MACHINES["NVIDIA H200"], 0.5, definition="6N+12LdT", **sizes)
     """
     given = GivenSizes(
         params=params,
@@ -97,17 +103,39 @@ def mfu(
 
 
 def hfu(profile: Profile, machine: Machine | None, seconds: float | None) -> float | None:
-    """Return the hardware FLOPs utilisation: as ``mfu``, but of all phases."""
+    """Return the hardware FLOPs utilisation: as ``mfu``, but of all phases.
+
+    seconds: of the run.
+
+    Example::
+
+        h200 = MACHINES["NVIDIA H200"]
+        # The difference is recomputation and the optimizer.
+        print(hfu(profile, h200, 0.02) - mfu(profile, h200, 0.02))
+    """
     return utilisation(profile.op_totals(), phases_of(profile), machine, seconds)
 
 
 def mfu_is_lower_bound(profile: Profile, machine: Machine | None) -> bool:
-    """Return whether ``mfu`` leaves out some of the work of forward and backward."""
+    """Return whether ``mfu`` leaves out some of the work of forward and backward.
+
+    Example::
+
+        h200 = MACHINES["NVIDIA H200"]
+        sign = ">=" if mfu_is_lower_bound(profile, h200) else "="
+        print(f"MFU {sign} {mfu(profile, h200, 0.02):.1%}")
+    """
     return utilisation_is_lower_bound(profile.op_totals(), MODEL_PHASES, machine)
 
 
 def hfu_is_lower_bound(profile: Profile, machine: Machine | None) -> bool:
-    """Return whether ``hfu`` leaves out some of the work."""
+    """Return whether ``hfu`` leaves out some of the work.
+
+    Example::
+
+        if hfu_is_lower_bound(profile, MACHINES["NVIDIA H200"]):
+            print("left out:", list(profile.uncounted_ops()) or "work in integers")
+    """
     return utilisation_is_lower_bound(profile.op_totals(), phases_of(profile), machine)
 
 
@@ -119,8 +147,16 @@ def utilisation(
 ) -> float | None:
     """Return the least seconds at the dense peaks, divided by the seconds taken.
 
+    phases: of the operators that count; the others are skipped.
+    seconds: that these phases took.
+
     None if the machine, a peak or the time is not known. A value above 1 means that a count, the
     time or the peak is wrong, and is returned unchanged.
+
+    Example::
+
+        attention = [op for op in profile.op_totals() if "attention" in op.op]
+        print(utilisation(attention, ["forward"], MACHINES["NVIDIA H200"], seconds=0.004))
     """
     if machine is None:
         return None
@@ -135,7 +171,16 @@ def why_no_utilisation(
     machine: Machine | None,
     seconds: float | None,
 ) -> str:
-    """Return why ``utilisation`` of the same arguments is None; ``""`` if it is not None."""
+    """Return why ``utilisation`` of the same arguments is None; ``""`` if it is not None.
+
+    ops, phases, machine, seconds: those that ``utilisation`` was given.
+
+    Example::
+
+        board = Machine(name="my board", flops_per_s={"float16": 125e12})
+        reason = why_no_utilisation(profile.op_totals(), ["forward"], board, 0.1)
+        print(reason)  # prints no peak of my board is known for float32
+    """
     wanted = frozenset(phases)
     ran = [op for op in ops if op.phase in wanted]
     if machine is None:
@@ -183,6 +228,12 @@ def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
     Machines state no peak for wide integers, such as int64. Their work is left out, so the
     result is a lower bound where there is any.
     It is None, too, where FLOPs exceed the range of a float.
+
+    Example::
+
+        h200 = MACHINES["NVIDIA H200"]
+        in_tf32 = compute_s(profile.op_totals(), h200.with_tf32())
+        print(in_tf32 / compute_s(profile.op_totals(), h200))  # the vector units are slower
     """
     total = 0.0
     for op in ops:
@@ -209,6 +260,11 @@ def roofline(
     """Return the roofline of some operators.
 
     seconds: the time they took, if known; it decides ``exceeds_peak``.
+
+    Example::
+
+        products = [op for op in profile.op_totals() if op.cost is not None and op.cost.macs]
+        print(roofline(products, MACHINES["NVIDIA H200"], seconds=1e-3).arithmetic_intensity)
     """
     known = [op for op in ops if op.cost is not None]
     cost = add_costs(op.cost for op in known)
@@ -237,7 +293,13 @@ def roofline(
 
 
 def node_roofline(node: ModuleNode, machine: Machine | None, phase: Phase = "forward") -> Roofline:
-    """Return the roofline of a module and all below it, in one phase."""
+    """Return the roofline of a module and all below it, in one phase.
+
+    Example::
+
+        for node in profile.root.children:
+            print(node.fqn, node_roofline(node, MACHINES["NVIDIA H200"], "backward").bound)
+    """
     node.total(phase)  # raises for what is not a phase
     ops = (op for below in node.walk() for op in below.ops if op.phase == phase)
     return roofline(ops, machine, node.seconds.get(phase))
@@ -248,5 +310,11 @@ def _exceeds(least_s: float | None, seconds: float | None) -> bool:
 
 
 def machine_of(profile: Profile, machine: Machine | None = None) -> Machine | None:
-    """Return ``machine`` if given, else the one that the profile ran on; None if not known."""
+    """Return ``machine`` if given, else the one that the profile ran on; None if not known.
+
+    Example::
+
+        machine = machine_of(profile) or measure_machine("cpu", [torch.float32], size=64)
+        print(machine.name, machine.source)
+    """
     return find(profile.run.device_name) if machine is None else machine

@@ -27,6 +27,12 @@ class Figures:
     latency_s: seconds in the phase that was asked for, in forward where no phase was; None
         where not measured.
     lower_bound: True if an operator of theirs has no known cost.
+
+    Example::
+
+        layers = inclusive(profile.root)
+        pair = layers["0"] + layers["2"]
+        print(pair.modules, pair.params, pair.cost.macs, pair.value("latency"))
     """
 
     modules: int = 1
@@ -45,7 +51,7 @@ class Figures:
         )
 
     def value(self, key: Key) -> int | float | None:
-        """Return the figure of that name; raises ConfigError on an unknown name."""
+        """Return the figure named ``key``; raises ConfigError on an unknown name."""
         match key:
             case "params":
                 return self.params
@@ -68,7 +74,13 @@ class Figures:
 
 
 def walk_with_depth(root: ModuleNode) -> Iterator[tuple[ModuleNode, int]]:
-    """Yield every node with its depth (0 for the root), parents first, without recursion."""
+    """Yield every node with its depth (0 for the root), parents first, without recursion.
+
+    Example::
+
+        for node, depth in walk_with_depth(profile.root):
+            print("  " * depth + node.class_name, node.total_params)
+    """
     stack = [(root, 0)]
     while stack:
         node, depth = stack.pop()
@@ -81,6 +93,11 @@ def inclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
 
     Where a module's latency was not measured, as for a container that is never called, it is
     the sum of its children's.
+
+    Example::
+
+        for fqn, figures in inclusive(profile.root, "backward").items():
+            print(fqn or "model", figures.cost.flops)
     """
     root.total(phase)
     return tree_figures(root, phase)
@@ -107,6 +124,12 @@ def exclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
     """Return ``{fqn: figures}`` of each module without what is below it, parents first.
 
     The exclusive latency is the module's less its children's, and at least 0.
+
+    Example::
+
+        own = exclusive(profile.root, "forward")
+        added = sum(figures.cost.macs for figures in own.values())
+        print(added == profile.root.total("forward").macs)  # prints True
     """
     root.total(phase)
     return own_tree_figures(root, phase)
@@ -130,7 +153,13 @@ def own_tree_figures(root: ModuleNode, phase: Phase | None) -> dict[str, Figures
 
 
 def total_figures(profile: Profile, phase: Phase | None = None) -> Figures:
-    """Return the figures of everything that ran, model and outside."""
+    """Return the figures of everything that ran, model and outside.
+
+    Example::
+
+        step = total_figures(profile)
+        print(step.params, step.cost.flops, step.cost.bytes_total, step.lower_bound)
+    """
     root, outside = profile.root, profile.outside
     profile.total(phase)  # raises for what is not a phase
     return tree_figures(root, phase)[root.fqn] + tree_figures(outside, phase)[outside.fqn]
@@ -140,6 +169,12 @@ def by_depth(root: ModuleNode, phase: Phase | None = None) -> list[dict[str, Fig
     """Return for each depth ``{class name: inclusive figures of its modules there}``.
 
     Classes are in the order of the tree; the first level is the root's.
+
+    Example::
+
+        for depth, classes in enumerate(by_depth(profile.root)):
+            for name, figures in classes.items():
+                print(depth, name, figures.modules, figures.cost.macs)
     """
     whole = inclusive(root, phase)
     levels: list[dict[str, Figures]] = []
@@ -154,6 +189,11 @@ def by_type(profile: Profile, phase: Phase | None = None) -> dict[str, Figures]:
     """Return ``{class name: exclusive figures of its modules}``, most FLOPs first.
 
     The costs add up to the model's total. A parameter that several modules hold counts in each.
+
+    Example::
+
+        linear = by_type(profile)["Linear"]
+        print(f"{linear.cost.flops / profile.root.total().flops:.0%} of the FLOPs in linear layers")
     """
     found: dict[str, Figures] = {}
     profile.total(phase)  # raises for what is not a phase
@@ -164,7 +204,13 @@ def by_type(profile: Profile, phase: Phase | None = None) -> dict[str, Figures]:
 
 
 def top(figures: dict[str, Figures], key: Key, k: int) -> list[tuple[str, Figures]]:
-    """Return the ``k`` items with the most of ``key``, equal ones in their order, unknown last."""
+    """Return the ``k`` items with the most of ``key``, equal ones in their order, unknown last.
+
+    Example::
+
+        [(class_name, figures)] = top(by_type(profile), "params", 1)
+        print(class_name, figures.params)
+    """
 
     def rank(item: tuple[str, Figures]) -> float:
         value = item[1].value(key)

@@ -18,6 +18,12 @@ def fold(root: ModuleNode) -> ModuleNode:
     The parameters, operators, calls and latencies of a merged node are the sums over the run,
     and so are those of the nodes below it; their classes say of how many, "12 x Linear".
     Parameters that the siblings share count once: the sum is at most the parent's.
+
+    Example::
+
+        deep = profile_model(nn.Sequential(*(nn.Linear(3, 3) for _ in range(12))), args=[x])
+        for node in fold(deep.root).children:
+            print(node.name, node.class_name, node.total_params)  # prints 0-11 12 x Linear 144
     """
     runs = runs_of_siblings(root)
     folded: dict[str, ModuleNode] = {}

@@ -39,6 +39,12 @@ class Headline:
     mfu_is_lower_bound, hfu_is_lower_bound: True if the utilisation leaves out work, as that of
         operators without a known cost and of integers without a peak.
     least_moving_s: seconds that the bytes take at the machine's bandwidth; None if not known.
+
+    Example::
+
+        found = headline(profile)
+        print(found.params, found.model_flops, found.bytes_total)
+        print(found.seconds, "s:", found.seconds_of)
     """
 
     params: int

@@ -19,6 +19,12 @@ def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
 
     A latency is inexact if it is below the resolution of its calls, or if runs vary by more than
     10 %. Where the whole model was timed by itself, its latency is never too short.
+
+    Example::
+
+        inexact = inexact_latencies(profile.root, profile.timing)
+        for node in profile.root.walk():
+            print(node.fqn, "~" if node.fqn in inexact else "", node.latency_s)
     """
     least: dict[str, float] = {}
     inexact = set()
@@ -44,6 +50,11 @@ def inexact_phases(profile: Profile) -> frozenset[Phase]:
 
     Counting and timing shared their pass, and the seconds are below the resolution of what ran;
     or repeated runs vary by more than 10 %.
+
+    Example::
+
+        inexact = inexact_phases(profile)
+        print({phase: s for phase, s in phase_seconds(profile).items() if phase not in inexact})
     """
     timing, seconds = profile.timing, phase_seconds(profile)
     calls: dict[Phase, int] = {}
@@ -69,7 +80,13 @@ def _least_s(calls: int, resolution_s: float | None) -> float:
 
 
 def latency_of(node: ModuleNode, phase: Phase = "forward") -> float | None:
-    """Return the seconds of a module; where not measured, those of its children together."""
+    """Return the seconds of a module; where not measured, those of its children together.
+
+    Example::
+
+        slowest = max(profile.root.children, key=lambda node: latency_of(node) or 0.0)
+        print(slowest.fqn, slowest.class_name)
+    """
     return inclusive(node, phase)[node.fqn].latency_s
 
 
@@ -77,6 +94,11 @@ def whole_latencies(root: ModuleNode) -> dict[str, float | None]:
     """Return ``{fqn: seconds in all phases}``, parents first.
 
     The seconds are None where a phase in which an operator of the module ran was not measured.
+
+    Example::
+
+        for fqn, seconds in whole_latencies(profile.root).items():
+            print(fqn or "model", "not measured" if seconds is None else f"{seconds * 1e3:.3f} ms")
     """
     ran: dict[str, set[Phase]] = {}
     for node in reversed(list(root.walk())):
@@ -96,6 +118,12 @@ def measured_seconds(profile: Profile) -> tuple[float | None, str]:
     """Return the seconds of everything that ran, and what they are of, in words.
 
     The seconds are None if a phase that ran was not measured.
+
+    Example::
+
+        seconds, what = measured_seconds(profile)
+        if seconds:
+            print(f"{profile.total().flops / seconds:.3g} FLOP/s over {what}")
     """
     if profile.timing.iteration_s is not None:
         step = profile.timing.iteration_step
@@ -125,6 +153,12 @@ def phase_seconds(profile: Profile) -> dict[Phase, float | None]:
     """Return the seconds of each phase; None where not measured.
 
     Recomputation has none of its own: its time is part of the backward pass's.
+
+    Example::
+
+        seconds = phase_seconds(profile)
+        if seconds["backward"] is not None:
+            print("backward / forward:", seconds["backward"] / seconds["forward"])
     """
     timing = profile.timing
     phases = in_order((*STEP_PHASES, *phases_of(profile), *timing.seconds))

@@ -17,6 +17,11 @@ class OperatorRow:
     cost: of the calls whose cost is known; None if no call's cost is known.
     share: of all known FLOPs, 0 to 1; None where the cost is unknown or the total is 0.
     The other fields are those of ``OpTotal``.
+
+    Example::
+
+        for row in operator_rows(profile)[:5]:
+            print(row.op, row.dtype, row.calls, row.share)
     """
 
     op: str
@@ -42,7 +47,13 @@ class OperatorRow:
 
 
 def operator_rows(profile: Profile, phase: Phase | None = None) -> list[OperatorRow]:
-    """Return a row per operator and dtype, of model and outside: most FLOPs first, then bytes."""
+    """Return a row per operator and dtype, of model and outside: most FLOPs first, then bytes.
+
+    Example::
+
+        rows = operator_rows(profile, "forward")
+        print([row.op for row in rows if (row.arithmetic_intensity or 0) < 10])  # limited by memory
+    """
     merged: dict[tuple[str, str | None], OpTotal] = {}
     phases: dict[tuple[str, str | None], list[Phase | None]] = {}
     for op in _ops(profile, phase):
@@ -69,7 +80,15 @@ def operator_rows(profile: Profile, phase: Phase | None = None) -> list[Operator
 
 
 def cost_by_dtype(profile: Profile, phase: Phase | None = None) -> dict[str | None, OpCost]:
-    """Return ``{compute dtype: known cost}``, most FLOPs first; None for calls without tensors."""
+    """Return ``{compute dtype: known cost}``, most FLOPs first; None for calls without tensors.
+
+    Example::
+
+        with torch.autocast("cpu", torch.bfloat16), counter:
+            model(x)
+        for dtype, cost in cost_by_dtype(counter.profile).items():
+            print(dtype, cost.macs)
+    """
     groups: dict[str | None, list[OpCost | None]] = {}
     for op in _ops(profile, phase):
         groups.setdefault(op.dtype, []).append(op.cost)
@@ -81,6 +100,11 @@ def phases_of(profile: Profile) -> tuple[Phase, ...]:
     """Return the phases in which an operator ran.
 
     The order is forward, backward, recompute, optimizer, setup; then others as they appear.
+
+    Example::
+
+        for phase in phases_of(profile):
+            print(phase, profile.total(phase).flops)
     """
     return in_order(op.phase for op in profile.op_totals())
 

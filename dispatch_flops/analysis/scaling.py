@@ -19,6 +19,11 @@ class Exponent:
     name: of the size. smallest, largest: its values.
     overall: exponent fitted over all values. last: exponent between the two largest, which is
         closer to the limit for large sizes.
+
+    Example::
+
+        [growth] = exponents([{"seq": 8}, {"seq": 16}, {"seq": 32}], [80, 288, 1088])
+        print(f"{growth.overall:.2f}, then {growth.last:.2f}")  # prints 1.88, then 1.92
     """
 
     name: str
@@ -39,7 +44,9 @@ def exponents(points: Sequence[Point], counts: Sequence[float]) -> list[Exponent
 
     Example::
 
-        exponents([{"n": 2}, {"n": 4}, {"n": 8}], [4, 16, 64])[0].overall  # 2.0
+        runs = [{"batch": 1, "seq": 2}, {"batch": 1, "seq": 4}, {"batch": 1, "seq": 8}]
+        for growth in exponents(runs, [4, 16, 64]):
+            print(f"{growth.name}^{growth.overall:.1f}")  # prints seq^2.0
     """
     if not points or min(counts) <= 0:
         return []
@@ -63,8 +70,14 @@ def exponents(points: Sequence[Point], counts: Sequence[float]) -> list[Exponent
 def exponent(sizes: Sequence[float], counts: Sequence[float]) -> float:
     """Return the exponent of one curve, fitted by least squares in logarithms.
 
+    sizes, counts: of the same length.
+
     Raises ConfigError unless there is a positive count for each positive size, and at least two
     different sizes.
+
+    Example::
+
+        print(f"{exponent([64, 128, 256], [4096, 16384, 65536]):.1f}")  # prints 2.0
     """
     if len(sizes) != len(counts) or len(set(sizes)) < 2 or min(*sizes, *counts) <= 0:
         raise ConfigError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dispatch_flops.analysis.communication_times import busiest_link_s, communication_s
-from dispatch_flops.analysis.efficiency import compute_s, moving_s, roofline
+from dispatch_flops.analysis.efficiency import Bound, compute_s, moving_s, roofline
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cost import MODEL_PHASES
@@ -26,6 +26,7 @@ class StepBounds:
         where that is all communication.
     operators: calls that launch a kernel. host_s_per_operator: seconds that the host takes for one.
     model_compute_s: of forward and backward, the least seconds at the peaks.
+    kernels_bound: what takes the larger part of kernels_s, as in ``Roofline.bound``.
 
     Example::
 
@@ -41,6 +42,7 @@ class StepBounds:
     host_s_per_operator: float | None = None
     model_compute_s: float | None = None
     busiest_link_s: float | None = None
+    kernels_bound: Bound | None = None
 
     @property
     def hidden_communication_s(self) -> float | None:
@@ -71,12 +73,10 @@ class StepBounds:
 
     @property
     def bound(self) -> StepBound | None:
-        """What the least time consists of; for kernels, the larger of computing and moving."""
-        if self.least_s is None or self.kernels_s is None or self.compute_s is None:
+        """What takes the least time: communication, else what bounds the kernels."""
+        if self.least_s is None or self.kernels_s is None:
             return None
-        if self.least_s > self.kernels_s:
-            return "communication"
-        return "compute" if self.compute_s >= self.kernels_s / 2 else "memory"
+        return "communication" if self.least_s > self.kernels_s else self.kernels_bound
 
     @property
     def mfu_ceiling(self) -> tuple[float | None, float | None]:
@@ -96,13 +96,15 @@ def step_bounds(
     """
     ops = list(profile.op_totals())
     total = profile.total()
+    limit = roofline(ops, machine)
     return StepBounds(
         compute_s=compute_s(ops, machine),
         memory_s=moving_s(total, machine),
-        kernels_s=roofline(ops, machine).attainable_s,
+        kernels_s=limit.attainable_s,
         communication_s=communication_s(profile, machine),
         busiest_link_s=busiest_link_s(profile, machine),
         operators=sum(op.calls for op in ops if op.kind != "free"),
         host_s_per_operator=host_s_per_operator,
         model_compute_s=compute_s((op for op in ops if op.phase in MODEL_PHASES), machine),
+        kernels_bound=limit.bound,
     )

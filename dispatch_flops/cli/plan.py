@@ -23,6 +23,7 @@ from dispatch_flops.cli.arguments import (
 from dispatch_flops.cli.clusters import parse_mesh
 from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.output import emit, print_progress
+from dispatch_flops.cli.plan_generation import add_generation_options, plan_generation
 from dispatch_flops.cli.sweep import parse_values
 from dispatch_flops.errors import DispatchFlopsError, TargetError
 from dispatch_flops.renderers import plan_table
@@ -38,6 +39,10 @@ shards by the tensor-parallel plan that the model states, as models of transform
 dimensions, such as pp, TARGET is a job: a function with a parameter mesh, a DeviceMesh, and the
 names of --set; it builds and shards its model and returns a function that runs one step.
 
+With --generate, a prompt and the tokens that follow it are planned apart, with a cache of keys and
+values. prompt and new are tokens of each sequence; draft is how many tokens another model proposes
+for each step of speculative decoding.
+
 examples:
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 \\
       --set batch=1,2,4 seq=8192 --dtype bf16 --optimizer adamw --checkpoint
@@ -45,6 +50,10 @@ examples:
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --mesh dp=64,tp=8 \\
       --set batch=1,2,4 seq=8192 --dtype bf16 --optimizer adamw --checkpoint
   dispatch-flops plan job.py:job --mesh pp=2,dp=64,tp=8 --machine H100 --set batch=1
+  dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
+      --generate --set batch=1,8,64 prompt=2048 new=256
+  dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
+      --generate --sequences 12x1@1024+512@0 5@1024
 """
 _OPTIMIZERS = ("adamw", "adam", "sgd", "none")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -67,6 +76,7 @@ def add_plan(commands: Commands) -> None:
         help="plan ranks of a device mesh, outermost dimension first, such as dp=64,tp=8",
     )
     _add_step_options(parser)
+    add_generation_options(parser)
     add_table_options(parser, "table", "markdown")
     parser.set_defaults(run=run_plan)
 
@@ -123,6 +133,8 @@ def run_plan(options: Namespace) -> int:
         name: parse_values(name, text) for name, text in parse_assignments(options.set).items()
     }
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
+    if options.sequences and not options.generate:
+        raise TargetError("--sequences needs --generate; add it")
     print_progress(f"planning {options.target} on {machine.name}")
 
     from dispatch_flops.cli.targets import raise_target_error
@@ -131,19 +143,24 @@ def run_plan(options: Namespace) -> int:
 
     try:
         with redirect_stdout(sys.stderr):
-            planned = plan(
-                _job(options, sizes) or partial(_build, options),
-                machine,
-                sizes=sizes,
-                optimizer=None if options.optimizer == "none" else options.optimizer or "adamw",
-                dtype=None if mesh is None else _dtype(options),
-                checkpoint=options.checkpoint,
-                causal=options.causal,
-                host_s_per_operator=measure_host_s_per_operator() if options.host_cost else None,
-                search_batch=not options.no_search,
-                mesh=mesh,
-                mixed_precision=options.mixed_precision,
-            )
+            host_s = measure_host_s_per_operator() if options.host_cost else None
+            if options.generate:
+                dtype = _name_of_dtype(options)
+                planned: Any = plan_generation(options, machine, sizes, dtype, host_s)
+            else:
+                planned = plan(
+                    _job(options, sizes) or partial(_build, options),
+                    machine,
+                    sizes=sizes,
+                    optimizer=None if options.optimizer == "none" else options.optimizer or "adamw",
+                    dtype=None if mesh is None else _dtype(options),
+                    checkpoint=options.checkpoint,
+                    causal=options.causal,
+                    host_s_per_operator=host_s,
+                    search_batch=not options.no_search,
+                    mesh=mesh,
+                    mixed_precision=options.mixed_precision,
+                )
     except DispatchFlopsError:
         raise
     except (Exception, SystemExit) as error:

@@ -100,6 +100,15 @@ class CountingBackend:
     """Backend that counts the runs of the graphs that it compiles.
 
     ``counting_backend`` makes one and has an example. graphs: the cost of each compiled graph.
+
+    Example::
+
+        backend = counting_backend("aot_eager", model)
+        compiled = torch.compile(model, backend=backend)
+        for _ in range(3):
+            compiled(x).sum().backward()
+            print(backend.step().total.macs)  # of this step
+        print(backend.profile().by_module("backward"))
     """
 
     def __init__(

@@ -240,8 +240,10 @@ class Tracker:
             return call.module_phase
         if thread.is_after_backward:
             part = named_part_of_torch()
-            if part is not None or not _is_grad_enabled() or self._are_gradients(thread, args):
-                return thread.module_phase(part or AFTER_BACKWARD, "optimizer")
+            if part is not None:
+                return thread.module_phase(*part)
+            if not _is_grad_enabled() or self._are_gradients(thread, args):
+                return thread.module_phase(AFTER_BACKWARD, "optimizer")
         return thread.module_phase(OUTSIDE, "forward")
 
     def _are_gradients(self, thread: ThreadState, args: Any) -> bool:

@@ -13,15 +13,17 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops.profile import OUTSIDE
+from dispatch_flops.profile.cost import Phase
 
 # Parts of torch that run operators between backward and the optimizer step, by calling module.
 _PARTS = {
     "torch.nn.utils.clip_grad": f"{OUTSIDE}.gradient clipping",
     "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
 }
-# Between backward and step, DeepSpeed's engines and optimizers work on flat buffers of gradients.
+# DeepSpeed's engines and optimizers reduce gradients at the end of ``backward``, after autograd.
+# In ``step`` they work on flat buffers of gradients.
 _ENGINES = "deepspeed.runtime."
-_ENGINE_METHODS = ("step", "backward")
+_ENGINE_METHODS: dict[str, Phase] = {"step": "optimizer", "backward": "backward"}
 ENGINE = f"{OUTSIDE}.DeepSpeed engine"
 # Frames between an operator and the function of torch that runs it, at most. DTensor takes many.
 _PARTS_DEPTH = 64
@@ -71,16 +73,19 @@ def first_ended(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | No
     return None
 
 
-def named_part_of_torch() -> str | None:
-    """Return the name for the part of torch or DeepSpeed that runs the operator, or None."""
+def named_part_of_torch() -> tuple[str, Phase] | None:
+    """Return the name for the part of torch or DeepSpeed that runs the operator, and its phase.
+
+    None if another part runs it.
+    """
     frame = sys._getframe(1)
     for _ in range(_PARTS_DEPTH):
         module = frame.f_globals.get("__name__", "")
         part = _PARTS.get(module)
         if part is not None:
-            return part
+            return part, "optimizer"
         if module.startswith(_ENGINES) and frame.f_code.co_name in _ENGINE_METHODS:
-            return ENGINE
+            return ENGINE, _ENGINE_METHODS[frame.f_code.co_name]
         if frame.f_back is None:
             return None
         frame = frame.f_back

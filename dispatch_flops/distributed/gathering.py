@@ -27,8 +27,8 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
     Every rank of the default process group calls it, after the counter's block::
 
         with FlopCounterMode(model, display=False) as counter:
-            step()
-        cluster = dispatch_flops.distributed.gather(counter.profile)
+            model(x).sum().backward()
+        cluster = gather(counter.profile)
         if cluster is not None:
             print(cluster.maximum("flops"), cluster.straggler("flops"))
 
@@ -52,7 +52,7 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
             "a simulated rank has no other ranks; simulate() merges their profiles"
         )
     box = _Box(_torch.default_store(), next(_numbers), time.monotonic() + timeout_s)
-    profile = _placed(profile, rank, world_size)
+    profile = _with_rank(profile, rank, world_size)
     if rank != dst:
         box.send(rank, profile)
         return None
@@ -67,6 +67,13 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
         return cluster
     note = f"no profile arrived from rank {ranks_text(missing)} within {timeout_s:g} s"
     return dataclasses.replace(cluster, notes=(*cluster.notes, note))
+
+
+def gather_if_several(profile: Profile, *, timeout_s: float = 300.0) -> ClusterProfile | None:
+    """Return the profiles of all ranks on rank 0; None elsewhere, and without other ranks."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return gather(profile, timeout_s=timeout_s) if distributed.get_world_size() > 1 else None
 
 
 class _Box:
@@ -108,7 +115,7 @@ class _Box:
         self._store.wait([key], timedelta(seconds=left))
 
 
-def _placed(profile: Profile, rank: int, world_size: int) -> Profile:
-    """Return the profile with the place of its rank, which a counter without a group lacks."""
+def _with_rank(profile: Profile, rank: int, world_size: int) -> Profile:
+    """Return the profile with its rank and world size, which a counter without a group lacks."""
     run = dataclasses.replace(profile.run, rank=rank, world_size=world_size)
     return dataclasses.replace(profile, run=run)

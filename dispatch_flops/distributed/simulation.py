@@ -59,16 +59,18 @@ def simulate(
 ) -> ClusterProfile:
     """Profile one step of ranks of a cluster, in this process and without the cluster.
 
+        from torch.distributed.fsdp import fully_shard
+
         def job(mesh):
-            model = Transformer()
-            for layer in model.layers:
+            model = torch.nn.Transformer(64, 4, 1, 1, 128)
+            for layer in (*model.encoder.layers, *model.decoder.layers):
                 fully_shard(layer, mesh=mesh["dp"])
             fully_shard(model, mesh=mesh["dp"])
-            tokens = torch.zeros(1, 4096, dtype=torch.long)
-            return lambda: model(tokens).sum().backward()
+            return lambda: model(torch.ones(8, 2, 64), torch.ones(4, 2, 64)).sum().backward()
 
-        cluster = simulate(job, mesh={"dp": 64, "tp": 8}, ranks=[77])
-        cluster.ranks[77].total("backward").flops
+        cluster = simulate(job, mesh={"dp": 16}, ranks=[7])
+        cluster.ranks[7].total("backward").flops
+        cluster.ranks[7].comm_by("kind")  # its gathers and reduce-scatters
 
     job: builds and shards the model from a DeviceMesh, and returns a function without arguments
         that runs one step, or a pair of the model and that function. The same function runs on

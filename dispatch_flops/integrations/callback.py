@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from dispatch_flops.analysis.efficiency import hfu, machine_of, mfu
 from dispatch_flops.analysis.machines import Machine
-from dispatch_flops.distributed.gathering import gather
+from dispatch_flops.distributed.gathering import gather_if_several
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
@@ -158,7 +158,7 @@ class StepCallback(ProfiledStep):
         if self._profiler is not None:
             self._silent, self._size = silent, size
             self._keep(self._profiler, **run_facts)
-            self._cluster = _merged(self.profile)
+            self._cluster = gather_if_several(self.profile)
         elif self._profile is not None and begun_s is not None and size == self._size:
             self._devices.synchronize()
             self._add_iteration(self._profile, self._now() - begun_s)
@@ -214,13 +214,6 @@ class StepCallback(ProfiledStep):
             depth=depth if self.config.detailed else 0, machine=self._machine_known(), **shown
         )
         return overview.render(self.profile, view)
-
-
-def _merged(profile: Profile) -> ClusterProfile | None:
-    """Return the profiles of all ranks on rank 0; None elsewhere, and without other ranks."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    return gather(profile) if distributed.get_world_size() > 1 else None
 
 
 def rows_of(batch: Any) -> int | None:

@@ -41,6 +41,12 @@ class GenerateProfile:
     steps: cost of each decode step, in order. A step is one pass of the model and the choice of
         the next token or tokens.
     new_tokens: tokens generated per sequence. decode_tokens: those of them made in decode.
+
+    Example::
+
+        generated = profile_generate(model, input_ids, max_new_tokens=8)
+        growth = generated.steps[-1].macs - generated.steps[0].macs  # of attention to the cache
+        print(generated.prefill.total().macs, growth, generated.first_token_s, generated.token_s)
     """
 
     prefill: Profile

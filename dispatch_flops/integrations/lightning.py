@@ -22,6 +22,8 @@ except ImportError:
             "pip install 'dispatch-flops[lightning]'"
         ) from error
 
+__all__ = ["FlopsCallback"]
+
 
 class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
     """Lightning callback that profiles one optimizer step, with all its batches.

@@ -14,6 +14,8 @@ from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.model import profile_model
 
+__all__ = ["assert_flops"]
+
 _FIGURES = ("macs", "flops", "bytes", "params")
 
 

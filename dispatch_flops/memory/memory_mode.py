@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,10 +18,12 @@ from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
+from dispatch_flops.counting.plans import Plan
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase, OpenCall, ThreadState
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.memory.blocks import Block, Blocks, DeviceBlocks, ModulePeak
 from dispatch_flops.memory.caches import cached_tensors, takes_cache
+from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.storages import Allocation, Storage, allocation_of, storages_of
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost
@@ -306,6 +308,7 @@ class MemoryMode(CountingMode):
         self._blocks = memory.blocks
         self._running = memory.running
         self._live = memory.blocks.live
+        self._kernel = KernelAllocations()
         self._allocations: dict[int, tuple[Allocation, Any, Any]] = {}
         self._device: DeviceBlocks = memory.device
         self._phase: Phase = "forward"
@@ -359,6 +362,12 @@ class MemoryMode(CountingMode):
             born = self._blocks.allocations
             device.timeline.note(now, now - device.now, born, made_in, func)
         return out
+
+    def _adapt(self, plan: Plan) -> Plan:
+        plan = super()._adapt(plan)
+        if workspace_of(plan.func) is None:
+            return plan
+        return replace(plan, call=self._kernel.reported(plan.call))
 
     def _raise_peak(
         self, found: ModulePeak, device: DeviceBlocks, made_in: ModulePhase, func: Any, now: int
@@ -416,6 +425,9 @@ class MemoryMode(CountingMode):
             size: int | None = workspace(args, kwargs or {}, out)
         except Exception:  # a workspace of the user's own
             size = None
+        reported = self._kernel.take()
+        if size is None:
+            size = reported
         if size is None:
             self._memory.unseen.add(str(func))
             return 0

@@ -57,7 +57,17 @@ _DEFAULT = Conventions()
 
 
 def conventions() -> Conventions:
-    """Return the conventions of the counter that is asking for a cost."""
+    """Return the conventions of the counter that is asking for a cost.
+
+    Example::
+
+        def scores_cost(q, k, *, out, **_):  # a formula to register for a causal kernel
+            macs = q.numel() * k.shape[-2]
+            return 2 * macs if conventions().causal == "full" else macs
+
+        with overridden({torch.ops.aten.mm: scores_cost}), FlopCounterMode(causal="half"):
+            torch.mm(torch.ones(2, 3), torch.ones(3, 5))
+    """
     return _CONVENTIONS.get(_DEFAULT)
 
 

@@ -63,6 +63,11 @@ class Rule:
     builtin: bool = True
     computes_in: ComputesIn | None = None
 
+    @property
+    def states_bytes(self) -> bool:
+        """True for a free operator whose bytes are not those of all its tensors."""
+        return self.kind == "free" and self.formula is not _nothing
+
     def answer(
         self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> OpCost | Split | int:
@@ -250,7 +255,8 @@ def unregister_flops(targets: Any) -> None:
 
     Example::
 
-        unregister_flops(torch.ops.mylib.fused_mlp)
+        register_flops(torch.ops.mylib.fused_mlp)(lambda x, w1, w2, *, out, **_: 2 * x.numel())
+        unregister_flops(torch.ops.mylib.fused_mlp)  # such as to run a notebook's cell again
     """
     keys = list(dict.fromkeys(map(_registered_key, to_keys(targets))))
     for key in keys:

@@ -18,8 +18,8 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
 
     The function is called as ``workspace(*args, out=out, **kwargs)`` with the operator's own
     arguments and its result. It returns the bytes that the kernel has allocated at a time, besides
-    its results, or None where they are not known: the peak is then a lower bound. It may read
-    shapes, dtypes and devices, never data.
+    its results, or None where they are not known. On the CPU, torch's allocator then reports them;
+    elsewhere the peak is a lower bound. It may read shapes, dtypes and devices, never data.
 
     targets: ``torch.ops.lib.op`` (all overloads), one overload, or a list of these.
     override: replace an existing workspace instead of raising.
@@ -29,9 +29,9 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
 
     Example::
 
-        @register_workspace(torch.ops.my_library.my_op)
-        def my_op(x, *, out, **_):
-            return 4 * x.numel()
+        @register_workspace(torch.ops.mylib.fused_mlp)
+        def fused_mlp(x, w1, w2, *, out, **_):
+            return x.shape[0] * w1.shape[1] * x.element_size()  # what lies between the products
     """
     listed = targets if isinstance(targets, (list, tuple)) else (targets,)
     for target in listed:

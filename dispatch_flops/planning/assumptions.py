@@ -21,7 +21,8 @@ def of_sharding(
 ) -> Iterator[str]:
     """Yield who shards the model over the mesh, and how."""
     dims = " x ".join(f"{name} {size}" for name, size in mesh.items())
-    yield f"{math.prod(mesh.values())} devices, mesh {dims}, the last dimension within a node first"
+    count = math.prod(mesh.values())
+    yield f"{count} devices, mesh {dims}; ranks are numbered along the last dimension first"
     if is_job:
         yield "the job builds, shards and runs its model; its second step is counted"
     if not is_job and "tp" in mesh:

@@ -51,7 +51,7 @@ def plan(
         planned.steps[0].fits, planned.steps[0].bounds.least_s
         print(renderers.plan_table.render(planned))
 
-        planned = plan(build, "NVIDIA H100 80GB HBM3", sizes={"batch": 1}, mesh={"dp": 64, "tp": 8})
+        planned = plan(build, "H100", sizes={"batch": 1, "seq": 4096}, mesh={"dp": 64})
         planned.steps[0].cluster.communication  # calls, bytes and seconds of each dimension
 
     build: called with one value of each size as keyword arguments; returns the model and its

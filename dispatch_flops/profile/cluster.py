@@ -37,6 +37,9 @@ class ClusterProfile:
         simulated one except for the rank.
     world_size: number of ranks of the run. notes: what a reader must know of the merge.
 
+    Methods take ``phase``, one phase or None (the default) for all, and ``dim``, the name of a
+    dimension of the mesh.
+
     Example::
 
         cluster = ClusterProfile.merge([Profile.from_json(text) for text in texts])
@@ -252,7 +255,10 @@ class ClusterProfile:
         }
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Return the cluster as JSON text; ``from_json`` gives back an equal one."""
+        """Return the cluster as JSON text; ``from_json`` gives back an equal one.
+
+        indent: spaces of each level; None (the default) for one line.
+        """
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod

@@ -36,7 +36,8 @@ class OpCost:
 
     Example::
 
-        OpCost(macs=6, flops=12) + 2 * OpCost(flops=5)  # OpCost(macs=6, flops=22)
+        cost = OpCost(macs=6, flops=12) + 2 * OpCost(flops=5)
+        print(cost.macs, cost.flops)  # prints 6 22
     """
 
     macs: int = 0
@@ -120,6 +121,13 @@ class Share:
     child: name of a submodule, relative to the running module. Where the module has no such
         submodule, the share is the module's own.
     phase: the phase that the share belongs to; None for the phase of the call.
+
+    Example::
+
+        # A fused block whose second product belongs to its submodule ``out_proj``.
+        product = OpCost(macs=60, flops=120)
+        split = Split(own=product, shares=(Share(cost=product, child="out_proj"),))
+        print(split.total.macs)  # prints 120
     """
 
     cost: OpCost
@@ -132,6 +140,13 @@ class Split:
     """Cost of one call, divided between the running module, its submodules and other phases.
 
     own: the part of the running module in the phase of the call.
+
+    Example::
+
+        # The backward of a fused attention: two of its five products compute the scores again.
+        product = OpCost(macs=64, flops=128)
+        split = Split(own=4 * product, shares=(Share(cost=product, phase="recompute"),))
+        print(split.own.macs, split.total.macs)  # prints 256 320
     """
 
     own: OpCost = ZERO

@@ -151,8 +151,9 @@ class MemoryProfile:
     Every figure is of the device with the highest peak, unless it says otherwise.
 
     devices: one entry each, the highest peak first.
-    unseen: operators that ran and whose kernels allocate memory that is not known. The peaks
-        are then lower bounds.
+    unseen: operators that ran and whose kernels allocate memory that is not known: where they
+        have no formula for it, and run elsewhere than on the CPU, whose allocator reports it, or
+        while another profiler of torch is on. The peaks are then lower bounds.
     rounding: bytes that each block is rounded up to a multiple of.
 
     Example::

@@ -332,7 +332,10 @@ class Profile:
         }
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Return the profile as JSON text; ``from_json`` gives back an equal profile."""
+        """Return the profile as JSON text; ``from_json`` gives back an equal profile.
+
+        indent: spaces of each level; None (the default) for one line.
+        """
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod

@@ -11,7 +11,12 @@ _NOTHING: Mapping[Phase, float | None] = MappingProxyType({})
 
 
 def sum_known(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the known values; None if none is known."""
+    """Return the sum of the known values; None if none is known.
+
+    Example::
+
+        print(sum_known([0.5, None, 0.25]), sum_known([None]))  # prints 0.75 None
+    """
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

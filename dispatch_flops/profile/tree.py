@@ -34,6 +34,11 @@ class OpTotal:
     uncounted: number of calls whose cost is not known.
     error: why the cost is not known, where a formula raised.
     latency_s: seconds of all calls together; None where not measured.
+
+    Example::
+
+        for total in profile.by_operator("forward").values():
+            print(total.op, total.calls, total.cost.flops if total.cost else "not known")
     """
 
     op: str

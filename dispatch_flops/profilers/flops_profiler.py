@@ -18,11 +18,12 @@ from dispatch_flops.analysis.figures import inclusive
 from dispatch_flops.analysis.latency import inexact_latencies, latency_of
 from dispatch_flops.counting.parameters import elements_of
 from dispatch_flops.errors import NotProfiledError, OutputError, OutputIsFolderError, TargetError
+from dispatch_flops.operators.conventions import Conventions, Flops
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.model import exclude_modules, module_classes, profile_model
-from dispatch_flops.renderers import deepspeed
+from dispatch_flops.renderers import View, deepspeed
 from dispatch_flops.renderers.deepspeed import aggregated, units
 from dispatch_flops.renderers.text import at_least
 
@@ -119,12 +120,21 @@ class FlopsProfiler:
         sizes of its world, groups and batch.
     recompute_fwd_factor: forward passes that DeepSpeed's estimate of the backward pass adds for
         activation checkpointing (default 0). Recomputation is counted without it.
+    flops: see ``FlopCounterMode``. ``"contractions"`` is nearest to what DeepSpeed counts.
+
+    Raises ConfigError for a ``flops`` that is not allowed.
     """
 
     def __init__(
-        self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0
+        self,
+        model: nn.Module,
+        ds_engine: Any = None,
+        recompute_fwd_factor: float = 0.0,
+        *,
+        flops: Flops = "all",
     ) -> None:
         check_model(model)
+        self._counted: Flops = Conventions(flops=flops).flops
         self.model = model
         self.ds_engine = ds_engine
         self.flops: int | None = None
@@ -144,7 +154,7 @@ class FlopsProfiler:
         """
         self.drop_profile()
         self._ignored = module_classes(ignore_list)
-        counter = FlopCounterMode(self.model, display=False, latency=True)
+        counter = FlopCounterMode(self.model, display=False, latency=True, flops=self._counted)
         counter.__enter__()
         self._counter = counter
         self._paused = False
@@ -214,7 +224,9 @@ class FlopsProfiler:
         return self._profile
 
     def add_run_info(self, **facts: Any) -> None:
-        """Set fields of the profile's ``RunInfo``, such as ``batch_size``.
+        """Set fields of the profile's ``RunInfo``.
+
+        facts: values by the name of the field, such as ``batch_size=8``.
 
         Raises NotProfiledError before ``stop_profile``.
         """
@@ -224,22 +236,28 @@ class FlopsProfiler:
         self._profile = dataclasses.replace(profile, run=dataclasses.replace(profile.run, **facts))
 
     def get_total_flops(self, as_string: bool = False) -> Any:
-        """Return the FLOPs of the model's forward pass, as a string with a unit if asked.
+        """Return the FLOPs of the model's forward pass, an int.
 
-        The string of a lower bound begins with ">= ".
+        as_string: return text with a unit instead; that of a lower bound begins with ">= ".
         """
         profile = self.profile
         total = profile.root.total("forward").flops
         return _forward_string(profile, units.number_to_string(total)) if as_string else total
 
     def get_total_macs(self, as_string: bool = False) -> Any:
-        """Return the multiply-accumulates of the model's forward pass, as ``get_total_flops``."""
+        """Return the multiply-accumulates of the model's forward pass, an int.
+
+        as_string: as for ``get_total_flops``.
+        """
         profile = self.profile
         total = profile.root.total("forward").macs
         return _forward_string(profile, units.macs_to_string(total)) if as_string else total
 
     def get_total_duration(self, as_string: bool = False) -> Any:
-        """Return the seconds of the model's forward pass; None ("n/a") if it did not run."""
+        """Return the seconds of the model's forward pass; None if it did not run.
+
+        as_string: return text with a unit instead, "n/a" for None.
+        """
         profile = self.profile
         total = latency_of(profile.root)
         if not as_string:
@@ -248,7 +266,10 @@ class FlopsProfiler:
         return f"{'~' if inexact else ''}{units.duration_to_string(total)}"
 
     def get_total_params(self, as_string: bool = False) -> Any:
-        """Return the number of elements of the model's distinct parameters."""
+        """Return the number of elements of the model's distinct parameters.
+
+        as_string: return text with a unit instead.
+        """
         total = self.profile.total_params
         return units.params_to_string(total) if as_string else total
 
@@ -281,7 +302,10 @@ class FlopsProfiler:
         profile = self._profile_with_engine()
         total = profile.root.total("forward")
         self.flops, self.macs, self.params = total.flops, total.macs, profile.total_params
-        write_or_warn(deepspeed.render(profile, view), output_file)
+        write_or_warn(self._text(profile, view), output_file)
+
+    def _text(self, profile: Profile, view: View) -> str:
+        return deepspeed.render(profile, view)
 
     def _profile_with_engine(self) -> Profile:
         """Return the profile with the engine's facts, unless it holds some already."""
@@ -292,7 +316,11 @@ class FlopsProfiler:
         return dataclasses.replace(profile, run=dataclasses.replace(profile.run, **facts))
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Print only the part that aggregates modules by class at each level."""
+        """Print only the part that aggregates modules by class at each level.
+
+        module_depth: deepest level printed; -1 (the default) prints all.
+        top_modules: classes printed per level.
+        """
         view = deepspeed.make_view(module_depth=module_depth, top_modules=top_modules)
         print(aggregated.render(self.profile, view))
 

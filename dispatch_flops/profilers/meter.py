@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -24,9 +25,10 @@ from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.meter_hooks import MeterHooks
 from dispatch_flops.profilers.meter_reading import MeterReading
-from dispatch_flops.profilers.meter_totals import MeterTotals, StepRecord
+from dispatch_flops.profilers.meter_totals import MeterTotals
 from dispatch_flops.profilers.running_step import RunningStep, StepCounter
 from dispatch_flops.profilers.step_costs import States
+from dispatch_flops.profilers.step_positions import KnownPositions
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
 from dispatch_flops.profilers.training import sample_count
 from dispatch_flops.timing.devices import Now
@@ -52,6 +54,7 @@ class FlopMeter:
     verify_every: every so many steps one is counted anew and compared (default 1000). 0: never.
     window: number of steps of ``meter.window`` (default 100).
     causal, flops, custom_mapping: as in ``FlopCounterMode``.
+    now: clock that returns seconds (default ``time.perf_counter``).
 
     A step is what runs in a ``step()`` block or, after ``start()``, from a call of the model to
     the optimizer's step. The first step with a new signature is counted. Later ones are not: their
@@ -93,7 +96,7 @@ class FlopMeter:
         self._model = model
         self._given_machine = machine
         self._now = now
-        self._states = States()
+        self._states, self._positions = States(), KnownPositions()
         self._totals = MeterTotals(window)
         self._counter = StepCounter(
             model,
@@ -105,12 +108,11 @@ class FlopMeter:
             model, optimizer, self._on_call, self._on_return, self._on_stepping, self._on_stepped
         )
         self._ends_with_optimizer = optimizer is not None
-        self._optimizer_ids: dict[int, int] = {}  # in the order in which they stepped first
         self._block = _Block(self)
         self._step: RunningStep | None = None
         self._thread = 0  # that of the step
         self._begun_s = 0.0
-        self._size: tuple[Any, Any] = (None, None)  # samples and tokens of the next block
+        self._size = (0, 0)  # samples and tokens of the next block
         self._is_started = self._varies = False
 
     # -- steps ----------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ class FlopMeter:
         Raises ConfigError if one is not a count, and AlreadyActiveError inside another step or
         after ``start()``.
         """
-        self._size = (sample_count(samples), sample_count(tokens, "tokens"))
+        self._size = sample_count(samples) or 0, sample_count(tokens, "tokens") or 0
         return self._block
 
     def note_batch(self, *inputs: Any) -> None:
@@ -173,32 +175,27 @@ class FlopMeter:
             self._hooks.remove()
 
     def _begin(self) -> None:
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         every = self.verify_every
         if self._varies:
             every = every and max(1, every // 10)
-        step = RunningStep(
-            self._states,
-            self._counter,
-            is_verified=bool(every) and (self._totals.steps + 1) % every == 0,
-        )
+        is_verified = every > 0 and (self._totals.steps + 1) % every == 0
+        self._step = step = RunningStep(self._states, self._positions, self._counter, is_verified)
         if not self._is_started:
             step.begin()
-        self._step = step
         self._begun_s = self._now()
 
     def _end(self) -> None:
         step, self._step = self._step, None
         assert step is not None
         seconds = self._now() - self._begun_s
-        samples, tokens = self._size
         segments = step.end()
-        self._totals.add(
-            StepRecord(segments, None if step.was_counted else seconds, samples or 0, tokens or 0)
-        )
-        step.commit()
+        self._totals.add((segments, None if step.was_counted else seconds, *self._size))
+        if not step.is_known:
+            step.commit()
         if step.was_counted:
             self._modules = tuple(self._model.modules())
+            self._hooks.renew()
             self._report(segments)
 
     def _drop(self) -> None:
@@ -221,18 +218,19 @@ class FlopMeter:
     # -- hooks ----------------------------------------------------------------------------------
 
     def _is_mine(self) -> bool:
-        return self._step is not None and threading.get_ident() == self._thread
+        return self._step is not None and get_ident() == self._thread
 
     def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._is_started and not self._begins_with(module):
             return
-        if self._step is not None and self._is_mine():
-            self._step.call(module, call_signature(self._modules, args, kwargs))
+        step = self._step
+        if step is not None and get_ident() == self._thread:
+            step.call(module, call_signature(self._modules, args, kwargs))
 
     def _begins_with(self, module: nn.Module) -> bool:
         """After ``start``: begin a step with this call if need be; False if it is outside one."""
         if self._step is None:
-            if not self._hooks.begins_step(needs_gradient=self._ends_with_optimizer):
+            if self._ends_with_optimizer and not torch.is_grad_enabled():
                 return False
             self._begin()
         elif not self._ends_with_optimizer and self._is_mine():
@@ -245,22 +243,16 @@ class FlopMeter:
             self._end()
 
     def _on_stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._step is not None and self._is_mine():
-            self._step.stepping(
-                optimizer,
-                self._id_of(optimizer),
-                optimizer_signature(optimizer),
-                has_closure=any(map(callable, (*args[1:], *kwargs.values()))),
-            )
+        step = self._step
+        if step is not None and get_ident() == self._thread:
+            step.stepping(optimizer, optimizer_signature(optimizer), args, kwargs)
 
     def _on_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._step is not None and self._is_mine():
-            self._step.stepped(self._id_of(optimizer))
-            if self._is_started and self._ends_with_optimizer and not self._step.is_stepping:
+        step = self._step
+        if step is not None and get_ident() == self._thread:
+            step.stepped(optimizer)
+            if self._is_started and self._ends_with_optimizer and not step.is_stepping:
                 self._end()
-
-    def _id_of(self, optimizer: Optimizer) -> Hashable:
-        return self._optimizer_ids.setdefault(id(optimizer), len(self._optimizer_ids))
 
     # -- results --------------------------------------------------------------------------------
 
@@ -332,13 +324,13 @@ class FlopMeter:
         return self._totals.state_dict(self._states.segments())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run whose ``state_dict`` this is; each signature is counted again once.
+        """Continue the run whose ``state_dict`` is ``state``; signatures are counted again once.
 
         Raises ConfigError for other data, and AlreadyActiveError inside a step.
         """
         self._check_inactive()
         self._totals.load_state_dict(state)
-        self._states = States()
+        self._states, self._positions = States(), KnownPositions()
         self._varies = False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.errors import ConfigError
@@ -14,78 +14,73 @@ from dispatch_flops.profilers.step_costs import UNCOUNTED, Amounts, Segment, as_
 _NUMBERS = ("steps", "samples", "tokens", "timed_steps", "timed_tokens", "seconds")
 
 
-class StepRecord(NamedTuple):
-    """One step: what ran, and its wall time unless the counter ran in it."""
-
-    segments: tuple[Segment, ...]
-    seconds: float | None
-    samples: int
-    tokens: int
+# One step: what ran, its wall time unless the counter ran in it, its samples and its tokens.
+StepRecord = tuple[tuple[Segment, ...], float | None, int, int]
 
 
 class MeterTotals:
     """The steps so far; a segment holds how often it ran.
 
-    window: number of steps that are kept one by one.
+    window: number of steps that are kept one by one. The other figures are of the run.
     """
 
     def __init__(self, window: int) -> None:
         self.recent: deque[StepRecord] = deque(maxlen=window)
-        self._numbers: dict[str, Any] = dict.fromkeys(_NUMBERS, 0)
+        self.steps = self.samples = self.tokens = self.timed_steps = self.timed_tokens = 0
+        self.seconds = 0.0
         # Of the runs that this one resumes.
         self._earlier: Amounts = Counter()
         self._earlier_timed: Amounts = Counter()
         self._earlier_is_estimate = False
 
-    @property
-    def steps(self) -> int:
-        """Number of steps so far."""
-        return int(self._numbers["steps"])
-
     def add(self, record: StepRecord) -> None:
         """Add a step."""
         segments, seconds, samples, tokens = record
-        numbers = self._numbers
-        numbers["steps"] += 1
-        numbers["samples"] += samples
-        numbers["tokens"] += tokens
+        self.recent.append(record)
+        self.steps += 1
+        self.samples += samples
+        self.tokens += tokens
         is_timed = seconds is not None
         if seconds is not None:
-            numbers["timed_steps"] += 1
-            numbers["timed_tokens"] += tokens
-            numbers["seconds"] += seconds
+            self.timed_steps += 1
+            self.timed_tokens += tokens
+            self.seconds += seconds
         for segment in segments:
             segment.runs += 1
             segment.timed_runs += is_timed
-        self.recent.append(record)
+
+    def _numbers(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _NUMBERS}
 
     def reading_of(self, records: Iterable[StepRecord], machine: Machine | None) -> MeterReading:
         """Return the reading of some recent steps."""
         found = list(records)
-        timed = [one for one in found if one.seconds is not None]
+        timed = [one for one in found if one[1] is not None]
         numbers = {
             "steps": len(found),
-            "samples": sum(one.samples for one in found),
-            "tokens": sum(one.tokens for one in found),
+            "samples": sum(samples for _, _, samples, _ in found),
+            "tokens": sum(tokens for _, _, _, tokens in found),
             "timed_steps": len(timed),
-            "timed_tokens": sum(one.tokens for one in timed),
-            "seconds": sum(one.seconds or 0.0 for one in timed),
+            "timed_tokens": sum(tokens for _, _, _, tokens in timed),
+            "seconds": sum(seconds or 0.0 for _, seconds, _, _ in timed),
         }
-        runs = Counter(segment for one in found for segment in one.segments)
-        timed_runs = Counter(segment for one in timed for segment in one.segments)
+        runs, timed_runs = (
+            Counter(segment for segments, *_ in records for segment in segments)
+            for records in (found, timed)
+        )
         is_estimate = any(segment.is_estimate for segment in runs)
         return _reading(numbers, _sum(runs), _sum(timed_runs), machine, is_estimate=is_estimate)
 
     def reading(self, segments: Iterable[Segment], machine: Machine | None) -> MeterReading:
         """Return the reading of the whole run."""
         amounts, timed, is_estimate = self._sums(segments)
-        return _reading(self._numbers, amounts, timed, machine, is_estimate=is_estimate)
+        return _reading(self._numbers(), amounts, timed, machine, is_estimate=is_estimate)
 
     def state_dict(self, segments: Iterable[Segment]) -> dict[str, Any]:
         """Return the totals of the run as plain numbers, texts and lists."""
         amounts, timed, is_estimate = self._sums(segments)
         return {
-            **self._numbers,
+            **self._numbers(),
             "amounts": [[*key, amount] for key, amount in amounts.items()],
             "timed_amounts": [[*key, amount] for key, amount in timed.items()],
             "is_estimate": is_estimate,
@@ -105,7 +100,8 @@ class MeterTotals:
             is_estimate = bool(state["is_estimate"])
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the state of a FlopMeter is damaged: {error!r}") from None
-        self._numbers, self._earlier, self._earlier_timed = numbers, amounts, timed
+        vars(self).update(numbers)
+        self._earlier, self._earlier_timed = amounts, timed
         self._earlier_is_estimate = is_estimate
         self.recent.clear()
 

@@ -167,7 +167,7 @@ class Session:
 
         What it tells of modules, parameters and devices is read now: the program may change them.
         A timed profile is built now, for its times come from clocks that are still in use; one with
-        memory, because what is allocated is released by and by.
+        memory, because what is allocated is released later.
         """
         if self._pass.operator_timer is not None or self._memory is not None:
             return self.profile()

@@ -110,8 +110,13 @@ class Segment:
 
     @property
     def is_inferred(self) -> bool:
-        """True if the cost was never counted and is not known to be 0."""
-        return not self.counted_runs and not self.state.is_free
+        """True if the cost was never counted and is not taken as 0.
+
+        What runs before the first call, such as the preparation of data, is taken as 0 for a new
+        signature if it was 0 for all others.
+        """
+        is_before_first_call = isinstance(self.event, tuple) and self.event[0] == CALL
+        return not self.counted_runs and not (is_before_first_call and self.state.is_free)
 
     def _inferred(self) -> tuple[Amounts, int]:
         """Return amounts, and a number of runs, of what is most like this segment."""
@@ -171,9 +176,8 @@ class State:
         self.tries = 0 if is_known else max(0, self.tries - 1)
 
     def note_unknown(self) -> None:
-        """Note that a segment ran that was never counted."""
-        if not self.is_free:
-            self.tries = self.tries or _TRIES
+        """Note that a segment ran whose cost had to be inferred."""
+        self.tries = self.tries or _TRIES
 
 
 class States:

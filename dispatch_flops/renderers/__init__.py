@@ -1,7 +1,13 @@
 """From a ``Profile`` to a str, bytes or a dict; renderers never print and never import torch.
 
-Formats of text have one signature, ``render(profile, view=None) -> str``. A ``View`` says how much
-is shown, and how.
+Formats of text have one signature, ``render(profile, view=None) -> str``.
+
+profile: a ``Profile``.
+cluster: a ``ClusterProfile``, in the formats of merged profiles.
+view: a ``View``, which says how much is shown, and how; None (the default) shows what the format
+    shows by default.
+
+Formats of one profile:
 
     overview      totals, a line per module, the top operators and remarks
     table         modules, operators or uncounted operators, plain or Markdown

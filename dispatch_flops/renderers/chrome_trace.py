@@ -21,6 +21,8 @@ from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import ratio
 
+__all__ = ["render"]
+
 _MICROSECONDS = 1_000_000
 _FLOPS_PER_MICROSECOND = 1_000_000
 
@@ -35,6 +37,10 @@ def render(profile: Profile, view: View | None = None) -> str:
         A module whose FLOPs exceed a float has no span.
 
     Raises ConfigError for another ``by``.
+
+    Example::
+
+        Path("trace.json").write_text(chrome_trace.render(profile))  # open it in ui.perfetto.dev
     """
     by = (view or View()).by
     if by not in (None, "latency", "flops"):

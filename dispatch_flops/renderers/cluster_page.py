@@ -11,6 +11,8 @@ from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import ratio
 
+__all__ = ["render"]
+
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _STYLE = """
 body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;
@@ -31,6 +33,11 @@ def render(cluster: ClusterProfile, view: View | None = None) -> str:
     Above them, a bar for each rank shows its FLOPs; up to 512 ranks have one.
 
     view: ``depth`` of modules, ``phase`` and ``title``.
+
+    Example::
+
+        page = cluster_page.render(cluster, View(depth=2, title="nightly run"))
+        Path("cluster.html").write_text(page)
     """
     view = view or View()
     model = next(iter(cluster.profiles.values())).root.class_name

@@ -21,6 +21,8 @@ from dispatch_flops.units import (
     seconds_text,
 )
 
+__all__ = ["render"]
+
 _TEXT: dict[By, tuple[str, Callable[[float | None], str]]] = {
     "macs": ("MACs", macs_text),
     "flops": ("FLOPs", flops_text),

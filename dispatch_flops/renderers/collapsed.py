@@ -9,6 +9,8 @@ from dispatch_flops.profile import ModuleNode, OpTotal, Profile
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
 
+__all__ = ["render"]
+
 _NANOSECONDS = 1_000_000_000
 
 
@@ -17,6 +19,11 @@ def render(profile: Profile, view: View | None = None) -> str:
 
     view: ``phase`` and ``by`` (default "flops"). Stacks by "macs", "flops" and "bytes" end in an
         operator, those by "params" and "latency" (nanoseconds) in a module.
+
+    Example::
+
+        # then: flamegraph.pl stacks.txt > flames.svg, or drop the file on speedscope.app
+        Path("stacks.txt").write_text(collapsed.render(profile, View(phase="backward", by="macs")))
     """
     view = view or View()
     by, phase = view.by or "flops", view.phase

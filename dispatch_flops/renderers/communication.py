@@ -10,6 +10,8 @@ from dispatch_flops.renderers.text import Style, code, one_line, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import bytes_text
 
+__all__ = ["render"]
+
 _NOTHING = "No communication was recorded."
 _NUMBERS = ("Calls", "Payload", "On the bus")
 

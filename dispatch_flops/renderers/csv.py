@@ -16,6 +16,8 @@ from dispatch_flops.profile.memory import HELD_NAMES
 from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.view import View
 
+__all__ = ["render"]
+
 Row = Mapping[str, str | int | float | None]
 OPERATOR_COLUMNS = (
     "fqn", "op", "phase", "dtype", "kind", "calls", "uncounted", *COST_FIELDS, "latency_s", "error",
@@ -32,6 +34,10 @@ def render(profile: Profile, view: View | None = None) -> str:
     view: ``table`` is "modules" (the default), "operators" or "communication".
 
     Raises ConfigError for another ``table``.
+
+    Example::
+
+        Path("operators.csv").write_text(csv.render(profile, View(table="operators")))
     """
     view = view or View()
     match view.table:

@@ -16,6 +16,8 @@ from dispatch_flops.renderers.csv import OPERATOR_COLUMNS, Row, module_rows, ope
 if TYPE_CHECKING:
     import pandas as pd
 
+__all__ = ["modules", "operators"]
+
 _TEXTS = frozenset({"fqn", "class_name", "extra_repr", "op", "phase", "kind", "dtype", "error"})
 
 
@@ -23,6 +25,11 @@ def modules(profile: Profile) -> pd.DataFrame:
     """Return a row per module, and a last one for what ran outside the model.
 
     Raises ImportError where pandas is not installed.
+
+    Example::
+
+        frame = dataframe.modules(profile)
+        print(frame.nlargest(5, "own_macs")[["fqn", "own_macs"]])
     """
     return _frame(module_rows(profile))
 
@@ -31,6 +38,11 @@ def operators(profile: Profile) -> pd.DataFrame:
     """Return a row per operator, module, phase and dtype.
 
     Raises ImportError where pandas is not installed.
+
+    Example::
+
+        frame = dataframe.operators(profile)
+        print(frame.groupby(["phase", "op"])["flops"].sum())
     """
     return _frame(operator_rows(profile), OPERATOR_COLUMNS)
 

@@ -11,6 +11,8 @@ from dispatch_flops.renderers.text import Align, at_least, code, one_line, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import bytes_text, percent_text
 
+__all__ = ["render"]
+
 _NOTHING = "Memory was not followed: profile with memory=True, or --memory."
 HELD_LABELS = {
     "parameters": "Parameters",

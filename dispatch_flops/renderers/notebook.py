@@ -28,6 +28,8 @@ from dispatch_flops.units import (
     seconds_text,
 )
 
+__all__ = ["render", "render_module"]
+
 _COLUMNS = ("Module", "Class", "Params", "MACs", "FLOPs", "%", "Bytes", "Fwd latency")
 _TEXT_COLUMNS = 2
 _CELL = "padding:2px 10px;text-align:{align};white-space:nowrap"
@@ -42,6 +44,11 @@ def render(profile: Profile, view: View | None = None) -> str:
     Colours and fonts are the notebook's.
 
     view: ``depth``, ``fold`` and ``machine``; the default is ``View(depth=4, fold=True)``.
+
+    Example::
+
+        # What a notebook shows for ``profile`` itself, cut at two levels.
+        page = notebook.render(profile, View(depth=2, fold=True))
     """
     view = view or _VIEW
     root = fold(profile.root) if view.fold else profile.root
@@ -58,7 +65,12 @@ def render(profile: Profile, view: View | None = None) -> str:
 
 
 def render_module(node: ModuleNode, view: View | None = None) -> str:
-    """Return one module and those below it, as a whole model."""
+    """Return one module and those below it, as a whole model.
+
+    Example::
+
+        page = notebook.render_module(profile.node("0"))
+    """
     return render(Profile(root=node), view)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dispatch_flops.analysis.communication_times import DimTime
 from dispatch_flops.analysis.planned import Plan, PlannedStep
 from dispatch_flops.analysis.planned_cluster import PlannedCluster
+from dispatch_flops.analysis.planned_generation import GenerationPlan
+from dispatch_flops.renderers.generation_column import generation_column, headroom_text, range_text
 from dispatch_flops.renderers.text import Style, at_least, table
 from dispatch_flops.units import (
     NOT_AVAILABLE,
@@ -15,13 +17,27 @@ from dispatch_flops.units import (
     seconds_text,
 )
 
+__all__ = ["render"]
 
-def render(plan: Plan, style: Style = "plain") -> str:
-    """Return the table of the choices, followed by the assumptions."""
-    columns = [_column(step) for step in plan.steps]
+
+def render(plan: Plan | GenerationPlan, style: Style = "plain") -> str:
+    """Return the table of the choices, followed by the assumptions.
+
+    plan: what ``dispatch_flops.plan`` or ``plan_generate`` returned.
+    style: "plain" (the default) or "markdown".
+
+    Example::
+
+        def build(batch):
+            return nn.Linear(3, 5), (torch.ones(batch, 3),)
+
+        planned = plan(build, "NVIDIA H200", sizes={"batch": [8, 16]}, search_batch=False)
+        print(plan_table.render(planned, "markdown"))
+    """
+    columns = columns_of(plan)
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = [[name, *(column.get(name, "") for column in columns)] for name in names]
-    header = ["", *(", ".join(f"{n}={v}" for n, v in step.sizes.items()) for step in plan.steps)]
+    header = ["", *titles_of(plan)]
     align = ["left", *["right"] * len(columns)]
     machine = plan.machine
     lines = [f"{machine.name}: {machine.source}" if machine.source else machine.name, ""]
@@ -29,6 +45,19 @@ def render(plan: Plan, style: Style = "plain") -> str:
     if plan.assumptions:
         lines += ["", "Assumptions:", *(f"- {text}" for text in plan.assumptions)]
     return "\n".join(lines)
+
+
+def titles_of(plan: Plan | GenerationPlan) -> list[str]:
+    """Return the sizes of each choice in words."""
+    choices = plan.choices if isinstance(plan, GenerationPlan) else plan.steps
+    return [", ".join(f"{name}={value}" for name, value in c.sizes.items()) for c in choices]
+
+
+def columns_of(plan: Plan | GenerationPlan) -> list[dict[str, str]]:
+    """Return ``{name: text}`` of each choice's figures."""
+    if isinstance(plan, GenerationPlan):
+        return [generation_column(choice) for choice in plan.choices]
+    return [_column(step) for step in plan.steps]
 
 
 def _column(step: PlannedStep) -> dict[str, str]:
@@ -41,7 +70,7 @@ def _column(step: PlannedStep) -> dict[str, str]:
         "memory": at_least(bytes_text(step.peak_bytes), memory_is_bound),
         **{f"  {role}": bytes_text(count) for role, count in step.memory_by_role.items()},
         "fits": fits,
-        "headroom": _headroom(step),
+        "headroom": headroom_text(step.headroom_bytes),
     }
     if step.largest_batch is not None:
         column["largest batch that fits"] = str(step.largest_batch)
@@ -113,20 +142,6 @@ def _link(part: DimTime) -> str:
 def _rates(name: str, rates: tuple[float | None, float | None], devices: int) -> dict[str, str]:
     """Return the row of rates of all devices; with several, also of one."""
     if devices == 1:
-        return {name: _range(rates)}
+        return {name: range_text(rates)}
     low, high = (None if rate is None else rate / devices for rate in rates)
-    return {name: _range(rates), f"{name}, a device": _range((low, high))}
-
-
-def _headroom(step: PlannedStep) -> str:
-    free = step.headroom_bytes
-    if free is None:
-        return NOT_AVAILABLE
-    return bytes_text(int(free)) if free >= 0 else f"-{bytes_text(int(-free))}"
-
-
-def _range(rates: tuple[float | None, float | None]) -> str:
-    low, high = rates
-    if low is None or high is None:
-        return NOT_AVAILABLE
-    return count_text(high) if low == high else f"{count_text(low)} to {count_text(high)}"
+    return {name: range_text(rates), f"{name}, a device": range_text((low, high))}

@@ -35,6 +35,8 @@ from dispatch_flops.units import (
     seconds_text,
 )
 
+__all__ = ["roofline", "scaling", "top_modules"]
+
 Format = Literal["png", "svg", "pdf"]
 
 _WIDTH = 6.4  # inches, the text width of most two-column papers
@@ -63,10 +65,11 @@ def top_modules(
 
     by: the figure. phase: the only phase shown; None adds up all phases.
     folded: whether a run of identical numbered modules is one bar, with their sum.
+    format: "svg" (the default), "png" or "pdf".
 
     Raises ImportError where matplotlib is not installed.
 
-        Path("modules.svg").write_bytes(top_modules(profile, k=10))
+        Path("modules.svg").write_bytes(plots.top_modules(profile, k=10))
     """
     if folded:
         profile = dataclasses.replace(profile, root=fold(profile.root))
@@ -99,10 +102,15 @@ def top_modules(
 def roofline(profile: Profile, machine: Machine | None = None, *, format: Format = "svg") -> bytes:
     """Draw modules and operators below the machine's roofs; unmeasured ones are hollow.
 
-    machine: None takes the profile's device.
+    machine: None takes the profile's device. format: "svg" (the default), "png" or "pdf".
 
     Raises ConfigError if neither ``machine`` nor the profile's device gives a bandwidth, and
     ImportError where matplotlib is not installed.
+
+    Example::
+
+        svg = plots.roofline(profile, MACHINES["NVIDIA H200"])
+        Path("roofline.svg").write_bytes(svg)
     """
     data = roofline_data(profile, machine_of(profile, machine))
     if data is None:
@@ -137,9 +145,15 @@ def scaling(
 
     sizes: positive numbers, at least two of them distinct.
     counts: ``{curve: positive counts, one per size}``.
+    size_name, count_name: titles of the axes. format: "svg" (the default), "png" or "pdf".
 
     Raises ConfigError if sizes or counts are not like that, and ImportError where matplotlib is
     not installed.
+
+    Example::
+
+        svg = plots.scaling([64, 128, 256], {"attention": [1, 4, 16]}, size_name="seq")
+        Path("scaling.svg").write_bytes(svg)
     """
     figure, axes = _figure(height=3.8)
     axes.set_xscale("log")

@@ -17,6 +17,8 @@ from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.units import ratio
 
+__all__ = ["log_tensorboard", "scalars"]
+
 _DEFAULT_DEPTH = 3
 
 
@@ -79,6 +81,12 @@ def log_tensorboard(
     """Write every scalar of the profile with ``writer.add_scalar(tag, value, step)``.
 
     machine: as in ``scalars``. prefix: put before each name.
+
+    Example::
+
+        from torch.utils.tensorboard import SummaryWriter
+
+        scalars.log_tensorboard(profile, SummaryWriter("runs/demo"), step=100)
     """
     for name, value in scalars(profile, machine).items():
         writer.add_scalar(prefix + name, value, step)

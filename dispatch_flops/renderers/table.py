@@ -31,6 +31,8 @@ from dispatch_flops.units import (
     seconds_text,
 )
 
+__all__ = ["render"]
+
 
 def render(profile: Profile, view: View | None = None) -> str:
     """Return a table of what the run cost.

@@ -28,7 +28,8 @@ def measure_machine(
 ) -> Machine:
     """Measure the FLOP/s of a square matmul and the bytes/s of a large copy on this machine.
 
-        machine = measure_machine("cuda", [torch.bfloat16])
+        machine = measure_machine("cpu", [torch.float32])
+        print(machine.flops_per_s["float32"], machine.bytes_per_s)
 
     device, dtypes: what to measure. size: edge of the matrices, which hold random numbers; by
     default 1024 on the CPU and 8192 elsewhere. repeats: number of readings; the best one counts.

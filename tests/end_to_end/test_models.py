@@ -27,6 +27,7 @@ def assert_agrees(profile: Profile, case: Case) -> None:
     assert {name: found[name] for name in case.modules} == case.modules
 
 
+@pytest.mark.slow
 @by_name
 def test_forward_on_meta_costs_the_closed_form(case: Case) -> None:
     model, inputs = case.build("meta")
@@ -41,6 +42,7 @@ def test_forward_with_data_costs_the_closed_form(case: Case) -> None:
         assert_agrees(profile_of(model, *inputs, model=model), case)
 
 
+@pytest.mark.slow
 @trained
 def test_backward_costs_the_closed_form(case: Case) -> None:
     model, inputs = case.build("cpu" if case.runs_for_real else "meta")

@@ -84,6 +84,7 @@ def warm() -> None:
         run(build(), torch.randn(4, 6), "training")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::dispatch_flops.profilers.counter.UncountedWarning")
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize(("name", "leave", "how"), COMBINATIONS)

@@ -156,6 +156,7 @@ class TestCookbook:
     def test_there_are_ten_recipes(self) -> None:
         assert len(blocks(section(COOKBOOK, "Recipes"))) == 10
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", range(10))
     def test_recipe_runs_on_its_own(
         self,

@@ -1,8 +1,9 @@
 """An engine that drives a flops profiler as DeepSpeed's does, without DeepSpeed.
 
-It follows ``deepspeed.runtime.engine`` 0.19.8. Hooks on the root start the profiler before its
-forward and stop it afterwards. The profiler is asked to print after every micro-batch, when the
-step counter has already advanced. ``profile_step`` is the number of steps before the profiled one.
+It follows ``deepspeed.runtime.engine`` 0.19.8, which profiles on rank 0 alone. Hooks on the root
+start the profiler before its forward and stop it afterwards. The profiler is asked to print after
+every micro-batch, when the step counter has already advanced. ``profile_step`` is the number of
+steps before the profiled one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import nn
 
 
 class Engine:
-    """An engine on one rank, with the attributes that a profiler reads from DeepSpeed's."""
+    """An engine, with the attributes that a profiler reads from DeepSpeed's."""
 
     def __init__(
         self,
@@ -49,6 +50,9 @@ class Engine:
 
     def flops_profiler_enabled(self) -> bool:
         return self._enabled or self._autotuning
+
+    def flops_profiler_profile_step(self) -> int:
+        return 1
 
     def flops_profiler_recompute_fwd_factor(self) -> float:
         return 0.0
@@ -96,7 +100,8 @@ class Engine:
         self.flops_profiler.end_profile()
 
     def _is_due(self) -> bool:
-        return self.flops_profiler_enabled() and self.global_steps == 1
+        is_next = self.global_steps == self.flops_profiler_profile_step()
+        return self.flops_profiler_enabled() and is_next and self.global_rank == 0
 
     def _before_forward(self) -> None:
         if self._is_due():

@@ -69,7 +69,9 @@ def _accumulator_size(tensor: torch.Tensor) -> int:
 
 # Kernels whose workspaces depend on the machine, the version of a library or on values: oneDNN's
 # and cuDNN's layouts and scratchpads, LAPACK, FFT, sorting; and those that keep a loss of every
-# element before they reduce it.
+# element before they reduce it. On the CPU, the allocator reports them. oneDNN chooses kernel,
+# layouts and scratchpad of a convolution by the CPU's instructions, its caches and its threads
+# (oneDNN, src/cpu/x64/jit_brgemm_conv_utils.cpp, brgemm_convolution_utils::init_conf).
 _UNKNOWN = """
     convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn
     _cudnn_rnn_backward miopen_rnn miopen_rnn_backward
@@ -90,4 +92,4 @@ _UNKNOWN = """
 
 @register_workspace(packets(*_UNKNOWN.split()))
 def unknown(*_: Any, out: Any, **__: Any) -> None:
-    """Return None: what these kernels allocate for themselves is not known."""
+    """Return None: what these kernels allocate for themselves has no formula."""

@@ -15,11 +15,17 @@ from dispatch_flops.renderers.text import RULE, heading, one_line
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import flops_text, macs_text, seconds_text
 
+__all__ = ["render"]
+
 
 def render(profile: Profile, view: View | None = None) -> str:
     """Return summary, aggregated and detailed profile in DeepSpeed's format, then the operators.
 
     view: ``step``, ``depth``, ``top``, ``detailed`` and ``fold``.
+
+    Example::
+
+        print(deepspeed.render(profile, View(depth=1, top=3, detailed=False)))
     """
     view = view or View()
     parts = [summary.render(profile, view), ""]

@@ -15,6 +15,8 @@ from dispatch_flops.renderers.html.payload import payload
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
 
+__all__ = ["render"]
+
 _SCRIPTS = (
     "tree.js",
     "table.js",
@@ -22,6 +24,7 @@ _SCRIPTS = (
     "chart.js",
     "roofline.js",
     "memory.js",
+    "timeline.js",
     "report.js",
 )
 
@@ -30,6 +33,12 @@ def render(profile: Profile, view: View | None = None) -> str:
     """Return the text of the HTML file: about 75 KB, and some 20 bytes per module.
 
     view: ``machine`` (for MFU and roofline) and ``title``.
+
+    Example::
+
+        view = View(machine=MACHINES["NVIDIA H200"], title="before the change")
+        page = html.render(profile, view)
+        Path("report.html").write_text(page)
     """
     view = view or View()
     heading = one_line(view.title or profile.root.class_name) or "Profile"

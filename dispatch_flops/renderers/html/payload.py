@@ -18,7 +18,7 @@ from dispatch_flops.renderers.communication import group_text
 from dispatch_flops.renderers.explanations import attention_counting
 from dispatch_flops.renderers.html.memory_data import memory_data
 from dispatch_flops.renderers.html.module_columns import ALL, folded_columns, module_columns
-from dispatch_flops.renderers.overview.headline_lines import run_lines
+from dispatch_flops.renderers.overview.headline_lines import run_lines, step_text
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.table import uncounted_rows
 from dispatch_flops.units import bytes_text, flops_per_s_text
@@ -49,7 +49,7 @@ def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
         "classes": _classes(profile),
         "modules": module_columns(profile, roots),
         "folded": folded_columns(profile, roots),
-        "memory": memory_data(profile),
+        "memory": memory_data(profile, machine),
         "communication": [_communication(profile, total) for total in profile.communication],
         "operators": [_operator(row) for row in operator_rows(profile)],
         "roofline": roofline_data(profile, machine),
@@ -121,6 +121,8 @@ def _operator(row: OperatorRow) -> Data:
 
 def _run(profile: Profile, machine: Machine | None) -> Iterator[tuple[str, str]]:
     """Yield what stands at the top of the page: the printout's lines, and the machine's peaks."""
+    if step := step_text(profile):
+        yield "Step", step
     yield from run_lines(profile)
     if machine is not None:
         dtypes = dict.fromkeys(op.dtype for op in profile.op_totals())
@@ -139,8 +141,6 @@ def _facts(profile: Profile, machine: Machine | None) -> Iterator[tuple[str, str
         yield "torch", run.torch_version
     if run.world_size:
         yield "Rank", f"{run.rank} of {run.world_size}: all numbers are of this rank"
-    if run.batch_size is not None:
-        yield "Batch size", str(run.batch_size)
     yield from run_facts(run)
     yield "Attention", attention_counting(run)
     if timing.method:

@@ -17,6 +17,8 @@ from dispatch_flops.renderers.text import at_least, one_line, wrapped
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import bytes_text, count_text, fraction_text, seconds_text
 
+__all__ = ["render", "render_module"]
+
 DEPTH = 3
 _OPERATORS = 5
 _HEADINGS = ("Operator", "Calls", "MACs", "FLOPs", "% FLOPs", "Bytes", "Time")
@@ -33,6 +35,8 @@ def render(profile: Profile, view: View | None = None) -> str:
 
     view: ``depth`` (default 3), ``top`` operators (default 5), ``sort``, ``columns``, ``width``,
         ``fold``, ``style``, ``is_colored`` and ``machine``.
+
+    Example::
 
         print(overview.render(profile, View(depth=2, sort="flops")))
     """
@@ -64,7 +68,9 @@ def render(profile: Profile, view: View | None = None) -> str:
 def render_module(node: ModuleNode, view: View | None = None) -> str:
     """Return the printout of one module and those below it, as of a whole model.
 
-    print(overview.render_module(profile.node("encoder.layer.0")))
+    Example::
+
+        print(overview.render_module(profile.node("0")))
     """
     return render(Profile(root=node), view)
 

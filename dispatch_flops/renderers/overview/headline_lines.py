@@ -38,7 +38,7 @@ def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator
     top = headline(profile, machine)
     yield _totals(profile, top)
     for label, text in (
-        ("Step", _step(profile)),
+        ("Step", step_text(profile)),
         ("FLOPs", _phases(profile)),
         ("Time", _time(profile, top)),
         ("MFU", _utilisation(top, machine)),
@@ -79,8 +79,8 @@ def _parameters(profile: Profile) -> str:
     return f"{text} ({params_text(profile.local_params)} on this rank)"
 
 
-def _step(profile: Profile) -> str:
-    """Return the number of the step and its samples, if it is one of a training loop."""
+def step_text(profile: Profile) -> str:
+    """Return the number of the step and its samples, if it is one of a training loop; else ""."""
     run = profile.run
     if run.batch_size is None:
         return str(run.step) if run.step > 1 else ""

@@ -15,7 +15,10 @@ from dispatch_flops.distributed import ClusterProfile, gather, simulate
 from tests.helpers.ranks import figures, run_on_ranks
 from tests.models.parallel_jobs import JOBS, Job, Work
 
-pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning"),
+]
 
 
 def _merged(job: Job) -> str | None:
@@ -76,7 +79,6 @@ def test_simulated_rank_has_the_work_and_communication_of_the_closed_form(name: 
         assert profile.uncounted_ops() == {}
 
 
-@pytest.mark.slow
 @pytest.mark.whole
 @pytest.mark.parametrize("name", JOBS)
 def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name: str) -> None:
@@ -88,7 +90,6 @@ def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name:
         assert figures(cluster.ranks[rank]) == figures(real[name].ranks[rank]), f"rank {rank}"
 
 
-@pytest.mark.slow
 @pytest.mark.whole
 @pytest.mark.parametrize("name", JOBS)
 def test_real_ranks_have_the_work_and_communication_of_the_closed_form(

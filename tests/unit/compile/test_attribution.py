@@ -18,7 +18,10 @@ from dispatch_flops.compile import counting_backend
 from tests.helpers.profiling import profile_of
 
 # a warning of torch.compile about inputs that are not leaves
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+]
 
 A, B, C, D = 3, 5, 7, 11
 BLOCK = A * 2 * B * C

@@ -19,7 +19,10 @@ from dispatch_flops.errors import ConfigError, TargetError
 from tests.helpers.profiling import profile_of
 
 # a warning of torch.compile at graph breaks
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+]
 
 I, H, O = 5, 7, 11  # noqa: E741
 BATCHES = (3, 4, 13)
@@ -258,7 +261,6 @@ def test_custom_mapping_overrides_a_formula() -> None:
     assert backend.profile().by_operator()["aten.relu.default"].cost.flops == 17
 
 
-@pytest.mark.slow
 def test_inductor_with_warm_caches_and_options_is_counted() -> None:
     model = Block()
     with torch._functorch.config.patch(enable_autograd_cache=True):

@@ -23,6 +23,8 @@ from dispatch_flops.errors import (
 )
 from tests.helpers.profiling import profile_of
 
+pytestmark = pytest.mark.slow
+
 A, B, C = 3, 5, 7
 
 

@@ -39,6 +39,7 @@ def counts(profile: Profile, phase: Any) -> dict[str, int]:
 SMALL = [case for case in CASES if case.runs_for_real]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_meta_and_fake_tensors_have_the_counts_of_real_ones(case: Any) -> None:
     profiles = {}
@@ -221,6 +222,7 @@ def test_grouped_mm_of_mismatched_shapes_is_refused() -> None:
         nn.functional.grouped_mm(left, right, offs=ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["8B", "405B"])
 def test_llama_on_meta_has_its_closed_form(size: str) -> None:
     config, s = llama.CONFIGS[size], 8192
@@ -235,6 +237,7 @@ def test_llama_on_meta_has_its_closed_form(size: str) -> None:
 CHEAP = ["gpt2", "bert", "vit", "llama-8b", "mixtral", "mamba-fused", "mamba-fused-unknown"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHEAP)
 def test_published_model_on_meta_has_its_closed_form(name: str) -> None:
     pytest.importorskip("transformers")

@@ -369,6 +369,7 @@ def test_module_with_a_reserved_or_empty_name_is_counted_under_another() -> None
     assert profile.total_params == 3 * (5 + 7 + 11 + 13 + 17)
 
 
+@pytest.mark.slow
 def test_counter_without_a_model_forgets_modules_that_are_gone() -> None:
     with FlopCounterMode(display=False) as counter:
         for _ in range(50):

@@ -126,6 +126,14 @@ class ZeroOptimizer:
         self.flat.append(parameter.grad.clone().view(-1))
         parameter.grad = None
 
+    def backward(self, loss):
+        loss.backward()
+        self.average()
+
+    def average(self):
+        for flat in self.flat:
+            flat.mul_(0.5)
+
     def scaled_global_norm(self):
         return torch.stack([flat.float().norm(2) for flat in self.flat]).norm(2)
 
@@ -158,3 +166,15 @@ def test_norm_of_flat_gradients_in_deepspeed_is_named_and_no_forward_work(
     assert profile.node(ENGINE).total("optimizer").flops == 2 * (norms + of_norms + INVERSE + n)
     assert profile.total("optimizer").flops == profile.node(ENGINE).total("optimizer").flops
     assert profile.outside.own("forward").flops == 2 * (2 * 3 + (2 * 7 - 1) + 1)
+
+
+def test_gradients_that_deepspeed_averages_after_autograd_are_backward_work(
+    model: nn.Module, deepspeed_runtime: Any
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = deepspeed_runtime.ZeroOptimizer(list(model.parameters()), optimizer)
+    with FlopCounterMode(model, display=False) as counter:
+        engine.backward(model(rows(2, 3)).sum())
+    n = sum(PARAMETERS)
+    assert counter.profile.node(ENGINE).own("backward").flops == n
+    assert counter.profile.total("optimizer").flops == 0

@@ -84,6 +84,7 @@ def test_two_optimizers_of_one_class_are_told_apart(model: nn.Module) -> None:
     assert profile.node("<outside>.SGD.1").name == "SGD.1"
 
 
+@pytest.mark.slow
 def test_optimizers_made_for_every_step_share_a_name(model: nn.Module) -> None:
     def steps() -> None:
         for _ in range(3):

@@ -18,7 +18,10 @@ from dispatch_flops.errors import ConfigError, TargetError
 from tests.helpers.ranks import figures, run_on_ranks
 from tests.models import parallel
 
-pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning"),
+]
 
 FOUR_RANKS = {
     "ddp": [("dp", 4)],
@@ -61,7 +64,6 @@ def simulated(name: str, **options: Any) -> ClusterProfile:
 
 
 @pytest.mark.parametrize("name", FOUR_RANKS)
-@pytest.mark.slow
 def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name: str) -> None:
     cluster = simulated(name, ranks=range(4))
     assert cluster.ranks.keys() == real[name].ranks.keys() == set(range(4))
@@ -70,7 +72,6 @@ def test_simulated_ranks_equal_real_ranks(real: dict[str, ClusterProfile], name:
 
 
 @pytest.mark.parametrize("name", ["ddp", "plain_ddp", "fsdp_even", "fsdp_steady"])
-@pytest.mark.slow
 def test_simulated_ranks_have_the_peaks_of_real_ranks(
     real: dict[str, ClusterProfile], name: str
 ) -> None:

@@ -251,6 +251,16 @@ def test_reset_within_a_step_leaves_no_mode() -> None:
     assert not _get_current_dispatch_mode_stack()
 
 
+def test_attached_engine_counts_the_flops_that_are_asked_for() -> None:
+    engine = Engine(Tied(), micro_batch_size=B)
+    profiler = attach(engine, flops="contractions")
+    for _ in range(2):
+        engine.train_step(IDS)
+    assert (profiler.macs, profiler.flops) == (FORWARD, 2 * FORWARD)
+    with pytest.raises(ConfigError, match="contractions"):
+        attach(engine, flops="most")  # type: ignore[arg-type]
+
+
 def test_attach_to_an_engine_that_cannot_be_used_raises_config_error() -> None:
     class PipelineEngine(Engine):
         pass
@@ -277,3 +287,13 @@ def test_real_engine_prints_one_profile(stage: int, tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert printed.read_text().count("Profile Summary at step 2:") == 1
+
+
+@pytest.mark.slow
+def test_deepspeeds_own_test_cases_pass() -> None:
+    pytest.importorskip("deepspeed")
+    script = REPOSITORY / "tests" / "helpers" / "deepspeed_cases.py"
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert run.returncode == 0, run.stderr[-2000:]

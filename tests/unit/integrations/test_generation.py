@@ -32,6 +32,8 @@ from transformers import (
 
 from dispatch_flops.integrations.transformers import GenerateProfile, profile_generate
 
+pytestmark = pytest.mark.slow
+
 B, PROMPT, NEW = 2, 16, 8
 LAYERS, D, VOCAB = 2, 24, 53
 OPTIONS = {

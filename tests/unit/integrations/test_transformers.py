@@ -20,6 +20,8 @@ from dispatch_flops.errors import NotProfiledError
 pytest.importorskip("transformers")
 from dispatch_flops.integrations.transformers import FlopsCallback
 
+pytestmark = pytest.mark.slow
+
 B, IN, OUT, MICRO = 3, 5, 7, 4
 FORWARD = B * IN * OUT
 TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
@@ -209,7 +211,6 @@ def small_heap() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.slow
 @needs_accelerate
 @pytest.mark.usefixtures("small_heap")  # the Trainer collects garbage three times for each try
 def test_batch_size_found_by_the_trainer_is_stated(

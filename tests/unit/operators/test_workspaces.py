@@ -41,16 +41,25 @@ def test_registered_workspace_raises_the_peak() -> None:
 def test_workspace_that_is_not_known_makes_the_peak_a_lower_bound() -> None:
     register_workspace([aten.exp.default])(lambda *_, out, **__: None)
     with FlopCounterMode(display=False, memory=True) as counter:
-        torch.ones(3).exp()
+        torch.ones(3, device="meta").exp()
     memory = counter.profile.memory
     assert memory is not None and memory.is_lower_bound
     assert memory.unseen == ("aten.exp.default",)
 
 
+def test_workspace_that_is_not_known_is_asked_of_the_allocator_on_the_cpu() -> None:
+    register_workspace(aten.exp)(lambda *_, out, **__: None)
+    with FlopCounterMode(display=False, memory=True) as counter:
+        torch.ones(3).exp()
+    memory = counter.profile.memory
+    assert memory is not None and not memory.is_lower_bound
+    assert memory.peak_bytes == 2 * 3 * 4
+
+
 def test_workspace_that_raises_is_not_known() -> None:
     register_workspace(aten.exp)(lambda *_, out, **__: 1 // 0)
     with FlopCounterMode(display=False, memory=True) as counter:
-        torch.ones(3).exp()
+        torch.ones(3, device="meta").exp()
     assert counter.profile.memory is not None
     assert counter.profile.memory.unseen == ("aten.exp.default",)
 

@@ -30,6 +30,7 @@ def test_from_json_of_to_json_is_an_equal_profile(name: str) -> None:
     assert json.loads(text.encode().decode("ascii"))["version"] == 2
 
 
+@pytest.mark.slow
 @given(profiles)
 def test_from_json_of_any_profile_is_an_equal_profile(profile: Profile) -> None:
     assert Profile.from_json(profile.check().to_json(indent=1)) == profile

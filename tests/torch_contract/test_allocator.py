@@ -1,0 +1,48 @@
+"""Reports of the CPU's allocator (memory/kernel_allocations.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dispatch_flops import _torch
+
+
+def test_reports_have_allocations_and_their_releases_in_order() -> None:
+    before = torch.empty(7)
+    _torch.start_reporting_allocations()
+    kept = torch.empty(11)
+    released = torch.empty(13)
+    del before, released
+    sizes = _torch.stop_reporting_allocations()
+    assert sizes == [11 * 4, 13 * 4, -13 * 4]
+    assert kept.shape == (11,)
+    assert _torch.stop_reporting_allocations() == []
+
+
+def test_reports_and_profilers_exclude_each_other() -> None:
+    assert not _torch.is_profiling()
+    with torch.profiler.profile():
+        assert _torch.is_profiling()
+        with pytest.raises(RuntimeError, match="already enabled"):
+            _torch.start_reporting_allocations()
+    assert not _torch.is_profiling()
+    _torch.start_reporting_allocations()
+    assert _torch.is_profiling()
+    _torch.stop_reporting_allocations()
+
+
+def test_block_that_was_reported_is_remembered_by_its_address() -> None:
+    """benchmarks/limits.md states this."""
+    sizes = torch.arange(1, 200).mul(1000).tolist()
+    _torch.start_reporting_allocations()
+    blocks = [torch.empty(size) for size in sizes]
+    _torch.stop_reporting_allocations()
+    known = {block.data_ptr(): size for block, size in zip(blocks, sizes, strict=True)}
+    blocks.clear()
+    again = [torch.empty(size - 1) for size in sizes]
+    stale = {-4 * known[block.data_ptr()] for block in again if block.data_ptr() in known}
+    assert stale
+    _torch.start_reporting_allocations()
+    again.clear()
+    assert stale <= set(_torch.stop_reporting_allocations())

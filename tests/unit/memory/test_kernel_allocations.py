@@ -1,0 +1,179 @@
+"""What kernels on the CPU allocate for themselves, against the events of torch's allocator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from dispatch_flops import FlopCounterMode, _torch
+from dispatch_flops.memory.kernel_allocations import KernelAllocations
+from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.profile import MemoryProfile
+from tests.helpers.allocator import allocations
+
+
+def memory_of(run: Callable[[], object], *held: Any) -> MemoryProfile:
+    with FlopCounterMode(display=False, memory=True) as counter:
+        for tensor in tensors_in(held):
+            tensor.detach()  # is met, and counts as there before
+        run()
+    assert counter.profile.memory is not None
+    return counter.profile.memory
+
+
+def assert_equals_the_allocators(run: Callable[[], object], *held: Any) -> None:
+    """Compare the peak of one operator, on tensors that are there before, to the byte."""
+    run()  # what torch keeps from the first call on is there before
+    before = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(held)}
+    memory = memory_of(run, *held)
+    assert not memory.is_lower_bound
+    truth = max(accumulate(allocations(run), initial=0))
+    assert memory.peak_bytes == sum(before.values()) + truth
+
+
+def convolution(seed: int) -> tuple[nn.Module, torch.Tensor]:
+    """Return a layer and an input of random sizes, padding, dilation, groups, layout and dtype."""
+    draw = random.Random(seed)
+    dims = draw.choice([1, 2, 2, 2, 3])
+    groups = draw.choice([1, 1, 2, 3])
+    ins, outs = groups * draw.randint(1, 19), groups * draw.randint(1, 19)
+    dtype = draw.choice([torch.float32, torch.float32, torch.bfloat16])
+    cls: Any = getattr(nn, f"Conv{draw.choice(['', 'Transpose'])}{dims}d")
+    layer = cls(
+        ins, outs, draw.choice([1, 2, 3, 5]), stride=draw.choice([1, 1, 2]), dtype=dtype,
+        dilation=draw.choice([1, 1, 2]), groups=groups, padding=draw.choice([0, 1]),
+        bias=draw.random() < 0.5,
+    )  # fmt: skip
+    x = torch.randn(draw.randint(1, 3), ins, *draw.sample([11, 13, 17], dims), dtype=dtype)
+    if dims == 2 and draw.random() < 0.4:
+        x = x.to(memory_format=torch.channels_last)
+    return layer, x.requires_grad_()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_workspace_of_a_convolution_is_the_allocators(seed: int) -> None:
+    layer, x = convolution(seed)
+
+    def forward() -> None:
+        with torch.no_grad():
+            layer(x)
+
+    assert_equals_the_allocators(forward, x, *layer.parameters())
+    out = layer(x)
+    gradient = torch.randn_like(out)
+    wanted = [x, *layer.parameters()]
+
+    def backward() -> None:
+        torch.autograd.grad(out, wanted, gradient, retain_graph=True)
+
+    assert_equals_the_allocators(backward, x, out, gradient, *layer.parameters())
+
+
+@pytest.mark.parametrize("is_bidirectional", [False, True])
+@pytest.mark.parametrize("sizes", [(7, 3, 5, 11), (13, 2, 64, 32), (1, 1, 17, 19)])
+def test_workspace_of_an_lstm_is_the_allocators(
+    sizes: tuple[int, int, int, int], is_bidirectional: bool
+) -> None:
+    length, batch, ins, hidden = sizes
+    layer = nn.LSTM(ins, hidden, bidirectional=is_bidirectional)
+    x = torch.randn(length, batch, ins, requires_grad=True)
+    held = [x, *layer.parameters()]
+
+    def step() -> None:
+        out = layer(x)[0].sum()
+        torch.autograd.grad(out, held)
+
+    assert_equals_the_allocators(step, held)
+
+
+MATRIX = torch.eye(7) + torch.arange(49.0).view(7, 7).tril() / 49
+SIGNAL = torch.arange(5 * 30.0).view(5, 30)
+VALUES = torch.tensor([5, 3, 5, 7, 3, 3, 1, 11] * 13)
+OTHERS: dict[str, tuple[Callable[[], object], Any]] = {
+    "solve": (lambda: torch.linalg.solve_ex(MATRIX, MATRIX), MATRIX),
+    "svd": (lambda: torch.linalg.svd(MATRIX), MATRIX),
+    "eigh": (lambda: torch.linalg.eigh(MATRIX), MATRIX),
+    "qr": (lambda: torch.linalg.qr(MATRIX), MATRIX),
+    "fft": (lambda: torch.fft.rfft(SIGNAL), SIGNAL),
+    "sort": (lambda: SIGNAL.sort(dim=0), SIGNAL),
+    "unique": (lambda: VALUES.unique(), VALUES),
+    "logsumexp": (lambda: SIGNAL.logsumexp(1), SIGNAL),
+    "mse_loss": (lambda: functional.mse_loss(SIGNAL, SIGNAL), SIGNAL),
+    "to_sparse": (lambda: MATRIX.to_sparse(), MATRIX),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_workspace_without_a_formula_is_the_allocators(name: str) -> None:
+    assert_equals_the_allocators(*OTHERS[name])
+
+
+def test_most_over_what_remains_is_the_workspace() -> None:
+    kernel = KernelAllocations()
+    width = 101
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        first = torch.empty(3 * width)
+        second = torch.empty(2 * width)
+        del first
+        result = torch.empty(width)
+        del second
+        return result
+
+    kernel.reported(call)(torch.ones(1))
+    assert kernel.take() == (3 + 2 - 1) * width * 4
+    assert kernel.take() is None
+
+
+def workspace_after(x: torch.Tensor) -> int | None:
+    kernel = KernelAllocations()
+    kernel.reported(lambda x: x.exp())(x)
+    return kernel.take()
+
+
+def test_workspace_is_not_known_where_nothing_is_computed_on_the_cpu() -> None:
+    assert workspace_after(torch.ones(3)) == 0
+    assert workspace_after(torch.ones(3, device="meta")) is None
+    with FakeTensorMode():
+        assert workspace_after(torch.ones(3)) is None
+
+
+def test_kernel_that_raises_ends_the_reports() -> None:
+    def fail(x: torch.Tensor) -> None:
+        raise KeyError("in the kernel")
+
+    kernel = KernelAllocations()
+    with pytest.raises(KeyError):
+        kernel.reported(fail)(torch.ones(3))
+    assert kernel.take() is None
+    assert not _torch.is_profiling()
+
+
+def test_profiler_of_the_program_goes_first() -> None:
+    def step() -> None:
+        SIGNAL.sort(dim=0)
+
+    with (
+        FlopCounterMode(display=False, memory=True) as counter,
+        torch.profiler.profile(profile_memory=True) as profiler,
+    ):
+        step()
+    memory = counter.profile.memory
+    assert memory is not None and memory.unseen == ("aten.sort.default",)
+    assert "aten::sort" in {event.name for event in profiler.events()}
+
+
+def test_meta_device_lists_kernels_whose_workspace_is_not_known() -> None:
+    layer = nn.Conv2d(3, 5, 3, device="meta")
+    x = torch.ones(2, 3, 7, 11, device="meta")
+    memory = memory_of(lambda: layer(x).sum().backward(), x, *layer.parameters())
+    assert memory.is_lower_bound
+    assert memory.unseen == ("aten.convolution.default", "aten.convolution_backward.default")
