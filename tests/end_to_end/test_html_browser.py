@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -401,12 +402,19 @@ def test_operators_are_searched_and_sorted(open_report: Callable[..., Report]) -
 def test_page_does_not_scroll_sideways(
     name: str, width: int, open_report: Callable[..., Report], driver: Any
 ) -> None:
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
+    with at_width(driver, width):
         report = open_report(SMALL[name](), machine=A100)
         assert report.run("return document.documentElement.scrollWidth") == width
         assert report.run("return document.querySelector('#tree svg').clientWidth") < width
+
+
+@contextmanager
+def at_width(driver: Any, width: int) -> Iterator[None]:
+    """Make the window this many pixels wide, as a desktop's or a telephone's."""
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        yield
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -499,6 +507,17 @@ def with_timelines() -> Profile:
     )
 
 
+BANDS_AT_HALF_THE_PEAK = """
+const [chart] = arguments, all = (part) => [...document.querySelectorAll(`${chart} ${part}`)];
+const top = Number(all('.peak-mark circle')[0].getAttribute('cy'));
+return all('.moment').map((moment) => {
+  const { x, y, width, height } = moment.getBBox();
+  const point = new DOMPoint(x + width / 2, (top + y + height) / 2);
+  return all('.band').flatMap((band, index) => (band.isPointInFill(point) ? [index] : []));
+});
+"""
+
+
 def test_memory_over_the_run_is_drawn_by_role_with_its_peak(
     open_report: Callable[..., Report],
 ) -> None:
@@ -529,12 +548,25 @@ def test_memory_over_the_run_is_drawn_by_role_with_its_peak(
         f"{chart} .band",
     )
     assert boxes == pytest.approx([boxes[0], 3 * boxes[0], 3 * boxes[0]], rel=0.02)
+    # At half the peak, 6 KB, the first moment is empty, the second activations, and so on.
+    assert report.run(BANDS_AT_HALF_THE_PEAK, chart) == [[], [2], [1], [1]]
     report.press(f"{chart} summary")
     assert report.column("memory-timeline-0-table", 1) == ["1", "2", "4", "5"]
     assert report.column("memory-timeline-0-table", 2) == ["3 KB", "9 KB", "12 KB", "7.5 KB"]
     assert report.column("memory-timeline-0-table", 4) == ["0 B", "0 B", "9 KB", "4.5 KB"]
     report.press("#memory-timelines > details > summary")
     report.until(lambda: report.texts("#memory-timeline-1 .band"))
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+def test_memory_does_not_scroll_sideways(
+    width: int, open_report: Callable[..., Report], driver: Any
+) -> None:
+    with at_width(driver, width):
+        report = open_report(with_timelines(), machine=A100)
+        report.run("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+        report.until(lambda: report.texts("#memory-timeline-1 .band"))
+        assert report.run("return document.documentElement.scrollWidth") == width
 
 
 @pytest.mark.parametrize(("times", "is_drawn"), [(0.5, True), (3, True), (5, False)])
