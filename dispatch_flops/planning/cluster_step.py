@@ -11,6 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from dispatch_flops import _torch
+from dispatch_flops.distributed.library_checks import without_tracing_checks
 from dispatch_flops.distributed.simulation import Job, as_step, simulate
 from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.operators.tensors import tensors_in
@@ -78,7 +79,8 @@ def simulate_step(
 
     def steady(device_mesh: DeviceMesh) -> tuple[Any, Callable[[], Any]]:
         model, step = as_step(job(device_mesh))
-        step()
+        with without_tracing_checks():
+            step()
         return model, step
 
     with warnings.catch_warnings():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 from typing import Any
 
 from torch import nn
@@ -60,6 +61,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
             f"{', '.join(unknown)}, which parallelize_module has not; write a job that shards it"
         )
     _check_heads(model, mesh.size())
+    _check_sizes(model, stated, mesh.size())
     ties = _ties(model)
     plan = {name: STYLES[style]() for name, style in stated.items()}
     parallelize_module(model, mesh, plan, src_data_rank=None)
@@ -85,6 +87,22 @@ def _check_heads(model: nn.Module, size: int) -> None:
         heads = getattr(config, name, None)
         if type(heads) is int and heads % size:
             raise TargetError(f"tp={size} does not divide {name}={heads}; choose a divisor")
+
+
+def _check_sizes(model: nn.Module, stated: Mapping[str, str], size: int) -> None:
+    """Raise TargetError where parts of a row would differ in size between ranks.
+
+    A rowwise module takes the parts of a colwise one as they are, and torch's styles take all parts
+    for equal. Rows of a head and of an embedding may differ, for they are gathered or summed.
+    """
+    for name, module in model.named_modules():
+        style = next((stated[rule] for rule in stated if fnmatch(name, rule)), None)
+        side = {"colwise": "out_features", "rowwise": "in_features"}.get(style or "")
+        features = getattr(module, side, None) if side else None
+        if type(features) is int and features % size:
+            raise TargetError(
+                f"tp={size} does not divide {side}={features} of {name}; choose a divisor"
+            )
 
 
 _Site = tuple[nn.Module, str]
