@@ -9,6 +9,8 @@ from contextlib import redirect_stdout
 from functools import partial
 from typing import Any
 
+from dispatch_flops.analysis.planned import Plan
+from dispatch_flops.analysis.planned_generation import GenerationPlan
 from dispatch_flops.cli.arguments import (
     TARGET_HELP,
     Commands,
@@ -26,7 +28,7 @@ from dispatch_flops.cli.output import emit, print_progress
 from dispatch_flops.cli.plan_generation import add_generation_options, plan_generation
 from dispatch_flops.cli.sweep import parse_values
 from dispatch_flops.errors import DispatchFlopsError, TargetError
-from dispatch_flops.renderers import plan_table
+from dispatch_flops.renderers import plan_page, plan_table
 
 _EPILOG = f"""\
 {TARGET_HELP}
@@ -43,6 +45,8 @@ With --generate, a prompt and the tokens that follow it are planned apart, with 
 values. prompt and new are tokens of each sequence; draft is how many tokens another model proposes
 for each step of speculative decoding.
 
+--output plan.html writes a page that shows the choices side by side.
+
 examples:
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 \\
       --set batch=1,2,4 seq=8192 --dtype bf16 --optimizer adamw --checkpoint
@@ -51,7 +55,7 @@ examples:
       --set batch=1,2,4 seq=8192 --dtype bf16 --optimizer adamw --checkpoint
   dispatch-flops plan job.py:job --mesh pp=2,dp=64,tp=8 --machine H100 --set batch=1
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
-      --generate --set batch=1,8,64 prompt=2048 new=256
+      --generate --set batch=1,8,64 prompt=2048 new=256 --output plan.html
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
       --generate --sequences 12x1@1024+512@0 5@1024
 """
@@ -77,7 +81,7 @@ def add_plan(commands: Commands) -> None:
     )
     _add_step_options(parser)
     add_generation_options(parser)
-    add_table_options(parser, "table", "markdown")
+    add_table_options(parser, "table", "markdown", "html")
     parser.set_defaults(run=run_plan)
 
 
@@ -146,7 +150,9 @@ def run_plan(options: Namespace) -> int:
             host_s = measure_host_s_per_operator() if options.host_cost else None
             if options.generate:
                 dtype = _name_of_dtype(options)
-                planned: Any = plan_generation(options, machine, sizes, dtype, host_s)
+                planned: Plan | GenerationPlan = plan_generation(
+                    options, machine, sizes, dtype, host_s
+                )
             else:
                 planned = plan(
                     _job(options, sizes) or partial(_build, options),
@@ -165,7 +171,7 @@ def run_plan(options: Namespace) -> int:
         raise
     except (Exception, SystemExit) as error:
         raise_target_error(f"planning {options.target}", error)
-    emit(plan_table.render(planned, table_style(options.format)), options.output)
+    emit(_text(planned, options), options.output)
     return OK
 
 
@@ -198,6 +204,16 @@ def _job(options: Namespace, sizes: dict[str, Any]) -> Callable[..., Any] | None
         raise TargetError(f"--set {unused[0]} is not used: {options.target} has no such parameter")
     job: Callable[..., Any] = found.found
     return job
+
+
+def _text(planned: Plan | GenerationPlan, options: Namespace) -> str:
+    """Return the plan in the format that is asked for, or that the suffix of --output names."""
+    is_page = options.format == "html" or (
+        options.format == "table" and str(options.output).endswith(".html")
+    )
+    if is_page:
+        return plan_page.render(planned)
+    return plan_table.render(planned, table_style(options.format))
 
 
 def _build(options: Namespace, **sizes: Any) -> tuple[Any, dict[str, Any] | tuple[Any, ...]]:
