@@ -26,7 +26,7 @@ def add_plot_option(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        help="plot FLOPs over the size with the most values, and with --machine what that allows, as "
+        help="plot FLOPs over the size with the most values, and what --machine allows there, as "
         ".png, .svg or .pdf (needs the extra plots)",
     )
 
