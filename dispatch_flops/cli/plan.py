@@ -7,6 +7,8 @@ from argparse import ArgumentParser, Namespace
 from contextlib import redirect_stdout
 from typing import Any
 
+from dispatch_flops.analysis.planned import Plan
+from dispatch_flops.analysis.planned_generation import GenerationPlan
 from dispatch_flops.cli.arguments import (
     TARGET_HELP,
     Commands,
@@ -20,9 +22,10 @@ from dispatch_flops.cli.arguments import (
 )
 from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.output import emit, print_progress
+from dispatch_flops.cli.plan_generation import add_generation_options, plan_generation
 from dispatch_flops.cli.sweep import parse_values
 from dispatch_flops.errors import DispatchFlopsError, TargetError
-from dispatch_flops.renderers import plan_table
+from dispatch_flops.renderers import plan_page, plan_table
 
 _EPILOG = f"""\
 {TARGET_HELP}
@@ -30,10 +33,20 @@ The step runs on the meta device, so that neither a GPU nor memory for the model
 combination of the values of --set is a column. "batch" is the micro-batch, of which the largest
 that fits is searched. hf: targets accept batch and seq; a language model computes its loss.
 
+With --generate, a prompt and the tokens that follow it are planned apart, with a cache of keys and
+values. prompt and new are tokens of each sequence; draft is how many tokens another model proposes
+for each step of speculative decoding.
+
+--output plan.html writes a page that shows the choices side by side.
+
 examples:
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 \\
       --set batch=1,2,4 seq=8192 --dtype bf16 --optimizer adamw --checkpoint
   dispatch-flops plan model.py:Net --input-shape batch,3,224,224 --set batch=8,64 --machine my.json
+  dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
+      --generate --set batch=1,8,64 prompt=2048 new=256 --output plan.html
+  dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
+      --generate --sequences 12x1@1024+512@0 5@1024
 """
 _OPTIMIZERS = ("adamw", "adam", "sgd", "none")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -51,7 +64,8 @@ def add_plan(commands: Commands) -> None:
     )
     add_set_option(parser, "values to choose from: batch=1,2,4 seq=8192")
     _add_step_options(parser)
-    add_table_options(parser, "table", "markdown")
+    add_generation_options(parser)
+    add_table_options(parser, "table", "markdown", "html")
     parser.set_defaults(run=run_plan)
 
 
@@ -102,6 +116,8 @@ def run_plan(options: Namespace) -> int:
     sizes = {
         name: parse_values(name, text) for name, text in parse_assignments(options.set).items()
     }
+    if options.sequences and not options.generate:
+        raise TargetError("--sequences needs --generate; add it")
     print_progress(f"planning {options.target} on {machine.name}")
 
     from dispatch_flops.cli.targets import raise_target_error
@@ -110,22 +126,39 @@ def run_plan(options: Namespace) -> int:
 
     try:
         with redirect_stdout(sys.stderr):
-            planned = plan(
-                lambda **chosen: _build(options, chosen),
-                machine,
-                sizes=sizes,
-                optimizer=None if options.optimizer == "none" else options.optimizer,
-                checkpoint=options.checkpoint,
-                causal=options.causal,
-                host_s_per_operator=measure_host_s_per_operator() if options.host_cost else None,
-                search_batch=not options.no_search,
-            )
+            host_s = measure_host_s_per_operator() if options.host_cost else None
+            if options.generate:
+                dtype = _DTYPES.get(options.dtype, options.dtype)
+                planned: Plan | GenerationPlan = plan_generation(
+                    options, machine, sizes, dtype, host_s
+                )
+            else:
+                planned = plan(
+                    lambda **chosen: _build(options, chosen),
+                    machine,
+                    sizes=sizes,
+                    optimizer=None if options.optimizer == "none" else options.optimizer,
+                    checkpoint=options.checkpoint,
+                    causal=options.causal,
+                    host_s_per_operator=host_s,
+                    search_batch=not options.no_search,
+                )
     except DispatchFlopsError:
         raise
     except (Exception, SystemExit) as error:
         raise_target_error(f"planning {options.target}", error)
-    emit(plan_table.render(planned, table_style(options.format)), options.output)
+    emit(_text(planned, options), options.output)
     return OK
+
+
+def _text(planned: Plan | GenerationPlan, options: Namespace) -> str:
+    """Return the plan in the format that is asked for, or that the suffix of --output names."""
+    is_page = options.format == "html" or (
+        options.format == "table" and str(options.output).endswith(".html")
+    )
+    if is_page:
+        return plan_page.render(planned)
+    return plan_table.render(planned, table_style(options.format))
 
 
 def _build(

@@ -67,9 +67,16 @@ def plan(
     return a model and its inputs, or nothing requires a gradient.
     """
     planner = _Planner(
-        build, _machine(machine), optimizer, dtype, checkpoint, causal, target, host_s_per_operator
+        build,
+        machine_of(machine),
+        optimizer,
+        dtype,
+        checkpoint,
+        causal,
+        target,
+        host_s_per_operator,
     )
-    steps = [planner.step(choice) for choice in _choices(sizes or {})]
+    steps = [planner.step(choice) for choice in choices_of(sizes or {})]
     if search_batch:
         steps = planner.with_largest_batches(steps)
     return Plan(
@@ -77,7 +84,8 @@ def plan(
     )
 
 
-def _machine(machine: Machine | str) -> Machine:
+def machine_of(machine: Machine | str) -> Machine:
+    """Return a machine, also by its name; raise ConfigError for an unknown one."""
     found = find(machine) if isinstance(machine, str) else machine
     if not isinstance(found, Machine):
         raise ConfigError(
@@ -86,7 +94,8 @@ def _machine(machine: Machine | str) -> Machine:
     return found
 
 
-def _choices(sizes: Mapping[str, Any]) -> list[dict[str, Any]]:
+def choices_of(sizes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return every combination of the sizes; raise ConfigError for a name without values."""
     columns = {
         name: list(values) if isinstance(values, (list, tuple, range)) else [values]
         for name, values in sizes.items()

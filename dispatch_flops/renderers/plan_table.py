@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from dispatch_flops.analysis.planned import Plan, PlannedStep
+from dispatch_flops.analysis.planned_generation import GenerationPlan
+from dispatch_flops.renderers.generation_column import generation_column, headroom_text, range_text
 from dispatch_flops.renderers.text import Style, at_least, table
 from dispatch_flops.units import (
     NOT_AVAILABLE,
@@ -16,10 +20,11 @@ from dispatch_flops.units import (
 __all__ = ["render"]
 
 
-def render(plan: Plan, style: Style = "plain") -> str:
+def render(plan: Plan | GenerationPlan, style: Style = "plain") -> str:
     """Return the table of the choices, followed by the assumptions.
 
-    plan: what ``dispatch_flops.plan`` returned. style: "plain" (the default) or "markdown".
+    plan: what ``dispatch_flops.plan`` or ``plan_generate`` returned.
+    style: "plain" (the default) or "markdown".
 
     Example::
 
@@ -29,10 +34,9 @@ def render(plan: Plan, style: Style = "plain") -> str:
         planned = plan(build, "NVIDIA H200", sizes={"batch": [8, 16]}, search_batch=False)
         print(plan_table.render(planned, "markdown"))
     """
-    columns = [_column(step) for step in plan.steps]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    rows = [[name, *(column.get(name, "") for column in columns)] for name in names]
-    header = ["", *(", ".join(f"{n}={v}" for n, v in step.sizes.items()) for step in plan.steps)]
+    columns = columns_of(plan)
+    rows = [[name, *(column.get(name, "") for column in columns)] for name in rows_of(columns)]
+    header = ["", *titles_of(plan)]
     align = ["left", *["right"] * len(columns)]
     machine = plan.machine
     lines = [f"{machine.name}: {machine.source}" if machine.source else machine.name, ""]
@@ -40,6 +44,31 @@ def render(plan: Plan, style: Style = "plain") -> str:
     if plan.assumptions:
         lines += ["", "Assumptions:", *(f"- {text}" for text in plan.assumptions)]
     return "\n".join(lines)
+
+
+def titles_of(plan: Plan | GenerationPlan) -> list[str]:
+    """Return the sizes of each choice in words."""
+    choices = plan.choices if isinstance(plan, GenerationPlan) else plan.steps
+    return [", ".join(f"{name}={value}" for name, value in c.sizes.items()) for c in choices]
+
+
+def columns_of(plan: Plan | GenerationPlan) -> list[dict[str, str]]:
+    """Return ``{name: text}`` of each choice's figures."""
+    if isinstance(plan, GenerationPlan):
+        return [generation_column(choice) for choice in plan.choices]
+    return [_column(step) for step in plan.steps]
+
+
+def rows_of(columns: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return all names; one that the first column lacks comes after its predecessor."""
+    names: list[str] = []
+    for column in columns:
+        at = 0
+        for name in column:
+            if name not in names:
+                names.insert(at, name)
+            at = names.index(name) + 1
+    return names
 
 
 def _column(step: PlannedStep) -> dict[str, str]:
@@ -52,7 +81,7 @@ def _column(step: PlannedStep) -> dict[str, str]:
         "memory": at_least(bytes_text(step.peak_bytes), memory_is_bound),
         **{f"  {role}": bytes_text(count) for role, count in step.memory_by_role.items()},
         "fits": fits,
-        "headroom": _headroom(step),
+        "headroom": headroom_text(step.headroom_bytes),
     }
     if step.largest_batch is not None:
         column["largest batch that fits"] = str(step.largest_batch)
@@ -72,21 +101,7 @@ def _column(step: PlannedStep) -> dict[str, str]:
         "MFU ceiling": fraction_text(bounds.mfu_ceiling[1]),
     }
     if step.tokens is not None:
-        column["tokens/s ceiling"] = _range(step.tokens_per_s)
+        column["tokens/s ceiling"] = range_text(step.tokens_per_s)
     if step.samples is not None:
-        column["samples/s ceiling"] = _range(step.samples_per_s)
+        column["samples/s ceiling"] = range_text(step.samples_per_s)
     return column
-
-
-def _headroom(step: PlannedStep) -> str:
-    free = step.headroom_bytes
-    if free is None:
-        return NOT_AVAILABLE
-    return bytes_text(int(free)) if free >= 0 else f"-{bytes_text(int(-free))}"
-
-
-def _range(rates: tuple[float | None, float | None]) -> str:
-    low, high = rates
-    if low is None or high is None:
-        return NOT_AVAILABLE
-    return count_text(high) if low == high else f"{count_text(low)} to {count_text(high)}"

@@ -7,6 +7,7 @@ const MOST_INDENT = 14;     // levels; deeper rows are not indented further
 // columns: as of makeTable, of (tree, index). tree(): the folded or the full tree. searched: the
 // tree that is searched, of every module. onName(tree, index) is called when a name is clicked.
 function makeTreeTable(place, { caption, columns, placeholder, tree, searched, found, sorted, onName }) {
+  place.classList.add("tree-table");
   const opened = new Map();  // tree -> set of the rows whose children are shown
   const isOpen = (of) => {
     if (!opened.has(of)) {
