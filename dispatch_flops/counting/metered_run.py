@@ -105,7 +105,10 @@ class MeteredRun(ABC):
         return self._totals.state_dict(self._parts())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run whose ``state_dict`` this is; raises ConfigError for other data."""
+        """Continue a run.
+
+        state: what ``state_dict`` of that run's meter returned. Raises ConfigError for other data.
+        """
         self._totals.load_state_dict(state)
         self._forget_parts()
 

@@ -256,7 +256,9 @@ class FlopMeter(MeteredRun):
         return f"<FlopMeter of {type(self._model).__name__}: {self.run.text()}>"
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run whose ``state_dict`` this is; each signature is counted again once.
+        """Continue a run; each signature is counted again once.
+
+        state: what ``state_dict`` of that run's meter returned.
 
         Raises ConfigError for other data, and AlreadyActiveError inside a step.
         """
