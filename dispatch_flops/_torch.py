@@ -11,7 +11,7 @@ Sections, in this order:
     autocast: the caller's autocast within ``__torch_dispatch__``.
     autograd: sequence numbers, running nodes and graph tasks, saved-tensor hooks.
     tensors: classes of tensors, storages and their sizes, jit tracing, nested containers.
-    modules: global hooks and the frames of module calls.
+    modules: tables of hooks and the frames of module calls.
     torch.compile: stances, compiled autograd, AOTAutograd, inductor, graph breaks.
     torch.distributed: groups, meshes, modules that the program may have imported.
     simulated ranks: groups without processes, DDP and pipelines among them.
@@ -213,8 +213,8 @@ modes_in_force: Callable[[], list[TorchDispatchMode]] = (
     torch.utils._python_dispatch._get_current_dispatch_mode_stack
 )
 
-# Take the innermost mode off, or put one on, without more. Public: ``with mode:``, which sets flags
-# of torch.compile besides; an interrupt in its midst leaves them wrong.
+# Take the innermost mode off, or put one on, and nothing else. Public: ``with mode:``, which also
+# sets flags of torch.compile; an interrupt within it leaves them wrong.
 pop_mode: Callable[[], TorchDispatchMode] = torch.utils._python_dispatch._pop_mode
 push_mode: Callable[[TorchDispatchMode], None] = torch.utils._python_dispatch._push_mode
 _MODE_FLAGS = (
@@ -455,6 +455,25 @@ def remove_global_hooks(*hooks: Callable[..., Any]) -> None:
         ):
             for key in found:
                 table.pop(key, None)
+
+
+def call_hooks(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+    """Return a module's tables of forward pre-hooks, of those that take kwargs, and of hooks.
+
+    Public: registration and the handle's ``remove``, which together take 2 us for each hook.
+    """
+    return module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return an optimizer's tables of step pre-hooks and post-hooks; public as for a module's."""
+    return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+
+
+# The table of the pre-hooks of all optimizers; public as for a module's.
+all_step_pre_hooks: dict[int, Any] = sys.modules[
+    torch.optim.Optimizer.__module__  # torch.optim hides it
+]._global_optimizer_pre_hooks
 
 
 def module_call() -> Any:

@@ -22,7 +22,7 @@ from dispatch_flops.units import ratio
 
 Bound = Literal["compute", "memory"]
 
-# No vendor states a peak for them. int8 is another matter: it has matrix units of its own.
+# No vendor states a peak for them. int8 has matrix units of its own.
 _PLAIN_INTEGERS = frozenset({"bool", "int16", "int32", "int64", "uint16", "uint32", "uint64"})
 
 

@@ -48,7 +48,7 @@ def ops_of_definition(
 ) -> list[OpTotal]:
     """Return the operators whose FLOPs are the numerator of MFU by this definition.
 
-    For "6N" and its kin that is one operator, in the dtype that most multiply-accumulates ran in.
+    For "6N" and its variants that is one operator, in the dtype of most multiply-accumulates.
 
     Raises ConfigError for an unknown definition, and for a size that is neither given nor
     readable from the profile.

@@ -78,7 +78,7 @@ def check_folder(path: Path) -> None:
 
 
 def page(text: str) -> None:
-    """Print a result; on a terminal that it does not fit, through $PAGER, or less without one."""
+    """Print a result, through $PAGER (or less) if it does not fit the terminal."""
     command = shlex.split(os.environ.get("PAGER", "less -FRX"))
     stdout = sys.stdout
     is_terminal = stdout is not None and stdout.isatty()

@@ -1,4 +1,4 @@
-"""Undo steps completely, also when a KeyboardInterrupt arrives in their midst."""
+"""Undo steps completely, also when a KeyboardInterrupt arrives while they run."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
             "a simulated rank has no other ranks; simulate() merges their profiles"
         )
     box = _Box(_torch.default_store(), next(_numbers), time.monotonic() + timeout_s)
-    profile = _placed(profile, rank, world_size)
+    profile = _with_rank(profile, rank, world_size)
     if rank != dst:
         box.send(rank, profile)
         return None
@@ -115,7 +115,7 @@ class _Box:
         self._store.wait([key], timedelta(seconds=left))
 
 
-def _placed(profile: Profile, rank: int, world_size: int) -> Profile:
-    """Return the profile with the place of its rank, which a counter without a group lacks."""
+def _with_rank(profile: Profile, rank: int, world_size: int) -> Profile:
+    """Return the profile with its rank and world size, which a counter without a group lacks."""
     run = dataclasses.replace(profile.run, rank=rank, world_size=world_size)
     return dataclasses.replace(profile, run=run)

@@ -50,7 +50,7 @@ def virtual_rank(
 
 
 def _variables(rank: int, world_size: int) -> dict[str, str]:
-    """Return what torchrun tells a process of its place. Each rank has a machine of its own."""
+    """Return what torchrun tells a process about its rank. Each rank has a machine of its own."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),

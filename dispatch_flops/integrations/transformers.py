@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dispatch_flops.integrations.callback import StepCallback
 from dispatch_flops.integrations.generation import GenerateProfile, profile_generate
+from dispatch_flops.planning.generation import plan_generate
 
 try:
     from transformers import TrainerCallback
@@ -24,7 +25,7 @@ except ImportError as error:
         "pip install 'dispatch-flops[transformers]'"
     ) from error
 
-__all__ = ["FlopsCallback", "GenerateProfile", "profile_generate"]
+__all__ = ["FlopsCallback", "GenerateProfile", "plan_generate", "profile_generate"]
 
 
 class FlopsCallback(StepCallback, TrainerCallback):  # type: ignore[misc]

@@ -27,5 +27,5 @@ class CostMap(dict[str, Figure]):
         return cost_table.render_html(self)
 
     def __reduce__(self) -> tuple[type[dict[str, Figure]], tuple[dict[str, Figure]]]:
-        """Pickle and copy as a plain dict, for who reads it need not have this package."""
+        """Pickle and copy as a plain dict, because its reader need not have this package."""
         return dict, (dict(self),)

@@ -26,8 +26,9 @@ from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
 from dispatch_flops.errors import WrongThreadError
-from dispatch_flops.memory.memory_mode import Memory, MemoryMode, MemoryOptions
+from dispatch_flops.memory.memory_mode import MemoryMode
 from dispatch_flops.memory.memory_profile import attach_memory
+from dispatch_flops.memory.run_memory import Memory, MemoryOptions
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import OUTSIDE, Profile
@@ -167,7 +168,7 @@ class Session:
 
         What it tells of modules, parameters and devices is read now: the program may change them.
         A timed profile is built now, for its times come from clocks that are still in use; one with
-        memory, because what is allocated is released by and by.
+        memory, because what is allocated is released later.
         """
         if self._pass.operator_timer is not None or self._memory is not None:
             return self.profile()

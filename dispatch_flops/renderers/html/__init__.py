@@ -24,6 +24,7 @@ _SCRIPTS = (
     "chart.js",
     "roofline.js",
     "memory.js",
+    "timeline.js",
     "report.js",
 )
 
