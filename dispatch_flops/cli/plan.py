@@ -7,6 +7,8 @@ from argparse import ArgumentParser, Namespace
 from contextlib import redirect_stdout
 from typing import Any
 
+from dispatch_flops.analysis.planned import Plan
+from dispatch_flops.analysis.planned_generation import GenerationPlan
 from dispatch_flops.cli.arguments import (
     TARGET_HELP,
     Commands,
@@ -23,7 +25,7 @@ from dispatch_flops.cli.output import emit, print_progress
 from dispatch_flops.cli.plan_generation import add_generation_options, plan_generation
 from dispatch_flops.cli.sweep import parse_values
 from dispatch_flops.errors import DispatchFlopsError, TargetError
-from dispatch_flops.renderers import plan_table
+from dispatch_flops.renderers import plan_page, plan_table
 
 _EPILOG = f"""\
 {TARGET_HELP}
@@ -35,12 +37,14 @@ With --generate, a prompt and the tokens that follow it are planned apart, with 
 values. prompt and new are tokens of each sequence; draft is how many tokens another model proposes
 for each step of speculative decoding.
 
+--output plan.html writes a page that shows the choices side by side.
+
 examples:
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 \\
       --set batch=1,2,4 seq=8192 --dtype bf16 --optimizer adamw --checkpoint
   dispatch-flops plan model.py:Net --input-shape batch,3,224,224 --set batch=8,64 --machine my.json
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
-      --generate --set batch=1,8,64 prompt=2048 new=256
+      --generate --set batch=1,8,64 prompt=2048 new=256 --output plan.html
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
       --generate --sequences 12x1@1024+512@0 5@1024
 """
@@ -61,7 +65,7 @@ def add_plan(commands: Commands) -> None:
     add_set_option(parser, "values to choose from: batch=1,2,4 seq=8192")
     _add_step_options(parser)
     add_generation_options(parser)
-    add_table_options(parser, "table", "markdown")
+    add_table_options(parser, "table", "markdown", "html")
     parser.set_defaults(run=run_plan)
 
 
@@ -125,7 +129,9 @@ def run_plan(options: Namespace) -> int:
             host_s = measure_host_s_per_operator() if options.host_cost else None
             if options.generate:
                 dtype = _DTYPES.get(options.dtype, options.dtype)
-                planned: Any = plan_generation(options, machine, sizes, dtype, host_s)
+                planned: Plan | GenerationPlan = plan_generation(
+                    options, machine, sizes, dtype, host_s
+                )
             else:
                 planned = plan(
                     lambda **chosen: _build(options, chosen),
@@ -141,8 +147,18 @@ def run_plan(options: Namespace) -> int:
         raise
     except (Exception, SystemExit) as error:
         raise_target_error(f"planning {options.target}", error)
-    emit(plan_table.render(planned, table_style(options.format)), options.output)
+    emit(_text(planned, options), options.output)
     return OK
+
+
+def _text(planned: Plan | GenerationPlan, options: Namespace) -> str:
+    """Return the plan in the format that is asked for, or that the suffix of --output names."""
+    is_page = options.format == "html" or (
+        options.format == "table" and str(options.output).endswith(".html")
+    )
+    if is_page:
+        return plan_page.render(planned)
+    return plan_table.render(planned, table_style(options.format))
 
 
 def _build(

@@ -76,7 +76,8 @@ def counting_backend(
     model: the model or models whose modules ``profile()`` names; None: it has totals only.
     mode, options: those of ``torch.compile``; one of them, and neither for "aot_eager".
     causal, flops, custom_mapping: as in ``FlopCounterMode``. Formulas of module classes are not
-        asked: the operators of such a module are counted, and a note of the profile says so.
+        asked: the operators of such a module are counted. An UncountedWarning, issued once for each
+        class, and a note of the profile say so.
     strict: ``step()`` and ``total()`` raise UncountedOpsError if something that ran has no known
         cost. Without it (the default) they issue an UncountedWarning, once.
 
@@ -127,6 +128,8 @@ class CountingBackend:
         self._own_rules = own_rules
         self._strict = strict
         self._warned = False
+        self._compiled_classes: dict[type, None] = {}
+        self._warned_of: set[type] = set()
         self._eager_parts = EagerParts()
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
         self._runs_at_last_step: Counter[GraphRun] = Counter()
@@ -147,6 +150,7 @@ class CountingBackend:
         self._eager_parts.read()
         with _torch.modes_disabled():
             attribution = NodeAttribution(self._names, graph)
+        self._compiled_classes |= attribution.classes
         if attribution.is_of_compiled_autograd:
             _torch.keep_node_meta(graph)
         if self._first_call is None:
@@ -195,6 +199,7 @@ class CountingBackend:
         """
         with _torch.modes_disabled():
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
+            self._warn_of_formulas(stacklevel=3)
             for cls in self._classes_with_formulas():
                 notes[f"{name_of(cls)}: its operators are counted; {_NO_CALLS}"] = None
             module_phases, notes_on_runs = module_phases_of(self.graphs, runs_of(self.graphs))
@@ -213,9 +218,17 @@ class CountingBackend:
             )
 
     def _classes_with_formulas(self) -> list[type]:
-        """Return the classes of the model's modules that have a formula."""
+        """Return the classes of compiled modules that have a formula."""
         rules = registry.module_rules(self._own_rules)
-        return [cls for cls in {type(m): None for m in self._names.modules()} if cls in rules]
+        return [cls for cls in self._compiled_classes if cls in rules]
+
+    def _warn_of_formulas(self, stacklevel: int) -> None:
+        """Warn, once of each class, that its formula is not asked."""
+        for cls in self._classes_with_formulas():
+            if cls not in self._warned_of:
+                self._warned_of.add(cls)
+                text = f"the operators of {name_of(cls)} are counted: {_NO_CALLS}"
+                warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
 
     def _facts_of_running_model(self) -> dict[str, Any] | None:
         """Return the facts of the call of a model that is running now; None if none is."""
@@ -233,6 +246,7 @@ class CountingBackend:
 
     def _report_uncounted(self, runs: Runs) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
+        self._warn_of_formulas(stacklevel=4)
         costs: Counter[CallCost] = Counter(self._eager_parts.found())
         with _torch.modes_disabled():
             costs += uncounted_calls(self.graphs, runs)

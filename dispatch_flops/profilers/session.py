@@ -26,8 +26,9 @@ from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
 from dispatch_flops.errors import WrongThreadError
-from dispatch_flops.memory.memory_mode import Memory, MemoryMode, MemoryOptions
+from dispatch_flops.memory.memory_mode import MemoryMode
 from dispatch_flops.memory.memory_profile import attach_memory
+from dispatch_flops.memory.run_memory import Memory, MemoryOptions
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import OUTSIDE, Profile

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from dispatch_flops.analysis.planned import Plan, PlannedStep
 from dispatch_flops.analysis.planned_generation import GenerationPlan
 from dispatch_flops.renderers.generation_column import generation_column, headroom_text, range_text
@@ -33,8 +35,7 @@ def render(plan: Plan | GenerationPlan, style: Style = "plain") -> str:
         print(plan_table.render(planned, "markdown"))
     """
     columns = columns_of(plan)
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    rows = [[name, *(column.get(name, "") for column in columns)] for name in names]
+    rows = [[name, *(column.get(name, "") for column in columns)] for name in rows_of(columns)]
     header = ["", *titles_of(plan)]
     align = ["left", *["right"] * len(columns)]
     machine = plan.machine
@@ -56,6 +57,18 @@ def columns_of(plan: Plan | GenerationPlan) -> list[dict[str, str]]:
     if isinstance(plan, GenerationPlan):
         return [generation_column(choice) for choice in plan.choices]
     return [_column(step) for step in plan.steps]
+
+
+def rows_of(columns: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return all names; one that the first column lacks comes after its predecessor."""
+    names: list[str] = []
+    for column in columns:
+        at = 0
+        for name in column:
+            if name not in names:
+                names.insert(at, name)
+            at = names.index(name) + 1
+    return names
 
 
 def _column(step: PlannedStep) -> dict[str, str]:

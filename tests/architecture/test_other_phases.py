@@ -207,9 +207,8 @@ def test_render_of_another_phase_shows_it(name: str) -> None:
 
 def test_renderers_are_all_listed_here() -> None:
     listed = {name.split(" ")[0] for name in RENDERED}
-    assert listed | {"View", "dataframe", "plan_table", "plots", "scalars"} == set(
-        renderers.__all__
-    )
+    others = {"View", "dataframe", "plan_page", "plan_table", "plots", "scalars"}
+    assert listed | others == set(renderers.__all__)
 
 
 def test_scalars_of_another_phase_name_it() -> None:

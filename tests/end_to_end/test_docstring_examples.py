@@ -42,6 +42,7 @@ SLOW = {
     "integrations.transformers.profile_generate",
     "measure_machine",
     "plan",
+    "renderers.plan_page.render",
     "renderers.plan_table.render",
     "renderers.plots.roofline",
     "renderers.plots.scaling",

@@ -50,6 +50,17 @@ def test_plan_of_a_training_step_checkpoints_and_measures_the_host(run: Run) -> 
     assert "us for each operator" in result.out
 
 
+@pytest.mark.parametrize("arguments", [("--output", "p.html"), ("--format", "html")])
+def test_plan_as_html_is_a_page(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = run(
+        "plan", "linear.py:make", "--input-shape", "batch,7", "--set", "batch=3",
+        "--machine", "mine.json", "--no-search", *arguments,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    page = result.out or Path("p.html").read_text(encoding="utf-8")
+    assert "dispatch_flops plan" in page and page.startswith("<!DOCTYPE html>")
+
+
 def test_plan_without_a_machine_asks_for_one(run: Run) -> None:
     result = run("plan", "linear.py:make", "--set", "batch=1")
     assert result.code == 2
