@@ -9,7 +9,8 @@
 - trainer: model FLOPs of one step of five architectures, by the meter, by torch's counter on eager
   attention, and by the Trainer's ``total_flos``. Matrix products alone, 2 FLOPs for a MAC.
 
-One thread. Times are taken in turns of blocks of steps, so that a busy machine slows all alike.
+One thread. Times are taken in turns of blocks of steps, so that a busy machine slows all alike;
+those of the run are processor times.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode as TorchCounter
 from dispatch_flops import FlopCounterMode, FlopMeter
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
 
-IN, HID, OUT = 64, 256, 16
+IN, HID, OUT = 64, 128, 16
 SHAPES = (8, 24, 40)
 BLOCK = 100  # steps of one way before it is the next one's turn
 
@@ -37,7 +38,7 @@ BLOCK = 100  # steps of one way before it is the next one's turn
 def mlp() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(IN, HID), nn.ReLU(), nn.Linear(HID, OUT))
-    return model, torch.optim.AdamW(model.parameters())
+    return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
@@ -54,25 +55,26 @@ def run(steps: int) -> None:
     seconds = dict.fromkeys(("bare", "counter in every step", "meter"), 0.0)
     for begin in range(0, steps, BLOCK):
         block = [xs[index] for index in order[begin : begin + BLOCK]]
-        start = time.perf_counter()
+        start = time.process_time()
         for x in block:
             train(*bare, x)
-        after_bare = time.perf_counter()
+        after_bare = time.process_time()
         for x in block:
             with FlopCounterMode(counted[0], display=False) as counter:
                 train(*counted, x)
             exact += counter.get_total_flops()
-        after_counter = time.perf_counter()
+        after_counter = time.process_time()
         for x in block:
             with meter.step():
                 train(*metered, x)
         seconds["bare"] += after_bare - start
         seconds["counter in every step"] += after_counter - after_bare
-        seconds["meter"] += time.perf_counter() - after_counter
+        seconds["meter"] += time.process_time() - after_counter
     flops = {"bare": None, "counter in every step": exact, "meter": meter.total_flops}
     rows = [(way, flops[way], s, s / seconds["bare"]) for way, s in seconds.items()]
     print(f"{steps} steps, {len(SHAPES)} batch shapes, {steps - meter.run.timed_steps} counted")
-    print(tabulate(rows, ("", "FLOPs", "seconds", "x bare"), "github", (None, ",", ".2f", ".2f")))
+    heads = ("", "FLOPs", "seconds of processor time", "x bare")
+    print(tabulate(rows, heads, "github", intfmt=",", floatfmt=".2f"))
     print("equal" if exact == meter.total_flops else "DIFFERENT", "\n")
 
 

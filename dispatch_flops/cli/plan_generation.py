@@ -46,6 +46,7 @@ def plan_generation(
         ("--input-shape", options.input_shape),
         ("--inputs", options.inputs),
         ("--checkpoint", options.checkpoint),
+        ("--mesh", options.mesh),
     ):
         if given:
             raise TargetError(f"{name} is not available with --generate; omit one of them")

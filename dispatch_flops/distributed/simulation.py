@@ -13,6 +13,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dispatch_flops.distributed.fake_tensors import SimulatedTensorMode
+from dispatch_flops.distributed.library_checks import without_tracing_checks
 from dispatch_flops.distributed.messages import (
     Mailbox,
     MessageKey,
@@ -206,7 +207,7 @@ class _Simulator:
                 model, step = as_step(self._job(device_mesh))
                 counter = self._new_counter(model)
                 mode.values_read = 0
-                with observed_shards() as shards, counter:
+                with observed_shards() as shards, without_tracing_checks(), counter:
                     step()
         except MissingMessageError:
             raise

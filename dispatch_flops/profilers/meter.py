@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from threading import get_ident
 from types import TracebackType
 from typing import Any
@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dispatch_flops.analysis.machines import Machine, find
-from dispatch_flops.counting.placement import Placement, device_name
-from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.counting.meter_totals import sample_count
+from dispatch_flops.counting.metered_run import MeteredRun, check_steps
+from dispatch_flops.errors import AlreadyActiveError, TargetError
 from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
@@ -24,17 +25,14 @@ from dispatch_flops.operators.conventions import Causal, Conventions, Flops
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.meter_hooks import MeterHooks
-from dispatch_flops.profilers.meter_reading import MeterReading
-from dispatch_flops.profilers.meter_totals import MeterTotals
 from dispatch_flops.profilers.running_step import RunningStep, StepCounter
-from dispatch_flops.profilers.step_costs import States
+from dispatch_flops.profilers.step_costs import Segment, States
 from dispatch_flops.profilers.step_positions import KnownPositions
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
-from dispatch_flops.profilers.training import sample_count
 from dispatch_flops.timing.devices import Now
 
 
-class FlopMeter:
+class FlopMeter(MeteredRun):
     """Meter of the FLOPs, FLOP/s and MFU of every step of an eager run.
 
         model = torch.nn.Linear(3, 5)
@@ -90,14 +88,12 @@ class FlopMeter:
             raise TargetError(
                 f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer or None"
             )
-        _check_steps("verify_every", verify_every, least=0)
-        _check_steps("window", window, least=1)
+        super().__init__(machine, window)
+        check_steps("verify_every", verify_every, least=0)
         self.verify_every = verify_every
         self._model = model
-        self._given_machine = machine
         self._now = now
         self._states, self._positions = States(), KnownPositions()
-        self._totals = MeterTotals(window)
         self._counter = StepCounter(
             model,
             Conventions(causal=causal, flops=flops),
@@ -256,80 +252,26 @@ class FlopMeter:
 
     # -- results --------------------------------------------------------------------------------
 
-    @property
-    def machine(self) -> Machine | None:
-        """The machine that MFU and HFU refer to; None if it is not known."""
-        if self._given_machine is not None:
-            return self._given_machine
-        placement = Placement.of(self._model.modules())
-        return find(device_name(next(iter(placement.accelerators), placement.type)))
-
-    @property
-    def last_step(self) -> MeterReading:
-        """The last step."""
-        return self._totals.reading_of(list(self._totals.recent)[-1:], self.machine)
-
-    @property
-    def window(self) -> MeterReading:
-        """The last steps, as many as ``window`` at construction."""
-        return self._totals.reading_of(self._totals.recent, self.machine)
-
-    @property
-    def run(self) -> MeterReading:
-        """All steps, with those of the run that was resumed."""
-        return self._totals.reading(self._states.segments(), self.machine)
-
-    @property
-    def steps_done(self) -> int:
-        """Number of steps that ended without an exception."""
-        return self._totals.steps
-
-    @property
-    def total_flops(self) -> int:
-        """FLOPs of all phases of all steps."""
-        return self.run.total_flops
-
-    @property
-    def model_flops(self) -> int:
-        """FLOPs of forward and backward of all steps."""
-        return self.run.model_flops
-
-    @property
-    def flops_per_s(self) -> float | None:
-        """FLOP/s of the run; rates and utilisations are those of ``MeterReading``."""
-        return self.run.flops_per_s
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens per second of the run."""
-        return self.run.tokens_per_s
-
-    @property
-    def mfu(self) -> float | None:
-        """Model FLOPs utilisation of the run."""
-        return self.run.mfu
-
-    @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilisation of the run."""
-        return self.run.hfu
-
-    @property
-    def is_estimate(self) -> bool:
-        """True if ``total_flops`` is not exact."""
-        return self.run.is_estimate
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the totals of the run, as data that JSON can hold."""
-        return self._totals.state_dict(self._states.segments())
+    def __repr__(self) -> str:
+        return f"<FlopMeter of {type(self._model).__name__}: {self.run.text()}>"
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run whose ``state_dict`` is ``state``; signatures are counted again once.
+        """Continue a run; each signature is counted again once.
+
+        state: what ``state_dict`` of that run's meter returned.
 
         Raises ConfigError for other data, and AlreadyActiveError inside a step.
         """
         self._check_inactive()
-        self._totals.load_state_dict(state)
+        super().load_state_dict(state)
+
+    def _parts(self) -> Iterable[Segment]:
+        return self._states.segments()
+
+    def _all_modules(self) -> Iterable[nn.Module]:
+        return self._model.modules()
+
+    def _forget_parts(self) -> None:
         self._states, self._positions = States(), KnownPositions()
         self._varies = False
 
@@ -352,8 +294,3 @@ class _Block:
         trace: TracebackType | None,
     ) -> None:
         self._meter._leave(raised=kind is not None)
-
-
-def _check_steps(name: str, value: Any, *, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ConfigError(f"{name}={value!r}: pass a number of steps, an int of {least} or more")

@@ -10,6 +10,13 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from dispatch_flops.counting.amounts import (
+    UNCOUNTED,
+    Amounts,
+    amounts_of,
+    flops_of,
+    has_backward,
+)
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.registry import Rule
@@ -20,13 +27,8 @@ from dispatch_flops.profilers.step_costs import (
     END,
     STEPPED,
     STEPPING,
-    UNCOUNTED,
-    Amounts,
     Segment,
     States,
-    amounts_of,
-    flops_of,
-    has_backward,
 )
 from dispatch_flops.profilers.step_positions import KnownPositions, Position
 from dispatch_flops.profilers.step_signature import OPAQUE

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dispatch_flops.analysis.communication_times import DimTime
 from dispatch_flops.analysis.planned import Plan, PlannedStep
+from dispatch_flops.analysis.planned_cluster import PlannedCluster
 from dispatch_flops.analysis.planned_generation import GenerationPlan
 from dispatch_flops.renderers.generation_column import generation_column, headroom_text, range_text
 from dispatch_flops.renderers.text import Style, at_least, table
@@ -77,7 +79,7 @@ def _column(step: PlannedStep) -> dict[str, str]:
     memory_is_bound = profile.memory is not None and profile.memory.is_lower_bound
     fits = {True: "yes", False: "no", None: NOT_AVAILABLE}[step.fits]
     column = {
-        "parameters": params_text(profile.total_params),
+        **_parameters(step),
         "memory": at_least(bytes_text(step.peak_bytes), memory_is_bound),
         **{f"  {role}": bytes_text(count) for role, count in step.memory_by_role.items()},
         "fits": fits,
@@ -85,6 +87,13 @@ def _column(step: PlannedStep) -> dict[str, str]:
     }
     if step.largest_batch is not None:
         column["largest batch that fits"] = str(step.largest_batch)
+    if step.cluster is not None:
+        column |= {
+            "model FLOPs, all devices": at_least(
+                count_text(step.cluster.model_cost.flops), is_bound
+            ),
+            "hardware FLOPs, all devices": at_least(count_text(step.cluster.cost.flops), is_bound),
+        }
     column |= {
         "model FLOPs": at_least(count_text(profile.model_total().flops), is_bound),
         "hardware FLOPs": at_least(count_text(profile.total().flops), is_bound),
@@ -92,6 +101,7 @@ def _column(step: PlannedStep) -> dict[str, str]:
         "computing": seconds_text(bounds.compute_s),
         "moving": seconds_text(bounds.memory_s),
         "communicating": seconds_text(bounds.communication_s),
+        **_communication(step.cluster),
         "operators": count_text(bounds.operators),
         "step, all traffic saved": seconds_text(bounds.fused_s),
         "step, unfused": seconds_text(bounds.least_s),
@@ -101,7 +111,50 @@ def _column(step: PlannedStep) -> dict[str, str]:
         "MFU ceiling": fraction_text(bounds.mfu_ceiling[1]),
     }
     if step.tokens is not None:
-        column["tokens/s ceiling"] = range_text(step.tokens_per_s)
+        column |= _rates("tokens/s ceiling", step.tokens_per_s, step.devices)
     if step.samples is not None:
-        column["samples/s ceiling"] = range_text(step.samples_per_s)
+        column |= _rates("samples/s ceiling", step.samples_per_s, step.devices)
     return column
+
+
+def _parameters(step: PlannedStep) -> dict[str, str]:
+    """Return the rows of parameters; on a mesh also of devices, and which rank is the fullest."""
+    if step.cluster is None:
+        return {"parameters": params_text(step.profile.total_params)}
+    full = step.cluster.fullest
+    return {
+        "devices": str(step.devices),
+        "parameters": params_text(step.cluster.parameters),
+        "parameters of a device": params_text(full.profile.local_params),
+        "fullest rank": str(full.rank),
+    }
+
+
+def _communication(cluster: PlannedCluster | None) -> dict[str, str]:
+    """Return the rows of communication over each mesh dimension."""
+    rows: dict[str, str] = {}
+    for part in () if cluster is None else cluster.communication:
+        name = f"  {part.dim}, {part.size} ranks"
+        rows |= {
+            name: seconds_text(part.seconds),
+            f"{name}: calls": count_text(part.cost.calls),
+            f"{name}: payload": bytes_text(part.cost.payload_bytes),
+            f"{name}: bus bytes": bytes_text(part.cost.bus_bytes),
+            f"{name}: link": _link(part),
+        }
+    return rows
+
+
+def _link(part: DimTime) -> str:
+    if part.link is None or part.reach is None:
+        return NOT_AVAILABLE
+    where = {"node": "within a node", "network": "between nodes"}[part.reach]
+    return f"{bytes_text(part.link.bytes_per_s)}/s {where}"
+
+
+def _rates(name: str, rates: tuple[float | None, float | None], devices: int) -> dict[str, str]:
+    """Return the row of rates of all devices; with several, also of one."""
+    if devices == 1:
+        return {name: range_text(rates)}
+    low, high = (None if rate is None else rate / devices for rate in rates)
+    return {name: range_text(rates), f"{name}, a device": range_text((low, high))}

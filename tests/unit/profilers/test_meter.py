@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_flops import FlopCounterMode, FlopMeter, Machine, OpCost
 from dispatch_flops.compile.step import Step
+from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError, UncountedWarning
 from dispatch_flops.profilers import step_positions
-from dispatch_flops.profilers.meter_reading import MeterReading
 
 B, IN, HID, OUT = 2, 3, 5, 7
 SHAPES = (2, 11, 13)
@@ -80,6 +80,7 @@ def meter(model: Net, optimizer: torch.optim.Optimizer) -> Iterator[FlopMeter]:
 
 
 TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
+SHARES = "MFU <0.01%, HFU <0.01%"
 
 
 def train(model: nn.Module, optimizer: Any, rows: int, micro_batches: int = 1) -> None:
@@ -484,6 +485,21 @@ def test_window_and_last_step_have_rates_of_their_own(model: Net, optimizer: Any
     assert meter.total_flops == 4 * small + 2 * large
 
 
+def test_meter_shows_its_totals(model: Net, optimizer: Any) -> None:
+    """Two steps of 1 s, of which the first is counted: rates and shares are of the second."""
+    times = iter((0.0, 1.0, 2.0, 3.0))
+    meter = FlopMeter(model, optimizer, TOY, now=lambda: next(times))
+    assert repr(meter) == "<FlopMeter of Net: 0 steps, 0 FLOPs>"
+    for _ in range(2):
+        with meter.step():
+            train(model, optimizer, B)
+    one = batch(B) + UPDATE
+    assert repr(meter) == f"<FlopMeter of Net: 2 steps, {2 * one} FLOPs, {one} FLOP/s, {SHARES}>"
+    assert repr(meter.last_step).startswith(f"<MeterReading: 1 step, {one} FLOPs, ")
+    assert repr(MeterReading(uncounted={"a.b": 1})) == "<MeterReading: 0 steps, at least 0 FLOPs>"
+    assert repr(MeterReading(is_estimate=True)) == "<MeterReading: 0 steps, about 0 FLOPs>"
+
+
 def test_meter_without_steps_has_no_rates(meter: FlopMeter) -> None:
     assert meter.total_flops == 0
     for reading in (meter.run, meter.window, meter.last_step):
@@ -641,7 +657,7 @@ def test_resumed_run_continues_the_totals(model: Net, optimizer: Any, meter: Flo
             train(model, optimizer, B)
     assert resumed.total_flops == 5 * (batch(B) + UPDATE)
     assert (resumed.run.steps, resumed.run.samples, resumed.run.tokens) == (5, 5 * B, 5 * 5)
-    with pytest.raises(ConfigError, match="the state of a FlopMeter is damaged"):
+    with pytest.raises(ConfigError, match="the state of a meter is damaged"):
         resumed.load_state_dict({"steps": 3})
 
 

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, as_operators
+from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profilers.meter_reading import MeterReading
-from dispatch_flops.profilers.step_costs import UNCOUNTED, Amounts, Segment, as_operators
 
 _NUMBERS = ("steps", "samples", "tokens", "timed_steps", "timed_tokens", "seconds")
 
 
-# One step: what ran, its wall time unless the counter ran in it, its samples and its tokens.
-StepRecord = tuple[tuple[Segment, ...], float | None, int, int]
+class Part(Protocol):
+    """What steps consist of, as long as it costs the same in each.
+
+    runs: how often it ran; timed_runs: of these, the ones in steps whose time is known.
+    """
+
+    runs: int
+    timed_runs: int
+
+    @property
+    def is_estimate(self) -> bool:
+        """True if ``amounts`` may be wrong."""
+
+    def amounts(self, runs: int) -> Amounts:
+        """Return the amounts of so many runs."""
+
+
+# One step: its parts, its wall time if the time counts, its samples and its tokens.
+StepRecord = tuple[tuple[Part, ...], float | None, int, int]
 
 
 class MeterTotals:
-    """The steps so far; a segment holds how often it ran.
+    """The steps so far.
 
-    window: number of steps that are kept one by one. The other figures are of the run.
+    window: number of steps that are kept one by one. The other figures are of the run;
+    a part holds how often it ran.
     """
 
     def __init__(self, window: int) -> None:
@@ -35,7 +54,7 @@ class MeterTotals:
 
     def add(self, record: StepRecord) -> None:
         """Add a step."""
-        segments, seconds, samples, tokens = record
+        parts, seconds, samples, tokens = record
         self.recent.append(record)
         self.steps += 1
         self.samples += samples
@@ -45,9 +64,9 @@ class MeterTotals:
             self.timed_steps += 1
             self.timed_tokens += tokens
             self.seconds += seconds
-        for segment in segments:
-            segment.runs += 1
-            segment.timed_runs += is_timed
+        for part in parts:
+            part.runs += 1
+            part.timed_runs += is_timed
 
     def _numbers(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _NUMBERS}
@@ -65,20 +84,19 @@ class MeterTotals:
             "seconds": sum(seconds or 0.0 for _, seconds, _, _ in timed),
         }
         runs, timed_runs = (
-            Counter(segment for segments, *_ in records for segment in segments)
-            for records in (found, timed)
+            Counter(part for parts, *_ in records for part in parts) for records in (found, timed)
         )
-        is_estimate = any(segment.is_estimate for segment in runs)
+        is_estimate = any(part.is_estimate for part in runs)
         return _reading(numbers, _sum(runs), _sum(timed_runs), machine, is_estimate=is_estimate)
 
-    def reading(self, segments: Iterable[Segment], machine: Machine | None) -> MeterReading:
+    def reading(self, parts: Iterable[Part], machine: Machine | None) -> MeterReading:
         """Return the reading of the whole run."""
-        amounts, timed, is_estimate = self._sums(segments)
+        amounts, timed, is_estimate = self._sums(parts)
         return _reading(self._numbers(), amounts, timed, machine, is_estimate=is_estimate)
 
-    def state_dict(self, segments: Iterable[Segment]) -> dict[str, Any]:
+    def state_dict(self, parts: Iterable[Part]) -> dict[str, Any]:
         """Return the totals of the run as plain numbers, texts and lists."""
-        amounts, timed, is_estimate = self._sums(segments)
+        amounts, timed, is_estimate = self._sums(parts)
         return {
             **self._numbers(),
             "amounts": [[*key, amount] for key, amount in amounts.items()],
@@ -99,25 +117,25 @@ class MeterTotals:
             )
             is_estimate = bool(state["is_estimate"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"the state of a FlopMeter is damaged: {error!r}") from None
+            raise ConfigError(f"the state of a meter is damaged: {error!r}") from None
         vars(self).update(numbers)
         self._earlier, self._earlier_timed = amounts, timed
         self._earlier_is_estimate = is_estimate
         self.recent.clear()
 
-    def _sums(self, segments: Iterable[Segment]) -> tuple[Amounts, Amounts, bool]:
-        ran = [segment for segment in segments if segment.runs]
-        amounts = self._earlier + _sum({segment: segment.runs for segment in ran})
-        timed = self._earlier_timed + _sum({segment: segment.timed_runs for segment in ran})
-        is_estimate = self._earlier_is_estimate or any(segment.is_estimate for segment in ran)
+    def _sums(self, parts: Iterable[Part]) -> tuple[Amounts, Amounts, bool]:
+        ran = [part for part in parts if part.runs]
+        amounts = self._earlier + _sum({part: part.runs for part in ran})
+        timed = self._earlier_timed + _sum({part: part.timed_runs for part in ran})
+        is_estimate = self._earlier_is_estimate or any(part.is_estimate for part in ran)
         return amounts, timed, is_estimate
 
 
-def _sum(runs: Mapping[Segment, int]) -> Amounts:
+def _sum(runs: Mapping[Part, int]) -> Amounts:
     total: Amounts = Counter()
-    for segment, times in runs.items():
+    for part, times in runs.items():
         if times:
-            total.update(segment.amounts(times))
+            total.update(part.amounts(times))
     return total
 
 
@@ -139,3 +157,16 @@ def _reading(
         is_estimate=is_estimate,
         machine=machine,
     )
+
+
+def sample_count(samples: Any, name: str = "samples") -> int | None:
+    """Return ``samples`` as an int; raise ConfigError if it is not a count."""
+    if samples is None:
+        return None
+    try:
+        count = -1 if isinstance(samples, bool) else operator.index(samples)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise ConfigError(f"{name}={samples!r}: pass the number of {name} in the block, an int")
+    return count
