@@ -37,7 +37,7 @@ Job = Callable[[DeviceMesh], Any]
 
 _NOTE = "simulated in one process, without data and without the other ranks"
 _FILLED = (
-    "{} ranks were not simulated: each has the figures of one of {} simulated ranks of the same "
+    "{} not simulated: each has the figures of one of {} simulated ranks of the same "
     "pipeline stage and the same sizes of parameter shards; communication names the groups of that "
     "rank; ranks that differ otherwise, as by uneven sequences or code that asks for its rank, are "
     "not told apart: name them in ranks="
@@ -184,7 +184,7 @@ class _Simulator:
     ) -> ClusterProfile:
         notes = [_NOTE]
         if represented:
-            notes.append(_FILLED.format(len(represented), len(profiles)))
+            notes.append(_FILLED.format(_were(len(represented)), len(profiles)))
         notes += verification
         if self._values_read:
             notes.append(_VALUES_READ.format(self._values_read))
@@ -247,6 +247,10 @@ class _Simulator:
         place = {"world_size": self._world_size, "mesh": mesh_dims(rank, self._mesh)}
         run = dataclasses.replace(profile.run, rank=rank, **place)  # type: ignore[arg-type]
         return dataclasses.replace(profile, run=run)
+
+
+def _were(ranks: int) -> str:
+    return "1 rank was" if ranks == 1 else f"{ranks} ranks were"
 
 
 def _verification_notes(
