@@ -12,6 +12,7 @@ from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import Plan
+from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.memory.blocks import Block, DeviceBlocks, ModulePeak, Running
 from dispatch_flops.memory.kernel_allocations import KernelAllocations
@@ -98,6 +99,8 @@ class MemoryMode(CountingMode):
                 return self.__torch_dispatch__(func, types, args, kwargs)
             finally:
                 self._places.end()
+        if self._subclass.depth and in_sharding_propagation():
+            return super().__torch_dispatch__(func, types, args, kwargs)
         try:
             known = self._allocations[id(func)]  # an overload's own hash runs in Python
         except KeyError:

@@ -83,10 +83,9 @@ def module_values(profile: Profile, by: By, phase: Phase | None) -> Iterator[tup
         if by == "params":
             value = node.total_params
         elif by == "time":
+            seconds = node.seconds
             value = (
-                sum_known(node.seconds.values())
-                if phase is None
-                else node.latency(timed_phase(phase))
+                sum_known(seconds.values()) if phase is None else seconds.get(timed_phase(phase))
             )
         else:
             value = _FIGURE[by](cost_in(node, phase))

@@ -121,8 +121,15 @@ class FlopMeter(MeteredRun):
         Raises ConfigError if one is not a count, and AlreadyActiveError inside another step or
         after ``start()``.
         """
-        self._size = sample_count(samples) or 0, sample_count(tokens, "tokens") or 0
+        self.note_size(samples, tokens)
         return self._block
+
+    def note_size(self, samples: int | None = None, tokens: int | None = None) -> None:
+        """State the numbers of samples and tokens of the step that runs, where its start is early.
+
+        samples, tokens: as in ``step``. Raises ConfigError if one is not a count.
+        """
+        self._size = sample_count(samples) or 0, sample_count(tokens, "tokens") or 0
 
     def note_batch(self, *inputs: Any) -> None:
         """State the inputs of the work that starts now, where the model itself is not called.

@@ -23,7 +23,7 @@ Formats of one profile:
 Merged profiles have two formats of text, ``render(cluster, view=None) -> str``.
 
     cluster_table   figures over ranks, ranks, mesh dimensions and modules, plain or Markdown
-    cluster_page    the same tables as a page for the browser
+    cluster_page    the same figures as a page for the browser
 
 So have plans: ``plan_table.render(plan, style="plain")``, ``plan_page.render(plan, view=None)``.
 

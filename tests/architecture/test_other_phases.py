@@ -43,6 +43,7 @@ from dispatch_flops.renderers import (
 )
 from dispatch_flops.renderers import csv as csv_renderer
 from tests.helpers.communicating import total
+from tests.helpers.html_pages import page_data
 from tests.helpers.trees import op, timed, training_step
 
 EXTRA: Any = "extra"
@@ -202,7 +203,10 @@ RENDERED: dict[str, tuple[Callable[[Profile, View], str], View]] = {
 def test_render_of_another_phase_shows_it(name: str) -> None:
     render, view = RENDERED[name]
     text = render(PROFILE, view)
-    assert "lib.prepare.default" in text if name == "collapsed" else "extra" in text
+    if name in ("html", "cluster_page"):
+        assert "extra" in page_data(text)["views"]
+    else:
+        assert "lib.prepare.default" in text if name == "collapsed" else "extra" in text
 
 
 def test_renderers_are_all_listed_here() -> None:

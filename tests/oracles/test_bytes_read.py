@@ -213,6 +213,7 @@ CASES: dict[str, Case] = {
         lambda x: aten.upsample_nearest1d(x, [10], 1.05),
         (r(1, 2, 10),),
     ),
+    "nearest beyond the end": (lambda x: aten.upsample_nearest1d(x, [4], 0.5), (r(1, 2, 5),)),
     "nearest in 3 dimensions": (
         lambda x: aten.upsample_nearest3d(x, [2, 1, 3]),
         (r(1, 1, 5, 3, 4),),
@@ -224,6 +225,10 @@ CASES: dict[str, Case] = {
     ),
     "linear": (lambda x: aten.upsample_linear1d(x, [3], False), (r(1, 2, 17),)),
     "linear by a factor": (lambda x: aten.upsample_linear1d(x, [3], False, 0.2), (r(1, 2, 17),)),
+    "linear of the beginning": (
+        lambda x: aten.upsample_linear1d(x, [1], False, 2.0),
+        (r(1, 2, 5),),
+    ),
     "bilinear": (lambda x: aten.upsample_bilinear2d(x, [3, 2], False), (r(1, 2, 17, 13),)),
     "bilinear, aligned": (lambda x: aten.upsample_bilinear2d(x, [3, 2], True), (r(1, 2, 17, 13),)),
     "bilinear, larger": (lambda x: aten.upsample_bilinear2d(x, [13, 11], False), (r(1, 2, 5, 7),)),

@@ -4,10 +4,7 @@ const METRICS = {
   flops: ["FLOPs", countText], macs: ["MACs", countText], params: ["Params", paramsText],
   bytes: ["Bytes", bytesText], latency: ["Latency", secondsText],
 };
-const VIEW_NAMES = { all: "All", forward: "Forward", backward: "Backward", recompute: "Recompute", optimizer: "Optimizer" };
 const RUN_LABELS = { Comm: "Communication", Memory: "Peak memory" };
-const viewName = (view) => VIEW_NAMES[view] ?? view;
-const phaseFill = (phase) => `phase-${phase in VIEW_NAMES ? phase : "other"}`;
 const trees = { full: makeTree(data.modules), folded: data.folded && makeTree(data.folded) };
 let tree = trees.folded ?? trees.full;
 const state = { focus: tree.top, metric: "flops", view: "all", shape: "icicle" };
@@ -89,20 +86,14 @@ function fillSplit() {
 // -- modules -----------------------------------------------------------------------------------
 
 function fillControls() {
-  choices("metric", Object.keys(METRICS).map((key) => [key, METRICS[key][0]]));
-  choices("view", data.views.map((view) => [view, viewName(data.views.length > 1 ? view : data.phases[0] ?? "all")]));
-  choices("shape", [["icicle", "Icicle"], ["treemap", "Treemap"]]);
+  const choices = {
+    metric: Object.keys(METRICS).map((key) => [key, METRICS[key][0]]),
+    view: data.views.map((view) => [view, viewName(data.views.length > 1 ? view : data.phases[0] ?? "all")]),
+    shape: [["icicle", "Icicle"], ["treemap", "Treemap"]],
+  };
+  for (const [name, options] of Object.entries(choices)) segments(name, options, state[name], (value) => { state[name] = value; showModules(); });
   byId("fold-label").hidden = !trees.folded;
   byId("fold").addEventListener("change", () => { useTree(byId("fold").checked ? trees.folded : trees.full); });
-}
-
-function choices(name, options) {
-  for (const [value, label] of options) {
-    const input = element("input", { type: "radio", name, value });
-    input.checked = state[name] === value;
-    input.addEventListener("change", () => { state[name] = value; showModules(); });
-    byId(name).append(element("label", {}, input, element("span", { text: label })));
-  }
 }
 
 function useTree(chosen) {

@@ -96,13 +96,6 @@ function bandPath(at, upper, lower) {
   return `M${at[0]} ${lower[0].toFixed(1)}${forth.join("")}${back.join("")}Z`;
 }
 
-// Round values up to a limit, at most so many.
-function ticks(limit, most) {
-  const least = limit / most, power = 10 ** Math.floor(Math.log10(least));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= least);
-  return Array.from({ length: Math.floor(limit / step) + 1 }, (_, index) => index * step);
-}
-
 function phaseStrip(timeline, at, y) {
   const phases = timeline.at.map((moment) => timeline.moments[moment][1]);
   const starts = phases.flatMap((phase, index) => (phase === phases[index - 1] ? [] : [index]));

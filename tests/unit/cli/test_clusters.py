@@ -59,7 +59,7 @@ class TestMerge:
         Path("three.json").write_text(of_rank(3).to_json())
         run("merge", "part.json", "two.json", "three.json", "--output", "all.json")
         assert ClusterProfile.from_json(Path("all.json").read_text()) == four_ranks()
-        assert run("merge", "all.json", "--format", "html").out.startswith("<!doctype html>")
+        assert run("merge", "all.json", "--format", "html").out.startswith("<!DOCTYPE html>")
         assert "## Ranks" in run("merge", "all.json", "--format", "markdown").out
 
     def test_files_of_different_runs_are_an_error(self, run: Run) -> None:
