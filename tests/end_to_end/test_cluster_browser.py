@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,20 @@ from typing import Any
 import pytest
 
 pytest.importorskip("selenium.webdriver")
+from dispatch_flops.distributed import simulate
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.mesh_positions import mesh_dims
 from dispatch_flops.renderers import cluster_page
 from tests.end_to_end import test_html_browser
-from tests.end_to_end.test_html_browser import Report, at_width, driver  # noqa: F401
+from tests.end_to_end.test_html_browser import (  # noqa: F401
+    Report,
+    at_width,
+    driver,
+    photograph,
+)
 from tests.helpers.clusters import four_ranks, of_rank, represented
 from tests.helpers.trees import training_step
+from tests.models.parallel_jobs import JOBS
 
 pytestmark = test_html_browser.pytestmark
 
@@ -162,6 +170,28 @@ def test_rows_are_collapsed_and_figures_chosen_from_the_keyboard(
         ".every((row) => row.querySelector('th[scope=row]'))"
     )
     assert report.attributes("#bars", "aria-label")[0].startswith("Bytes of each rank.")
+
+
+def test_page_of_eight_simulated_ranks_names_stages_and_groups(
+    open_cluster: Callable[..., Report],
+    photograph: Callable[..., None],  # noqa: F811
+) -> None:
+    """A transformer over 2 stages, FSDP2 and tensor parallel; the last stage has the logits."""
+    job = JOBS["pp_fsdp_tp"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of tensors without data
+        cluster = simulate(job.run, job.mesh, ranks=range(8))
+    report = open_cluster(cluster)
+    assert len(report.texts("#bars .rank-bar")) == 8
+    assert report.texts("#mesh h3")[1:] == ["Along dp", "Along tp"]
+    assert {"pp", "dp", "tp"} == set(report.column("groups", 1))
+    macs = [cluster.value(rank, "macs") for rank in range(8)]
+    assert (
+        report.run("return [...document.querySelectorAll('#bars .straggler')].length") == 1
+        and cluster.stage(cluster.straggler("macs") or 0) == 1
+    )
+    assert macs[0] == macs[3] != macs[4] == macs[7]
+    photograph("report_cluster.png")
 
 
 @pytest.mark.parametrize("width", [1280, 420])

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from dispatch_flops import profile_model, units
+from dispatch_flops import FlopCounterMode, profile_model, units
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.cli.demo import bert_base
 from dispatch_flops.profile import (
@@ -726,15 +727,17 @@ def _media(*, scheme: str, media: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture
-def photograph(driver: Any, request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Return ``photograph(name)``, which takes a screenshot of the open page from its top.
+def photograph(driver: Any, request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Return ``photograph(name, top)``, which takes a screenshot of the open page.
+
+    top: selector of the element that it starts at.
 
     With ``--update-golden`` the screenshot replaces the image of that name among the results.
     """
     Image = pytest.importorskip("PIL.Image")
 
-    def take(name: str) -> None:
-        driver.execute_script("window.scrollTo(0, 0)")
+    def take(name: str, top: str = "body") -> None:
+        driver.execute_script("document.querySelector(arguments[0]).scrollIntoView()", top)
         picture = driver.get_screenshot_as_png()
         assert picture.startswith(b"\x89PNG\r\n")
         if request.config.getoption("--update-golden"):
@@ -757,6 +760,28 @@ def test_page_of_bert_draws_its_layers(
     assert cards["Parameters"] == units.params_text(profile.total_params)
     assert any("12 x BertLayer" in text for text in report.labels)
     photograph("report_bert.png")
+
+
+def test_page_of_a_training_step_of_bert_draws_its_memory(
+    open_report: Callable[..., Report], photograph: Callable[..., None]
+) -> None:
+    """BERT-base on the meta device; AdamW's steps are on the CPU: 4 bytes for each parameter."""
+    model, ids = bert_base()
+    model, ids = model.to("meta"), ids.to("meta")
+    adam = torch.optim.AdamW(model.parameters())
+    with FlopCounterMode(model, display=False, memory="timeline") as counter:
+        model(ids)[0].sum().backward()
+        adam.step()
+    machine = dataclasses.replace(A100, name="a small card", memory_bytes=2e9)
+    report = open_report(counter.profile, machine=machine)
+    memory = counter.profile.memory
+    assert memory is not None
+    assert report.texts("#memory-timeline-0 .peak-mark text") == [
+        f"peak {units.bytes_text(memory.peak_bytes)}"
+    ]
+    assert len(report.texts("#memory-timeline-0 .moment")) == len(memory.timeline)
+    assert len(memory.devices) == 2
+    photograph("report_memory.png", "#memory-section")
 
 
 def test_treemap_of_ten_thousand_modules_draws_its_stages(

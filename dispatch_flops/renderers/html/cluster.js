@@ -19,7 +19,8 @@ function fillHeader() {
 
 // -- figures over ranks --------------------------------------------------------------------------
 
-const rangeText = (spread, write) => (!spread ? UNKNOWN : spread.minimum === spread.maximum ? write(spread.maximum) : `${write(spread.minimum)} to ${write(spread.maximum)}`);
+const fromTo = (least, most) => (least === most ? most : `${least} to ${most}`);
+const rangeText = (spread, write) => (spread ? fromTo(write(spread.minimum), write(spread.maximum)) : UNKNOWN);
 // Columns of what is uneven, where anything is; spreadOf(row) may be null.
 function unevenColumns(rows, spreadOf) {
   if (!rows.some((row) => (spreadOf(row)?.straggler ?? null) !== null)) return [];
@@ -171,7 +172,7 @@ function makeModules() {
   byId("modules-note").textContent = `${exactText(leftOut)} modules of deeper levels are not shown.`;
   const text = (figure) => (of, index) => {
     const cell = cellAt(of, index, figure), write = WRITE[figure];
-    return cell === null ? "" : Array.isArray(cell) ? `${write(cell[0])} to ${write(cell[1])}` : write(cell);
+    return cell === null ? "" : Array.isArray(cell) ? fromTo(write(cell[0]), write(cell[1])) : write(cell);
   };
   const whole = (of, index) => {
     let at = index;

@@ -5,9 +5,9 @@ const data = await new Response(new Blob([packed]).stream().pipeThrough(new Deco
 
 const swatch = (fill) => element("span", { className: `swatch ${fill}`, "aria-hidden": "true" });
 
-const VIEW_NAMES = { all: "All", forward: "Forward", backward: "Backward", recompute: "Recompute", optimizer: "Optimizer" };
-const viewName = (view) => VIEW_NAMES[view] ?? view;
-const phaseFill = (phase) => `phase-${phase in VIEW_NAMES ? phase : "other"}`;
+const COLOURED_PHASES = ["forward", "backward", "recompute", "optimizer"];
+const phaseFill = (phase) => `phase-${COLOURED_PHASES.includes(phase) ? phase : "other"}`;
+const viewName = (view) => `${view.slice(0, 1).toUpperCase()}${view.slice(1)}`;
 
 // The terms of a list of facts: [label, text] each.
 const described = (pairs) => pairs.flatMap(([label, text]) => [element("dt", { text: label }), element("dd", { text })]);
