@@ -615,6 +615,40 @@ def graph_breaks() -> list[Any]:
     return graph_break_reasons
 
 
+def call_at_compilations(begun: Callable[[Any], None], done: Callable[[Any], None]) -> bool:
+    """Have both functions called around each compilation; False where they are called already.
+
+    ``torch._dynamo.reset`` ends it. Public: ``torch._dynamo.callback``'s functions, which do not
+    tell what is registered.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    if begun in callback_handler.start_callbacks:
+        return False
+    callback_handler.register_start_callback(begun)
+    callback_handler.register_end_callback(done)
+    return True
+
+
+def compiling_backend() -> Any:
+    """Return the backend for which torch.compile compiles in this thread now; None if not known.
+
+    Public: none.
+    """
+    from torch._dynamo import convert_frame
+
+    frame = sys._getframe(1)
+    while frame is not None and not (
+        frame.f_code.co_name == "_compile" and frame.f_code.co_filename == convert_frame.__file__
+    ):
+        frame = frame.f_back  # type: ignore[assignment]
+    found = frame.f_locals.get("compiler_fn") if frame is not None else None
+    for _ in range(8):  # wrappers of the backend that the program gave
+        for name in ("_torchdynamo_orig_backend", "compiler_fn"):
+            found = getattr(found, name, None) or found
+    return found
+
+
 def compilations() -> list[Any]:
     """Return the last compilations of this process, with what failed and why. Public: none."""
     from torch._dynamo.utils import get_compilation_metrics

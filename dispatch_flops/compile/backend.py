@@ -150,7 +150,7 @@ class CountingBackend(MeteredRun):
         self._warned = False
         self._compiled_classes: dict[type, None] = {}
         self._warned_of: set[type] = set()
-        self._eager_parts = EagerParts()
+        self._eager_parts = EagerParts(self)
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
         self._runs_at_last_step: Counter[GraphRun] = Counter()
         self._graphs_at_last_step = 0
