@@ -42,7 +42,7 @@ _FILLED = (
     "rank; ranks that differ otherwise, as by uneven sequences or code that asks for its rank, are "
     "not told apart: name them in ranks="
 )
-_VERIFIED = "verified: the counts of rank {}, chosen at random, are those of the representative"
+_VERIFIED = "verified: the counts of rank {}, chosen at random, equal those of a representative"
 _DIFFERS = "rank {} differs from rank {}, which represents it: {}; name such ranks in ranks="
 _VALUES_READ = (
     "values were read {} times, as by .item(), and each was taken as 1: costs that depend on data, "

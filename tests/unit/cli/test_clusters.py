@@ -133,7 +133,7 @@ class TestSimulate:
     def test_verify_simulates_one_more_rank_of_each_kind(self, run: Run) -> None:
         result = run("simulate", "job.py:job", "--mesh", "dp=7", "--verify", "--depth", "0")
         assert result.out.startswith("7 of 7 ranks, 2 simulated, mesh dp 7\n")
-        assert "chosen at random, are those of the representative" in result.out
+        assert "chosen at random, equal those of a representative" in result.out
         error = error_line(run("simulate", "job.py:job", "--mesh=dp=7", "--rank=0", "--verify"))
         assert "verify=True needs representatives" in error
 
