@@ -33,21 +33,6 @@ sys.path.insert(0, str(REPOSITORY))
 
 from tests.helpers import public_names  # noqa: E402
 
-# Types of what public objects hold, return and take as settings; their own names are not public.
-VALUES = {
-    "dispatch_flops.analysis.machines": ("Link",),
-    "dispatch_flops.analysis.planned": ("Plan", "PlannedStep"),
-    "dispatch_flops.analysis.step_bounds": ("StepBounds",),
-    "dispatch_flops.integrations": (),
-    "dispatch_flops.integrations.callback": ("StepCallback",),
-    "dispatch_flops.profile": (
-        *("CommCost", "DeviceMemory", "HeldBytes", "MemoryPeak", "MemoryPoint", "MemoryProfile"),
-        *("MemoryUse", "MeshDim", "ModuleMemory", "PeakMoment", "PhaseBytes", "PhaseSeconds"),
-        *("RoleBytes", "RunInfo", "StepTiming", "TensorInput"),
-    ),
-    "dispatch_flops.profilers.config": ("FlopsProfilerConfig",),
-    "dispatch_flops.profilers.meter_reading": ("MeterReading",),
-}
 _PARAMETER = re.compile(r"(?P<names>\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*): (?P<text>.*)")
 _ERROR = re.compile(r" +(?P<names>[A-Z]\w+(?:Error|Warning)): (?P<text>.*)")
 _CODE = re.compile(r"(?<!`)``([^`]+)``(?!`)")
@@ -74,7 +59,8 @@ def documented() -> dict[str, pdoc.doc.Module]:
     """Return the modules of the reference, each with its public names alone."""
     pdoc.doc.safe_eval_type = pdoc.doc_types.safe_eval_type = _annotation
     _stand_in_for_lightning()
-    names = {name: module.__all__ for name, module in public_names.modules().items()} | VALUES
+    names = {name: module.__all__ for name, module in public_names.modules().items()}
+    names |= {"dispatch_flops.integrations": [], **public_names.values()}
     modules = {name: pdoc.doc.Module(importlib.import_module(name)) for name in names}
     for name, module in modules.items():
         # Some names are imported when they are first used.

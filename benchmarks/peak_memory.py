@@ -38,6 +38,7 @@ from dispatch_flops.profile import MemoryProfile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.helpers.allocator import peak_bytes
+from tests.models.vision import ResNet
 from tests.unit.memory.test_truth import WORKLOADS
 
 Loss = Callable[[], torch.Tensor]
@@ -67,12 +68,22 @@ def ours(step: Callable[[], None], model: nn.Module) -> MemoryProfile:
     return memory
 
 
-def on_meta(workload: Callable[[], tuple[nn.Module, torch.Tensor, Loss]]) -> int:
-    """Return the peaks of all devices together: AdamW counts its steps on the CPU."""
+def resnet_18() -> tuple[nn.Module, torch.Tensor, Loss]:
+    model, x = ResNet((2, 2, 2, 2), 1), torch.randn(8, 3, 128, 128)
+    return model, x, lambda: model(x).square().mean()
+
+
+def on_meta(workload: Callable[[], tuple[nn.Module, torch.Tensor, Loss]]) -> tuple[int, str]:
+    """Return the peaks of all devices together, and a mark. AdamW counts its steps on the CPU."""
     with torch.device("meta"):
         model, x, loss = workload()
     step, _ = step_of(model, x, loss)
-    return sum(device.peak_bytes for device in ours(step, model).devices)
+    memory = ours(step, model)
+    return sum(device.peak_bytes for device in memory.devices), mark_of(memory)
+
+
+def mark_of(memory: MemoryProfile) -> str:
+    return ">= " if memory.is_lower_bound else ""
 
 
 def of_mem_tracker(step: Callable[[], None], model: nn.Module, before: list) -> int | None:
@@ -149,16 +160,20 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     rows = []
-    for name, workload in WORKLOADS.items():
+    for name, workload in {**WORKLOADS, "ResNet-18": resnet_18}.items():
         model, x, loss = workload()
         step, before = step_of(model, x, loss)
         truth = peak_bytes(step, before)
         memory = ours(step, model)
-        mark = ">= " if memory.is_lower_bound else ""
         tracked = of_mem_tracker(step, model, before)
-        values = [on_meta(workload), tracked, of_profiler(step), of_accelerate(model)]
+        meta, meta_mark = on_meta(workload)
+        values = [tracked, of_profiler(step), of_accelerate(model)]
         values += [*of_deepspeed(model), of_torchinfo(model, x)]
-        shown = [off(memory.peak_bytes, truth, mark), *(off(value, truth) for value in values)]
+        shown = [
+            off(memory.peak_bytes, truth, mark_of(memory)),
+            off(meta, truth, meta_mark),
+            *(off(value, truth) for value in values),
+        ]
         rows.append([name, f"{truth:,}", *shown])
     header = ["step", "truth, bytes", "ours %", "ours on meta %", "MemTracker %"]
     header += ["profiler %", "accelerate %", "ZeRO-2 %", "ZeRO-3 %", "torchinfo %"]

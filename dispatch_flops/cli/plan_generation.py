@@ -46,6 +46,9 @@ def plan_generation(
         ("--input-shape", options.input_shape),
         ("--inputs", options.inputs),
         ("--checkpoint", options.checkpoint),
+        ("--optimizer", options.optimizer),
+        ("--mesh", options.mesh),
+        ("--mixed-precision", options.mixed_precision),
         ("--mesh", options.mesh),
     ):
         if given:

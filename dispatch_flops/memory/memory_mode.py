@@ -122,7 +122,7 @@ class MemoryMode(CountingMode):
                 elif cls not in _WITHOUT_TENSORS:
                     self._meet(arg)
         out = _count(self, func, types, args, kwargs)
-        if out is NotImplemented:
+        if out is NotImplemented or allocation == "annotation":
             return out
         made_in = self._running.made_in
         if made_in is None:

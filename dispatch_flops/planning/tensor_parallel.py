@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 
@@ -28,6 +29,11 @@ def _splitting() -> ParallelStyle:
     return RowwiseParallel(input_layouts=Replicate())
 
 
+def _replicating() -> ParallelStyle:
+    """Return the style of a norm of heads: its weight's gradients are added over the ranks."""
+    return SequenceParallel(sequence_dim=2, use_local_output=True)
+
+
 # The names are those of transformers, distributed/tensor_parallel.py, ALL_PARALLEL_STYLES.
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -38,6 +44,7 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "rowwise_split_input": _splitting,
     "embedding_rowwise": _splitting,
     "embedding_colwise": _gathering,
+    "replicated_with_grad_allreduce": _replicating,
 }
 
 

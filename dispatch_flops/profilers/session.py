@@ -151,7 +151,7 @@ class Session:
 
     def calls(self) -> RecordedCalls:
         """Return all operator calls recorded so far."""
-        with self._pass.excluded():
+        with self._pass.excluded(), garbage_collection_later():
             return self._calls.including(self._tracker.module_phases())
 
     def profile(self) -> Profile:
@@ -172,7 +172,7 @@ class Session:
         """
         if self._pass.operator_timer is not None or self._memory is not None:
             return self.profile()
-        with _torch.modes_disabled():
+        with _torch.modes_disabled(), garbage_collection_later():
             return deferred_profile(self._builder(calls), calls.totals())
 
     def _builder(self, calls: RecordedCalls) -> Callable[[], Profile]:

@@ -11,6 +11,7 @@ from dispatch_flops.analysis.planned_generation import (
     GenerationStep,
     PlannedGeneration,
 )
+from dispatch_flops.profile import MemoryProfile
 from dispatch_flops.profile.memory import ROLES
 from dispatch_flops.renderers.generation_column import (
     headroom_text,
@@ -67,7 +68,7 @@ def render(plan: Plan | GenerationPlan, view: View | None = None) -> str:
 
 def _step(step: PlannedStep) -> Data:
     bounds = step.bounds
-    details = []
+    details = [] if step.cluster is None else [f"{step.devices} devices"]
     if bounds.bound is not None:
         details.append(f"bound by {bounds.bound}")
     details.append(f"MFU at most {fraction_text(bounds.mfu_ceiling[1])}")
@@ -79,7 +80,7 @@ def _step(step: PlannedStep) -> Data:
         "value": seconds_range_text(bounds.fused_s, bounds.serial_s),
         "details": [*details, *_largest(step.largest_batch)],
         "times": {"Step": _times(bounds.fused_s, bounds.least_s, bounds.serial_s)},
-        **_memory(step.peak_bytes, step.memory_by_role, step),
+        **_memory(step.peak_bytes, step.memory_by_role, step.memory),
     }
 
 
@@ -102,7 +103,7 @@ def _generation(choice: PlannedGeneration) -> Data:
         "value": f"{range_text(last.tokens_per_s)} tokens/s",
         "details": [*filter(None, details), *_largest(choice.largest_batch)],
         "times": times,
-        **_memory(choice.peak_bytes, choice.highest.memory_by_role, choice.highest),
+        **_memory(choice.peak_bytes, choice.highest.memory_by_role, choice.highest.profile.memory),
     }
 
 
@@ -124,7 +125,6 @@ def _largest(batch: int | None) -> list[str]:
     return [] if batch is None else [f"largest batch that fits: {batch}"]
 
 
-def _memory(peak: int, roles: Mapping[str, int], step: PlannedStep | GenerationStep) -> Data:
-    memory = step.profile.memory
+def _memory(peak: int, roles: Mapping[str, int], memory: MemoryProfile | None) -> Data:
     is_bound = memory is not None and memory.is_lower_bound
     return {"peak": peak, "roles": dict(roles), "memory": at_least(bytes_text(peak), is_bound)}

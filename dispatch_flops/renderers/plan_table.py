@@ -76,7 +76,7 @@ def rows_of(columns: Sequence[Mapping[str, str]]) -> list[str]:
 def _column(step: PlannedStep) -> dict[str, str]:
     bounds, profile = step.bounds, step.profile
     is_bound = profile.is_lower_bound
-    memory_is_bound = profile.memory is not None and profile.memory.is_lower_bound
+    memory_is_bound = step.memory is not None and step.memory.is_lower_bound
     fits = {True: "yes", False: "no", None: NOT_AVAILABLE}[step.fits]
     column = {
         **_parameters(step),

@@ -43,6 +43,8 @@ def test_plan_generate_prints_sizes_and_sequences_side_by_side(run: Run) -> None
     [
         (("--sequences", "1@7"), "--sequences needs --generate"),
         (("--generate", "--checkpoint"), "--checkpoint is not available with --generate"),
+        (("--generate", "--mesh", "dp=2"), "--mesh is not available with --generate"),
+        (("--generate", "--optimizer", "sgd"), "--optimizer is not available with --generate"),
         (("--generate", "--input-shape", "3,7"), "--input-shape is not available with --generate"),
         (("--generate", "--set", "batch=2"), "prompt=None: pass a whole number of at least 1"),
         (("--generate", "--sequences", "7"), "'7' is not COUNTxNEW@CONTEXT"),

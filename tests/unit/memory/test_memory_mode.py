@@ -47,6 +47,21 @@ def test_peak_is_the_most_that_was_allocated_at_a_time() -> None:
     assert sum(use.bytes for use in memory.at_peak) == memory.peak_bytes
 
 
+def test_range_around_an_optimizers_step_is_not_a_moment_of_forward() -> None:
+    """The forward has the weight, its input and two results; gradients and state come later."""
+    weight, x = nn.Linear(5, 7, bias=False), torch.ones(3, 5)
+    adam = torch.optim.AdamW(weight.parameters(), foreach=False)
+
+    def step() -> None:
+        weight(x).sum().backward()
+        adam.step()
+
+    memory = memory_of(step, weight)
+    assert memory.by_role("forward") == {
+        "parameters": 5 * 7 * F32, "activations": 3 * 7 * F32 + F32, "inputs": 3 * 5 * F32,
+    }  # fmt: skip
+
+
 def test_views_and_in_place_results_take_no_memory() -> None:
     def run() -> None:
         a = torch.ones(3, 5)

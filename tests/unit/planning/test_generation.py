@@ -161,12 +161,14 @@ def test_packed_attention_is_undone() -> None:
 
 
 def test_compute_bound_batch_is_where_computing_takes_as_long_as_reading() -> None:
-    machine = Machine(name="slow", flops_per_s={"float32": 1e8}, bytes_per_s=1e8)
+    ratio = 20  # FLOPs at the peak in the time of a byte
+    machine = Machine(name="slow", flops_per_s={"float32": ratio * 1e8}, bytes_per_s=1e8)
     sizes = {"prompt": 3, "new": 2}
     bound = only(sizes, machine, search_batch=True).compute_bound_batch
     flops = only(sizes, machine).decode.profile.total().flops  # of one sequence
     params, cached = F32 * READ_PARAMS, cache_bytes(3)
-    assert bound == -(-params // (flops - cached))  # flops x batch >= params + cached x batch
+    # flops x batch / ratio >= params + cached x batch
+    assert bound == -(-ratio * params // (flops - ratio * cached)) > 20
     for batch, word in ((bound - 1, "memory"), (bound, "compute")):
         assert only({**sizes, "batch": batch}, machine).decode.bound == word
 

@@ -129,12 +129,6 @@ def test_rates_are_of_all_devices(step: PlannedStep) -> None:
     assert step.tokens_per_s[0] == pytest.approx(2 * BATCH * SEQUENCE / step.bounds.serial_s)
 
 
-def test_mfu_ceiling_is_of_the_mean_of_all_devices(step: PlannedStep) -> None:
-    assert step.cluster is not None and step.bounds.least_s is not None
-    flops = sum(p.ranks * p.profile.model_total().flops for p in step.cluster.ranks)
-    assert step.bounds.mfu_ceiling[0] == pytest.approx(flops / 4 / PEAK / step.bounds.least_s)
-
-
 def test_memory_holds_the_shards_of_the_fullest_rank(step: PlannedStep) -> None:
     assert step.cluster is not None
     assert step.cluster.fullest.rank == 0
@@ -233,6 +227,20 @@ class TestJob:
         assert found["pp"].payload_bytes == 2 * MICROBATCHES * HIDDEN_BYTES
         total = sum(cost.payload_bytes for cost in found.values())
         assert total == sum(payload for _, payload in rows.values())
+
+    def test_mfu_ceiling_is_of_the_mean_of_all_devices(self, staged: PlannedStep) -> None:
+        assert staged.cluster is not None and staged.bounds.least_s is not None
+        ranks = staged.cluster.ranks
+        flops = [part.profile.model_total().flops for part in ranks for _ in range(part.ranks)]
+        assert len(flops) == 8 and min(flops) < max(flops)
+        mean_s = sum(flops) / 8 / PEAK
+        assert staged.bounds.mfu_ceiling[0] == pytest.approx(mean_s / staged.bounds.least_s)
+
+    def test_memory_is_that_of_the_fullest_rank(self, staged: PlannedStep) -> None:
+        assert staged.cluster is not None
+        peaks = [part.peak_bytes for part in staged.cluster.ranks]
+        assert min(peaks) < staged.peak_bytes == max(peaks)
+        assert sum(staged.memory_by_role.values()) == staged.peak_bytes
 
     def test_parameters_are_those_of_all_stages(self, staged: PlannedStep) -> None:
         assert staged.cluster is not None and staged.cluster.parameters == PARAMETERS

@@ -72,6 +72,27 @@ def test_sums_over_tp_have_the_closed_form() -> None:
     assert (tp.cost.calls, tp.cost.payload_bytes) == (sums + 1, sums * hidden + logits)
 
 
+def test_norms_of_heads_add_the_gradients_of_their_weights() -> None:
+    def qwen() -> Any:
+        config = transformers.Qwen3Config(
+            hidden_size=WIDTH, intermediate_size=HIDDEN, num_hidden_layers=LAYERS, head_dim=HEAD,
+            num_attention_heads=HEADS, num_key_value_heads=GROUPS, vocab_size=VOCABULARY,
+            use_cache=False,
+        )  # fmt: skip
+        ids = torch.ones(BATCH, SEQUENCE, dtype=torch.long)
+        return transformers.Qwen3ForCausalLM(config), {"input_ids": ids, "labels": ids}
+
+    (step,) = plan(
+        qwen, "H100", mesh={"tp": 3}, search_batch=False, dtype=torch.bfloat16, optimizer="sgd"
+    ).steps
+    assert step.cluster is not None
+    (tp,) = step.cluster.communication
+    sums, hidden, logits = 1 + 7 * LAYERS + 1, BF16 * ROWS * WIDTH, BF16 * ROWS * 3 * 37
+    norms = 2 * LAYERS  # of queries and of keys
+    assert tp.cost.calls == sums + 1 + norms
+    assert tp.cost.payload_bytes == sums * hidden + logits + norms * BF16 * HEAD
+
+
 def test_tied_embedding_is_one_parameter() -> None:
     apart, tied = planned({"dp": 2, "tp": 3}), planned({"dp": 2, "tp": 3}, tie_word_embeddings=True)
     assert apart.cluster is not None and tied.cluster is not None

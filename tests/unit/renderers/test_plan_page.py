@@ -105,3 +105,15 @@ def test_generation_has_prefill_and_steps_apart() -> None:
     assert batch["times"]["Prefill"]["low"] == shown.choices[0].prefill.fused_s
     assert batch["value"].endswith(" tokens/s")
     assert "KV cache 2.69 KB" in batch["details"]  # 2 x 2 layers x 12 x 2 sequences x 7 tokens x 4
+
+
+def test_plan_of_a_mesh_names_its_devices_and_shows_the_fullest_rank() -> None:
+    def build(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        layers = [nn.Sequential(nn.Linear(IN, IN), nn.Tanh()) for _ in range(2)]
+        return nn.Sequential(*layers), (torch.ones(batch, IN),)
+
+    shown = plan(build, MACHINE, sizes={"batch": 3}, mesh={"dp": 2}, search_batch=False)
+    (step,) = shown.steps
+    (choice,) = page_data(plan_page.render(shown))["choices"]
+    assert choice["details"][0] == "2 devices"
+    assert choice["peak"] == step.peak_bytes == sum(choice["roles"].values())
