@@ -163,7 +163,7 @@ class ClusterProfile:
         """Return a figure of one rank; None where it was not measured.
 
         by: "macs", "flops", "bytes" (read and written), "communication" (payload bytes), "time"
-            (seconds) or "params" (elements on this rank).
+            (seconds), "memory" (bytes at the peak) or "params" (elements on this rank).
 
         Raises ConfigError for another ``by`` or an unknown phase, KeyError for an unknown rank.
         """
@@ -304,6 +304,15 @@ class ClusterProfile:
         except (RecursionError, ValueError) as error:
             raise ProfileFormatError(f"this is not JSON: {error}") from None
         return cls.from_dict(data)
+
+
+def is_cluster(text: str) -> bool:
+    """Return True if a text is JSON that says that it is a cluster's."""
+    try:
+        data = json.loads(text)
+    except (RecursionError, ValueError):
+        return False
+    return isinstance(data, dict) and data.get("schema") == CLUSTER_SCHEMA
 
 
 def _common_world_size(profiles: list[Profile]) -> int:

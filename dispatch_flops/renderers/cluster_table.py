@@ -11,7 +11,7 @@ from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import in_order
 from dispatch_flops.profile.mesh_positions import ranks_text
 from dispatch_flops.profile.rank_figures import BY, By, Spread
-from dispatch_flops.renderers.text import Align, code, one_line, table
+from dispatch_flops.renderers.text import Align, Style, code, one_line, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
     bytes_text,
@@ -29,6 +29,7 @@ FIGURES: dict[By, tuple[str, Callable[[float | None], str]]] = {
     "flops": ("FLOPs", flops_text),
     "bytes": ("Bytes", bytes_text),
     "communication": ("Communication", bytes_text),
+    "memory": ("Peak memory", bytes_text),
     "time": ("Time", seconds_text),
     "params": ("Params", lambda params: params_text(None if params is None else int(params))),
 }
@@ -57,17 +58,21 @@ def render(cluster: ClusterProfile, view: View | None = None) -> str:
     """
     view = view or View()
     parts = ["\n".join(heading(cluster))]
-    for section in sections(cluster, view):
-        rows = [
-            [code(cell, view.style) if i == section.names else cell for i, cell in enumerate(row)]
-            for row in section.rows
-        ]
-        align: tuple[Align, ...] = tuple(
-            "left" if column < section.texts else "right" for column in range(len(section.header))
-        )
-        title = f"## {section.title}" if view.style == "markdown" else section.title
-        parts.append(f"{title}\n\n{table(section.header, rows, align, view.style)}")
+    parts += [section_text(section, view.style) for section in sections(cluster, view)]
     return "\n\n".join(parts)
+
+
+def section_text(section: Section, style: Style) -> str:
+    """Return the title and the table of a section."""
+    rows = [
+        [code(cell, style) if i == section.names else cell for i, cell in enumerate(row)]
+        for row in section.rows
+    ]
+    align: tuple[Align, ...] = tuple(
+        "left" if column < section.texts else "right" for column in range(len(section.header))
+    )
+    title = f"## {section.title}" if style == "markdown" else section.title
+    return f"{title}\n\n{table(section.header, rows, align, style)}"
 
 
 def heading(cluster: ClusterProfile) -> Iterator[str]:
@@ -126,7 +131,7 @@ def sections(cluster: ClusterProfile, view: View) -> Iterator[Section]:
         if size > 1:
             yield _along(cluster, view, dim, tuple(by for by in shown if by != "macs"))
     if traffic := traffic_by_group(cluster, phase):
-        yield _groups(traffic)
+        yield groups_section(traffic)
     yield _modules(cluster, view)
 
 
@@ -167,7 +172,7 @@ def _ranks(cluster: ClusterProfile, view: View, shown: tuple[By, ...]) -> Sectio
     ]
     stages = ("Stage",) if has_stages else ()
     header = ("Rank", *stages, *(FIGURES[by][0] for by in shown))
-    return Section(title="Ranks", header=header, rows=_first(rows))
+    return Section(title="Ranks", header=header, rows=first_rows(rows))
 
 
 def _along(cluster: ClusterProfile, view: View, dim: str, shown: tuple[By, ...]) -> Section:
@@ -179,11 +184,11 @@ def _along(cluster: ClusterProfile, view: View, dim: str, shown: tuple[By, ...])
     return Section(
         title=f"Along {one_line(dim)}, of one rank",
         header=(one_line(dim), *(FIGURES[by][0] for by in shown)),
-        rows=_first([[ranks_text(positions), *cells] for cells, positions in same.items()]),
+        rows=first_rows([[ranks_text(positions), *cells] for cells, positions in same.items()]),
     )
 
 
-def _groups(traffic: list[GroupTraffic]) -> Section:
+def groups_section(traffic: list[GroupTraffic]) -> Section:
     """Return a row for each kind of communication in the groups of each mesh dimension."""
     rows = [
         [
@@ -198,7 +203,7 @@ def _groups(traffic: list[GroupTraffic]) -> Section:
         for part in traffic
     ]
     header = ("Group", "Kind", "Of one rank", "Max / mean", "Straggler", "All ranks", "On the bus")
-    return Section(title="Communication by group", header=header, rows=_first(rows), texts=2)
+    return Section(title="Communication by group", header=header, rows=first_rows(rows), texts=2)
 
 
 def _straggler_text(spread: Spread) -> str:
@@ -232,7 +237,7 @@ def _modules(cluster: ClusterProfile, view: View) -> Section:
     return Section(
         title="Modules, of one rank",
         header=(*stages, "Module", "Straggler", "FLOPs", "Own communication"),
-        rows=_first(rows),
+        rows=first_rows(rows),
         texts=len(stages) + 2,
         names=len(stages),
     )
@@ -242,7 +247,8 @@ def _level(fqn: str) -> int:
     return fqn.count(".") + 1 if fqn else 0
 
 
-def _first(rows: list[list[str]]) -> list[list[str]]:
+def first_rows(rows: list[list[str]]) -> list[list[str]]:
+    """Return the rows that are shown, and one that says how many more there are."""
     if len(rows) <= _MOST_ROWS:
         return rows
     more = [f"and {len(rows) - _MOST_ROWS} more", *[""] * (len(rows[0]) - 1)]

@@ -1,6 +1,6 @@
 // Builds the page of a cluster: figures over ranks, mesh dimensions, groups and modules by stage.
 
-const WRITE = { macs: countText, flops: countText, bytes: bytesText, communication: bytesText, time: secondsText, params: paramsText };
+const WRITE = { macs: countText, flops: countText, bytes: bytesText, communication: bytesText, memory: bytesText, time: secondsText, params: paramsText };
 const MOST_BARS = 512;       // ranks with a bar each; beyond, each set of equal ranks has one
 const MOST_COLOURS = 10;     // stages that can be distinguished
 const BAR_AXES = { left: 66, right: 14, top: 26, bottom: 36 };

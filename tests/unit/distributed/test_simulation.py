@@ -129,6 +129,51 @@ def test_representatives_are_of_every_stage() -> None:
     assert cluster.represented == {1: 0, 3: 2}
 
 
+def test_verified_representatives_are_those_of_a_random_rank_of_each_kind() -> None:
+    # 50 rows on 4 ranks: 13, 13, 13, 11
+    cluster = simulated("fsdp_from_meta", verify=True, memory=True)
+    (chosen,) = cluster.profiles.keys() - {0, 3}
+    assert cluster.represented == {rank: 0 for rank in (1, 2) if rank != chosen}
+    note = f"verified: the counts of rank {chosen}, chosen at random,"
+    assert any(text.startswith(note) for text in cluster.notes)
+    assert cluster.total() == simulated("fsdp_from_meta").total()
+
+
+def uneven_rows(mesh: Any) -> Callable[[], Any]:
+    """Code that asks for its rank: rank 0 has 11 rows, the others have 13."""
+    model = nn.Linear(3, 5)
+    rows = 11 if distributed.get_rank() == 0 else 13
+    return lambda: model(torch.ones(rows, 3))
+
+
+def test_verification_notes_what_a_rank_does_otherwise() -> None:
+    cluster = simulate(uneven_rows, {"dp": 7}, verify=True)
+    assert any(
+        "differs from rank 0, which represents it: MACs 195 instead of 165" in note
+        for note in cluster.notes
+    )
+    (other,) = cluster.profiles.keys() - {0}
+    assert cluster.value(other, "macs") == 13 * 3 * 5
+    assert not any("verified" in note for note in cluster.notes)
+    assert not any("differs" in note for note in simulate(uneven_rows, {"dp": 7}).notes)
+
+
+def test_verification_notes_a_module_that_differs_where_totals_are_equal() -> None:
+    def job(mesh: Any) -> Any:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        layer = model[0 if distributed.get_rank() == 0 else 1]
+        return model, lambda: layer(torch.ones(7, 3))
+
+    notes = simulate(job, {"dp": 2}, verify=True).notes
+    text = "differs from rank 0, which represents it: equal totals, but not those of aten"
+    assert any(text in note and " in 0, forward" in note for note in notes), notes
+
+
+def test_verification_of_given_ranks_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="verify=True needs representatives"):
+        simulate(linear, {"dp": 2}, [0], verify=True)
+
+
 def test_progress_is_printed_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     simulate(parallel.plain_ddp, {"dp": 4}, ranks=[2])
     assert capsys.readouterr() == ("", "simulating rank 2 of 4\n")
