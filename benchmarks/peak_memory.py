@@ -8,19 +8,22 @@ percent. ``meta`` is this package's peak of the same step on the meta device, it
 included. ``>=`` marks a peak with workspaces that are not known.
 
 - MemTracker: torch.distributed._tools; n/a where it raises.
-- accelerate x4: ``accelerate estimate-memory``: 4 x the bytes of the parameters, for Adam.
+- profiler: the highest sum of categories in ``torch.profiler``'s ``export_memory_timeline``.
+- accelerate: the largest figure of ``accelerate estimate-memory`` for training in float32.
 - ZeRO-2, ZeRO-3: DeepSpeed's ``estimate_zero{2,3}_model_states_mem_needs`` on one device without
-  offload: 2 + 18 bytes a parameter, and 18 with 4 bytes a parameter of the largest layer. Sources:
-  deepspeed/runtime/zero/stage_1_and_2.py and stage3.py. Both are of mixed precision, in which
-  parameters, gradients and Adam's state take that; the steps here are in float32.
-- torchinfo: its estimated total size: inputs, results of layers twice, parameters; n/a where it is
-  not installed, or where the model cannot be called alone.
+  offload. Both are of mixed precision; the steps here are in float32.
+- torchinfo: its estimated total size: inputs, results of layers twice, parameters; n/a where the
+  model cannot be called alone.
+
+A tool that is not installed has n/a; ``pip install deepspeed accelerate torchinfo``.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +38,7 @@ from dispatch_flops.profile import MemoryProfile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.helpers.allocator import peak_bytes
+from tests.models.vision import ResNet
 from tests.unit.memory.test_truth import WORKLOADS
 
 Loss = Callable[[], torch.Tensor]
@@ -64,12 +68,22 @@ def ours(step: Callable[[], None], model: nn.Module) -> MemoryProfile:
     return memory
 
 
-def on_meta(workload: Callable[[], tuple[nn.Module, torch.Tensor, Loss]]) -> int:
-    """Return the peaks of all devices together: AdamW counts its steps on the CPU."""
+def resnet_18() -> tuple[nn.Module, torch.Tensor, Loss]:
+    model, x = ResNet((2, 2, 2, 2), 1), torch.randn(8, 3, 128, 128)
+    return model, x, lambda: model(x).square().mean()
+
+
+def on_meta(workload: Callable[[], tuple[nn.Module, torch.Tensor, Loss]]) -> tuple[int, str]:
+    """Return the peaks of all devices together, and a mark. AdamW counts its steps on the CPU."""
     with torch.device("meta"):
         model, x, loss = workload()
     step, _ = step_of(model, x, loss)
-    return sum(device.peak_bytes for device in ours(step, model).devices)
+    memory = ours(step, model)
+    return sum(device.peak_bytes for device in memory.devices), mark_of(memory)
+
+
+def mark_of(memory: MemoryProfile) -> str:
+    return ">= " if memory.is_lower_bound else ""
 
 
 def of_mem_tracker(step: Callable[[], None], model: nn.Module, before: list) -> int | None:
@@ -86,11 +100,46 @@ def of_mem_tracker(step: Callable[[], None], model: nn.Module, before: list) -> 
     return sum(snapshot["Total"] for snapshot in peak.values())
 
 
-def estimates(model: nn.Module) -> list[int]:
-    params = [p.numel() for p in model.parameters()]
-    largest = max(sum(p.numel() for p in m.parameters(recurse=False)) for m in model.modules())
-    held = sum(p.numel() * p.element_size() for p in model.parameters())
-    return [4 * held, (2 + 18) * sum(params), 4 * largest + 18 * sum(params)]
+def of_profiler(step: Callable[[], None]) -> int | None:
+    """Return the highest sum of categories; None where the profiler cannot tell them apart."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    options = {"profile_memory": True, "record_shapes": True, "with_stack": True}
+    with torch.profiler.profile(activities=activities, **options) as profiler:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "timeline.json"
+        try:
+            profiler.export_memory_timeline(str(path), device="cpu")
+        except Exception as error:  # asserts and look-ups of its own
+            print(f"torch.profiler: {type(error).__name__}: {error}", file=sys.stderr)
+            return None
+        _, sizes = json.loads(path.read_text(encoding="utf-8"))
+    return max(map(sum, sizes))
+
+
+def of_accelerate(model: nn.Module) -> int | None:
+    try:
+        from accelerate.commands.estimate import estimate_training_usage
+        from accelerate.utils import calculate_maximum_sizes
+    except ImportError:
+        return None
+    size, _ = calculate_maximum_sizes(model)
+    return max(estimate_training_usage(size, "float32").values())
+
+
+def of_deepspeed(model: nn.Module) -> list[int | None]:
+    try:
+        from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as zero3
+        from deepspeed.runtime.zero.stage3 import model_to_params
+        from deepspeed.runtime.zero.stage_1_and_2 import (
+            estimate_zero2_model_states_mem_needs as zero2,
+        )
+    except ImportError:
+        return [None, None]
+    params, largest = model_to_params(model)
+    _, at_2 = zero2(params, cpu_offload=False)
+    _, at_3, _ = zero3(params, largest, cpu_offload=False, cpu_offload_params=False)
+    return [at_2, at_3]
 
 
 def of_torchinfo(model: nn.Module, x: torch.Tensor) -> int | None:
@@ -111,19 +160,24 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     rows = []
-    for name, workload in WORKLOADS.items():
+    for name, workload in {**WORKLOADS, "ResNet-18": resnet_18}.items():
         model, x, loss = workload()
         step, before = step_of(model, x, loss)
         truth = peak_bytes(step, before)
         memory = ours(step, model)
-        mark = ">= " if memory.is_lower_bound else ""
         tracked = of_mem_tracker(step, model, before)
-        values = [on_meta(workload), tracked, *estimates(model), of_torchinfo(model, x)]
-        shown = [off(memory.peak_bytes, truth, mark), *(off(value, truth) for value in values)]
+        meta, meta_mark = on_meta(workload)
+        values = [tracked, of_profiler(step), of_accelerate(model)]
+        values += [*of_deepspeed(model), of_torchinfo(model, x)]
+        shown = [
+            off(memory.peak_bytes, truth, mark_of(memory)),
+            off(meta, truth, meta_mark),
+            *(off(value, truth) for value in values),
+        ]
         rows.append([name, f"{truth:,}", *shown])
     header = ["step", "truth, bytes", "ours %", "ours on meta %", "MemTracker %"]
-    header += ["accelerate x4 %", "ZeRO-2 %", "ZeRO-3 %", "torchinfo %"]
-    print(tabulate(rows, header, disable_numparse=True))
+    header += ["profiler %", "accelerate %", "ZeRO-2 %", "ZeRO-3 %", "torchinfo %"]
+    print(tabulate(rows, header, tablefmt="github", disable_numparse=True))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,22 @@
 """Planned times of training steps beside measured ones on this CPU, in one interleaved run.
 
-    python -m benchmarks.plan [--rounds 5] [--output FILE]
+    python -m benchmarks.plan [--seconds 150] [--output FILE]
 
-The machine's peaks of each kernel family, its bandwidth and the host's time for an operator are
-measured first. Each plan is made on the meta device. Then all models take turns, so that other
-load on the machine meets them alike; a measured time is the median of the rounds. Nothing is
-fitted: the table shows how far a plan is from reality.
+In each round all models take turns, forwards and backwards in alternation, and the machine's peaks
+are read beside them, so that other load meets all alike. The peaks are the best of all readings.
+A measured time is the least of all rounds; the median shows how quiet the machine was. Plans are
+made on the meta device. Nothing is fitted: the table shows how far a plan is from reality.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,12 +26,15 @@ from torch import nn
 from benchmarks import llama
 from benchmarks.published_models import GptConfig
 from dispatch_flops import Machine, measure_machine, plan
+from dispatch_flops.analysis.kernel_families import KernelFamily
 from dispatch_flops.planning.host_cost import measure_host_s_per_operator
 from dispatch_flops.planning.training_step import backward_from
 from dispatch_flops.units import seconds_text
 
 Inputs = tuple[torch.Tensor, ...]
 Build = Callable[[], tuple[nn.Module, Inputs]]
+FAMILIES: tuple[KernelFamily, ...] = ("product", "convolution", "attention", "recurrent")
+LEAST_ROUNDS = 5
 
 
 def mlp(width: int, batch: int) -> tuple[nn.Module, Inputs]:
@@ -95,50 +101,123 @@ def real_step(build: Build) -> Callable[[], None]:
     return step
 
 
-def measured_s(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Return the median seconds of each step, all steps in turns."""
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Seconds of each step and readings of the machine, in rounds."""
+
+    seconds: Mapping[str, Sequence[float]]
+    machine: Machine
+    rounds: int
+
+    def least_s(self, name: str) -> float:
+        return min(self.seconds[name])
+
+    def unrest(self, name: str) -> float:
+        """Return the median over the least time: 1 on a machine that does nothing else."""
+        return statistics.median(self.seconds[name]) / self.least_s(name)
+
+
+def measure(
+    steps: Mapping[str, Callable[[], None]],
+    read_machine: Callable[[], Machine],
+    budget_s: float,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measured:
+    """Run all steps and read the machine in turns until the time is over, at least five rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    readings: list[Machine] = []
+    end = clock() + budget_s
+    gc.disable()
+    try:
+        while len(readings) < LEAST_ROUNDS or clock() < end:
+            readings.append(read_machine())
+            for name in list(steps)[:: 1 if len(readings) % 2 else -1]:
+                start = clock()
+                steps[name]()
+                seconds[name].append(clock() - start)
+            gc.collect(0)
+    finally:
+        gc.enable()
+    return Measured(seconds=seconds, machine=best_of(readings), rounds=len(readings))
 
 
-def report(machine: Machine, host_s: float, rounds: int) -> str:
+def best_of(readings: Sequence[Machine]) -> Machine:
+    """Return a machine with the highest of each peak."""
+    first = readings[0]
+    families = first.kernel_flops_per_s
+    return dataclasses.replace(
+        first,
+        flops_per_s={
+            dtype: max(reading.flops_per_s[dtype] for reading in readings)
+            for dtype in first.flops_per_s
+        },
+        kernel_flops_per_s={
+            family: {
+                dtype: max(reading.kernel_flops_per_s[family][dtype] for reading in readings)
+                for dtype in families[family]
+            }
+            for family in families
+        },
+        bytes_per_s=max(reading.bytes_per_s or 0.0 for reading in readings),
+        source=f"{first.source}, best of {len(readings)} rounds",
+    )
+
+
+def read_cpu() -> Machine:
+    """Read the peaks of this CPU once."""
+    return measure_machine("cpu", [torch.float32], families=FAMILIES, repeats=1)
+
+
+def report(measured: Measured, host_s: float) -> str:
     """Return the table of plans and measurements, in Markdown."""
-    planned = {
-        name: plan(
-            build, machine, target="cpu", host_s_per_operator=host_s, search_batch=False
-        ).steps[0]
-        for name, build in MODELS.items()
-    }
-    seconds = measured_s({name: real_step(build) for name, build in MODELS.items()}, rounds)
-    rows, errors = [], {"unfused": [], "nothing hidden": []}  # type: ignore[var-annotated]
-    for name, step in planned.items():
-        bounds, real = step.bounds, seconds[name]
+    rows = []
+    errors: dict[str, list[float]] = {"unfused": [], "nothing hidden": []}
+    for name, build in MODELS.items():
+        bounds = (
+            plan(
+                build,
+                measured.machine,
+                target="cpu",
+                host_s_per_operator=host_s,
+                search_batch=False,
+            )
+            .steps[0]
+            .bounds
+        )
+        real = measured.least_s(name)
         figures = [bounds.fused_s, bounds.least_s, bounds.serial_s]
         known = [figure for figure in figures if figure is not None]
         rows.append(
-            [name, seconds_text(real), *(seconds_text(figure) for figure in figures)]
+            [name, seconds_text(real), f"{measured.unrest(name):.2f}"]
+            + [seconds_text(figure) for figure in figures]
             + [f"{figure / real:.2f}" for figure in known]
         )
         for kind, figure in zip(errors, known[1:], strict=True):
             errors[kind].append(abs(figure / real - 1))
-    header = ["step", "measured", "all traffic saved", "unfused", "nothing hidden"]
+    header = [
+        "step",
+        "measured",
+        "median / least",
+        "all traffic saved",
+        "unfused",
+        "nothing hidden",
+    ]
     header += ["saved / measured", "unfused / measured", "nothing hidden / measured"]
     summary = "; ".join(
         f"{kind}: median error {statistics.median(found):.0%}, largest {max(found):.0%}"
         for kind, found in errors.items()
     )
+    unrest = statistics.median(map(measured.unrest, MODELS))
     return "\n".join(
         [
             "# Plans against measured steps",
             "",
-            f"{machine.name}, one thread, torch {torch.__version__}; median of {rounds} rounds in "
-            "turns, forward, backward and AdamW. The machine was busy with other work, and the "
-            "peaks were measured before the steps: the ratios are not those of a quiet machine.",
+            f"{measured.machine.name}, one thread, torch {torch.__version__}: forward, backward "
+            f"and AdamW. All models and the readings of peaks took turns in {measured.rounds} "
+            "rounds. Measured is the least time, and each peak the best reading. The median of the "
+            f"rounds is {unrest:.2f} times the least: where that is far from 1, the machine was "
+            "busy with other work, and the ratios are not those of a quiet one.",
             "",
             f"{summary}. Nothing is fitted. The host takes {host_s * 1e6:.1f} us for an operator.",
             "",
@@ -150,14 +229,14 @@ def report(machine: Machine, host_s: float, rounds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=150.0, help="of the rounds together")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    machine = measure_machine(
-        "cpu", [torch.float32], families=("product", "convolution", "attention", "recurrent")
-    )
-    text = report(machine, measure_host_s_per_operator(), options.rounds)
+    host_s = measure_host_s_per_operator()
+    steps = {name: real_step(build) for name, build in MODELS.items()}
+    measured = measure(steps, read_cpu, options.seconds)
+    text = report(measured, min(host_s, measure_host_s_per_operator()))
     if options.output is None:
         print(text)
     else:

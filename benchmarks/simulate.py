@@ -105,8 +105,8 @@ class Stage(nn.Module):
         return x if self.norm is None or self.output is None else self.output(self.norm(x))
 
 
-def llama_405b(mesh: DeviceMesh, n_layers: int = LAYERS) -> Callable[[], Any]:
-    """Return one training step of a pipeline stage: 1F1B, FSDP2, tensor and sequence parallel."""
+def llama_405b(mesh: DeviceMesh, n_layers: int = LAYERS) -> tuple[Stage, Callable[[], Any]]:
+    """Return a pipeline stage and a step of it: 1F1B, FSDP2, tensor and sequence parallel."""
     stage, stages, tp = mesh.get_local_rank("pp"), mesh["pp"].size(), mesh["tp"].size()
     is_first, is_last = stage == 0, stage == stages - 1
     layers = range(n_layers * stage // stages, n_layers * (stage + 1) // stages)
@@ -132,7 +132,7 @@ def llama_405b(mesh: DeviceMesh, n_layers: int = LAYERS) -> Callable[[], Any]:
     schedule = Schedule1F1B(part, MICROBATCHES, loss_fn=lambda y, target: y.float().sum())
     inputs = [ids] if is_first else []
     target = {"target": ids} if is_last else {}
-    return lambda: schedule.step(*inputs, **target)
+    return model, lambda: schedule.step(*inputs, **target)
 
 
 def _shard(model: Stage, mesh: DeviceMesh, *, is_first: bool, is_last: bool) -> None:

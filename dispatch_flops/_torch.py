@@ -11,7 +11,7 @@ Sections, in this order:
     autocast: the caller's autocast within ``__torch_dispatch__``.
     autograd: sequence numbers, running nodes and graph tasks, saved-tensor hooks.
     tensors: classes of tensors, storages and their sizes, jit tracing, nested containers.
-    modules: global hooks and the frames of module calls.
+    modules: tables of hooks and the frames of module calls.
     torch.compile: stances, compiled autograd, AOTAutograd, inductor, graph breaks.
     torch.distributed: groups, meshes, modules that the program may have imported.
     simulated ranks: groups without processes, DDP and pipelines among them.
@@ -24,10 +24,11 @@ functions that need them do. What runs at every operator is torch's own function
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -456,6 +457,25 @@ def remove_global_hooks(*hooks: Callable[..., Any]) -> None:
                 table.pop(key, None)
 
 
+def call_hooks(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+    """Return a module's tables of forward pre-hooks, of those that take kwargs, and of hooks.
+
+    Public: registration and the handle's ``remove``, which together take 2 us for each hook.
+    """
+    return module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return an optimizer's tables of step pre-hooks and post-hooks; public as for a module's."""
+    return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+
+
+# The table of the pre-hooks of all optimizers; public as for a module's.
+all_step_pre_hooks: dict[int, Any] = sys.modules[
+    torch.optim.Optimizer.__module__  # torch.optim hides it
+]._global_optimizer_pre_hooks
+
+
 def module_call() -> Any:
     """Return how modules are called now: a program may have put another function there."""
     return torch.nn.Module._call_impl
@@ -593,6 +613,40 @@ def graph_breaks() -> list[Any]:
     from torch._dynamo.utils import graph_break_reasons
 
     return graph_break_reasons
+
+
+def call_at_compilations(begun: Callable[[Any], None], done: Callable[[Any], None]) -> bool:
+    """Have both functions called around each compilation; False where they are called already.
+
+    ``torch._dynamo.reset`` ends it. Public: ``torch._dynamo.callback``'s functions, which do not
+    tell what is registered.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    if begun in callback_handler.start_callbacks:
+        return False
+    callback_handler.register_start_callback(begun)
+    callback_handler.register_end_callback(done)
+    return True
+
+
+def compiling_backend() -> Any:
+    """Return the backend for which torch.compile compiles in this thread now; None if not known.
+
+    Public: none.
+    """
+    from torch._dynamo import convert_frame
+
+    frame = sys._getframe(1)
+    while frame is not None and not (
+        frame.f_code.co_name == "_compile" and frame.f_code.co_filename == convert_frame.__file__
+    ):
+        frame = frame.f_back  # type: ignore[assignment]
+    found = frame.f_locals.get("compiler_fn") if frame is not None else None
+    for _ in range(8):  # wrappers of the backend that the program gave
+        for name in ("_torchdynamo_orig_backend", "compiler_fn"):
+            found = getattr(found, name, None) or found
+    return found
 
 
 def compilations() -> list[Any]:
@@ -802,6 +856,57 @@ def clear_sharding_caches() -> None:
 MESH_METHODS = ("__init__", "__getitem__", "mesh", "_flatten", "_unflatten", "_get_all_submeshes")
 
 
+# Modules that ask whether a program is traced, and the question. Under a fake tensor mode the
+# answer is yes: collectives are then waited for at once, and shards are always padded.
+# Public: none.
+ARE_WE_TRACING = "_are_we_tracing"
+_ASKING = (
+    "torch.distributed._functional_collectives",
+    "torch.distributed.tensor._collective_utils",
+    "torch.distributed.tensor._decompositions",
+    "torch.distributed.tensor._dispatch",
+    "torch.distributed.tensor._redistribute",
+    "torch.distributed.tensor._sharding_prop",
+)
+
+
+def modules_that_ask_for_tracing() -> list[Any]:
+    """Return the modules that hold the question; later ones would keep a replaced one."""
+    found = []
+    for name in _ASKING:
+        with suppress(ModuleNotFoundError):  # in another release of torch
+            module = importlib.import_module(name)
+            if hasattr(module, ARE_WE_TRACING):
+                found.append(module)
+    return found
+
+
+# What functional collectives return is waited for at its first use. These operators return their
+# argument, as it is or wrapped; their fake kernels return a new tensor. Public: none.
+_WAIT = "_c10d_functional::wait_tensor"
+_WRAP = "_c10d_functional::_wrap_tensor_autograd"
+RESULT_OPERATORS = frozenset((_WAIT, _WRAP))
+
+
+def collective_result(func: OpOverload, tensor: torch.Tensor) -> torch.Tensor:
+    """Return what one of RESULT_OPERATORS returns on a real tensor."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(tensor) if func.name() == _WRAP else tensor
+
+
+def fsdp_param_class() -> type[Any]:
+    """Return FSDP2's class of a sharded parameter. Public: none.
+
+    Its ``reset_sharded_param`` pads a shard that was not padded before. It compares addresses of
+    storages, which are all 0 on fake tensors.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    found: type[Any] = _fsdp_param.FSDPParam
+    return found
+
+
 # Where DDP compares the shapes of parameters between ranks, in C++, on their data. Public: none.
 DDP_MODULE = "torch.nn.parallel.distributed"
 DDP_VERIFY = "_verify_param_shape_across_processes"
@@ -834,27 +939,52 @@ def set_inference_modes(stages: Sequence[Any], has_backward: bool) -> None:
 
 # The operators whose future DDP or one of its communication hooks waits for.
 _WITH_FUTURE = ("c10d::allreduce_", "c10d::allgather_")
+_SEND = "c10d::send"
 
 
-def completed_communication(func: OpOverload, args: Sequence[Any], alive: list[Any]) -> Any:
+def completed_communication(func: OpOverload, args: Sequence[Any], works: CompletedWorks) -> Any:
     """Return the results of a c10d operator whose communication is done.
 
     The operators return their first argument, the outputs, and a handle, or the handle alone. The
-    future of torch's own FakeWork has the value None, which DDP and its hooks do not accept.
+    future of torch's own FakeWork has the value None, which DDP and its hooks do not accept. A
+    handle of what is sent holds the tensors, as gloo's and NCCL's do.
     Public: none.
 
-    alive: receives handles that must stay alive as long as they may be waited for.
+    works: keeps the handles that this makes in Python.
     """
     returns = len(func._schema.returns)
     if not returns:
         return None
-    if func.name() in _WITH_FUTURE:
+    name = func.name()
+    if name in _WITH_FUTURE or name == _SEND:
         work = _completed_work_class()(args[0])
-        alive.append(work)
+        works.keep(work, is_for_good=name in _WITH_FUTURE)
     else:
         work = torch._C._distributed_c10d.FakeWork()
     handle = torch._C._distributed_c10d.Work.boxed(work)
     return (args[0], handle) if returns == 2 else handle
+
+
+class CompletedWorks:
+    """Handles whose Python part must outlive the call that returns them, for C++ holds the rest.
+
+    DDP's reducer waits for its handles in C++, so these are kept for good. Others belong to the
+    Python code that receives them, which has them when the next operator runs.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._last: Any = None
+
+    def keep(self, work: Any, *, is_for_good: bool) -> None:
+        if is_for_good:
+            self._kept.append(work)
+        else:
+            self._last = work
+
+    def hand_over(self) -> None:
+        """Release the last handle: the Python code has received it."""
+        self._last = None
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from dispatch_flops.profile.tree import cost_in, own_cost_in
 from dispatch_flops.units import ratio
 
 Key = Literal["params", "macs", "flops", "bytes", "latency"]
+"""Name of a figure of a module; "latency" is in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ in decimal bytes; a driver reports a little more or less, and takes a part for i
   https://github.com/pytorch/torchtitan/tree/main/benchmarks (llama3_h100_202412_torchtitan.md);
 - network of an A100 machine, 1600 Gb/s for 8 devices:
   https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking;
+- peaks of the A10, H100 NVL, H200 NVL and RTX 3090: NVIDIA's tables, of which others' copies were
+  read. Those of the A10 and the RTX 3090 agree with their SMs, rates per clock and boost clock;
 - memory: https://github.com/stas00/ml-engineering/blob/master/compute/accelerator/README.md; of an
   H200 and an MI300X also https://github.com/mlcommons/inference_results_v4.1, closed, systems; of a
   B200 the 1,440 GB of a DGX over 8 devices; of an L4 and an L40
@@ -198,6 +200,22 @@ MACHINES: dict[str, Machine] = {
             float8=1513 * T, int8=1513 * T, tf32=378 * T, float32=51.2 * T, float64=51.2 * T,
         ),
         _gpu(
+            "NVIDIA H200 NVL",
+            "https://www.nvidia.com/en-us/data-center/h200 (H200 NVL), read in a copy; half of the "
+            "figures with sparsity",
+            bandwidth=4.8 * T, memory=141 * G, links=_PCIE_5,
+            float16=835.5 * T, bfloat16=835.5 * T,
+            float8=1670.5 * T, int8=1670.5 * T, tf32=417.5 * T, float32=60 * T, float64=60 * T,
+        ),
+        _gpu(
+            "NVIDIA H100 NVL",
+            "https://www.nvidia.com/en-us/data-center/h100 (H100 NVL), read in a copy; half of the "
+            "figures with sparsity",
+            bandwidth=3.9 * T, memory=94 * G, links=_PCIE_5,
+            float16=835.5 * T, bfloat16=835.5 * T,
+            float8=1670.5 * T, int8=1670.5 * T, tf32=417.5 * T, float32=60 * T, float64=60 * T,
+        ),
+        _gpu(
             "NVIDIA A100-SXM4-80GB",
             "NVIDIA A100 80GB datasheet (SXM), dense",
             bandwidth=2039 * G, memory=80 * G, links=_AMPERE,
@@ -227,9 +245,8 @@ MACHINES: dict[str, Machine] = {
         ),
         _gpu(
             "NVIDIA A10",
-            "72 SMs at 1.695 GHz, each with the rates per clock of the NVIDIA Ampere GA102 GPU "
-            "architecture whitepaper, appendix A, at full rate with fp32 accumulate, dense",
-            bandwidth=600 * G,
+            "https://www.nvidia.com/en-us/data-center/products/a10-gpu, read in a copy, dense",
+            bandwidth=600 * G, memory=24 * G, links=_PCIE_4,
             float16=125 * T, bfloat16=125 * T,
             int8=250 * T, tf32=62.5 * T, float32=31.2 * T,
         ),
@@ -263,8 +280,8 @@ MACHINES: dict[str, Machine] = {
         ),
         _gpu(
             "NVIDIA GeForce RTX 3090",
-            "82 SMs at 1.695 GHz, each with the rates per clock of the NVIDIA Ampere GA102 GPU "
-            "architecture whitepaper, appendix A, fp32 accumulate (half rate), dense",
+            "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A, read in copies, fp32 "
+            "accumulate, dense",
             bandwidth=936 * G, memory=24 * G, links=_PCIE_4,
             float16=71 * T, bfloat16=71 * T,
             int8=284 * T, tf32=35.6 * T, float32=35.6 * T,
@@ -320,6 +337,12 @@ MACHINES: dict[str, Machine] = {
         ),
     )
 }  # fmt: skip
+"""Machines whose peaks are known, by the name that the driver reports.
+
+Example::
+
+    MACHINES["NVIDIA H200"].flops_per_s["bfloat16"]
+"""
 
 
 def find(device_name: str | None) -> Machine | None:

@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.planned_cluster import PlannedCluster
 from dispatch_flops.analysis.step_bounds import StepBounds, step_bounds
-from dispatch_flops.profile import Profile
+from dispatch_flops.profile import MemoryProfile, Profile
 from dispatch_flops.units import ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """One choice of sizes, on one device of a machine.
+    """One choice of sizes, on one device of a machine or on a mesh of such devices.
 
     sizes: what was chosen, such as ``{"batch": 4, "seq": 2048}``.
-    profile: the step as it was counted, without data; memory included.
-    samples, tokens: of one step of this device; None where not known.
+    profile: the step as it was counted, without data; memory included. On a mesh it is that of the
+        rank whose step takes longest, and so are the bounds; memory is of the fullest rank.
+    samples, tokens: of one step of all devices; None where not known.
     largest_batch: the largest batch that fits; 0 where none does, None where it was not searched.
+    cluster: the ranks of the mesh; None for one device.
     """
 
     sizes: Mapping[str, Any]
@@ -29,18 +32,28 @@ class PlannedStep:
     samples: int | None = None
     tokens: int | None = None
     largest_batch: int | None = None
+    cluster: PlannedCluster | None = None
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that run the step."""
+        return 1 if self.cluster is None else self.cluster.devices
+
+    @property
+    def memory(self) -> MemoryProfile | None:
+        """Memory of the device, or of the fullest one; None where it was not followed."""
+        profile = self.profile if self.cluster is None else self.cluster.fullest.profile
+        return profile.memory
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that the step allocates."""
-        memory = self.profile.memory
-        return memory.peak_bytes if memory is not None else 0
+        """The most memory that the step allocates on a device."""
+        return self.memory.peak_bytes if self.memory is not None else 0
 
     @property
     def memory_by_role(self) -> dict[str, int]:
         """What the peak consists of, the largest first."""
-        memory = self.profile.memory
-        return memory.by_role() if memory is not None else {}
+        return self.memory.by_role() if self.memory is not None else {}
 
     @property
     def headroom_bytes(self) -> float | None:
@@ -55,12 +68,12 @@ class PlannedStep:
 
     @property
     def tokens_per_s(self) -> tuple[float | None, float | None]:
-        """Tokens per second of the device: with nothing hidden, and with all traffic saved."""
+        """Tokens per second of all devices: with nothing hidden, and with all traffic saved."""
         return ratio(self.tokens, self.bounds.serial_s), ratio(self.tokens, self.bounds.fused_s)
 
     @property
     def samples_per_s(self) -> tuple[float | None, float | None]:
-        """Samples per second of the device: with nothing hidden, and with all traffic saved."""
+        """Samples per second of all devices: with nothing hidden, and with all traffic saved."""
         return ratio(self.samples, self.bounds.serial_s), ratio(self.samples, self.bounds.fused_s)
 
 

@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     parser = build_parser()
     try:
+        complete_shell(parser)  # whose call has no arguments: the line is in COMP_LINE
         if not arguments:
             print(FIRST_STEPS, file=sys.stderr)
             return ERROR
-        complete_shell(parser)
         try:
             options = parser.parse_args(arguments)
             options.command_line = shlex.join(["dispatch-flops", *arguments])

@@ -8,7 +8,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from pathlib import Path
 
 from dispatch_flops.cli.arguments import (
     DEPTH_HELP,
@@ -17,18 +16,14 @@ from dispatch_flops.cli.arguments import (
     add_output_option,
     add_phase_option,
     natural,
-    table_style,
 )
+from dispatch_flops.cli.cluster_formats import CLUSTER_FORMATS, DEFAULT, show_cluster
 from dispatch_flops.cli.exit_codes import OK
-from dispatch_flops.cli.output import emit
 from dispatch_flops.cli.show import read_text
 from dispatch_flops.errors import ConfigError, DispatchFlopsError, ProfileFormatError, TargetError
 from dispatch_flops.profile import Profile
-from dispatch_flops.profile.cluster import CLUSTER_SCHEMA, ClusterProfile
-from dispatch_flops.renderers import View, cluster_page, cluster_table
+from dispatch_flops.profile.cluster import ClusterProfile, is_cluster
 
-_TABLE, _MARKDOWN, _JSON, _HTML = FORMATS = ("table", "markdown", "json", "html")
-_SUFFIXES = {".md": _MARKDOWN, ".json": _JSON, ".html": _HTML}
 JOB = (
     "a function that takes a DeviceMesh, builds and shards the model, and returns a function that "
     "runs one step"
@@ -47,7 +42,8 @@ TARGET is package.module:NAME or path/to/file.py:NAME. NAME is
 
 examples:
   dispatch-flops simulate job.py:job --mesh pp=2,dp=64,tp=8 --rank 777
-  dispatch-flops simulate job.py:job --mesh dp=8 --output cluster.json
+  dispatch-flops simulate job.py:job --mesh dp=8 --memory --output cluster.json
+  dispatch-flops show cluster.json --format comm
 
 Without --rank, one rank of each kind is simulated, and the cluster is filled from them.
 On real ranks, torchrun runs the same job:
@@ -83,10 +79,9 @@ def run_merge(options: Namespace) -> int:
 def _load(path: str) -> ClusterProfile:
     text = read_text(path)
     try:
-        data = json.loads(text)
-        if isinstance(data, dict) and data.get("schema") == CLUSTER_SCHEMA:
-            return ClusterProfile.from_dict(data)
-        return ClusterProfile.merge([Profile.from_dict(data)])
+        if is_cluster(text):
+            return ClusterProfile.from_json(text)
+        return ClusterProfile.merge([Profile.from_dict(json.loads(text))])
     except (ValueError, RecursionError):
         raise ProfileFormatError(f"{path}: this is not JSON") from None
     except (ConfigError, ProfileFormatError) as error:
@@ -114,6 +109,22 @@ def add_simulate(commands: Commands) -> None:
         help="count causal attention in full, or only the half that the mask keeps (default: full)",
     )
     parser.add_argument(
+        "--flops",
+        choices=("all", "contractions"),
+        default="all",
+        help="count all FLOPs, or only 2 for each MAC of a contraction (default: all)",
+    )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="also follow what each rank allocates, and show the peaks",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="without --rank: also simulate a random rank of each kind, and note where it differs",
+    )
+    parser.add_argument(
         "--timeout",
         type=natural,
         default=600,
@@ -138,6 +149,9 @@ def run_simulate(options: Namespace) -> int:
                 mesh,
                 "representative" if options.rank is None else options.rank,
                 causal=options.causal,
+                flops=options.flops,
+                memory=options.memory,
+                verify=options.verify,
                 timeout_s=options.timeout,
             )
     except DispatchFlopsError:
@@ -184,29 +198,9 @@ def parse_mesh(text: str) -> dict[str, int]:
 def _add_cluster_view_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--format",
-        choices=FORMATS,
-        help=f"format of the result (default: by the suffix of --output, else {_TABLE})",
+        choices=CLUSTER_FORMATS,
+        help=f"format of the result (default: by the suffix of --output, else {DEFAULT})",
     )
     add_output_option(parser)
     parser.add_argument("--depth", type=natural, metavar="N", help=DEPTH_HELP)
     add_phase_option(parser)
-
-
-def show_cluster(cluster: ClusterProfile, options: Namespace) -> None:
-    """Print the cluster, or write it to a file, in the format that the options name."""
-    output: str | None = options.output
-    name = options.format or _SUFFIXES.get(Path(output or "").suffix.lower(), _TABLE)
-    view = View(depth=options.depth, style=table_style(name), phase=getattr(options, "phase", None))
-    match name:
-        case "json":
-            text = cluster.to_json()
-        case "html":
-            text = cluster_page.render(cluster, view)
-        case "table" | "markdown":
-            text = cluster_table.render(cluster, view)
-        case _:
-            raise TargetError(
-                f"--format {name} is not available for several ranks; use one of "
-                f"{', '.join(FORMATS)}"
-            )
-    emit(text, output)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from typing import Any
 
+from dispatch_flops.analysis.planned import Plan
+from dispatch_flops.analysis.planned_generation import GenerationPlan
 from dispatch_flops.cli.arguments import (
     TARGET_HELP,
     Commands,
@@ -18,22 +22,42 @@ from dispatch_flops.cli.arguments import (
     parse_assignments,
     table_style,
 )
+from dispatch_flops.cli.clusters import parse_mesh
 from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.output import emit, print_progress
+from dispatch_flops.cli.plan_generation import add_generation_options, plan_generation
 from dispatch_flops.cli.sweep import parse_values
 from dispatch_flops.errors import DispatchFlopsError, TargetError
-from dispatch_flops.renderers import plan_table
+from dispatch_flops.renderers import plan_page, plan_table
 
 _EPILOG = f"""\
 {TARGET_HELP}
-The step runs on the meta device, so that neither a GPU nor memory for the model is needed. Every
-combination of the values of --set is a column. "batch" is the micro-batch, of which the largest
-that fits is searched. hf: targets accept batch and seq; a language model computes its loss.
+The step runs on tensors without data, so that neither a GPU nor memory for the model is needed.
+Every combination of the values of --set is a column. "batch" is the micro-batch, of which the
+largest that fits is searched. hf: targets accept batch and seq; a language model computes its loss.
+
+With --mesh the step is of one rank of each kind. dp shards each layer and the root by FSDP2, tp
+shards by the tensor-parallel plan that the model states, as models of transformers do. With other
+dimensions, such as pp, TARGET is a job: a function with a parameter mesh, a DeviceMesh, and the
+names of --set; it builds and shards its model and returns a function that runs one step.
+
+With --generate, a prompt and the tokens that follow it are planned apart, with a cache of keys and
+values. prompt and new are tokens of each sequence; draft is how many tokens another model proposes
+for each step of speculative decoding.
+
+--output plan.html writes a page that shows the choices side by side.
 
 examples:
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 \\
       --set batch=1,2,4 seq=8192 --dtype bf16 --optimizer adamw --checkpoint
   dispatch-flops plan model.py:Net --input-shape batch,3,224,224 --set batch=8,64 --machine my.json
+  dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --mesh dp=64,tp=8 \\
+      --set batch=1,2,4 seq=8192 --dtype bf16 --optimizer adamw --checkpoint
+  dispatch-flops plan job.py:job --mesh pp=2,dp=64,tp=8 --machine H100 --set batch=1
+  dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
+      --generate --set batch=1,8,64 prompt=2048 new=256 --output plan.html
+  dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
+      --generate --sequences 12x1@1024+512@0 5@1024
 """
 _OPTIMIZERS = ("adamw", "adam", "sgd", "none")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -43,15 +67,21 @@ def add_plan(commands: Commands) -> None:
     parser = add_command(
         commands, "plan", "plan a training step: memory, least time and MFU on a machine", _EPILOG
     )
-    parser.add_argument("target", metavar="TARGET", help="the model to plan (see below)")
+    parser.add_argument("target", metavar="TARGET", help="the model or the job to plan (see below)")
     add_machine_option(
         parser,
         "the device: a name such as H100 or 'NVIDIA A100-SXM4-80GB', or the path of a JSON file "
         "that describes it (required)",
     )
     add_set_option(parser, "values to choose from: batch=1,2,4 seq=8192")
+    parser.add_argument(
+        "--mesh",
+        metavar="NAME=SIZE,...",
+        help="plan ranks of a device mesh, outermost dimension first, such as dp=64,tp=8",
+    )
     _add_step_options(parser)
-    add_table_options(parser, "table", "markdown")
+    add_generation_options(parser)
+    add_table_options(parser, "table", "markdown", "html")
     parser.set_defaults(run=run_plan)
 
 
@@ -71,13 +101,17 @@ def _add_step_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--optimizer",
         choices=_OPTIMIZERS,
-        default="adamw",
-        help="none plans a forward pass without gradients (default: adamw)",
+        help="none plans a forward pass without gradients (default: adamw; a job has its own)",
     )
     group.add_argument(
         "--checkpoint",
         action="store_true",
         help="recompute every layer of the model's stacks in backward",
+    )
+    group.add_argument(
+        "--mixed-precision",
+        action="store_true",
+        help="with dp: keep float32 parameters, gradients and state, and compute in --dtype",
     )
     group.add_argument(
         "--causal",
@@ -102,6 +136,9 @@ def run_plan(options: Namespace) -> int:
     sizes = {
         name: parse_values(name, text) for name, text in parse_assignments(options.set).items()
     }
+    mesh = None if options.mesh is None else parse_mesh(options.mesh)
+    if options.sequences and not options.generate:
+        raise TargetError("--sequences needs --generate; add it")
     print_progress(f"planning {options.target} on {machine.name}")
 
     from dispatch_flops.cli.targets import raise_target_error
@@ -110,27 +147,76 @@ def run_plan(options: Namespace) -> int:
 
     try:
         with redirect_stdout(sys.stderr):
-            planned = plan(
-                lambda **chosen: _build(options, chosen),
-                machine,
-                sizes=sizes,
-                optimizer=None if options.optimizer == "none" else options.optimizer,
-                checkpoint=options.checkpoint,
-                causal=options.causal,
-                host_s_per_operator=measure_host_s_per_operator() if options.host_cost else None,
-                search_batch=not options.no_search,
-            )
+            host_s = measure_host_s_per_operator() if options.host_cost else None
+            if options.generate:
+                dtype = _name_of_dtype(options)
+                planned: Plan | GenerationPlan = plan_generation(
+                    options, machine, sizes, dtype, host_s
+                )
+            else:
+                planned = plan(
+                    _job(options, sizes) or partial(_build, options),
+                    machine,
+                    sizes=sizes,
+                    optimizer=None if options.optimizer == "none" else options.optimizer or "adamw",
+                    dtype=None if mesh is None else _dtype(options),
+                    checkpoint=options.checkpoint,
+                    causal=options.causal,
+                    host_s_per_operator=host_s,
+                    search_batch=not options.no_search,
+                    mesh=mesh,
+                    mixed_precision=options.mixed_precision,
+                )
     except DispatchFlopsError:
         raise
     except (Exception, SystemExit) as error:
         raise_target_error(f"planning {options.target}", error)
-    emit(plan_table.render(planned, table_style(options.format)), options.output)
+    emit(_text(planned, options), options.output)
     return OK
 
 
-def _build(
-    options: Namespace, sizes: dict[str, Any]
-) -> tuple[Any, dict[str, Any] | tuple[Any, ...]]:
+def _dtype(options: Namespace) -> Any:
+    """Return the torch.dtype that --dtype names; None without it."""
+    from dispatch_flops.cli.targets.inputs import parse_dtype
+
+    return parse_dtype(_name_of_dtype(options)) if options.dtype is not None else None
+
+
+def _name_of_dtype(options: Namespace) -> Any:
+    return _DTYPES.get(options.dtype, options.dtype)
+
+
+def _job(options: Namespace, sizes: dict[str, Any]) -> Callable[..., Any] | None:
+    """Return the job that TARGET names; None where it names a model."""
+    from dispatch_flops.cli.targets.objects import Factory
+    from dispatch_flops.cli.targets.preparation import find_source
+    from dispatch_flops.planning.meshes import is_job
+
+    found = find_source(options.target)
+    if not isinstance(found, Factory) or not is_job(found.found) or "mesh" in sizes:
+        return None
+    if options.mesh is None:
+        raise TargetError(f"{options.target} is a job: it has a parameter mesh; add --mesh")
+    if options.optimizer is not None:
+        raise TargetError("--optimizer is for a model; a job has an optimizer of its own")
+    unused = sorted(sizes.keys() - found.variables) if found.variables is not None else []
+    if unused:
+        raise TargetError(f"--set {unused[0]} is not used: {options.target} has no such parameter")
+    job: Callable[..., Any] = found.found
+    return job
+
+
+def _text(planned: Plan | GenerationPlan, options: Namespace) -> str:
+    """Return the plan in the format that is asked for, or that the suffix of --output names."""
+    is_page = options.format == "html" or (
+        options.format == "table" and str(options.output).endswith(".html")
+    )
+    if is_page:
+        return plan_page.render(planned)
+    return plan_table.render(planned, table_style(options.format))
+
+
+def _build(options: Namespace, **sizes: Any) -> tuple[Any, dict[str, Any] | tuple[Any, ...]]:
     """Return the model and its inputs on the meta device; a language model gets labels."""
     from dispatch_flops.cli.targets import parse_shape, prepare
 
@@ -139,7 +225,7 @@ def _build(
         options.target,
         shapes=[parse_shape(text) for text in options.input_shape],
         inputs=options.inputs,
-        dtype=_DTYPES.get(options.dtype, options.dtype),
+        dtype=_name_of_dtype(options) if options.mesh is None else None,
         device="meta",
         variables=sizes,
         notify=print_progress,

@@ -109,8 +109,6 @@ def run_profile(options: Namespace) -> int:
 
 def _run_sweep(options: Namespace) -> int:
     """Run ``sweep``; the values of --set apply at every point."""
-    if options.machine is not None:
-        raise TargetError("--machine is not available for a sweep; omit --machine or --sweep")
     if options.format not in (None, *SWEEP_FORMATS):
         raise TargetError(
             f"--format {options.format} is not available for a sweep; use one of "

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-from dispatch_flops.cli.clusters import find_job, parse_mesh, show_cluster
+from dispatch_flops.cli.cluster_formats import show_cluster
+from dispatch_flops.cli.clusters import find_job, parse_mesh
 from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.output import print_progress
 from dispatch_flops.errors import DispatchFlopsError, TargetError
 
-_FOR_MODELS = ("input_shape", "inputs", "backward", "compile", "set", "sweep")
+_FOR_MODELS = ("input_shape", "inputs", "backward", "compile", "set", "sweep", "operator_latency")
 
 
 def run_profile_on_ranks(options: Namespace) -> int:
@@ -68,7 +69,13 @@ def _profile(job: Any, mesh: Mapping[str, int], options: Namespace) -> Any:
     kind = options.device.partition(":")[0]
     device_mesh = init_device_mesh(kind, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     model, step = as_step(job(device_mesh))
-    with FlopCounterMode(model, display=False, causal=options.causal) as counter:
+    with FlopCounterMode(
+        model,
+        display=False,
+        causal=options.causal,
+        flops=options.flops,
+        memory=options.memory,
+    ) as counter:
         step()
     profile = counter.profile
     run = dataclasses.replace(

@@ -16,11 +16,13 @@ from dispatch_flops.cli.arguments import (
     add_view_options,
     machine_named,
 )
+from dispatch_flops.cli.cluster_formats import show_cluster
 from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.formats import FORMATS, choose_format
 from dispatch_flops.cli.output import emit
 from dispatch_flops.errors import ProfileFormatError, TargetError
 from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cluster import ClusterProfile, is_cluster
 from dispatch_flops.renderers import View
 from dispatch_flops.renderers.terminal import terminal_view
 
@@ -30,6 +32,7 @@ examples:
   dispatch-flops show profile.json
   dispatch-flops show profile.json --format markdown --depth 1
   dispatch-flops show profile.json --output profile.csv
+  dispatch-flops show cluster.json --format comm
   dispatch-flops profile model.py:Net --format json | dispatch-flops show - --fold
 """
 
@@ -54,9 +57,23 @@ def add_show(commands: Commands) -> None:
 
 
 def run_show(options: Namespace) -> int:
-    profile = load_profile(options.file)
-    show_profile(profile, options, machine_named(options.machine, profile.run.device))
+    saved = _load(options.file)
+    if isinstance(saved, ClusterProfile):
+        show_cluster(saved, options)
+    else:
+        show_profile(saved, options, machine_named(options.machine, saved.run.device))
     return OK
+
+
+def _load(path: str) -> Profile | ClusterProfile:
+    """Read a saved profile or the saved profiles of several ranks; raises as ``load_profile``."""
+    text = read_text(path)
+    try:
+        if is_cluster(text):
+            return ClusterProfile.from_json(text)
+        return Profile.from_json(text)
+    except ProfileFormatError as error:
+        raise ProfileFormatError(f"{path}: {error}") from None
 
 
 def add_report(commands: Commands) -> None:

@@ -14,10 +14,12 @@ from dispatch_flops.cli.arguments import (
     TARGET_HELP,
     Commands,
     add_command,
+    add_machine_option,
     add_model_options,
     add_set_option,
     add_table_options,
     add_target_argument,
+    machine_named,
     parse_assignments,
     parse_value,
     table_style,
@@ -25,6 +27,13 @@ from dispatch_flops.cli.arguments import (
 from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.output import csv_text, emit, print_progress, progress_bar
 from dispatch_flops.cli.run import measure
+from dispatch_flops.cli.sweep_machine import (
+    MachineColumn,
+    MachinePoint,
+    columns_for,
+    machine_point,
+    note_on,
+)
 from dispatch_flops.cli.sweep_plot import SweepPlot, add_plot_option, numeric_names, sizes_text
 from dispatch_flops.errors import DispatchFlopsError, TargetError
 from dispatch_flops.profile import MemoryProfile, Profile
@@ -45,16 +54,18 @@ examples:
   dispatch-flops sweep hf:config.json --set seq=128..8192 --device meta --plot scaling.svg
   dispatch-flops sweep model.py:make --input-shape 8,3,32,32 --set width=64,128,256 --format csv
   dispatch-flops sweep hf:config.json --set seq=128..1024 --backward --memory --device meta
+  dispatch-flops sweep hf:config.json --set batch=1..64 --device meta --machine H100 --plot p.svg
 """
 _MAX_POINTS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One point of a sweep: its sizes and its profile."""
+    """One point of a sweep: its sizes, its profile and, with --machine, what that allows."""
 
     sizes: Mapping[str, Any]
     profile: Profile
+    point: MachinePoint | None = None
 
 
 def add_sweep(commands: Commands) -> None:
@@ -64,18 +75,26 @@ def add_sweep(commands: Commands) -> None:
     add_model_options(parser)
     add_table_options(parser, *SWEEP_FORMATS)
     add_plot_option(parser)
+    add_machine_option(
+        parser,
+        "show the least time, attainable rate and MFU ceiling on a machine, in the plot as well: a "
+        "name such as H100, measure for this machine, or the path of a JSON file",
+    )
     parser.set_defaults(run=run_sweep)
 
 
 def run_sweep(options: Namespace) -> int:
     grid = points(parse_assignments(options.set))
     plot = None if options.plot is None else SweepPlot.of_grid(grid, options.plot)
+    machine = machine_named(options.machine, options.device)
     rows: list[Row] = []
     try:
         with progress_bar(len(grid)) as advance:
             for sizes in grid:
                 advance(sizes_text(sizes))
-                rows.append(Row(sizes=sizes, profile=measure(options, sizes)))
+                profile = measure(options, sizes)
+                point = None if machine is None else machine_point(profile, machine)
+                rows.append(Row(sizes=sizes, profile=profile, point=point))
     except (DispatchFlopsError, KeyboardInterrupt):
         if rows:
             print_progress(f"the sweep ended early: {len(rows)} of {len(grid)} points are shown")
@@ -84,7 +103,11 @@ def run_sweep(options: Namespace) -> int:
     _show(rows, options)
     if plot is not None:
         is_lower_bound = any(row.profile.is_lower_bound for row in rows)
-        plot.write([row.profile.total().flops for row in rows], is_lower_bound=is_lower_bound)
+        plot.write(
+            [row.profile.total().flops for row in rows],
+            is_lower_bound=is_lower_bound,
+            points=[row.point for row in rows if row.point is not None],
+        )
     return OK
 
 
@@ -94,6 +117,8 @@ def _show(rows: Sequence[Row], options: Namespace) -> None:
     else:
         style = table_style(options.format)
         parts = [_table(rows, style), _scaling_table(rows, style)]
+        if rows[0].point is not None:
+            parts.append(note_on(rows[0].point.machine))
         text = "\n\n".join(part for part in parts if part)
     emit(text, options.output)
 
@@ -139,6 +164,7 @@ def parse_values(name: str, text: str) -> list[Any]:
 def _table(rows: Sequence[Row], style: Style) -> str:
     is_timed = any(latency_of(row.profile.root) is not None for row in rows)
     has_peaks = any(row.profile.memory is not None for row in rows)
+    added = _machine_columns(rows)
     header = [
         *rows[0].sizes,
         "Params",
@@ -147,6 +173,7 @@ def _table(rows: Sequence[Row], style: Style) -> str:
         "Bytes",
         *(["Peak memory"] if has_peaks else []),
         *(["fwd latency"] if is_timed else []),
+        *(column.heading for column in added),
     ]
     cells = []
     for row in rows:
@@ -160,8 +187,17 @@ def _table(rows: Sequence[Row], style: Style) -> str:
         ]
         if has_peaks:
             line.append(_peak_text(row.profile.memory))
-        cells.append([*line, seconds_text(latency_of(row.profile.root))] if is_timed else line)
+        if is_timed:
+            line.append(seconds_text(latency_of(row.profile.root)))
+        if row.point is not None:
+            line += [column.text(column.value(row.point)) for column in added]
+        cells.append(line)
     return table(header, cells, ["right"] * len(header), style)
+
+
+def _machine_columns(rows: Sequence[Row]) -> tuple[MachineColumn, ...]:
+    """Return the columns of --machine; none without it."""
+    return () if rows[0].point is None else columns_for([row.profile for row in rows])
 
 
 def _peak_text(memory: MemoryProfile | None) -> str:
@@ -208,10 +244,12 @@ def _csv(rows: Sequence[Row]) -> str:
     figures = ["params", "macs", "flops", "bytes", "latency_s", "lower_bound"]
     if any(row.profile.memory is not None for row in rows):
         figures.append("peak_bytes")
-    return csv_text([*rows[0].sizes, *figures], map(_csv_row, rows))
+    added = _machine_columns(rows)
+    names = [*rows[0].sizes, *figures, *(column.name for column in added)]
+    return csv_text(names, (_csv_row(row, added) for row in rows))
 
 
-def _csv_row(row: Row) -> list[Any]:
+def _csv_row(row: Row, added: Sequence[MachineColumn]) -> list[Any]:
     total = row.profile.total()
     return [
         *row.sizes.values(),
@@ -222,4 +260,9 @@ def _csv_row(row: Row) -> list[Any]:
         latency_of(row.profile.root),
         int(row.profile.is_lower_bound),
         *([] if row.profile.memory is None else [row.profile.memory.peak_bytes]),
+        *(_plain(column.value(row.point)) for column in added if row.point is not None),
     ]
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else value

@@ -1,7 +1,8 @@
-"""The plot of a sweep: FLOPs over one size, with a curve for each combination of the others."""
+"""The plot of a sweep: figures over one size, with a curve for each combination of the others."""
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from dispatch_flops.cli.output import write_file
+from dispatch_flops.cli.sweep_machine import MachinePoint
 from dispatch_flops.errors import ConfigError, TargetError
-from dispatch_flops.renderers import plots
+from dispatch_flops.renderers import plots, scaling_panels
+from dispatch_flops.renderers.scaling_panels import Panel
+from dispatch_flops.units import bytes_text
 
 Sizes = Mapping[str, Any]
 
@@ -22,8 +26,8 @@ def add_plot_option(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        help="plot FLOPs over the size with the most values, as .png, .svg or .pdf (needs the "
-        "extra plots)",
+        help="plot FLOPs over the size with the most values, and what --machine allows there, as "
+        ".png, .svg or .pdf (needs the extra plots)",
     )
 
 
@@ -59,23 +63,61 @@ class SweepPlot:
         xs = tuple(sizes[axis] for sizes in grid)
         return cls(path=Path(path), axis=axis, xs=xs, curves=tuple(curves))
 
-    def write(self, flops: Sequence[int], *, is_lower_bound: bool) -> None:
-        """Draw the plot and write the file. ``flops`` has a value for each point of the grid."""
-        points = sorted(zip(self.curves, self.xs, flops, strict=True), key=lambda point: point[1])
-        counts = {
-            curve: [count for name, _, count in points if name == curve]
-            for curve in dict.fromkeys(self.curves)
-        }
-        format = cast(plots.Format, self.path.suffix.lower()[1:])
+    def write(
+        self,
+        flops: Sequence[int],
+        *,
+        is_lower_bound: bool,
+        points: Sequence[MachinePoint] = (),
+    ) -> None:
+        """Draw the plot and write the file.
+
+        flops: a value for each point of the grid. points: what a machine allows there, if asked.
+        """
         label = "≥ FLOPs" if is_lower_bound else "FLOPs"
+        counts = self._curves(flops)
+        format = cast(plots.Format, self.path.suffix.lower()[1:])
         xs = sorted(set(self.xs))
         try:
-            content = plots.scaling(
-                xs, counts, size_name=self.axis, count_name=label, format=format
-            )
+            if points:
+                panels = [Panel(name=label, curves=counts), *self._panels(points)]
+                content = scaling_panels.render(xs, panels, size_name=self.axis, format=format)
+            else:
+                content = plots.scaling(
+                    xs, counts, size_name=self.axis, count_name=label, format=format
+                )
         except ConfigError as error:
             raise TargetError(f"--plot: {error}") from None
         write_file(self.path, content)
+
+    def _curves(self, values: Sequence[float]) -> dict[str, list[float]]:
+        """Return ``{curve: values in the order of the axis}``."""
+        points = sorted(zip(self.curves, self.xs, values, strict=True), key=lambda point: point[1])
+        return {
+            curve: [value for name, _, value in points if name == curve]
+            for curve in dict.fromkeys(self.curves)
+        }
+
+    def _panels(self, points: Sequence[MachinePoint]) -> list[Panel]:
+        """Return a panel for each figure of the machine that is known at some point."""
+        machine = points[0].machine
+        seconds = [point.bounds.least_s for point in points]
+        rates = [point.attainable_flops_per_s for point in points]
+        ceilings = [point.bounds.mfu_ceiling[0] for point in points]
+        peaks = [point.peak_bytes for point in points]
+        capacity = machine.memory_bytes
+        limit = None if capacity is None else (f"{bytes_text(capacity)} of memory", capacity)
+        panels = [
+            Panel(name="least seconds", curves=self._known(seconds)),
+            Panel(name="attainable FLOP/s", curves=self._known(rates), is_logarithmic=False),
+            Panel(name="MFU ceiling", curves=self._known(ceilings), is_logarithmic=False),
+            Panel(name="bytes at the peak", curves=self._known(peaks), limit=limit),
+        ]
+        return [panel for panel in panels if panel.has_values]
+
+    def _known(self, values: Sequence[float | None]) -> dict[str, list[float]]:
+        """Return the curves with NaN, which is not drawn, for each unknown value."""
+        return self._curves([math.nan if value is None else value for value in values])
 
 
 def numeric_names(grid: Sequence[Sizes]) -> list[str]:

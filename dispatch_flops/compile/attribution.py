@@ -38,6 +38,7 @@ class NodeAttribution:
     parameter_positions: positions, among the inputs of the function, of its own module's
         parameters, and of those below it.
     is_of_compiled_autograd: the function is a backward pass that torch.compile traced.
+    classes: of the modules that the function calls, and of its own.
     """
 
     def __init__(self, names: ModuleNames, traced: fx.GraphModule) -> None:
@@ -47,6 +48,7 @@ class NodeAttribution:
         self.is_of_compiled_autograd = self.function_id.startswith("!")
         self._own_module: nn.Module | None = None
         self.fqn = self._find_own_fqn(traced)
+        self.classes = dict.fromkeys((*_called_classes(traced), type(self._own_module)))
         self.used_params = {id(p) for _, _, p in _inputs(traced) if isinstance(p, nn.Parameter)}
         own = self._own_parameters(traced)
         self.parameter_positions = frozenset(own)
@@ -182,6 +184,13 @@ def phase_of(node: fx.Node, *, is_backward: bool) -> Phase:
     called = [name for name, _ in node.meta.get("source_fn_stack") or ()]
     is_gradient = any(str(name).startswith(_GRADIENTS) for name in called)
     return "backward" if is_gradient or tag.endswith("backward") else "forward"
+
+
+def _called_classes(traced: fx.GraphModule) -> Iterator[type]:
+    for node in traced.graph.nodes:
+        for _, cls in (node.meta.get("nn_module_stack") or {}).values():
+            if isinstance(cls, type):
+                yield cls
 
 
 def _all_modules(names: ModuleNames) -> Iterator[nn.Module]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from dispatch_flops import _torch
+from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.compilers import Compiler
 from dispatch_flops.compile.eager_parts import EagerParts
@@ -27,8 +28,11 @@ from dispatch_flops.compile.graph_runs import (
     uncounted_calls,
 )
 from dispatch_flops.compile.step import Step
+from dispatch_flops.compile.step_parts import StepParts
 from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.first_call import call_facts
+from dispatch_flops.counting.meter_totals import Part, sample_count
+from dispatch_flops.counting.metered_run import MeteredRun
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
@@ -62,6 +66,8 @@ def counting_backend(
     flops: Flops = "all",
     custom_mapping: Mapping[Any, Formula] | None = None,
     strict: bool = False,
+    machine: Machine | None = None,
+    window: int = 100,
 ) -> CountingBackend:
     """Return a backend for ``torch.compile(model, backend=...)`` that counts what its graphs run.
 
@@ -76,16 +82,20 @@ def counting_backend(
     model: the model or models whose modules ``profile()`` names; None: it has totals only.
     mode, options: those of ``torch.compile``; one of them, and neither for "aot_eager".
     causal, flops, custom_mapping: as in ``FlopCounterMode``. Formulas of module classes are not
-        asked: the operators of such a module are counted, and a note of the profile says so.
+        asked: the operators of such a module are counted. An UncountedWarning, issued once for each
+        class, and a note of the profile say so.
     strict: ``step()`` and ``total()`` raise UncountedOpsError if something that ran has no known
         cost. Without it (the default) they issue an UncountedWarning, once.
+    machine: machine whose peaks MFU and HFU refer to; None (the default) for the device of
+        ``model``, if its peaks are known.
+    window: number of steps of ``window`` (default 100).
 
     Modules of one class may share a compiled graph, if they are compiled one by one or after a
     graph break. Each is shown with its own runs if it has parameters; without, the first of them is
     shown with the cost of all. Totals are exact either way.
 
     Raises TargetError for a backend that torch does not know and for a model that is not one, and
-    ConfigError for a mode, options or convention that is not allowed.
+    ConfigError for a mode, options, convention or window that is not allowed.
     """
     return CountingBackend(
         Compiler(backend, mode, options),
@@ -93,13 +103,19 @@ def counting_backend(
         conventions=Conventions(causal=causal, flops=flops),
         own_rules=registry.rules_from(custom_mapping or {}),
         strict=strict,
+        machine=machine,
+        window=window,
     )
 
 
-class CountingBackend:
+class CountingBackend(MeteredRun):
     """Backend that counts the runs of the graphs that it compiles.
 
     ``counting_backend`` makes one and has an example. graphs: the cost of each compiled graph.
+
+    It has the readings of ``FlopMeter``: ``last_step``, ``window`` and ``run``, their totals and
+    rates, and the state of a run. A step ends with a call of ``step()``. Rates are of the steps in
+    which nothing was compiled.
 
     Example::
 
@@ -107,7 +123,8 @@ class CountingBackend:
         compiled = torch.compile(model, backend=backend)
         for _ in range(3):
             compiled(x).sum().backward()
-            print(backend.step().total.macs)  # of this step
+            print(backend.step(samples=len(x)).total.macs)  # of this step
+        print(backend.total_flops, backend.window.flops_per_s)
         print(backend.profile().by_module("backward"))
     """
 
@@ -119,18 +136,26 @@ class CountingBackend:
         conventions: Conventions,
         own_rules: Mapping[Any, registry.Rule],
         strict: bool,
+        machine: Machine | None,
+        window: int,
     ) -> None:
+        super().__init__(machine, window)
         self.graphs: list[GraphCost] = []
+        self._step_parts = StepParts(self.graphs)
         self._compiler = compiler
         self._names = ModuleNames(models)
         self._conventions = conventions
         self._own_rules = own_rules
         self._strict = strict
         self._warned = False
-        self._eager_parts = EagerParts()
+        self._compiled_classes: dict[type, None] = {}
+        self._warned_of: set[type] = set()
+        self._eager_parts = EagerParts(self)
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
         self._runs_at_last_step: Counter[GraphRun] = Counter()
-        self._last_step_s = time.perf_counter()
+        self._graphs_at_last_step = 0
+        self._now = time.perf_counter
+        self._last_step_s = self._now()
 
     def __call__(
         self,
@@ -147,6 +172,7 @@ class CountingBackend:
         self._eager_parts.read()
         with _torch.modes_disabled():
             attribution = NodeAttribution(self._names, graph)
+        self._compiled_classes |= attribution.classes
         if attribution.is_of_compiled_autograd:
             _torch.keep_node_meta(graph)
         if self._first_call is None:
@@ -164,27 +190,48 @@ class CountingBackend:
         """Return the backend itself: a copy of a compiled model runs the same compiled code."""
         return self
 
-    def step(self) -> Step:
+    def __repr__(self) -> str:
+        return f"<CountingBackend of {len(self.graphs)} graphs: {self.run.text()}>"
+
+    def step(self, samples: int | None = None, tokens: int | None = None) -> Step:
         """Return what ran since the previous call, or since the backend was made.
+
+        samples, tokens: the numbers of them in the step, for the rates; None if not known.
 
         Code that ``torch.compile`` left eager is in ``Step.uncounted``, with the number 1, from the
         step on in which it was found.
 
-        Raises UncountedOpsError under ``strict`` if some of it has no known cost.
+        Raises ConfigError if ``samples`` or ``tokens`` is not a count, and UncountedOpsError under
+        ``strict`` if something has no known cost.
         """
-        now = time.perf_counter()
+        size = sample_count(samples) or 0, sample_count(tokens, "tokens") or 0
+        now = self._now()
         runs = runs_of(self.graphs)
         new = runs - self._runs_at_last_step
         seconds, self._last_step_s = now - self._last_step_s, now
         self._runs_at_last_step = runs
+        has_compiled = self._graphs_at_last_step != len(self.graphs)
+        self._graphs_at_last_step = len(self.graphs)
+        left_eager = self._eager_parts.found()
         with _torch.modes_disabled():
             costs = costs_by_phase(self.graphs, new)
-        return Step(costs=costs, seconds=seconds, uncounted=self._report_uncounted(new))
+            parts = self._step_parts.of(new, left_eager)
+        self._totals.add((parts, None if has_compiled else seconds, *size))
+        return Step(costs=costs, seconds=seconds, uncounted=self._report_uncounted(new, left_eager))
+
+    def _parts(self) -> Iterable[Part]:
+        return self._step_parts.all()
+
+    def _all_modules(self) -> Iterable[nn.Module]:
+        return self._names.modules()
+
+    def _forget_parts(self) -> None:
+        self._step_parts = StepParts(self.graphs)
 
     def total(self) -> OpCost:
         """Return the cost of all runs so far; raises as ``step`` does."""
         runs = runs_of(self.graphs)
-        self._report_uncounted(runs)
+        self._report_uncounted(runs, self._eager_parts.found())
         with _torch.modes_disabled():
             return add_costs(costs_by_phase(self.graphs, runs).values())
 
@@ -195,6 +242,7 @@ class CountingBackend:
         """
         with _torch.modes_disabled():
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
+            self._warn_of_formulas(stacklevel=3)
             for cls in self._classes_with_formulas():
                 notes[f"{name_of(cls)}: its operators are counted; {_NO_CALLS}"] = None
             module_phases, notes_on_runs = module_phases_of(self.graphs, runs_of(self.graphs))
@@ -213,9 +261,17 @@ class CountingBackend:
             )
 
     def _classes_with_formulas(self) -> list[type]:
-        """Return the classes of the model's modules that have a formula."""
+        """Return the classes of compiled modules that have a formula."""
         rules = registry.module_rules(self._own_rules)
-        return [cls for cls in {type(m): None for m in self._names.modules()} if cls in rules]
+        return [cls for cls in self._compiled_classes if cls in rules]
+
+    def _warn_of_formulas(self, stacklevel: int) -> None:
+        """Warn, once of each class, that its formula is not asked."""
+        for cls in self._classes_with_formulas():
+            if cls not in self._warned_of:
+                self._warned_of.add(cls)
+                text = f"the operators of {name_of(cls)} are counted: {_NO_CALLS}"
+                warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
 
     def _facts_of_running_model(self) -> dict[str, Any] | None:
         """Return the facts of the call of a model that is running now; None if none is."""
@@ -231,9 +287,10 @@ class CountingBackend:
         if self._first_call is not None and torch.is_inference_mode_enabled():
             self._first_call["grad_mode"] = "inference"
 
-    def _report_uncounted(self, runs: Runs) -> dict[str, int]:
+    def _report_uncounted(self, runs: Runs, left_eager: Iterable[CallCost]) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
-        costs: Counter[CallCost] = Counter(self._eager_parts.found())
+        self._warn_of_formulas(stacklevel=4)
+        costs: Counter[CallCost] = Counter(left_eager)
         with _torch.modes_disabled():
             costs += uncounted_calls(self.graphs, runs)
         found: Counter[str] = Counter()

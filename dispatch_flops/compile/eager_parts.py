@@ -1,14 +1,16 @@
 """Names of the code that ``torch.compile`` left to run eagerly, whose cost is in no graph.
 
 Such code follows a graph break, or is a whole function that could not be compiled or has exceeded
-the recompile limit. ``torch.compile`` records it for the whole process, so that code of other
-compiled functions is named, too.
+the recompile limit. A graph break is named for the backend that torch.compile compiled for. A whole
+function is named for every backend: torch.compile marks its code, so that no backend gets it, and
+records that once in a process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,44 @@ _FOLDERS = frozenset(Path(str(m.__file__)).parent for m in (contextlib, logging,
 _PRINTING = ("Failed to trace builtin operator", "`print`")
 
 
-class EagerParts:
-    """Collects what was left eager since this object was made."""
+class _BreakOwners:
+    """For which backends the graphs of this process ended early, where that was seen."""
 
     def __init__(self) -> None:
+        self._owners: dict[int, int] = {}  # ids of a reason and of a backend
+        self._compiling: tuple[int, Any] = (0, None)
+
+    def watch(self) -> None:
+        """Follow compilations from now on."""
+        if _torch.call_at_compilations(self._begin, self._end):
+            self._owners.clear()
+
+    def is_of_other(self, reason: Any, backend: Any) -> bool:
+        """Return True if the graph was compiled for another backend."""
+        return self._owners.get(id(reason), id(backend)) != id(backend)
+
+    def _begin(self, _: Any) -> None:
+        self._compiling = len(_torch.graph_breaks()), _torch.compiling_backend()
+
+    def _end(self, _: Any) -> None:
+        known, backend = self._compiling
+        if backend is not None:
+            for reason in _torch.graph_breaks()[known:]:
+                self._owners[id(reason)] = id(backend)
+
+
+_BREAK_OWNERS = _BreakOwners()
+
+
+class EagerParts:
+    """Collects what was left eager since this object was made.
+
+    backend: whose graphs are counted.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = weakref.ref(backend)
+        _BREAK_OWNERS.watch()
         self._found: dict[str, CallCost] = {}
         self._breaks = len(_torch.graph_breaks())
         self._last_compilation = _last(_torch.compilations())
@@ -46,9 +82,12 @@ class EagerParts:
 
     def read(self) -> None:
         """Read what torch has recorded; it keeps the last compilations only."""
-        breaks = _torch.graph_breaks()
+        breaks, backend = _torch.graph_breaks(), self._backend()
+        _BREAK_OWNERS.watch()
         for reason in breaks[min(self._breaks, len(breaks)) :]:
-            if not _is_without_arithmetic(reason.reason):
+            if not (
+                _is_without_arithmetic(reason.reason) or _BREAK_OWNERS.is_of_other(reason, backend)
+            ):
                 self._add(*_where(reason.user_stack), reason.reason)
         self._breaks = len(breaks)
         for record in self._new_compilations():

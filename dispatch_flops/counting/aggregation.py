@@ -14,6 +14,8 @@ from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OpTotal, sum_known
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase, add_costs
 
+_NOT_MEASURED: Mapping[CallCost, float] = {}
+
 
 class _Key(NamedTuple):
     """What the calls of one sum have in common.
@@ -55,8 +57,10 @@ class CallAggregator:
         with self._lock:
             for found in module_phases:
                 counts, found.counts = found.counts, defaultdict(int)
-                seconds, found.seconds = found.seconds, defaultdict(float)
-                _add_calls(self._sums, _Calls(found.fqn, found.phase, counts, seconds))
+                seconds, found.seconds = found.seconds, None
+                _add_calls(
+                    self._sums, _Calls(found.fqn, found.phase, counts, seconds or _NOT_MEASURED)
+                )
 
     def including(self, module_phases: Iterable[ModulePhase]) -> RecordedCalls:
         """Return the calls aggregated so far and those recorded in ``module_phases``.
@@ -66,10 +70,16 @@ class CallAggregator:
         with self._lock:
             sums = {key: replace(total) for key, total in self._sums.items()}
             calls = [
-                _Calls(found.fqn, found.phase, found.counts.copy(), found.seconds.copy())
+                _Calls(
+                    found.fqn,
+                    found.phase,
+                    {**found.counts},
+                    {**found.seconds} if found.seconds else _NOT_MEASURED,
+                )
                 for found in module_phases
+                if found.counts or found.seconds
             ]
-        return RecordedCalls(sums, [found for found in calls if found.counts or found.seconds])
+        return RecordedCalls(sums, calls)
 
 
 class _Calls(NamedTuple):

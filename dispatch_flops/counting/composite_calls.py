@@ -100,7 +100,7 @@ class _SecondsOfParts(defaultdict[CallCost, float]):
         if self._owner is None:
             super().__setitem__(part, seconds)
         else:
-            self._owner.seconds[self._cost or part] += seconds
+            self._owner.add_seconds(self._cost or part, seconds)
 
     def __missing__(self, part: CallCost) -> float:
         return 0.0

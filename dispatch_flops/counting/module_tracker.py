@@ -255,7 +255,11 @@ class Tracker:
         if thread.gradients is None:
             thread.gradients = self.names.storages_of_gradients()
         if not thread.is_on_gradients and thread.gradients:
-            thread.is_on_gradients = not thread.gradients.isdisjoint(storages_of(args))
+            storages = storages_of(args)
+            if not thread.gradients.isdisjoint(storages):
+                # Memory of a gradient that is gone may hold something else.
+                thread.gradients = self.names.storages_of_gradients()
+                thread.is_on_gradients = not thread.gradients.isdisjoint(storages)
         return thread.is_on_gradients
 
     def _callers_in_backward(self, thread: ThreadState) -> list[ModuleName]:

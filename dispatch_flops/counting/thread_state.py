@@ -27,13 +27,19 @@ _TIMELINE = 2**18  # changes of module kept; nodes that are older belong to no m
 class ModulePhase:
     """A module (or a named part of the outside) in one phase, and the calls recorded there.
 
-    counts: number of calls by cost. seconds: their time by cost, where it is measured.
+    counts: number of calls by cost. seconds: their time by cost; None where it is not measured.
     """
 
     fqn: str
     phase: Phase
     counts: defaultdict[CallCost, int] = field(default_factory=partial(defaultdict, int))
-    seconds: defaultdict[CallCost, float] = field(default_factory=partial(defaultdict, float))
+    seconds: defaultdict[CallCost, float] | None = None
+
+    def add_seconds(self, cost: CallCost, seconds: float) -> None:
+        """Add the time of a call."""
+        if self.seconds is None:
+            self.seconds = defaultdict(float)
+        self.seconds[cost] += seconds
 
 
 @dataclass(slots=True, eq=False)

@@ -26,11 +26,15 @@ class SimulatedTensorMode(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.values_read = 0
-        self._works: list[Any] = []
+        self._works = _torch.CompletedWorks()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "namespace", None) == "c10d":
-            return _torch.completed_communication(func, args, self._works)
+        self._works.hand_over()
+        match getattr(func, "namespace", None):
+            case "c10d":
+                return _torch.completed_communication(func, args, self._works)
+            case "_c10d_functional" if func.name() in _torch.RESULT_OPERATORS:
+                return _torch.collective_result(func, args[0])
         if func is _ITEM and (value := self._read(args[0])) is not None:
             return value
         return super().__torch_dispatch__(func, types, args, kwargs)

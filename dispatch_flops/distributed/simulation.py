@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dispatch_flops.distributed.fake_tensors import SimulatedTensorMode
+from dispatch_flops.distributed.library_checks import without_tracing_checks
 from dispatch_flops.distributed.messages import (
     Mailbox,
     MessageKey,
@@ -20,6 +22,7 @@ from dispatch_flops.distributed.messages import (
     MissingMessageError,
 )
 from dispatch_flops.distributed.shards import Shard, classes, observed_shards, ranks_by_stage
+from dispatch_flops.distributed.verification import differences
 from dispatch_flops.distributed.virtual_rank import virtual_rank
 from dispatch_flops.distributed.watchdog import time_limit
 from dispatch_flops.errors import ConfigError, TargetError
@@ -27,18 +30,20 @@ from dispatch_flops.operators.conventions import Causal, Flops, Target
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.memory import FollowMemory
-from dispatch_flops.profile.mesh_positions import mesh_dims
+from dispatch_flops.profile.mesh_positions import mesh_dims, ranks_text
 from dispatch_flops.profilers.counter import FlopCounterMode
 
 Job = Callable[[DeviceMesh], Any]
 
 _NOTE = "simulated in one process, without data and without the other ranks"
 _FILLED = (
-    "{} ranks were not simulated: each has the figures of one of {} simulated ranks of the same "
+    "{} not simulated: each has the figures of one of {} simulated ranks of the same "
     "pipeline stage and the same sizes of parameter shards; communication names the groups of that "
     "rank; ranks that differ otherwise, as by uneven sequences or code that asks for its rank, are "
     "not told apart: name them in ranks="
 )
+_VERIFIED = "verified: the counts of rank {}, chosen at random, equal those of a representative"
+_DIFFERS = "rank {} differs from rank {}, which represents it: {}; name such ranks in ranks="
 _VALUES_READ = (
     "values were read {} times, as by .item(), and each was taken as 1: costs that depend on data, "
     "such as tokens per expert, may differ on a real run"
@@ -55,6 +60,7 @@ def simulate(
     target: Target = "cpu",
     memory: FollowMemory = False,
     memory_rounding: int = 1,
+    verify: bool = False,
     timeout_s: float | None = 600.0,
 ) -> ClusterProfile:
     """Profile one step of ranks of a cluster, in this process and without the cluster.
@@ -81,6 +87,9 @@ def simulate(
         distinct kind, and fills the cluster from them: one of each pipeline stage, and one of each
         set of ranks whose parameter shards have equal shapes.
     causal, flops, target, memory, memory_rounding: as for FlopCounterMode.
+    verify: also simulate one more rank of each kind, which a generator of random numbers with a
+        fixed seed chooses. Notes of the cluster say where it differs from the rank that represents
+        it, or that none differs. It has its own profile.
     timeout_s: longest time for one rank, in seconds; None for no limit. Other threads than the
         main one have no limit.
 
@@ -89,12 +98,14 @@ def simulate(
     A value that the step reads, as ``.item()`` does, is 1; a note of the cluster says so, because
     costs that depend on data may be different on a real run, such as those of experts.
 
-    Raises ConfigError for an unusable mesh or a rank outside it, and TargetError if the job does
-    not return a step, if it does not end, or if a process group exists already. What the job
-    raises is raised here, with a note that names the rank.
+    Raises ConfigError for an unusable mesh, a rank outside it, and ``verify`` with given ranks.
+    Raises TargetError if the job does not return a step, if it does not end, or if a process group
+    exists already. What the job raises is raised here, with a note that names the rank.
     """
     dims = _checked_mesh(mesh)
     chosen = _checked_ranks(ranks, math.prod(dims.values()))
+    if verify and chosen is not None:
+        raise ConfigError('verify=True needs representatives; pass ranks="representative"')
     if distributed.is_initialized():
         raise TargetError(
             "a process group exists already; call destroy_process_group() first, or simulate in a "
@@ -115,7 +126,7 @@ def simulate(
         timeout_s,
     )
     if chosen is None:
-        return simulator.representatives()
+        return simulator.representatives(verify=verify)
     return simulator.cluster(chosen)
 
 
@@ -142,8 +153,13 @@ class _Simulator:
         """Return the profiles of these ranks."""
         return self._cluster({rank: self._profile(rank) for rank in ranks}, {})
 
-    def representatives(self) -> ClusterProfile:
-        """Return a profile of one rank of each kind, and the ranks that each stands for."""
+    def representatives(self, *, verify: bool) -> ClusterProfile:
+        """Return a profile of one rank of each kind, and the ranks that each stands for.
+
+        verify: also return one of a random other rank of each kind, and what the two differ in.
+        """
+        generator = random.Random(0)
+        compared: dict[int, int] = {}
         profiles: dict[int, Profile] = {}
         represented: dict[int, int] = {}
         for stage in ranks_by_stage(self._mesh):
@@ -152,14 +168,24 @@ class _Simulator:
                 if head not in profiles:
                     profiles[head] = self._profile(head)
                 represented |= dict.fromkeys(others, head)
-        return self._cluster(profiles, represented)
+                if verify and others:
+                    compared[generator.choice(others)] = head
+        for rank in compared:
+            profiles[rank] = self._profile(rank)
+            del represented[rank]
+        notes = _verification_notes(profiles, compared)
+        return self._cluster(profiles, represented, notes)
 
     def _cluster(
-        self, profiles: Mapping[int, Profile], represented: Mapping[int, int]
+        self,
+        profiles: Mapping[int, Profile],
+        represented: Mapping[int, int],
+        verification: Iterable[str] = (),
     ) -> ClusterProfile:
         notes = [_NOTE]
         if represented:
-            notes.append(_FILLED.format(len(represented), len(profiles)))
+            notes.append(_FILLED.format(_were(len(represented)), len(profiles)))
+        notes += verification
         if self._values_read:
             notes.append(_VALUES_READ.format(self._values_read))
         return ClusterProfile(
@@ -206,7 +232,7 @@ class _Simulator:
                 model, step = as_step(self._job(device_mesh))
                 counter = self._new_counter(model)
                 mode.values_read = 0
-                with observed_shards() as shards, counter:
+                with observed_shards() as shards, without_tracing_checks(), counter:
                     step()
         except MissingMessageError:
             raise
@@ -221,6 +247,26 @@ class _Simulator:
         place = {"world_size": self._world_size, "mesh": mesh_dims(rank, self._mesh)}
         run = dataclasses.replace(profile.run, rank=rank, **place)  # type: ignore[arg-type]
         return dataclasses.replace(profile, run=run)
+
+
+def _were(ranks: int) -> str:
+    return "1 rank was" if ranks == 1 else f"{ranks} ranks were"
+
+
+def _verification_notes(
+    profiles: Mapping[int, Profile], compared: Mapping[int, int]
+) -> Iterator[str]:
+    """Yield what the compared ranks differ in from their representatives.
+
+    compared: ``{rank: its representative}``.
+    """
+    found = {rank: differences(profiles[head], profiles[rank]) for rank, head in compared.items()}
+    for rank, texts in found.items():
+        if texts:
+            yield _DIFFERS.format(rank, compared[rank], ", ".join(texts))
+    equal = [rank for rank, texts in found.items() if not texts]
+    if equal:
+        yield _VERIFIED.format(ranks_text(equal))
 
 
 def as_step(result: Any) -> tuple[Any, Callable[[], Any]]:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -71,6 +72,10 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     # All ranks run one program here, so the shapes of their parameters agree.
     ddp = importlib.import_module(_torch.DDP_MODULE)
     yield ddp, _torch.DDP_VERIFY, lambda *args, **kwargs: None
+    for module in _torch.modules_that_ask_for_tracing():
+        yield module, _torch.ARE_WE_TRACING, torch.compiler.is_dynamo_compiling
+    parameter = _torch.fsdp_param_class()
+    yield parameter, "reset_sharded_param", _padding_once(parameter.reset_sharded_param)
     schedule = _torch.pipeline_schedule_class()
     if hasattr(schedule, "_warmup_p2p"):
         yield schedule, "_warmup_p2p", _agreeing(schedule._warmup_p2p, mode)
@@ -81,6 +86,22 @@ def _with_real_tensors(member: Any) -> Any:
         assert member.fget is not None
         return property(outside_fake_mode(member.fget))
     return outside_fake_mode(member)
+
+
+def _padding_once(reset: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return FSDP2's reset of a sharded parameter, which keeps a shard that it has padded."""
+
+    def run(parameter: Any) -> None:
+        module = parameter._module_info
+        current = getattr(module.module, module.param_name)
+        kept = parameter._sharded_param_data.untyped_storage()
+        if current is parameter.sharded_param and (
+            current._local_tensor.untyped_storage()._cdata == kept._cdata
+        ):
+            return
+        reset(parameter)
+
+    return run
 
 
 def _agreeing(warm_up: Callable[..., None], mode: SimulatedTensorMode) -> Callable[..., None]:

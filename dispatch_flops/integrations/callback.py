@@ -43,9 +43,10 @@ class StepCallback(ProfiledStep):
         ``module_depth``, ``detailed`` and ``output_file`` apply to the printout.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device's own
         peaks, if they are known.
-    every_step: follow every step with a ``FlopMeter``, as ``meter``, and log ``mfu`` and
-        ``flops_per_s`` of the last 100 steps and ``model_flops`` of the run, summed over ranks
-        (default False). No step is then profiled, unless ``profile_step`` or ``config`` is given.
+    every_step: follow every step with a ``FlopMeter``, as ``meter``, and log ``mfu``,
+        ``flops_per_s`` and ``tokens_per_s`` of the last 100 steps and ``model_flops`` of the run,
+        summed over ranks (default False). No step is then profiled, unless ``profile_step`` or
+        ``config`` is given.
 
     Raises ConfigError for a wrong step or configuration.
     """
@@ -67,6 +68,8 @@ class StepCallback(ProfiledStep):
         super().__init__(loaded)
         self.machine = machine
         self.meter: FlopMeter | None = None  # of the current run, from its first step on
+        self._resumed: Mapping[str, Any] = {}  # state of the meter of the run that is resumed
+        self._tokens = 0  # of the step that runs
         self._every_step = every_step
         self._metered: AbstractContextManager[None] | None = None  # the step that runs now
         self._now = now
@@ -116,9 +119,28 @@ class StepCallback(ProfiledStep):
             self._devices.synchronize()
             self._begun_s = self._now()
         if self._every_step:
-            self.meter = self.meter or FlopMeter(model, machine=self.machine, now=self._now)
+            self._tokens = 0
+            self.meter = self.meter or self._make_meter(model)
             self._metered = self.meter.step()
             self._metered.__enter__()
+
+    def _make_meter(self, model: nn.Module) -> FlopMeter:
+        meter = FlopMeter(model, machine=self.machine, now=self._now)
+        if self._resumed:
+            meter.load_state_dict(self._resumed)
+            self._resumed = {}
+        return meter
+
+    def saved_totals(self) -> dict[str, Any]:
+        """Return the state of the meter, for a checkpoint; ``{}`` without ``every_step``."""
+        return {} if self.meter is None else self.meter.state_dict()
+
+    def resume(self, totals: Mapping[str, Any]) -> None:
+        """Continue totals with the next run.
+
+        totals: what ``saved_totals`` returned; ``{}`` to begin with 0.
+        """
+        self._resumed = totals
 
     def figures(self) -> dict[str, float]:
         """Return what ``every_step`` logs, of all ranks; every rank must call this.
@@ -132,6 +154,7 @@ class StepCallback(ProfiledStep):
             "mfu": window.mfu,
             "model_flops": run.model_flops,
             "flops_per_s": window.flops_per_s,
+            "tokens_per_s": window.tokens_per_s,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -140,9 +163,13 @@ class StepCallback(ProfiledStep):
         """True during a step that is profiled or timed."""
         return self._profiler is not None or self._begun_s is not None
 
-    def add_batch(self, batch: Any) -> None:
-        """Note the number of samples in a micro-batch of the step."""
+    def add_batch(self, batch: Any, main_input: str = "input_ids") -> None:
+        """Note the numbers of samples and tokens in a micro-batch of the step.
+
+        main_input: the name of the input that consists of token ids.
+        """
         self._batches.append(rows_of(batch))
+        self._tokens += tokens_of(batch, main_input) or 0
 
     def end(self, *, silent: bool = False, **run_facts: Any) -> None:
         """End an optimizer step.
@@ -151,7 +178,8 @@ class StepCallback(ProfiledStep):
         """
         self.steps_done += 1
         metered, self._metered = self._metered, None
-        if metered is not None:
+        if metered is not None and self.meter is not None:
+            self.meter.note_size(self._batch_size(), self._tokens)
             metered.__exit__(None, None, None)
         size = (len(self._batches), self._batch_size())
         begun_s, self._begun_s = self._begun_s, None
@@ -224,4 +252,16 @@ def rows_of(batch: Any) -> int | None:
         batch = tuple(batch.values())
     if isinstance(batch, (list, tuple)):
         return next((rows for rows in map(rows_of, batch) if rows is not None), None)
+    return None
+
+
+def tokens_of(batch: Any, name: str) -> int | None:
+    """Return the number of token ids in a nested batch; None without an integer tensor ``name``."""
+    if isinstance(batch, Mapping):
+        ids = batch.get(name)
+        if isinstance(ids, torch.Tensor):
+            return None if ids.is_floating_point() else ids.numel()
+        batch = tuple(batch.values())
+    if isinstance(batch, (list, tuple)):
+        return next((n for n in (tokens_of(one, name) for one in batch) if n is not None), None)
     return None

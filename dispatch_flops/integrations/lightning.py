@@ -36,7 +36,8 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
 
     profile_step, config, machine, every_step: see ``StepCallback``. With ``every_step`` the figures
     go to the trainer's loggers by the module's ``log``. They are renewed every
-    ``trainer.log_every_n_steps`` steps.
+    ``trainer.log_every_n_steps`` steps. Tokens are the elements of the batch's ``"input_ids"``.
+    Checkpoints hold the totals, and a run that is resumed continues them.
 
     The step ends with the batch after which ``trainer.global_step`` has risen. Validation between
     its batches is counted with it. The profile is printed by the process of rank 0, and is kept
@@ -82,6 +83,17 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
                 self._figures = self.figures()
             for name, value in self._figures.items():
                 pl_module.log(name, float(value))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of this callback."""
+        return self.saved_totals()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the totals of a checkpoint.
+
+        state_dict: what ``state_dict`` returned.
+        """
+        self.resume(state_dict)
 
     def on_train_end(self, *_: Any) -> None:
         """Print the profile if it is not printed yet."""

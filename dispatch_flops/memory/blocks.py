@@ -10,9 +10,10 @@ Each figure changes in one statement without a call, which CPython does not inte
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,6 +27,12 @@ from dispatch_flops.profile.memory import Role
 
 _graph_task = _torch.graph_task_id
 _STEPS = 64  # steps of which activations are kept apart before they are merged
+
+
+class Running(threading.local):
+    """What a thread runs. made_in: the module and phase of the operator that ran last."""
+
+    made_in: ModulePhase | None = None
 
 
 class Block(weakref.ref[Storage]):
@@ -111,20 +118,19 @@ class Blocks:
     """All blocks that are allocated, by the identity of their storages.
 
     rounding: bytes that each block is rounded up to a multiple of.
-    phase_now: returns the phase that the calling thread is in.
+    running: what each thread runs. on_release: the callback of each block.
     has_timeline: each device has a timeline.
     """
 
-    def __init__(
-        self, rounding: int, phase_now: Callable[[], Phase], *, has_timeline: bool = False
-    ) -> None:
+    def __init__(self, rounding: int, running: Running, *, has_timeline: bool = False) -> None:
         self.live: dict[int, Block] = {}
         self.devices: dict[torch.device, DeviceBlocks] = {}
         self.allocations = 0
         self.step = 0
         self.born_in_calls = 0  # allocations when the outermost module call last ended
         self._rounding = rounding
-        self._phase_now = phase_now
+        self._running = running
+        self.on_release = self._released  # made once: looking it up creates a bound method
         self._has_timeline = has_timeline
         self._activations: defaultdict[tuple[int, str], int] = defaultdict(int)
 
@@ -137,22 +143,13 @@ class Blocks:
         return found
 
     def allocated(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
-        """Note that an operator returned this storage; does nothing if it is known.
-
-        The lines of ``_add`` are written out: this runs at most operators.
-        """
-        key = id(storage)
-        if key in self.live:
+        """Note that an operator returned this storage; does nothing if it is known."""
+        if id(storage) in self.live:
             return
-        size = storage.nbytes() if self._rounding == 1 else self.size_of(storage)
-        if type(size) is int and size:
-            self.live[key] = block = Block(storage, self._released)
-            block.key = key
-            block.size = size
-            block.device = device
+        size = self.size_of(storage)
+        if size:
+            self.live[id(storage)] = block = self._new_block(storage, device, size)
             block.made_in = made_in
-            block.role = None
-            block.step = self.step
             self.allocations += 1
             block.born = self.allocations
             device.now += size
@@ -186,8 +183,8 @@ class Blocks:
         return size
 
     def _new_block(self, storage: Storage, device: DeviceBlocks, size: int) -> Block:
-        """Return a block that no operator made."""
-        block = Block(storage, self._released)
+        """Return a block of which no more than its size is known."""
+        block = Block(storage, self.on_release)
         block.key, block.size, block.device = id(storage), size, device
         block.made_in, block.role, block.born, block.step = None, None, 0, self.step
         return block
@@ -239,14 +236,25 @@ class Blocks:
         return size
 
     def _released(self, block: Block) -> None:
-        """Note that a block is released. It may also be replaced by one of another size."""
+        """Note that a block is released. It may also be replaced by one of another size.
+
+        Most blocks are brief: no peak since they were made, and surely not an activation.
+        """
         if self.live.pop(block.key, None) is None or not block.size:
             return
         device, made_in = block.device, block.made_in
         device.now -= block.size
         timeline = device.timeline
-        if block.born > device.born_at_peaks and timeline is None and self._is_brief(block):
-            return
+        if block.born > device.born_at_peaks and timeline is None:
+            if made_in is None:
+                return
+            phase = made_in.phase
+            if phase == "forward":
+                now = self._running.made_in
+                if block.born > self.born_in_calls and (now is None or now.phase == phase):
+                    return
+            elif phase != "recompute":
+                return
         role = self._role_of(block, is_over=True)
         if timeline is not None:
             timeline.released.append((block.born, block.size, role))
@@ -255,15 +263,6 @@ class Blocks:
                 peak.released.append((block, role))
         if role == "activations" and made_in is not None:
             self._activations[block.step, made_in.fqn] += block.size
-
-    def _is_brief(self, block: Block) -> bool:
-        """Return True if a released block surely was not an activation; most blocks are brief."""
-        if block.made_in is None:
-            return True
-        phase = block.made_in.phase
-        if phase == "forward":
-            return block.born > self.born_in_calls and self._phase_now() == "forward"
-        return phase != "recompute"
 
     def _role_of(self, block: Block, *, is_over: bool) -> Role:
         """Return what a block was for, at its release or, if it is not over, until now.
@@ -282,6 +281,10 @@ class Blocks:
         if phase == "backward" and _graph_task() == NO_TASK:
             return "gradients"
         return "temporaries"
+
+    def _phase_now(self) -> Phase:
+        made_in = self._running.made_in
+        return "forward" if made_in is None else made_in.phase
 
     def next_step(self) -> None:
         """Note that a backward pass or an optimizer step is followed by another forward."""

@@ -42,7 +42,12 @@ def cached_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     if position is not None and arguments is not None:
         args, kwargs = arguments
         given = args[position] if position < len(args) else kwargs.get(_NAME)
-        yield from _tensors_below(given, set())
+        yield from tensors_of_cache(given)
+
+
+def tensors_of_cache(cache: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a cache, a nested container or an object that holds them."""
+    yield from _tensors_below(cache, set())
 
 
 def _tensors_below(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:

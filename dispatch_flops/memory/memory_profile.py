@@ -14,7 +14,7 @@ from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.memory.blocks import Block, DeviceBlocks, Peak
-from dispatch_flops.memory.memory_mode import Memory
+from dispatch_flops.memory.run_memory import Memory
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import (

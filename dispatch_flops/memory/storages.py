@@ -11,7 +11,7 @@ from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.operators.tensors import is_sparse
 
-Allocation = Literal["none", "result", "argument", "arrival", "gathering"]
+Allocation = Literal["none", "result", "argument", "arrival", "gathering", "annotation"]
 Storage = torch.UntypedStorage
 
 # A zero tensor of forward-mode differentiation has a storage without memory.
@@ -58,11 +58,14 @@ def allocation_of(func: Any) -> Allocation:
 
     "none": results share the memory of arguments. "result": the results. "argument": the results,
     and arguments that the call may resize. "arrival": an argument, which no operator made.
-    "gathering": the results, into which FSDP2 gathers parameters.
+    "gathering": the results, into which FSDP2 gathers parameters. "annotation": the call only names
+    a range for torch.profiler, as around an optimizer's step.
     """
     if not isinstance(func, OpOverload):
         return "result"
     name = func.name().partition(".")[0]
+    if name.startswith("profiler::"):
+        return "annotation"
     if name in _WITHOUT_MEMORY:
         return "none"
     if name in _ARRIVALS:

@@ -63,6 +63,11 @@ class Rule:
     builtin: bool = True
     computes_in: ComputesIn | None = None
 
+    @property
+    def states_bytes(self) -> bool:
+        """True for a free operator whose bytes are not those of all its tensors."""
+        return self.kind == "free" and self.formula is not _nothing
+
     def answer(
         self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> OpCost | Split | int:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from dispatch_flops.analysis.machines import MACHINES, Machine, find
 from dispatch_flops.analysis.planned import Plan, PlannedStep, planned_step
-from dispatch_flops.errors import ConfigError, TargetError
+from dispatch_flops.analysis.planned_cluster import planned_cluster
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.planning.assumptions import of_communication, of_sharding
+from dispatch_flops.planning.meshes import check_dims, is_job, observed_samples, of_all_ranks
+from dispatch_flops.planning.model_inputs import converted, model_and_inputs, samples_and_tokens
 from dispatch_flops.planning.search import largest_that_fits
-from dispatch_flops.planning.training_step import checkpoint_stacks, count_step
+from dispatch_flops.planning.training_step import check_optimizer, checkpoint_stacks, count_step
 from dispatch_flops.profile import Profile
 
 Build = Callable[..., Any]
@@ -36,8 +39,10 @@ def plan(
     target: Target = "cuda",
     host_s_per_operator: float | None = None,
     search_batch: bool = True,
+    mesh: Mapping[str, int] | None = None,
+    mixed_precision: bool = False,
 ) -> Plan:
-    """Plan training steps of a model on one device, without the device.
+    """Plan training steps of a model on one device or on a mesh of them, without the devices.
 
         def build(batch, seq):
             return torch.nn.Linear(3, 5), (torch.ones(batch, seq, 3),)
@@ -45,6 +50,9 @@ def plan(
         planned = plan(build, "NVIDIA H100 80GB HBM3", sizes={"batch": [1, 2], "seq": 4096})
         planned.steps[0].fits, planned.steps[0].bounds.least_s
         print(renderers.plan_table.render(planned))
+
+        planned = plan(build, "H100", sizes={"batch": 1, "seq": 4096}, mesh={"dp": 64})
+        planned.steps[0].cluster.communication  # calls, bytes and seconds of each dimension
 
     build: called with one value of each size as keyword arguments; returns the model and its
         inputs, a tuple of positional ones or a dict of keyword arguments. It runs with the meta
@@ -59,17 +67,29 @@ def plan(
     host_s_per_operator: measured seconds of the host for one operator; see
         ``planning.host_cost``. None leaves the host out.
     search_batch: search the largest "batch" that fits, by running.
+    mesh: name and size of each dimension, outermost first; None plans one device. The model is
+        sharded over "dp" by FSDP2, each layer of its stacks and then the root, and over "tp" by
+        the tensor-parallel plan that it states, as models of transformers do. Sizes and inputs
+        are of one rank of "dp". One rank of each kind is simulated, see ``distributed.simulate``.
+        With other dimensions ``build`` is a job: a function with a parameter ``mesh``, a
+        DeviceMesh, and the sizes. It shards its model and returns what runs a step, or a pair of
+        the model and that; optimizer, dtype and checkpoint are then its own.
+    mixed_precision: with "dp", FSDP keeps parameters, gradients and optimizer state in float32,
+        gathers and computes in ``dtype``, and reduces gradients in float32.
 
     The model is in training mode. Backward starts at the output's ``loss``, else at the sum of the
-    outputs. Figures are of one device; times are lower bounds, with the assumptions in the plan.
+    outputs. Times are lower bounds, with the assumptions in the plan.
 
-    Raises ConfigError for an unknown machine or optimizer, and TargetError if ``build`` does not
-    return a model and its inputs, or nothing requires a gradient.
+    Raises ConfigError for an unknown machine or optimizer, and for a mesh that does not suit
+    ``build``. Raises TargetError if ``build`` does not return a model and its inputs, if nothing
+    requires a gradient, and if the model states no tensor-parallel plan.
     """
     planner = _Planner(
-        build, _machine(machine), optimizer, dtype, checkpoint, causal, target, host_s_per_operator
-    )
-    steps = [planner.step(choice) for choice in _choices(sizes or {})]
+        build, machine_of(machine), optimizer, dtype, checkpoint, causal, target,
+        host_s_per_operator, dict(mesh) if mesh is not None else None, mixed_precision,
+    )  # fmt: skip
+    planner.check(sizes or {})
+    steps = [planner.step(choice) for choice in choices_of(sizes or {})]
     if search_batch:
         steps = planner.with_largest_batches(steps)
     return Plan(
@@ -77,7 +97,8 @@ def plan(
     )
 
 
-def _machine(machine: Machine | str) -> Machine:
+def machine_of(machine: Machine | str) -> Machine:
+    """Return a machine, also by its name; raise ConfigError for an unknown one."""
     found = find(machine) if isinstance(machine, str) else machine
     if not isinstance(found, Machine):
         raise ConfigError(
@@ -86,7 +107,8 @@ def _machine(machine: Machine | str) -> Machine:
     return found
 
 
-def _choices(sizes: Mapping[str, Any]) -> list[dict[str, Any]]:
+def choices_of(sizes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return every combination of the sizes; raise ConfigError for a name without values."""
     columns = {
         name: list(values) if isinstance(values, (list, tuple, range)) else [values]
         for name, values in sizes.items()
@@ -110,11 +132,33 @@ class _Planner:
     causal: Causal
     target: Target
     host_s_per_operator: float | None
+    mesh: dict[str, int] | None
+    mixed_precision: bool
+
+    def check(self, sizes: Mapping[str, Any]) -> None:
+        """Raise ConfigError for options that cannot be combined."""
+        if self.optimizer is not None:
+            check_optimizer(self.optimizer)
+        if self.mesh is None and is_job(self.build) and "mesh" not in sizes:
+            raise ConfigError("build has a parameter mesh; pass mesh=, such as mesh={'dp': 8}")
+        if self.mesh is not None and self._is_job and (self.dtype or self.checkpoint):
+            raise ConfigError("a job sets dtype and checkpointing itself; leave them out")
+        if self.mesh is not None and not self._is_job:
+            check_dims(self.mesh)
+        can_mix = self.dtype is not None and "dp" in (self.mesh or ()) and not self._is_job
+        if self.mixed_precision and not can_mix:
+            raise ConfigError("mixed_precision needs a dtype, and a mesh with dp; pass both")
+
+    @property
+    def _is_job(self) -> bool:
+        return self.mesh is not None and is_job(self.build)
 
     def step(self, sizes: Mapping[str, Any]) -> PlannedStep:
         """Return the figures of one choice."""
+        if self.mesh is not None:
+            return self._step_on(self.mesh, sizes)
         profile, inputs = self._count(sizes)
-        samples, tokens = _samples_and_tokens(inputs)
+        samples, tokens = samples_and_tokens(inputs)
         return planned_step(
             profile,
             self.machine,
@@ -122,6 +166,34 @@ class _Planner:
             host_s_per_operator=self.host_s_per_operator,
             samples=samples,
             tokens=tokens,
+        )
+
+    def _step_on(self, mesh: dict[str, int], sizes: Mapping[str, Any]) -> PlannedStep:
+        # Torch may have been built without torch.distributed.
+        from dispatch_flops.planning.cluster_step import ShardedStep, simulate_step
+
+        seen: set[tuple[int | None, int | None]] = set()
+        job: Callable[..., Any] = partial(self.build, **sizes)
+        if not self._is_job:
+            sharded = ShardedStep(
+                optimizer=self.optimizer,
+                dtype=self.dtype,
+                checkpoint=self.checkpoint,
+                mixed_precision=self.mixed_precision,
+            )
+            job = sharded.job(self.build, sizes, seen)
+        simulated = simulate_step(job, mesh, causal=self.causal, target=self.target)
+        cluster = planned_cluster(simulated, mesh, self.machine, self.host_s_per_operator)
+        found = seen.pop() if seen else observed_samples(simulated.profiles.values())
+        samples, tokens = of_all_ranks(found, mesh)
+        return PlannedStep(
+            sizes=dict(sizes),
+            machine=self.machine,
+            profile=cluster.slowest.profile,
+            bounds=cluster.bounds,
+            samples=samples,
+            tokens=tokens,
+            cluster=cluster,
         )
 
     def with_largest_batches(self, steps: Sequence[PlannedStep]) -> list[PlannedStep]:
@@ -136,7 +208,7 @@ class _Planner:
             others = tuple((name, v) for name, v in step.sizes.items() if name != "batch")
             if others not in found:
                 found[others] = self._largest_batch(step.sizes, steps)
-            changed.append(_with_largest(step, found[others]))
+            changed.append(replace(step, largest_batch=found[others]))
         return changed
 
     def _largest_batch(self, sizes: Mapping[str, Any], steps: Sequence[PlannedStep]) -> int:
@@ -149,19 +221,17 @@ class _Planner:
         def peak(batch: int) -> int:
             if batch in known:
                 return known[batch]
-            return planned_step(
-                self._count({**sizes, "batch": batch})[0], self.machine, sizes
-            ).peak_bytes
+            return self.step({**sizes, "batch": batch}).peak_bytes
 
         assert self.machine.memory_bytes is not None
         return largest_that_fits(peak, self.machine.memory_bytes, sizes["batch"])
 
     def _count(self, sizes: Mapping[str, Any]) -> tuple[Profile, list[torch.Tensor]]:
         with torch.device("meta"):
-            model, args, kwargs = _model_and_inputs(self.build(**sizes))
+            model, args, kwargs = model_and_inputs(self.build(**sizes))
         if self.dtype is not None:
             model = model.to(self.dtype)
-            args, kwargs = (_converted(part, self.dtype) for part in (args, kwargs))
+            args, kwargs = (converted(part, self.dtype) for part in (args, kwargs))
         model.train(self.optimizer is not None)
         if self.checkpoint and self.optimizer is not None:
             checkpoint_stacks(model)
@@ -174,8 +244,10 @@ class _Planner:
 
     def assumptions(self, steps: Sequence[PlannedStep]) -> list[str]:
         """Return what the figures assume, in words."""
-        found = [
-            "one device, without communication; a value that the model reads is taken as 1",
+        found = ["one device, without communication; a value that the model reads is taken as 1"]
+        if self.mesh is not None:
+            found = self._assumptions_of(self.mesh, steps)
+        found += [
             "step, all traffic saved: every counted FLOP at the machine's peak",
             "step, unfused: every operator takes the longer of its FLOPs at the peak and its bytes "
             "at the memory's bandwidth; fusion moves less",
@@ -191,57 +263,29 @@ class _Planner:
                 "step, nothing hidden: adds the host's "
                 f"{self.host_s_per_operator * 1e6:.1f} us for each operator"
             )
-        if self.optimizer is not None:
+        if self.optimizer is not None and not self._is_job:
             found.append(
                 f"{self.optimizer} updates one parameter after the other, its state in the "
                 "parameters' dtype; a steady step, gradients freed at its end"
             )
             found.append("gradients start at the model's loss, or at the sum of its outputs")
-        if any(step.profile.memory and step.profile.memory.is_lower_bound for step in steps):
+        if any(step.memory and step.memory.is_lower_bound for step in steps):
             found.append("memory is a lower bound: some kernels allocate an unknown workspace")
         found.append(
             "memory: blocks rounded to 512 bytes; without fragmentation and the driver's own part"
         )
         return found
 
-
-def _with_largest(step: PlannedStep, batch: int) -> PlannedStep:
-    return PlannedStep(
-        sizes=step.sizes,
-        machine=step.machine,
-        profile=step.profile,
-        bounds=step.bounds,
-        samples=step.samples,
-        tokens=step.tokens,
-        largest_batch=batch,
-    )
-
-
-def _model_and_inputs(made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise TargetError(
-            f"build returned a {type(made).__name__}; return a pair of the model and its inputs"
-        )
-    model, inputs = made
-    if isinstance(inputs, Mapping):
-        return model, (), dict(inputs)
-    return model, tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,), {}
-
-
-def _converted(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, Mapping):
-        return {name: _converted(part, dtype) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_converted(part, dtype) for part in value)
-    return value
-
-
-def _samples_and_tokens(inputs: Sequence[torch.Tensor]) -> tuple[int | None, int | None]:
-    """Return the rows of the first input, and its elements if it is token ids [batch, sequence]."""
-    first = next((tensor for tensor in inputs if tensor.dim()), None)
-    if first is None:
-        return None, None
-    is_ids = first.dim() == 2 and not first.is_floating_point()
-    return first.shape[0], math.prod(first.shape) if is_ids else None
+    def _assumptions_of(self, mesh: Mapping[str, int], steps: Sequence[PlannedStep]) -> list[str]:
+        clusters = [step.cluster for step in steps if step.cluster is not None]
+        return [
+            *of_sharding(
+                mesh,
+                is_job=self._is_job,
+                dtype=self.dtype,
+                mixed_precision=self.mixed_precision,
+            ),
+            *dict.fromkeys(note for cluster in clusters for note in cluster.notes),
+            *of_communication(self.machine),
+            "memory is that of the fullest rank, time that of the rank that takes longest",
+        ]

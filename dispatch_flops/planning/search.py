@@ -1,4 +1,4 @@
-"""Search for the largest size that fits, by running."""
+"""Search for the size from which on a figure has a value, by running."""
 
 from __future__ import annotations
 
@@ -12,29 +12,48 @@ def largest_that_fits(peak_bytes: Callable[[int], int], capacity: float, start: 
 
     peak_bytes: memory of a run of that size, which does not shrink as the size grows. Every answer
         was run, and so was the next larger size, which does not fit; sizes end at 2^20.
-
-    Memory grows nearly linearly, so that each guess between a size that fits and one that does not
-    is on the line through both.
     """
-    known = {start: peak_bytes(start)}
+    first = first_not_below(lambda size: peak_bytes(size) - capacity, start, is_inclusive=False)
+    return _LARGEST if first is None else first - 1
 
-    def peak(size: int) -> int:
+
+def first_not_below(
+    figure: Callable[[int], float], start: int = 1, *, is_inclusive: bool = True
+) -> int | None:
+    """Return the smallest size at which a figure is at least 0; None if none up to 2^20 is.
+
+    figure: of a run of that size, which does not shrink as the size grows. The answer was run, and
+        so was the next smaller size, at which the figure is below 0.
+    is_inclusive: False asks for more than 0.
+
+    Figures grow nearly linearly, so that each guess is on the line through two known sizes.
+    """
+    known: dict[int, float] = {}
+
+    def is_reached(size: int) -> bool:
         if size not in known:
-            known[size] = peak_bytes(size)
-        return known[size]
+            known[size] = figure(size)
+        return known[size] > 0 or (is_inclusive and known[size] == 0)
 
     low, high = 0, start
-    while peak(high) <= capacity:
+    while not is_reached(high):
         if high == _LARGEST:
-            return high
-        low, high = high, min(2 * high, _LARGEST)
+            return None
+        guess = max(_on_line(known, low, high, default=2 * high), high + high // 8 + 1)
+        low, high = high, min(guess, _LARGEST)
     while high - low > 1:
-        guess = (low + high) // 2
-        if low and peak(high) > peak(low):
-            share = (capacity - peak(low)) / (peak(high) - peak(low))
-            guess = min(max(low + int(share * (high - low)), low + 1), high - 1)
-        if peak(guess) <= capacity:
-            low = guess
-        else:
+        guess = _on_line(known, low, high, default=(low + high) // 2)
+        guess = min(max(guess, low + 1), high - 1)
+        if is_reached(guess):
             high = guess
-    return low
+        else:
+            low = guess
+    return high
+
+
+def _on_line(known: dict[int, float], low: int, high: int, *, default: int) -> int:
+    """Return the first size beyond the zero of the line through two sizes."""
+    if low not in known or known[high] <= known[low]:
+        return default
+    slope = (known[high] - known[low]) / (high - low)
+    return low + max(int(-known[low] / slope) + 1, 1)

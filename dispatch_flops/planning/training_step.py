@@ -40,9 +40,8 @@ def count_step(
     A first step makes the optimizer's state. Without an optimizer, the forward pass alone is
     counted, without gradients. A value that the model reads, as ``.all()`` in an ``if``, is 1.
     """
-    step = _inference(model, args, kwargs)
+    step = step_of(model, args, kwargs, optimizer)
     if optimizer is not None:
-        step = _training(model, args, kwargs, make_optimizer(optimizer, model))
         with FlopCounterMode(model, display=False, target=target, meta_value=1):
             step()
     counter = FlopCounterMode(
@@ -54,11 +53,25 @@ def count_step(
     return counter.profile
 
 
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer of the model's trainable parameters; ConfigError for another name."""
+def check_optimizer(name: str) -> None:
+    """Raise ConfigError for a name that is not an optimizer's."""
     if name not in OPTIMIZERS:
         raise ConfigError(f"optimizer={name!r}: choose one of {', '.join(OPTIMIZERS)}")
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer of the model's trainable parameters; ConfigError for another name."""
+    check_optimizer(name)
     return OPTIMIZERS[name]([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+
+def step_of(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], optimizer: str | None
+) -> Callable[[], None]:
+    """Return a function that runs a step; a forward pass without gradients for no optimizer."""
+    if optimizer is None:
+        return _inference(model, args, kwargs)
+    return _training(model, args, kwargs, make_optimizer(optimizer, model))
 
 
 def _inference(
@@ -105,7 +118,7 @@ def checkpoint_stacks(model: nn.Module) -> int:
     A stack is a ModuleList, ModuleDict or Sequential of at least two modules of one class.
     Raises TargetError if there is none.
     """
-    layers = list(_stacked(model))
+    layers = stacked_layers(model)
     if not layers:
         raise TargetError(
             "checkpoint: the model has no stack of equal layers; checkpoint it in its own code"
@@ -115,7 +128,8 @@ def checkpoint_stacks(model: nn.Module) -> int:
     return len(layers)
 
 
-def _stacked(model: nn.Module) -> list[nn.Module]:
+def stacked_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of the outermost stacks; empty if the model has no stack."""
     found: list[nn.Module] = []
     waiting = [model]
     while waiting:

@@ -146,18 +146,14 @@ class ClusterProfile:
         self._check_phase(phase)
         return add_costs(
             total_of(self.profiles[rank], phase) * len(same)
-            for rank, same in self._classes().items()
+            for rank, same in self.same_ranks().items()
         )
 
     def communication(self, phase: Phase | None = None) -> CommCost:
         """Return calls and bytes of communication of all known ranks together."""
         costs = (
-            CommCost(
-                calls=total.calls * len(same),
-                payload_bytes=total.payload_bytes * len(same),
-                bus_bytes=total.bus_bytes * len(same),
-            )
-            for rank, same in self._classes().items()
+            total.cost * len(same)
+            for rank, same in self.same_ranks().items()
             for total in self.profiles[rank].communication
             if phase is None or total.phase == phase
         )
@@ -167,7 +163,7 @@ class ClusterProfile:
         """Return a figure of one rank; None where it was not measured.
 
         by: "macs", "flops", "bytes" (read and written), "communication" (payload bytes), "time"
-            (seconds) or "params" (elements on this rank).
+            (seconds), "memory" (bytes at the peak) or "params" (elements on this rank).
 
         Raises ConfigError for another ``by`` or an unknown phase, KeyError for an unknown rank.
         """
@@ -183,7 +179,7 @@ class ClusterProfile:
             for rank in self.profiles
             if (value := self.value(rank, by, phase)) is not None
         }
-        return spread_of(values, self._classes())
+        return spread_of(values, self.same_ranks())
 
     def minimum(self, by: By = "flops", phase: Phase | None = None) -> float | None:
         """Return the smallest figure of a rank."""
@@ -213,7 +209,7 @@ class ClusterProfile:
         Stages are apart, because modules of different stages may have equal names. The stage is
         None without a pipeline. Communication is that of the module itself.
         """
-        classes = self._classes()
+        classes = self.same_ranks()
         values: dict[tuple[int | None, str], dict[int, float]] = {}
         for rank, profile in self.profiles.items():
             stage = self.stage(rank)
@@ -227,7 +223,7 @@ class ClusterProfile:
             ops = (op for profile in self.profiles.values() for op in profile.op_totals())
             check_phase(phase, (op.phase for op in ops))
 
-    def _classes(self) -> dict[int, list[int]]:
+    def same_ranks(self) -> dict[int, list[int]]:
         """Return ``{profiled rank: all ranks that it stands for, itself first}``."""
         classes = {rank: [rank] for rank in self.profiles}
         for rank, source in self.represented.items():
@@ -245,7 +241,7 @@ class ClusterProfile:
             "notes": list(self.notes),
             "represented": [
                 {"by": rank, "ranks": same[1:]}
-                for rank, same in self._classes().items()
+                for rank, same in self.same_ranks().items()
                 if len(same) > 1
             ],
             "profiles": [
@@ -308,6 +304,15 @@ class ClusterProfile:
         except (RecursionError, ValueError) as error:
             raise ProfileFormatError(f"this is not JSON: {error}") from None
         return cls.from_dict(data)
+
+
+def is_cluster(text: str) -> bool:
+    """Return True if a text is JSON that says that it is a cluster's."""
+    try:
+        data = json.loads(text)
+    except (RecursionError, ValueError):
+        return False
+    return isinstance(data, dict) and data.get("schema") == CLUSTER_SCHEMA
 
 
 def _common_world_size(profiles: list[Profile]) -> int:

@@ -59,6 +59,13 @@ class CommCost:
             bus_bytes=self.bus_bytes + other.bus_bytes,
         )
 
+    def __mul__(self, factor: int) -> CommCost:
+        return CommCost(
+            calls=self.calls * factor,
+            payload_bytes=self.payload_bytes * factor,
+            bus_bytes=self.bus_bytes * factor,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommTotal:

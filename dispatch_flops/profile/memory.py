@@ -207,6 +207,11 @@ class MemoryProfile:
         check_phase(phase, phases)
         return self.devices[0].peak(phase) if self.devices else None
 
+    def peak_in(self, phase: Phase | None = None) -> int:
+        """Return the bytes of the highest peak; 0 in a phase that did not run."""
+        peak = self.devices[0].peak(phase) if self.devices else None
+        return peak.peak_bytes if peak is not None else 0
+
     def by_role(self, phase: Phase | None = None) -> dict[Role, int]:
         """Return ``{role: bytes}`` at the peak, of one phase or of all, the largest first.
 

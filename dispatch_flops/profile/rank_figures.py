@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dispatch_flops.profile.cost import OpCost, Phase
+from dispatch_flops.profile.memory import PhaseBytes
 from dispatch_flops.profile.profile import Profile
 from dispatch_flops.profile.seconds import sum_known, timed_phase
 from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.units import ratio
 
-By = Literal["macs", "flops", "bytes", "communication", "time", "params"]
-BY: tuple[By, ...] = ("macs", "flops", "bytes", "communication", "time", "params")
+By = Literal["macs", "flops", "bytes", "communication", "memory", "time", "params"]
+BY: tuple[By, ...] = ("macs", "flops", "bytes", "communication", "memory", "time", "params")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ def value_of(profile: Profile, by: By, phase: Phase | None) -> float | None:
                 for total in profile.communication
                 if phase is None or total.phase == phase
             )
+        case "memory":
+            return None if profile.memory is None else profile.memory.peak_in(phase)
         case "time":
             timing = profile.timing
             if phase is not None:
@@ -82,16 +85,21 @@ def module_values(profile: Profile, by: By, phase: Phase | None) -> Iterator[tup
         value: float | None
         if by == "params":
             value = node.total_params
+        elif by == "memory":
+            value = None if node.memory is None else _peak_in(node.memory.peak_bytes, phase)
         elif by == "time":
+            seconds = node.seconds
             value = (
-                sum_known(node.seconds.values())
-                if phase is None
-                else node.latency(timed_phase(phase))
+                sum_known(seconds.values()) if phase is None else seconds.get(timed_phase(phase))
             )
         else:
             value = _FIGURE[by](cost_in(node, phase))
         if value is not None:
             yield node.fqn, value
+
+
+def _peak_in(peaks: PhaseBytes, phase: Phase | None) -> int:
+    return max(peaks.values(), default=0) if phase is None else peaks.get(phase, 0)
 
 
 def spread_of(values: Mapping[int, float], classes: Mapping[int, list[int]]) -> Spread | None:

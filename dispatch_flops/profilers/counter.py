@@ -23,7 +23,7 @@ from dispatch_flops.errors import (
     UncountedOpsError,
     UncountedWarning,
 )
-from dispatch_flops.memory.memory_mode import MemoryOptions
+from dispatch_flops.memory.run_memory import MemoryOptions
 from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,

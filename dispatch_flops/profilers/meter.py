@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterable, Mapping
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dispatch_flops.analysis.machines import Machine, find
-from dispatch_flops.counting.placement import Placement, device_name
-from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.counting.meter_totals import sample_count
+from dispatch_flops.counting.metered_run import MeteredRun, check_steps
+from dispatch_flops.errors import AlreadyActiveError, TargetError
 from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
@@ -23,16 +25,14 @@ from dispatch_flops.operators.conventions import Causal, Conventions, Flops
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.meter_hooks import MeterHooks
-from dispatch_flops.profilers.meter_reading import MeterReading
-from dispatch_flops.profilers.meter_totals import MeterTotals, StepRecord
 from dispatch_flops.profilers.running_step import RunningStep, StepCounter
-from dispatch_flops.profilers.step_costs import States
+from dispatch_flops.profilers.step_costs import Segment, States
+from dispatch_flops.profilers.step_positions import KnownPositions
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
-from dispatch_flops.profilers.training import sample_count
 from dispatch_flops.timing.devices import Now
 
 
-class FlopMeter:
+class FlopMeter(MeteredRun):
     """Meter of the FLOPs, FLOP/s and MFU of every step of an eager run.
 
         model = torch.nn.Linear(3, 5)
@@ -88,14 +88,12 @@ class FlopMeter:
             raise TargetError(
                 f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer or None"
             )
-        _check_steps("verify_every", verify_every, least=0)
-        _check_steps("window", window, least=1)
+        super().__init__(machine, window)
+        check_steps("verify_every", verify_every, least=0)
         self.verify_every = verify_every
         self._model = model
-        self._given_machine = machine
         self._now = now
-        self._states = States()
-        self._totals = MeterTotals(window)
+        self._states, self._positions = States(), KnownPositions()
         self._counter = StepCounter(
             model,
             Conventions(causal=causal, flops=flops),
@@ -106,12 +104,11 @@ class FlopMeter:
             model, optimizer, self._on_call, self._on_return, self._on_stepping, self._on_stepped
         )
         self._ends_with_optimizer = optimizer is not None
-        self._optimizer_ids: dict[int, int] = {}  # in the order in which they stepped first
         self._block = _Block(self)
         self._step: RunningStep | None = None
         self._thread = 0  # that of the step
         self._begun_s = 0.0
-        self._size: tuple[Any, Any] = (None, None)  # samples and tokens of the next block
+        self._size = (0, 0)  # samples and tokens of the next block
         self._is_started = self._varies = False
 
     # -- steps ----------------------------------------------------------------------------------
@@ -124,8 +121,15 @@ class FlopMeter:
         Raises ConfigError if one is not a count, and AlreadyActiveError inside another step or
         after ``start()``.
         """
-        self._size = (sample_count(samples), sample_count(tokens, "tokens"))
+        self.note_size(samples, tokens)
         return self._block
+
+    def note_size(self, samples: int | None = None, tokens: int | None = None) -> None:
+        """State the numbers of samples and tokens of the step that runs, where its start is early.
+
+        samples, tokens: as in ``step``. Raises ConfigError if one is not a count.
+        """
+        self._size = sample_count(samples) or 0, sample_count(tokens, "tokens") or 0
 
     def note_batch(self, *inputs: Any) -> None:
         """State the inputs of the work that starts now, where the model itself is not called.
@@ -174,32 +178,27 @@ class FlopMeter:
             self._hooks.remove()
 
     def _begin(self) -> None:
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         every = self.verify_every
         if self._varies:
             every = every and max(1, every // 10)
-        step = RunningStep(
-            self._states,
-            self._counter,
-            is_verified=bool(every) and (self._totals.steps + 1) % every == 0,
-        )
+        is_verified = every > 0 and (self._totals.steps + 1) % every == 0
+        self._step = step = RunningStep(self._states, self._positions, self._counter, is_verified)
         if not self._is_started:
             step.begin()
-        self._step = step
         self._begun_s = self._now()
 
     def _end(self) -> None:
         step, self._step = self._step, None
         assert step is not None
         seconds = self._now() - self._begun_s
-        samples, tokens = self._size
         segments = step.end()
-        self._totals.add(
-            StepRecord(segments, None if step.was_counted else seconds, samples or 0, tokens or 0)
-        )
-        step.commit()
+        self._totals.add((segments, None if step.was_counted else seconds, *self._size))
+        if not step.is_known:
+            step.commit()
         if step.was_counted:
             self._modules = tuple(self._model.modules())
+            self._hooks.renew()
             self._report(segments)
 
     def _drop(self) -> None:
@@ -222,18 +221,19 @@ class FlopMeter:
     # -- hooks ----------------------------------------------------------------------------------
 
     def _is_mine(self) -> bool:
-        return self._step is not None and threading.get_ident() == self._thread
+        return self._step is not None and get_ident() == self._thread
 
     def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._is_started and not self._begins_with(module):
             return
-        if self._step is not None and self._is_mine():
-            self._step.call(module, call_signature(self._modules, args, kwargs))
+        step = self._step
+        if step is not None and get_ident() == self._thread:
+            step.call(module, call_signature(self._modules, args, kwargs))
 
     def _begins_with(self, module: nn.Module) -> bool:
         """After ``start``: begin a step with this call if need be; False if it is outside one."""
         if self._step is None:
-            if not self._hooks.begins_step(needs_gradient=self._ends_with_optimizer):
+            if self._ends_with_optimizer and not torch.is_grad_enabled():
                 return False
             self._begin()
         elif not self._ends_with_optimizer and self._is_mine():
@@ -246,100 +246,40 @@ class FlopMeter:
             self._end()
 
     def _on_stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._step is not None and self._is_mine():
-            self._step.stepping(
-                optimizer,
-                self._id_of(optimizer),
-                optimizer_signature(optimizer),
-                has_closure=any(map(callable, (*args[1:], *kwargs.values()))),
-            )
+        step = self._step
+        if step is not None and get_ident() == self._thread:
+            step.stepping(optimizer, optimizer_signature(optimizer), args, kwargs)
 
     def _on_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._step is not None and self._is_mine():
-            self._step.stepped(self._id_of(optimizer))
-            if self._is_started and self._ends_with_optimizer and not self._step.is_stepping:
+        step = self._step
+        if step is not None and get_ident() == self._thread:
+            step.stepped(optimizer)
+            if self._is_started and self._ends_with_optimizer and not step.is_stepping:
                 self._end()
-
-    def _id_of(self, optimizer: Optimizer) -> Hashable:
-        return self._optimizer_ids.setdefault(id(optimizer), len(self._optimizer_ids))
 
     # -- results --------------------------------------------------------------------------------
 
-    @property
-    def machine(self) -> Machine | None:
-        """The machine that MFU and HFU refer to; None if it is not known."""
-        if self._given_machine is not None:
-            return self._given_machine
-        placement = Placement.of(self._model.modules())
-        return find(device_name(next(iter(placement.accelerators), placement.type)))
-
-    @property
-    def last_step(self) -> MeterReading:
-        """The last step."""
-        return self._totals.reading_of(list(self._totals.recent)[-1:], self.machine)
-
-    @property
-    def window(self) -> MeterReading:
-        """The last steps, as many as ``window`` at construction."""
-        return self._totals.reading_of(self._totals.recent, self.machine)
-
-    @property
-    def run(self) -> MeterReading:
-        """All steps, with those of the run that was resumed."""
-        return self._totals.reading(self._states.segments(), self.machine)
-
-    @property
-    def steps_done(self) -> int:
-        """Number of steps that ended without an exception."""
-        return self._totals.steps
-
-    @property
-    def total_flops(self) -> int:
-        """FLOPs of all phases of all steps."""
-        return self.run.total_flops
-
-    @property
-    def model_flops(self) -> int:
-        """FLOPs of forward and backward of all steps."""
-        return self.run.model_flops
-
-    @property
-    def flops_per_s(self) -> float | None:
-        """FLOP/s of the run; rates and utilisations are those of ``MeterReading``."""
-        return self.run.flops_per_s
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens per second of the run."""
-        return self.run.tokens_per_s
-
-    @property
-    def mfu(self) -> float | None:
-        """Model FLOPs utilisation of the run."""
-        return self.run.mfu
-
-    @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilisation of the run."""
-        return self.run.hfu
-
-    @property
-    def is_estimate(self) -> bool:
-        """True if ``total_flops`` is not exact."""
-        return self.run.is_estimate
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the totals of the run, as data that JSON can hold."""
-        return self._totals.state_dict(self._states.segments())
+    def __repr__(self) -> str:
+        return f"<FlopMeter of {type(self._model).__name__}: {self.run.text()}>"
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run whose ``state_dict`` is ``state``; signatures are counted again once.
+        """Continue a run; each signature is counted again once.
+
+        state: what ``state_dict`` of that run's meter returned.
 
         Raises ConfigError for other data, and AlreadyActiveError inside a step.
         """
         self._check_inactive()
-        self._totals.load_state_dict(state)
-        self._states = States()
+        super().load_state_dict(state)
+
+    def _parts(self) -> Iterable[Segment]:
+        return self._states.segments()
+
+    def _all_modules(self) -> Iterable[nn.Module]:
+        return self._model.modules()
+
+    def _forget_parts(self) -> None:
+        self._states, self._positions = States(), KnownPositions()
         self._varies = False
 
 
@@ -361,8 +301,3 @@ class _Block:
         trace: TracebackType | None,
     ) -> None:
         self._meter._leave(raised=kind is not None)
-
-
-def _check_steps(name: str, value: Any, *, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ConfigError(f"{name}={value!r}: pass a number of steps, an int of {least} or more")

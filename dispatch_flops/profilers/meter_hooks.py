@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from dispatch_flops import _torch
@@ -17,21 +16,32 @@ from dispatch_flops.profilers.training import with_inner_optimizers
 
 _graph_task = _torch.graph_task_id
 
+OnCall = Callable[[nn.Module, Any, Any], None]
+OnStep = Callable[[Optimizer, Any, Any], None]
+_Entry = tuple[dict[int, Any], Any]  # one of torch's tables, and what is put into it
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
 
 class MeterHooks:
     """Hooks that tell of calls of ``model`` and of steps of optimizers while they are installed.
 
     optimizer: the one to follow, with those that it holds; None: every one that steps.
+
+    A meter installs and removes them in every step. They are put into torch's tables under a key
+    that no other hook has, because registration would take most of the meter's time.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        on_call: Callable[[nn.Module, Any, Any], None],
-        on_return: Callable[[nn.Module, Any, Any], None],
-        on_stepping: Callable[[Optimizer, Any, Any], None],
-        on_stepped: Callable[[Optimizer, Any, Any], None],
+        model: nn.Module | None,
+        optimizer: Optimizer | None = None,
+        on_call: OnCall = _ignore,
+        on_return: OnCall = _ignore,
+        on_stepping: OnStep = _ignore,
+        on_stepped: OnStep = _ignore,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -39,35 +49,45 @@ class MeterHooks:
         self._on_return = on_return
         self._on_stepping = on_stepping
         self._on_stepped = on_stepped
-        self._followed: set[int] = set()
-        self._handles: list[RemovableHandle] = []
+        self._handle = RemovableHandle(OrderedDict())
+        self._key = self._handle.id
+        self._of_optimizers: tuple[_Entry, ...] = ()
+        self._installed: tuple[_Entry, ...] = ()
+        self.renew()
+
+    def __reduce__(self) -> Any:
+        """Return what a copy or a pickle of the model takes along: hooks that do nothing."""
+        # Where a handle is unpickled, its id is given to no other hook.
+        return MeterHooks, (None,), {"_handle": self._handle}
+
+    def renew(self) -> None:
+        """Ask again which optimizers the given one holds."""
+        if self._optimizer is None:
+            self._of_optimizers = ((_torch.all_step_pre_hooks, self._follow),)
+        else:
+            held = with_inner_optimizers(self._optimizer)
+            self._of_optimizers = tuple(one for each in held for one in self._of_steps(each))
 
     def install(self, *, with_return: bool = False) -> None:
         """Add the hooks. with_return: tell of the end of each call of the model, too."""
-        add = self._handles.append
-        add(self._model.register_forward_pre_hook(self._call, with_kwargs=True))
+        assert self._model is not None
+        key, (before, takes_kwargs, after) = self._key, _torch.call_hooks(self._model)
+        self._installed = ((takes_kwargs, True), (before, self._call), *self._of_optimizers)
         if with_return:
-            add(self._model.register_forward_hook(self._on_return))
-        if self._optimizer is None:
-            add(register_optimizer_step_pre_hook(self._follow))
-        else:
-            for one in with_inner_optimizers(self._optimizer):
-                self._follow(one)
+            self._installed += ((after, self._return),)
+        for table, hook in self._installed:
+            table[key] = hook
 
     def remove(self) -> None:
         """Remove the hooks."""
-        while self._handles:
-            self._handles.pop().remove()
-        self._followed.clear()
+        key = self._key
+        for table, _ in reversed(self._installed):  # while a hook is there, it takes kwargs
+            table.pop(key, None)
+        self._installed = ()
 
-    def begins_step(self, *, needs_gradient: bool) -> bool:
-        """Return True if a call that starts now can be the first of a step."""
-        return torch.is_grad_enabled() or not needs_gradient
-
-    def _call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        # A call in a backward pass recomputes an earlier one.
-        if _graph_task() == NO_TASK:
-            self._on_call(module, args, kwargs)
+    def _of_steps(self, optimizer: Optimizer) -> tuple[_Entry, _Entry]:
+        before, after = _torch.step_hooks(optimizer)
+        return (before, self._on_stepping), (after, self._on_stepped)
 
     def _follow(self, optimizer: Optimizer, *_: Any) -> None:
         """Add hooks to an optimizer, before its own are asked for.
@@ -75,7 +95,17 @@ class MeterHooks:
         The global hooks of the counter cannot be added by another global hook, which is called
         from a loop over them.
         """
-        if id(optimizer) not in self._followed:
-            self._followed.add(id(optimizer))
-            self._handles.append(optimizer.register_step_pre_hook(self._on_stepping))
-            self._handles.append(optimizer.register_step_post_hook(self._on_stepped))
+        entries = self._of_steps(optimizer)
+        if self._key not in entries[0][0]:
+            self._installed += entries
+            for table, hook in entries:
+                table[self._key] = hook
+
+    def _call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        # A call in a backward pass recomputes an earlier one.
+        if module is self._model and _graph_task() == NO_TASK:
+            self._on_call(module, args, kwargs)
+
+    def _return(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module is self._model:
+            self._on_return(module, args, output)

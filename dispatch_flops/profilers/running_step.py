@@ -10,6 +10,13 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from dispatch_flops.counting.amounts import (
+    UNCOUNTED,
+    Amounts,
+    amounts_of,
+    flops_of,
+    has_backward,
+)
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.registry import Rule
@@ -20,15 +27,10 @@ from dispatch_flops.profilers.step_costs import (
     END,
     STEPPED,
     STEPPING,
-    UNCOUNTED,
-    Amounts,
     Segment,
-    State,
     States,
-    amounts_of,
-    flops_of,
-    has_backward,
 )
+from dispatch_flops.profilers.step_positions import KnownPositions, Position
 from dispatch_flops.profilers.step_signature import OPAQUE
 
 
@@ -83,139 +85,183 @@ class RunningStep:
 
     is_verified: the whole step is counted, whatever is known of it.
     was_counted: at least one of its segments was counted.
+    is_known: it went where an earlier one did, to the end: there is nothing to commit.
     """
 
     __slots__ = (
-        "_before_optimizer",
-        "_counter",
-        "_last_call",
-        "_open_calls",
-        "_path",
-        "_running_optimizers",
-        "_state",
-        "_states",
-        "is_verified",
+        "_at", "_counted", "_counter", "_positions", "_states", "is_known", "is_verified",
         "was_counted",
-    )
+    )  # fmt: skip
 
-    def __init__(self, states: States, counter: StepCounter, *, is_verified: bool) -> None:
+    def __init__(
+        self, states: States, positions: KnownPositions, counter: StepCounter, is_verified: bool
+    ) -> None:
         self.is_verified = is_verified
-        self.was_counted = False
+        self.was_counted = self.is_known = False
         self._states = states
+        self._positions = positions
         self._counter = counter
-        self._state: State | None = None  # None before the first event
-        self._path: list[tuple[Segment, Amounts | None]] = []
-        self._open_calls: tuple[Hashable, ...] = ()  # whose graphs no backward pass has consumed
-        self._last_call: Hashable = None
-        self._running_optimizers: tuple[Hashable, ...] = ()
-        self._before_optimizer: tuple[State, Hashable] | None = None
+        self._at = Position() if is_verified else positions.start
+        self._counted: list[tuple[Segment, Amounts]] = []
 
     @property
     def is_stepping(self) -> bool:
         """True while an optimizer's step runs."""
-        return bool(self._running_optimizers)
+        return bool(self._at.running_optimizers)
 
     # -- events -----------------------------------------------------------------------------------
 
+    # Each looks up first where the event led before; in most steps that is all it does.
+
     def begin(self) -> None:
         """Begin before the first event: what runs until then is part of the step."""
-        self._go_to(self._states.find(BEGIN))
+        found = self._at.following.get(BEGIN)
+        if found is not None:
+            self._at = found
+            return
+        self._go_to(BEGIN, Position(state=self._states.find(BEGIN)))
 
     def call(self, model: nn.Module | None, signature: Hashable) -> None:
         """Note that a call of the model starts; None: that the work on a batch starts."""
-        self._end_segment(CALL if self._path else (CALL, signature))
-        key = (CALL, len(self._path), self._open_calls, signature, self._running_optimizers)
-        state = self._states.find(key, is_opaque=signature is OPAQUE)
-        if self._needs_gradient(signature):
-            self._open_calls = (*self._open_calls, signature)
-        self._last_call = signature
-        session = self._go_to(state)
+        event = (CALL, signature)
+        found = self._at.following.get(event)
+        if found is not None:
+            self._at = found
+            return
+        at = self._after_segment(CALL if self._at.segments else event)
+        running = at.running_optimizers
+        key = (CALL, len(at.segments), at.open_calls, signature, running)
+        at.state = self._states.find(key, is_opaque=signature is OPAQUE)
+        if _needs_gradient(signature):
+            at.open_calls = (*at.open_calls, signature)
+        at.last_call = signature
+        session = self._go_to(event, at)
         if session is not None and model is not None:
             session.note_running(model)
 
     def stepping(
-        self, optimizer: Optimizer, name: Hashable, signature: Hashable, *, has_closure: bool
+        self, optimizer: Optimizer, signature: Hashable, args: Any, kwargs: Mapping[str, Any]
     ) -> None:
-        """Note that the step of an optimizer starts."""
-        before, event = self._state, (STEPPING, name)
-        self._end_segment(event)
-        self._note_if_uncalled()
-        self._before_optimizer = None if before is None else (before, event)
-        self._running_optimizers = (*self._running_optimizers, (name, signature))
-        key = (STEPPING, len(self._path), self._running_optimizers, self._open_calls)
-        session = self._go_to(self._states.find(key))
+        """Note that the step of an optimizer starts, with these arguments."""
+        name = id(optimizer)
+        event = (STEPPING, name, signature)
+        found = self._at.following.get(event)
+        if found is not None:
+            self._at = found
+            return
+        before, ending = self._at.state, (STEPPING, name)
+        at = self._after_segment(ending)
+        self._note_if_uncalled(at)
+        at.before_optimizer = None if before is None else (before, ending)
+        at.running_optimizers = (*at.running_optimizers, (name, signature))
+        key = (STEPPING, len(at.segments), at.running_optimizers, at.open_calls)
+        at.state = self._states.find(key)
+        session = self._go_to(event, at)
         if session is not None:
+            has_closure = any(map(callable, (*args[1:], *kwargs.values())))
             session.note_stepping(optimizer, has_closure=has_closure)
 
-    def stepped(self, name: Hashable) -> None:
+    def stepped(self, optimizer: Optimizer) -> None:
         """Note that the step of an optimizer has ended."""
-        self._end_segment((STEPPED, name))
-        self._running_optimizers = self._running_optimizers[:-1]
-        self._open_calls = ()
-        key = (STEPPED, len(self._path), name, self._last_call, self._running_optimizers)
-        is_opaque = self._last_call is OPAQUE or self._states.find(BEGIN).is_opaque
-        state = self._states.find(key, is_opaque=is_opaque)
-        if self._before_optimizer is not None:
-            before, event = self._before_optimizer
-            before.after_skipping[event] = state
-        session = self._go_to(state)
+        name = id(optimizer)
+        event = (STEPPED, name)
+        found = self._at.following.get(event)
+        if found is not None:
+            self._at = found
+            return
+        at = self._after_segment(event)
+        at.running_optimizers = at.running_optimizers[:-1]
+        at.open_calls = ()
+        key = (STEPPED, len(at.segments), name, at.last_call, at.running_optimizers)
+        is_opaque = at.last_call is OPAQUE or self._states.find(BEGIN).is_opaque
+        at.state = self._states.find(key, is_opaque=is_opaque)
+        if at.before_optimizer is not None:
+            before, ending = at.before_optimizer
+            before.after_skipping[ending] = at.state
+        session = self._go_to(event, at)
         if session is not None:
             session.note_stepped()
 
     def end(self) -> tuple[Segment, ...]:
         """Note the end of the step; return its segments."""
-        self._end_segment(END)
-        self._note_if_uncalled()
+        found = self._at.following.get(END)
+        if found is not None:
+            self.is_known = True
+            return found.segments
+        at = self._after_segment(END)
+        self._note_if_uncalled(at)
         self._counter.stop()
-        return tuple([segment for segment, _ in self._path])
+        self._reach(END, at)
+        return at.segments
 
     def commit(self) -> None:
         """Add what was counted to the segments, after their runs were added."""
-        for segment, amounts in self._path:
-            if amounts is not None:
-                segment.add_counted(amounts)
-                segment.state.note_counted()
-            elif not segment.counted_runs:
-                segment.state.note_unknown()
+        for segment, amounts in self._counted:
+            segment.add_counted(amounts)
+            segment.state.note_counted()
+        unknown = [one for one in self._at.segments if one.is_inferred]
+        for segment in unknown:
+            segment.state.note_unknown()
+        if self._counted or unknown:
+            self._positions.forget()
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _end_segment(self, event: Hashable) -> None:
-        if self._state is None:
-            return
-        segment, amounts = self._state.ended_by(event), self._counter.take()
-        self._path.append((segment, amounts))
-        if self._open_calls and self._had_backward(segment, amounts):
-            self._open_calls = ()
+    def _after_segment(self, event: Hashable) -> Position:
+        """Return a new position after the segment that ``event`` ends."""
+        at, amounts = self._at, self._counter.take()
+        segments, open_calls = at.segments, at.open_calls
+        if at.state is not None:
+            segment = at.state.ended_by(event)
+            segments = (*segments, segment)
+            if amounts is not None:
+                self._counted.append((segment, amounts))
+            if open_calls and _had_backward(segment, amounts):
+                open_calls = ()
+        return Position(
+            segments=segments,
+            open_calls=open_calls,
+            last_call=at.last_call,
+            running_optimizers=at.running_optimizers,
+            before_optimizer=at.before_optimizer,
+        )
 
-    def _note_if_uncalled(self) -> None:
+    def _note_if_uncalled(self, at: Position) -> None:
         """Count every step from now on, if work was done in this one before any call."""
-        segment, amounts = self._path[0]
-        if len(self._path) > 1 or self._last_call is not None or segment.state.is_opaque:
+        if len(at.segments) != 1 or at.last_call is not None or at.segments[0].state.is_opaque:
             return
-        if amounts is not None and flops_of(amounts):
-            segment.state.is_opaque = True
+        if any(flops_of(amounts) for _, amounts in self._counted):
+            at.segments[0].state.is_opaque = True
             warnings.warn(
                 "the model was not called in a step, so its inputs are not known: every step is "
                 "counted; pass the module that is called, or state the inputs by note_batch()",
                 stacklevel=5,
             )
 
-    def _go_to(self, state: State) -> Session | None:
-        """Continue in ``state``; return the session if counting starts with it."""
-        self._state = state
-        if self.is_verified or state.must_be_counted:
+    def _go_to(self, event: Hashable, at: Position) -> Session | None:
+        """Continue at that position; return the session if counting starts with it."""
+        assert at.state is not None
+        if self.is_verified or at.state.must_be_counted:
             self.was_counted = True
+            self._reach(event, at)
             return self._counter.start()
         self._counter.stop()
+        self._reach(event, at)
         return None
 
-    def _had_backward(self, segment: Segment, amounts: Amounts | None) -> bool:
-        if amounts is not None:
-            return has_backward(amounts)
-        if segment.counted_runs:
-            return segment.runs_backward
-        return any(one.runs_backward for one in segment.state.segments.values())
+    def _reach(self, event: Hashable, at: Position) -> None:
+        if not self.was_counted:
+            self._positions.add(self._at, event, at)
+        self._at = at
 
-    def _needs_gradient(self, signature: Any) -> bool:
-        return signature is OPAQUE or bool(signature[1])
+
+def _had_backward(segment: Segment, amounts: Amounts | None) -> bool:
+    if amounts is not None:
+        return has_backward(amounts)
+    if segment.counted_runs:
+        return segment.runs_backward
+    return any(one.runs_backward for one in segment.state.segments.values())
+
+
+def _needs_gradient(signature: Any) -> bool:
+    return signature is OPAQUE or bool(signature[1])

@@ -26,8 +26,9 @@ from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
 from dispatch_flops.errors import WrongThreadError
-from dispatch_flops.memory.memory_mode import Memory, MemoryMode, MemoryOptions
+from dispatch_flops.memory.memory_mode import MemoryMode
 from dispatch_flops.memory.memory_profile import attach_memory
+from dispatch_flops.memory.run_memory import Memory, MemoryOptions
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import OUTSIDE, Profile
@@ -150,7 +151,7 @@ class Session:
 
     def calls(self) -> RecordedCalls:
         """Return all operator calls recorded so far."""
-        with self._pass.excluded():
+        with self._pass.excluded(), garbage_collection_later():
             return self._calls.including(self._tracker.module_phases())
 
     def profile(self) -> Profile:
@@ -171,7 +172,7 @@ class Session:
         """
         if self._pass.operator_timer is not None or self._memory is not None:
             return self.profile()
-        with _torch.modes_disabled():
+        with _torch.modes_disabled(), garbage_collection_later():
             return deferred_profile(self._builder(calls), calls.totals())
 
     def _builder(self, calls: RecordedCalls) -> Callable[[], Profile]:

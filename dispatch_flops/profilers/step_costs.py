@@ -13,54 +13,12 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from dispatch_flops.counting.aggregation import RecordedCalls
-from dispatch_flops.profile import OpTotal
-from dispatch_flops.profile.cost import COST_FIELDS, OpCost, counts_of
+from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, flops_of, has_backward
 
-# ``{(phase, dtype, figure): amount}``; for operators without a known cost
-# ``{("", overload, UNCOUNTED): calls}``.
-Amounts = Counter[tuple[str, str | None, str]]
-
-UNCOUNTED: Final = "uncounted"
 BEGIN, CALL, STEPPING, STEPPED, END = "begin", "call", "stepping", "stepped", "end"
 _COMPARED: Final = ("macs", "flops", UNCOUNTED)
 # A state whose segment ended in an unknown way is counted this many times to find its cost.
 _TRIES: Final = 10
-
-
-def amounts_of(calls: RecordedCalls) -> Amounts:
-    """Return the amounts of recorded calls, by phase and dtype."""
-    found: Amounts = Counter()
-    for totals in calls.op_totals({}).values():
-        for total in totals:
-            if total.uncounted:
-                found["", total.op, UNCOUNTED] += total.uncounted
-            if total.cost is not None and total.phase is not None:
-                for name, amount in zip(COST_FIELDS, counts_of(total.cost), strict=True):
-                    found[total.phase, total.dtype, name] += amount
-    return found
-
-
-def as_operators(amounts: Amounts) -> tuple[OpTotal, ...]:
-    """Return the amounts as one ``OpTotal`` for each phase and dtype."""
-    figures: dict[tuple[str, str | None], dict[str, int]] = {}
-    for (phase, dtype, name), amount in amounts.items():
-        if name != UNCOUNTED:
-            figures.setdefault((phase, dtype), {})[name] = amount
-    return tuple(
-        OpTotal(op="all", phase=phase, dtype=dtype, calls=1, cost=OpCost(**costs))  # type: ignore[arg-type]
-        for (phase, dtype), costs in figures.items()
-    )
-
-
-def has_backward(amounts: Amounts) -> bool:
-    """Return True if operators of a backward pass are among the amounts."""
-    return any(phase == "backward" for phase, _, _ in amounts)
-
-
-def flops_of(amounts: Amounts) -> int:
-    """Return the FLOPs of the amounts."""
-    return sum(amount for (_, _, name), amount in amounts.items() if name == "flops")
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +68,13 @@ class Segment:
 
     @property
     def is_inferred(self) -> bool:
-        """True if the cost was never counted and is not known to be 0."""
-        return not self.counted_runs and not self.state.is_free
+        """True if the cost was never counted and is not taken as 0.
+
+        What runs before the first call, such as the preparation of data, is taken as 0 for a new
+        signature if it was 0 for all others.
+        """
+        is_before_first_call = isinstance(self.event, tuple) and self.event[0] == CALL
+        return not self.counted_runs and not (is_before_first_call and self.state.is_free)
 
     def _inferred(self) -> tuple[Amounts, int]:
         """Return amounts, and a number of runs, of what is most like this segment."""
@@ -171,9 +134,8 @@ class State:
         self.tries = 0 if is_known else max(0, self.tries - 1)
 
     def note_unknown(self) -> None:
-        """Note that a segment ran that was never counted."""
-        if not self.is_free:
-            self.tries = self.tries or _TRIES
+        """Note that a segment ran whose cost had to be inferred."""
+        self.tries = self.tries or _TRIES
 
 
 class States:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dispatch_flops.errors import AlreadyActiveError, ConfigError, NotProfiledError, TargetError
+from dispatch_flops.counting.meter_totals import sample_count
+from dispatch_flops.errors import AlreadyActiveError, NotProfiledError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
 from dispatch_flops.profilers.flops_profiler import FlopsProfiler, write_or_warn
@@ -253,19 +253,6 @@ def _optimizers_in(profile: Profile) -> list[str]:
     parts = [part for part in profile.outside.children if part.total("optimizer").flops]
     names = dict.fromkeys(part.class_name for part in parts)
     return [name for name in names if name.isidentifier()]
-
-
-def sample_count(samples: Any, name: str = "samples") -> int | None:
-    """Return ``samples`` as an int; raise ConfigError if it is not a count."""
-    if samples is None:
-        return None
-    try:
-        count = -1 if isinstance(samples, bool) else operator.index(samples)
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise ConfigError(f"{name}={samples!r}: pass the number of {name} in the block, an int")
-    return count
 
 
 def _world_size() -> int:

@@ -23,8 +23,12 @@ Formats of one profile:
 Merged profiles have two formats of text, ``render(cluster, view=None) -> str``.
 
     cluster_table   figures over ranks, ranks, mesh dimensions and modules, plain or Markdown
-    plan_table      choices of a plan side by side, plain or Markdown
-    cluster_page    the same tables as a page for the browser
+    cluster_page    the same figures as a page for the browser
+
+So have plans: ``plan_table.render(plan, style="plain")``, ``plan_page.render(plan, view=None)``.
+
+    plan_table      choices side by side, plain or Markdown
+    plan_page       the same figures as a page for the browser, with bars of memory and time
 
 The others return what their readers take.
 
@@ -48,6 +52,7 @@ from dispatch_flops.renderers import (
     memory_table,
     notebook,
     overview,
+    plan_page,
     plan_table,
     plots,
     scalars,
@@ -69,6 +74,7 @@ __all__ = [
     "memory_table",
     "notebook",
     "overview",
+    "plan_page",
     "plan_table",
     "plots",
     "scalars",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dispatch_flops.analysis.cluster_communication import GroupTraffic, traffic_by_group
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import in_order
 from dispatch_flops.profile.mesh_positions import ranks_text
 from dispatch_flops.profile.rank_figures import BY, By, Spread
-from dispatch_flops.renderers.text import Align, code, one_line, table
+from dispatch_flops.renderers.text import Align, Style, code, one_line, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
     bytes_text,
@@ -23,11 +24,12 @@ from dispatch_flops.units import (
 
 __all__ = ["render"]
 
-_TEXT: dict[By, tuple[str, Callable[[float | None], str]]] = {
+FIGURES: dict[By, tuple[str, Callable[[float | None], str]]] = {
     "macs": ("MACs", macs_text),
     "flops": ("FLOPs", flops_text),
     "bytes": ("Bytes", bytes_text),
     "communication": ("Communication", bytes_text),
+    "memory": ("Peak memory", bytes_text),
     "time": ("Time", seconds_text),
     "params": ("Params", lambda params: params_text(None if params is None else int(params))),
 }
@@ -56,33 +58,59 @@ def render(cluster: ClusterProfile, view: View | None = None) -> str:
     """
     view = view or View()
     parts = ["\n".join(heading(cluster))]
-    for section in sections(cluster, view):
-        rows = [
-            [code(cell, view.style) if i == section.names else cell for i, cell in enumerate(row)]
-            for row in section.rows
-        ]
-        align: tuple[Align, ...] = tuple(
-            "left" if column < section.texts else "right" for column in range(len(section.header))
-        )
-        title = f"## {section.title}" if view.style == "markdown" else section.title
-        parts.append(f"{title}\n\n{table(section.header, rows, align, view.style)}")
+    parts += [section_text(section, view.style) for section in sections(cluster, view)]
     return "\n\n".join(parts)
+
+
+def section_text(section: Section, style: Style) -> str:
+    """Return the title and the table of a section."""
+    rows = [
+        [code(cell, style) if i == section.names else cell for i, cell in enumerate(row)]
+        for row in section.rows
+    ]
+    align: tuple[Align, ...] = tuple(
+        "left" if column < section.texts else "right" for column in range(len(section.header))
+    )
+    title = f"## {section.title}" if style == "markdown" else section.title
+    return f"{title}\n\n{table(section.header, rows, align, style)}"
 
 
 def heading(cluster: ClusterProfile) -> Iterator[str]:
     """Yield what the tables are of: number of ranks, mesh, missing ranks and notes."""
+    yield ranks_line(cluster)
+    for text in (missing_text(cluster), *notes_of(cluster), lower_bound_text(cluster)):
+        if text:
+            yield f"- {one_line(text)}"
+
+
+def ranks_line(cluster: ClusterProfile) -> str:
+    """Return how many ranks are known, how many were simulated, and the mesh."""
     mesh = " x ".join(f"{name} {size}" for name, size in (cluster.mesh or {}).items())
-    yield (
+    return (
         f"{len(cluster.ranks)} of {cluster.world_size} ranks"
         f"{f', {len(cluster.profiles)} simulated' if cluster.represented else ''}"
         f"{f', mesh {one_line(mesh)}' if mesh else ''}"
     )
-    if cluster.missing:
-        yield f"- Missing: rank {ranks_text(cluster.missing)}; totals are of the other ranks"
-    for note in dict.fromkeys((*cluster.notes, *_notes_of_ranks(cluster))):
-        yield f"- {one_line(note)}"
-    if lower := [rank for rank, profile in cluster.ranks.items() if profile.is_lower_bound]:
-        yield f"- Lower bound: operators without a known cost ran on rank {ranks_text(lower)}"
+
+
+def missing_text(cluster: ClusterProfile) -> str:
+    """Return which ranks are missing; "" for none."""
+    if not cluster.missing:
+        return ""
+    return f"Missing: rank {ranks_text(cluster.missing)}; totals are of the other ranks"
+
+
+def lower_bound_text(cluster: ClusterProfile) -> str:
+    """Return on which ranks operators without a known cost ran; "" for none."""
+    lower = [rank for rank, profile in cluster.ranks.items() if profile.is_lower_bound]
+    if not lower:
+        return ""
+    return f"Lower bound: operators without a known cost ran on rank {ranks_text(lower)}"
+
+
+def notes_of(cluster: ClusterProfile) -> list[str]:
+    """Return the notes of the cluster and of its ranks, each once."""
+    return list(dict.fromkeys((*cluster.notes, *_notes_of_ranks(cluster))))
 
 
 def sections(cluster: ClusterProfile, view: View) -> Iterator[Section]:
@@ -102,6 +130,8 @@ def sections(cluster: ClusterProfile, view: View) -> Iterator[Section]:
     for dim, size in (cluster.mesh or {}).items():
         if size > 1:
             yield _along(cluster, view, dim, tuple(by for by in shown if by != "macs"))
+    if traffic := traffic_by_group(cluster, phase):
+        yield groups_section(traffic)
     yield _modules(cluster, view)
 
 
@@ -114,13 +144,13 @@ def _phase_rows(cluster: ClusterProfile) -> Iterator[list[str]]:
 
 
 def _spread_row(by: By, spread: Spread, label: str | None = None) -> list[str]:
-    name, text = _TEXT[by]
+    name, text = FIGURES[by]
     return [
         label or name,
         text(spread.minimum),
         text(spread.maximum),
         number_text(spread.imbalance),
-        "-" if spread.minimum == spread.maximum else f"rank {spread.straggler}",
+        _straggler_text(spread),
         "-" if by == "params" else text(spread.total),  # replicas hold the same
     ]
 
@@ -136,13 +166,13 @@ def _ranks(cluster: ClusterProfile, view: View, shown: tuple[By, ...]) -> Sectio
         [
             ranks_text(ranks),
             *([str(stage)] if has_stages else []),
-            *(_TEXT[by][1](value) for by, value in zip(shown, values, strict=True)),
+            *(FIGURES[by][1](value) for by, value in zip(shown, values, strict=True)),
         ]
         for (stage, values), ranks in same.items()
     ]
     stages = ("Stage",) if has_stages else ()
-    header = ("Rank", *stages, *(_TEXT[by][0] for by in shown))
-    return Section(title="Ranks", header=header, rows=_first(rows))
+    header = ("Rank", *stages, *(FIGURES[by][0] for by in shown))
+    return Section(title="Ranks", header=header, rows=first_rows(rows))
 
 
 def _along(cluster: ClusterProfile, view: View, dim: str, shown: tuple[By, ...]) -> Section:
@@ -153,13 +183,35 @@ def _along(cluster: ClusterProfile, view: View, dim: str, shown: tuple[By, ...])
         same.setdefault(cells, []).append(position)
     return Section(
         title=f"Along {one_line(dim)}, of one rank",
-        header=(one_line(dim), *(_TEXT[by][0] for by in shown)),
-        rows=_first([[ranks_text(positions), *cells] for cells, positions in same.items()]),
+        header=(one_line(dim), *(FIGURES[by][0] for by in shown)),
+        rows=first_rows([[ranks_text(positions), *cells] for cells, positions in same.items()]),
     )
 
 
+def groups_section(traffic: list[GroupTraffic]) -> Section:
+    """Return a row for each kind of communication in the groups of each mesh dimension."""
+    rows = [
+        [
+            f"{one_line(part.label)} ({part.size} rank{'s' if part.size > 1 else ''})",
+            part.kind,
+            _range_text("communication", part.payload),
+            number_text(part.payload.imbalance),
+            _straggler_text(part.payload),
+            bytes_text(part.total.payload_bytes),
+            bytes_text(part.total.bus_bytes),
+        ]
+        for part in traffic
+    ]
+    header = ("Group", "Kind", "Of one rank", "Max / mean", "Straggler", "All ranks", "On the bus")
+    return Section(title="Communication by group", header=header, rows=first_rows(rows), texts=2)
+
+
+def _straggler_text(spread: Spread) -> str:
+    return "-" if spread.minimum == spread.maximum else f"rank {spread.straggler}"
+
+
 def _range_text(by: By, spread: Spread | None) -> str:
-    text = _TEXT[by][1]
+    text = FIGURES[by][1]
     if spread is None:
         return text(None)
     least, most = text(spread.minimum), text(spread.maximum)
@@ -185,7 +237,7 @@ def _modules(cluster: ClusterProfile, view: View) -> Section:
     return Section(
         title="Modules, of one rank",
         header=(*stages, "Module", "Straggler", "FLOPs", "Own communication"),
-        rows=_first(rows),
+        rows=first_rows(rows),
         texts=len(stages) + 2,
         names=len(stages),
     )
@@ -195,7 +247,8 @@ def _level(fqn: str) -> int:
     return fqn.count(".") + 1 if fqn else 0
 
 
-def _first(rows: list[list[str]]) -> list[list[str]]:
+def first_rows(rows: list[list[str]]) -> list[list[str]]:
+    """Return the rows that are shown, and one that says how many more there are."""
     if len(rows) <= _MOST_ROWS:
         return rows
     more = [f"and {len(rows) - _MOST_ROWS} more", *[""] * (len(rows[0]) - 1)]

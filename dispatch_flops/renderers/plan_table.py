@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from dispatch_flops.analysis.communication_times import DimTime
 from dispatch_flops.analysis.planned import Plan, PlannedStep
+from dispatch_flops.analysis.planned_cluster import PlannedCluster
+from dispatch_flops.analysis.planned_generation import GenerationPlan
+from dispatch_flops.renderers.generation_column import generation_column, headroom_text, range_text
 from dispatch_flops.renderers.text import Style, at_least, table
 from dispatch_flops.units import (
     NOT_AVAILABLE,
@@ -16,10 +22,11 @@ from dispatch_flops.units import (
 __all__ = ["render"]
 
 
-def render(plan: Plan, style: Style = "plain") -> str:
+def render(plan: Plan | GenerationPlan, style: Style = "plain") -> str:
     """Return the table of the choices, followed by the assumptions.
 
-    plan: what ``dispatch_flops.plan`` returned. style: "plain" (the default) or "markdown".
+    plan: what ``dispatch_flops.plan`` or ``plan_generate`` returned.
+    style: "plain" (the default) or "markdown".
 
     Example::
 
@@ -29,10 +36,9 @@ def render(plan: Plan, style: Style = "plain") -> str:
         planned = plan(build, "NVIDIA H200", sizes={"batch": [8, 16]}, search_batch=False)
         print(plan_table.render(planned, "markdown"))
     """
-    columns = [_column(step) for step in plan.steps]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    rows = [[name, *(column.get(name, "") for column in columns)] for name in names]
-    header = ["", *(", ".join(f"{n}={v}" for n, v in step.sizes.items()) for step in plan.steps)]
+    columns = columns_of(plan)
+    rows = [[name, *(column.get(name, "") for column in columns)] for name in rows_of(columns)]
+    header = ["", *titles_of(plan)]
     align = ["left", *["right"] * len(columns)]
     machine = plan.machine
     lines = [f"{machine.name}: {machine.source}" if machine.source else machine.name, ""]
@@ -42,20 +48,52 @@ def render(plan: Plan, style: Style = "plain") -> str:
     return "\n".join(lines)
 
 
+def titles_of(plan: Plan | GenerationPlan) -> list[str]:
+    """Return the sizes of each choice in words."""
+    choices = plan.choices if isinstance(plan, GenerationPlan) else plan.steps
+    return [", ".join(f"{name}={value}" for name, value in c.sizes.items()) for c in choices]
+
+
+def columns_of(plan: Plan | GenerationPlan) -> list[dict[str, str]]:
+    """Return ``{name: text}`` of each choice's figures."""
+    if isinstance(plan, GenerationPlan):
+        return [generation_column(choice) for choice in plan.choices]
+    return [_column(step) for step in plan.steps]
+
+
+def rows_of(columns: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return all names; one that the first column lacks comes after its predecessor."""
+    names: list[str] = []
+    for column in columns:
+        at = 0
+        for name in column:
+            if name not in names:
+                names.insert(at, name)
+            at = names.index(name) + 1
+    return names
+
+
 def _column(step: PlannedStep) -> dict[str, str]:
     bounds, profile = step.bounds, step.profile
     is_bound = profile.is_lower_bound
-    memory_is_bound = profile.memory is not None and profile.memory.is_lower_bound
+    memory_is_bound = step.memory is not None and step.memory.is_lower_bound
     fits = {True: "yes", False: "no", None: NOT_AVAILABLE}[step.fits]
     column = {
-        "parameters": params_text(profile.total_params),
+        **_parameters(step),
         "memory": at_least(bytes_text(step.peak_bytes), memory_is_bound),
         **{f"  {role}": bytes_text(count) for role, count in step.memory_by_role.items()},
         "fits": fits,
-        "headroom": _headroom(step),
+        "headroom": headroom_text(step.headroom_bytes),
     }
     if step.largest_batch is not None:
         column["largest batch that fits"] = str(step.largest_batch)
+    if step.cluster is not None:
+        column |= {
+            "model FLOPs, all devices": at_least(
+                count_text(step.cluster.model_cost.flops), is_bound
+            ),
+            "hardware FLOPs, all devices": at_least(count_text(step.cluster.cost.flops), is_bound),
+        }
     column |= {
         "model FLOPs": at_least(count_text(profile.model_total().flops), is_bound),
         "hardware FLOPs": at_least(count_text(profile.total().flops), is_bound),
@@ -63,6 +101,7 @@ def _column(step: PlannedStep) -> dict[str, str]:
         "computing": seconds_text(bounds.compute_s),
         "moving": seconds_text(bounds.memory_s),
         "communicating": seconds_text(bounds.communication_s),
+        **_communication(step.cluster),
         "operators": count_text(bounds.operators),
         "step, all traffic saved": seconds_text(bounds.fused_s),
         "step, unfused": seconds_text(bounds.least_s),
@@ -72,21 +111,50 @@ def _column(step: PlannedStep) -> dict[str, str]:
         "MFU ceiling": fraction_text(bounds.mfu_ceiling[1]),
     }
     if step.tokens is not None:
-        column["tokens/s ceiling"] = _range(step.tokens_per_s)
+        column |= _rates("tokens/s ceiling", step.tokens_per_s, step.devices)
     if step.samples is not None:
-        column["samples/s ceiling"] = _range(step.samples_per_s)
+        column |= _rates("samples/s ceiling", step.samples_per_s, step.devices)
     return column
 
 
-def _headroom(step: PlannedStep) -> str:
-    free = step.headroom_bytes
-    if free is None:
-        return NOT_AVAILABLE
-    return bytes_text(int(free)) if free >= 0 else f"-{bytes_text(int(-free))}"
+def _parameters(step: PlannedStep) -> dict[str, str]:
+    """Return the rows of parameters; on a mesh also of devices, and which rank is the fullest."""
+    if step.cluster is None:
+        return {"parameters": params_text(step.profile.total_params)}
+    full = step.cluster.fullest
+    return {
+        "devices": str(step.devices),
+        "parameters": params_text(step.cluster.parameters),
+        "parameters of a device": params_text(full.profile.local_params),
+        "fullest rank": str(full.rank),
+    }
 
 
-def _range(rates: tuple[float | None, float | None]) -> str:
-    low, high = rates
-    if low is None or high is None:
+def _communication(cluster: PlannedCluster | None) -> dict[str, str]:
+    """Return the rows of communication over each mesh dimension."""
+    rows: dict[str, str] = {}
+    for part in () if cluster is None else cluster.communication:
+        name = f"  {part.dim}, {part.size} ranks"
+        rows |= {
+            name: seconds_text(part.seconds),
+            f"{name}: calls": count_text(part.cost.calls),
+            f"{name}: payload": bytes_text(part.cost.payload_bytes),
+            f"{name}: bus bytes": bytes_text(part.cost.bus_bytes),
+            f"{name}: link": _link(part),
+        }
+    return rows
+
+
+def _link(part: DimTime) -> str:
+    if part.link is None or part.reach is None:
         return NOT_AVAILABLE
-    return count_text(high) if low == high else f"{count_text(low)} to {count_text(high)}"
+    where = {"node": "within a node", "network": "between nodes"}[part.reach]
+    return f"{bytes_text(part.link.bytes_per_s)}/s {where}"
+
+
+def _rates(name: str, rates: tuple[float | None, float | None], devices: int) -> dict[str, str]:
+    """Return the row of rates of all devices; with several, also of one."""
+    if devices == 1:
+        return {name: range_text(rates)}
+    low, high = (None if rate is None else rate / devices for rate in rates)
+    return {name: range_text(rates), f"{name}, a device": range_text((low, high))}

@@ -39,9 +39,9 @@ __all__ = ["roofline", "scaling", "top_modules"]
 
 Format = Literal["png", "svg", "pdf"]
 
-_WIDTH = 6.4  # inches, the text width of most two-column papers
-_DPI = 200
-_BLUE, _ORANGE, _GREY = "#3b76af", "#d0812f", "#5b6570"
+WIDTH = 6.4  # inches, the text width of most two-column papers
+DPI = 200
+_BLUE, _ORANGE, GREY = "#3b76af", "#d0812f", "#5b6570"
 _LONGEST_NAME = 48
 _AXES: dict[Key, str] = {
     "flops": "FLOPs",
@@ -96,7 +96,7 @@ def top_modules(
     axes.xaxis.set_major_formatter(
         lambda value, _: count_text(int(value) * unit if unit > 1 else value)
     )
-    return _saved(figure, format)
+    return saved(figure, format)
 
 
 def roofline(profile: Profile, machine: Machine | None = None, *, format: Format = "svg") -> bytes:
@@ -130,7 +130,7 @@ def roofline(profile: Profile, machine: Machine | None = None, *, format: Format
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7.5, frameon=False, loc="lower right")
     axes.set_title(one_line(data["machine"]), fontsize=10, parse_math=False)
-    return _saved(figure, format)
+    return saved(figure, format)
 
 
 def scaling(
@@ -165,11 +165,11 @@ def scaling(
     axes.set_xlabel(one_line(size_name), fontsize=9, parse_math=False)
     axes.set_ylabel(one_line(count_name), fontsize=9, parse_math=False)
     axes.set_xticks(sorted(set(sizes)), [f"{size:g}" for size in sorted(set(sizes))])
-    axes.minorticks_off()
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes.grid(visible=True, color="#e3e6ea", linewidth=0.6)
     for text in axes.legend(fontsize=8, frameon=False).get_texts():
         text.set_parse_math(False)
-    return _saved(figure, format)
+    return saved(figure, format)
 
 
 # -- parts --------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def _roofs(axes: Any, data: Mapping[str, Any]) -> None:
     for index, (dtype, peak) in enumerate(peaks.items()):
         xs, ys = (low, peak / bandwidth, high), (low * bandwidth, peak, peak)
         label = f"{dtype}, {flops_per_s_text(peak)}"
-        axes.plot(xs, ys, styles[index % 4], color=_GREY, linewidth=1.4, label=label)
+        axes.plot(xs, ys, styles[index % 4], color=GREY, linewidth=1.4, label=label)
 
 
 def _scatter(
@@ -232,14 +232,14 @@ def _short(name: str) -> str:
 
 def _figure(height: float) -> tuple[Any, Any]:
     matplotlib_figure = require("matplotlib.figure", extra="plots", purpose="a plot")
-    figure = matplotlib_figure.Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
+    figure = matplotlib_figure.Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
+    axes.tick_params(which="both", labelsize=8)
     return figure, axes
 
 
-def _saved(figure: Any, format: Format) -> bytes:
+def saved(figure: Any, format: Format) -> bytes:
     """Return the file's bytes, without dates and random ids: equal profiles give equal files."""
     from matplotlib import rc_context
 

@@ -119,7 +119,7 @@ class HostOperatorTimer:
     def record(self, module_phase: ModulePhase, cost: CallCost) -> None:
         """Record the seconds of the operator that just ran."""
         if (seconds := self._dispatch.take()) is not None:
-            module_phase.seconds[cost] += seconds
+            module_phase.add_seconds(cost, seconds)
 
     def backward_s(self) -> float | None:
         """Return seconds from the first to the last operator of backward passes; None if none ran.
@@ -195,7 +195,7 @@ class EventOperatorTimer:
             unread, self._unread = self._unread, []
             self._devices.synchronize()
             for module_phase, cost, start, end in unread:
-                module_phase.seconds[cost] += seconds_between(start, end)
+                module_phase.add_seconds(cost, seconds_between(start, end))
 
 
 def _covered(intervals: Iterable[tuple[float, float]]) -> float:

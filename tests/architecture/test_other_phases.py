@@ -43,6 +43,7 @@ from dispatch_flops.renderers import (
 )
 from dispatch_flops.renderers import csv as csv_renderer
 from tests.helpers.communicating import total
+from tests.helpers.html_pages import page_data
 from tests.helpers.trees import op, timed, training_step
 
 EXTRA: Any = "extra"
@@ -202,14 +203,16 @@ RENDERED: dict[str, tuple[Callable[[Profile, View], str], View]] = {
 def test_render_of_another_phase_shows_it(name: str) -> None:
     render, view = RENDERED[name]
     text = render(PROFILE, view)
-    assert "lib.prepare.default" in text if name == "collapsed" else "extra" in text
+    if name in ("html", "cluster_page"):
+        assert "extra" in page_data(text)["views"]
+    else:
+        assert "lib.prepare.default" in text if name == "collapsed" else "extra" in text
 
 
 def test_renderers_are_all_listed_here() -> None:
     listed = {name.split(" ")[0] for name in RENDERED}
-    assert listed | {"View", "dataframe", "plan_table", "plots", "scalars"} == set(
-        renderers.__all__
-    )
+    others = {"View", "dataframe", "plan_page", "plan_table", "plots", "scalars"}
+    assert listed | others == set(renderers.__all__)
 
 
 def test_scalars_of_another_phase_name_it() -> None:

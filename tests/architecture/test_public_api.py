@@ -57,6 +57,16 @@ def test_public_names_of_analysis_are_these_alone() -> None:
     assert sorted(ANALYSIS) == sorted(dispatch_flops.analysis.__all__)
 
 
+RENDERERS = """
+    View chrome_trace cluster_page cluster_table collapsed communication csv dataframe deepspeed
+    html memory_table notebook overview plan_page plan_table plots scalars table
+""".split()
+
+
+def test_public_names_of_renderers_are_these_alone() -> None:
+    assert sorted(RENDERERS) == sorted(dispatch_flops.renderers.__all__)
+
+
 def test_public_names_of_distributed_are_these_alone() -> None:
     assert dir(distributed) == ["ClusterProfile", "gather", "simulate"]
     for name in dir(distributed):

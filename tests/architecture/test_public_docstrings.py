@@ -6,13 +6,14 @@ import ast
 import dataclasses
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.helpers.public_names import modules, public_objects
+from tests.helpers.public_names import modules, public_objects, values
 
 PUBLIC = public_objects()
 # Documented once, in the docstring of their room, because they mean the same everywhere.
@@ -82,6 +83,11 @@ def test_every_public_object_and_method_has_a_docstring() -> None:
     without = [name for name, thing in PUBLIC.items() if not (thing.__doc__ or "").strip()]
     without += [name for name, (function, _) in FUNCTIONS.items() if not is_documented(function)]
     assert without == []
+
+
+def test_types_of_public_values_exist_and_have_a_docstring() -> None:
+    for module, names in values().items():
+        assert [n for n in names if not getattr(sys.modules[module], n).__doc__] == []
 
 
 def test_docstrings_name_every_parameter() -> None:

@@ -38,9 +38,11 @@ SLOW = {
     "distributed.simulate",
     "integrations.transformers.FlopsCallback",
     "integrations.transformers.GenerateProfile",
+    "integrations.transformers.plan_generate",
     "integrations.transformers.profile_generate",
     "measure_machine",
     "plan",
+    "renderers.plan_page.render",
     "renderers.plan_table.render",
     "renderers.plots.roofline",
     "renderers.plots.scaling",
@@ -148,6 +150,7 @@ ALSO_GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "compile.Step": backend,
     "integrations.transformers.GenerateProfile": language_model,
     "integrations.transformers.FlopsCallback": trainer,
+    "integrations.transformers.plan_generate": language_model,
     "integrations.transformers.profile_generate": language_model,
 }
 

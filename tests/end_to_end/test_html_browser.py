@@ -8,25 +8,33 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from dispatch_flops import profile_model, units
+from dispatch_flops import FlopCounterMode, profile_model, units
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.cli.demo import bert_base
 from dispatch_flops.profile import (
     CommGroup,
     CommTotal,
     DeviceMemory,
+    HeldBytes,
     MemoryPeak,
+    MemoryPoint,
     MemoryProfile,
     MemoryUse,
+    ModuleMemory,
     PeakMoment,
+    PhaseBytes,
     Profile,
+    RoleBytes,
     StepTiming,
 )
+from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers import View, html
 from dispatch_flops.renderers.html.payload import payload
 from tests.helpers.paths import BENCHMARKS
@@ -395,12 +403,19 @@ def test_operators_are_searched_and_sorted(open_report: Callable[..., Report]) -
 def test_page_does_not_scroll_sideways(
     name: str, width: int, open_report: Callable[..., Report], driver: Any
 ) -> None:
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
+    with at_width(driver, width):
         report = open_report(SMALL[name](), machine=A100)
         assert report.run("return document.documentElement.scrollWidth") == width
         assert report.run("return document.querySelector('#tree svg').clientWidth") < width
+
+
+@contextmanager
+def at_width(driver: Any, width: int) -> Iterator[None]:
+    """Make the window this many pixels wide, as a desktop's or a telephone's."""
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        yield
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -445,6 +460,141 @@ def test_memory_and_communication_are_shown_where_they_were_taken(
     assert report.column("modules", report.heading("modules", "Payload")) == ["69 B", "69 B"]
 
 
+def moments(*points: tuple[int, Phase, dict[str, int]]) -> tuple[MemoryPoint, ...]:
+    return tuple(
+        MemoryPoint(
+            operators=operators,
+            at=PeakMoment(fqn="layer", phase=phase, operator="aten.mm.default"),
+            bytes_by_role=RoleBytes(sizes),
+        )
+        for operators, phase, sizes in points
+    )
+
+
+def with_timelines() -> Profile:
+    """The same with memory over five operators on the GPU, and over one on the CPU."""
+    timeline = moments(
+        (1, "forward", {"parameters": 3000}),
+        (2, "forward", {"parameters": 3000, "activations": 6000}),
+        (4, "backward", {"parameters": 3000, "gradients": 9000}),
+        (5, "optimizer", {"parameters": 3000, "gradients": 4500}),
+    )
+    profile = with_memory_and_communication()
+    assert profile.memory is not None
+    gpu = dataclasses.replace(profile.memory.devices[0], timeline=timeline)
+    cpu = DeviceMemory(
+        device="cpu",
+        peaks=(
+            MemoryPeak(
+                peak_bytes=24,
+                peak_at=PeakMoment(fqn="", phase="forward"),
+                uses=(MemoryUse(role="inputs", bytes=24),),
+            ),
+        ),
+        timeline=moments((1, "forward", {"inputs": 24})),
+    )
+    held = ModuleMemory(
+        own=HeldBytes(parameters=3000, kv_cache=700),
+        total=HeldBytes(parameters=3000, kv_cache=700),
+        peak_bytes=PhaseBytes({"forward": 9000, "backward": 12_000}),
+    )
+    whole = dataclasses.replace(held, own=HeldBytes())
+    return dataclasses.replace(
+        profile.map_nodes(
+            lambda node: dataclasses.replace(node, memory=held if node.name else whole)
+        ),
+        memory=MemoryProfile(devices=(gpu, cpu)),
+        run=dataclasses.replace(profile.run, device="cuda"),
+    )
+
+
+BANDS_AT_HALF_THE_PEAK = """
+const [chart] = arguments, all = (part) => [...document.querySelectorAll(`${chart} ${part}`)];
+const top = Number(all('.peak-mark circle')[0].getAttribute('cy'));
+return all('.moment').map((moment) => {
+  const { x, y, width, height } = moment.getBBox();
+  const point = new DOMPoint(x + width / 2, (top + y + height) / 2);
+  return all('.band').flatMap((band, index) => (band.isPointInFill(point) ? [index] : []));
+});
+"""
+
+
+def test_memory_over_the_run_is_drawn_by_role_with_its_peak(
+    open_report: Callable[..., Report],
+) -> None:
+    report = open_report(with_timelines())
+    assert report.texts("#memory-timelines h3, #memory-timelines > details > summary") == [
+        "Over the run, on cuda:0", "Over the run, on cpu",
+    ]  # fmt: skip
+    chart = "#memory-timeline-0"
+    # parameters, gradients and activations, from below
+    assert report.attributes(f"{chart} .band", "class") == [
+        "band fill-0",
+        "band fill-1",
+        "band fill-5",
+    ]
+    assert report.texts(f"{chart} .legend > span") == [
+        "activations", "gradients", "parameters", "Phase:", "forward", "backward", "optimizer",
+    ]  # fmt: skip
+    assert report.texts(f"{chart} .peak-mark text") == ["peak 12 KB"]
+    assert not report.texts(f"{chart} .capacity")
+    assert report.texts(f"{chart} .moment title")[1] == (
+        "9 KB after 2 operators\nlayer, forward, aten.mm.default\nactivations 6 KB\nparameters 3 KB"
+    )
+    # Point 2 stands for operators 1.5 to 3 of 0.5 to 5.5; its bytes are 9 of 12 KB at the peak.
+    widths = [float(width) for width in report.attributes(f"{chart} .moment", "width")]
+    assert widths == pytest.approx([sum(widths) * n / 5 for n in (1, 1.5, 1.5, 1)], abs=0.2)
+    boxes = report.run(
+        "return [...document.querySelectorAll(arguments[0])].map((e) => e.getBBox().height)",
+        f"{chart} .band",
+    )
+    assert boxes == pytest.approx([boxes[0], 3 * boxes[0], 3 * boxes[0]], rel=0.02)
+    # At half the peak, 6 KB, the first moment is empty, the second activations, and so on.
+    assert report.run(BANDS_AT_HALF_THE_PEAK, chart) == [[], [2], [1], [1]]
+    report.press(f"{chart} summary")
+    assert report.column("memory-timeline-0-table", 1) == ["1", "2", "4", "5"]
+    assert report.column("memory-timeline-0-table", 2) == ["3 KB", "9 KB", "12 KB", "7.5 KB"]
+    assert report.column("memory-timeline-0-table", 4) == ["0 B", "0 B", "9 KB", "4.5 KB"]
+    report.press("#memory-timelines > details > summary")
+    report.until(lambda: report.texts("#memory-timeline-1 .band"))
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+def test_memory_does_not_scroll_sideways(
+    width: int, open_report: Callable[..., Report], driver: Any
+) -> None:
+    with at_width(driver, width):
+        report = open_report(with_timelines(), machine=A100)
+        report.run("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+        report.until(lambda: report.texts("#memory-timeline-1 .band"))
+        assert report.run("return document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize(("times", "is_drawn"), [(0.5, True), (3, True), (5, False)])
+def test_capacity_is_drawn_where_the_peak_is_visible_beside_it(
+    times: float, is_drawn: bool, open_report: Callable[..., Report]
+) -> None:
+    machine = dataclasses.replace(A100, memory_bytes=times * 12_000)
+    report = open_report(with_timelines(), machine=machine)
+    written = units.bytes_text(times * 12_000)
+    assert report.texts(".capacity text") == ([f"capacity {written}"] if is_drawn else [])
+    note = f"The peak takes {units.fraction_text(1 / times)} of the {written} of {A100.name}"
+    assert report.texts("#memory-timeline-0 > p") == [
+        f"{note}: it does not fit." if times < 1 else f"{note}."
+    ]
+
+
+def test_modules_have_the_bytes_that_they_hold(open_report: Callable[..., Report]) -> None:
+    report = open_report(with_timelines())
+    assert report.texts("#memory-modules tbody th button.link") == ["Net", "layer"]
+    table = "memory-modules"
+    for heading, text in (("Held", "3.7 KB"), ("Parameters", "3 KB"), ("KV cache", "700 B")):
+        assert report.column(table, report.heading(table, heading)) == [text, text]
+    assert report.column(table, report.heading(table, "Peak")) == ["12 KB", "12 KB"]
+    open_report(with_memory_and_communication())
+    assert not report.driver.find_element("id", "memory-held").is_displayed()
+
+
 def with_memory_and_communication() -> Profile:
     """A layer that sends 69 bytes, and the peaks of two phases."""
     parameters = MemoryUse(role="parameters", bytes=3000)
@@ -476,7 +626,8 @@ def with_memory_and_communication() -> Profile:
 def test_every_control_has_a_name_and_tables_have_row_and_column_headers(
     open_report: Callable[..., Report],
 ) -> None:
-    report = open_report(with_memory_and_communication(), machine=A100)
+    report = open_report(with_timelines(), machine=A100)
+    report.run("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
     nameless = report.run(
         "return [...document.querySelectorAll('button, input, summary, [role=img]')]"
         ".filter((e) => e.checkVisibility())"
@@ -576,15 +727,17 @@ def _media(*, scheme: str, media: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture
-def photograph(driver: Any, request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Return ``photograph(name)``, which takes a screenshot of the open page from its top.
+def photograph(driver: Any, request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Return ``photograph(name, top)``, which takes a screenshot of the open page.
+
+    top: selector of the element that it starts at.
 
     With ``--update-golden`` the screenshot replaces the image of that name among the results.
     """
     Image = pytest.importorskip("PIL.Image")
 
-    def take(name: str) -> None:
-        driver.execute_script("window.scrollTo(0, 0)")
+    def take(name: str, top: str = "body") -> None:
+        driver.execute_script("document.querySelector(arguments[0]).scrollIntoView()", top)
         picture = driver.get_screenshot_as_png()
         assert picture.startswith(b"\x89PNG\r\n")
         if request.config.getoption("--update-golden"):
@@ -607,6 +760,28 @@ def test_page_of_bert_draws_its_layers(
     assert cards["Parameters"] == units.params_text(profile.total_params)
     assert any("12 x BertLayer" in text for text in report.labels)
     photograph("report_bert.png")
+
+
+def test_page_of_a_training_step_of_bert_draws_its_memory(
+    open_report: Callable[..., Report], photograph: Callable[..., None]
+) -> None:
+    """BERT-base on the meta device; AdamW's steps are on the CPU: 4 bytes for each parameter."""
+    model, ids = bert_base()
+    model, ids = model.to("meta"), ids.to("meta")
+    adam = torch.optim.AdamW(model.parameters())
+    with FlopCounterMode(model, display=False, memory="timeline") as counter:
+        model(ids)[0].sum().backward()
+        adam.step()
+    machine = dataclasses.replace(A100, name="a small card", memory_bytes=2e9)
+    report = open_report(counter.profile, machine=machine)
+    memory = counter.profile.memory
+    assert memory is not None
+    assert report.texts("#memory-timeline-0 .peak-mark text") == [
+        f"peak {units.bytes_text(memory.peak_bytes)}"
+    ]
+    assert len(report.texts("#memory-timeline-0 .moment")) == len(memory.timeline)
+    assert len(memory.devices) == 2
+    photograph("report_memory.png", "#memory-section")
 
 
 def test_treemap_of_ten_thousand_modules_draws_its_stages(

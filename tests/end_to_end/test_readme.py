@@ -6,9 +6,11 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,6 +154,22 @@ class TestReadme:
             assert re.findall(r"\d+/\d+", row) == exact
 
 
+def pytest_exit(folder: Path, code: str, *options: str) -> tuple[int, str]:
+    """Run a file of tests with the package's plugin; return the exit status and the output."""
+    (folder / "test_cost.py").write_text(code, encoding="utf-8")
+    plugin = ("-p", "dispatch_flops.integrations.pytest_plugin", "-p", "no:cacheprovider")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugin, *options, "test_cost.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done.returncode, done.stdout
+
+
 class TestCookbook:
     def test_there_are_ten_recipes(self) -> None:
         assert len(blocks(section(COOKBOOK, "Recipes"))) == 10
@@ -187,6 +205,29 @@ class TestCookbook:
         assert names["prof"].get_total_macs() == 8 * 64 * 256 * 2
         assert names["cluster"].ranks[77].total("forward").macs == 8 * 64 * 256 * 2 // 8
         assert names["merged"].ranks == {0: names["fc"].profile}
+
+    def test_commands_of_a_training_step_succeed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("model.py").write_text(MODEL_FILE, encoding="utf-8")
+        text = section(COOKBOOK, "Whole training steps on the command line")
+        (commands,), (shown,) = blocks(text, "sh"), blocks(text, "text")
+        for line in commands.splitlines():
+            assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in shown.splitlines() if line not in lines] == []
+
+    @pytest.mark.slow
+    def test_stored_baseline_fails_as_is_shown(self, tmp_path: Path) -> None:
+        text = section(COOKBOOK, "Tests of a model's cost")
+        (code,) = (code for code in blocks(text) if "test_cost.py" in code)
+        (shown,) = blocks(text, "text")
+        assert pytest_exit(tmp_path, code, "--update-flops")[0] == 0
+        assert pytest_exit(tmp_path, code)[0] == 0
+        status, printed = pytest_exit(tmp_path, code.replace("width, 8", "width, 16"))
+        assert status == 1
+        assert [line for line in shown.splitlines() if line not in printed] == []
 
     def test_custom_formulas_count_what_they_say(self, library: None) -> None:
         (code,) = blocks(section(COOKBOOK, "Custom operators"))

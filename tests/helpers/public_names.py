@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,14 @@ MODULES = (
     "dispatch_flops.renderers",
     *(f"dispatch_flops.renderers.{name}" for name in renderers.__all__ if name != "View"),
 )
+
+# Types of what public objects hold, return and take as settings; their own names are not public.
+VALUES = """
+    CommCost DeviceMemory FlopsProfilerConfig GenerationPlan HeldBytes Link MemoryPeak MemoryPoint
+    MemoryProfile MemoryUse MeshDim MeterReading ModuleMemory PeakMoment PhaseBytes PhaseSeconds
+    PlannedCluster PlannedGeneration PlannedRank PlannedStep RoleBytes RunInfo StepBounds
+    StepCallback StepTiming TensorInput dispatch_flops.analysis.planned.Plan
+""".split()
 
 
 def modules() -> dict[str, ModuleType]:
@@ -50,6 +59,27 @@ def public_objects() -> dict[str, Any]:
                 continue
             if not any(thing is known for known in found.values()):
                 found[f"{room}.{name}" if room else name] = thing
+    return found
+
+
+def values() -> dict[str, list[str]]:
+    """Return ``{module: names of VALUES that it defines}``.
+
+    A name of several classes has its module in VALUES.
+    """
+    for name in ("planning.planner", "integrations.callback", "profilers.meter"):
+        importlib.import_module(f"dispatch_flops.{name}")
+    loaded = [(n, m) for n, m in sys.modules.items() if n.startswith("dispatch_flops.")]
+    found: dict[str, list[str]] = {}
+    for value in VALUES:
+        asked, _, name = value.rpartition(".")
+        (home,) = {
+            module
+            for module, content in loaded
+            if getattr(vars(content).get(name), "__module__", "") == module
+            and asked in ("", module)
+        }
+        found.setdefault(home, []).append(name)
     return found
 
 

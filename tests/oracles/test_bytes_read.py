@@ -136,6 +136,14 @@ CASES: dict[str, Case] = {
         lambda x: aten.max_pool2d_with_indices(x, [2, 3], [3, 5], [1, 1], [2, 1]),
         (r(1, 2, 11, 13),),
     ),
+    "max_pool2d, dilated by its stride": (
+        lambda x: aten.max_pool2d_with_indices(x, [2, 2], [3, 3], [0, 0], [3, 1]),
+        (r(1, 2, 11, 13),),
+    ),
+    "avg_pool2d with the kernel's stride": (
+        lambda x: aten.avg_pool2d(x, [2, 3]),
+        (r(1, 2, 11, 13),),
+    ),
     "max_pool2d, overlapping": (
         lambda x: aten.max_pool2d_with_indices(x, [3, 3], [2, 2]),
         (r(1, 2, 8, 10),),
@@ -159,6 +167,10 @@ CASES: dict[str, Case] = {
     "im2col": (lambda x: aten.im2col(x, [2, 2], [1, 1], [1, 0], [3, 3]), (r(1, 2, 7, 5),)),
     "im2col, dilated": (lambda x: aten.im2col(x, [2, 2], [2, 1], [0, 1], [5, 3]), (r(2, 9, 7),)),
     "col2im": (lambda x: aten.col2im(x, [7, 5], [2, 2], [1, 1], [1, 0], [3, 3]), (r(1, 8, 6),)),
+    "col2im, overlapping": (
+        lambda x: aten.col2im(x, [4, 5], [2, 2], [1, 1], [1, 0], [1, 1]),
+        (r(1, 4, 20),),
+    ),
     # -- convolution
     "convolution": (conv(**STEP), (X, W, r(3))),
     "convolution, dilated": (conv(stride=(5, 3), padding=(0, 2), dilation=(2, 1)), (X, W)),
@@ -166,6 +178,10 @@ CASES: dict[str, Case] = {
     "convolution of groups": (conv(stride=4, padding=1, groups=2), (r(2, 4, 11), r(6, 2, 3))),
     "convolution in 3 dimensions": (conv(**STEP), (r(1, 1, 5, 7, 8), r(2, 1, 2, 1, 2))),
     "transposed convolution that crops": (conv(**TURNED), (XT, WT)),
+    "transposed convolution, overlapping": (
+        conv(padding=1, transposed=True),
+        (r(1, 2, 5), r(2, 3, 3)),
+    ),
     "transposed convolution that crops taps": (
         conv(padding=2, transposed=True),
         (r(1, 2, 1), r(2, 3, 5)),
@@ -185,6 +201,7 @@ CASES: dict[str, Case] = {
         (r(1, 3, 1), r(1, 2, 1), r(3, 2, 5)),
     ),
     "transposed convolution_backward": (conv_backward("iw", **TURNED), (GT, XT, WT)),
+    "transposed convolution_backward, all": (conv_backward("iwb", **TURNED), (GT, XT, WT)),
     "transposed convolution_backward to input": (conv_backward("i", **TURNED), (GT, XT, WT)),
     "transposed convolution_backward to weight": (conv_backward("w", **TURNED), (GT, XT, WT)),
     # -- interpolation
@@ -196,6 +213,7 @@ CASES: dict[str, Case] = {
         lambda x: aten.upsample_nearest1d(x, [10], 1.05),
         (r(1, 2, 10),),
     ),
+    "nearest beyond the end": (lambda x: aten.upsample_nearest1d(x, [4], 0.5), (r(1, 2, 5),)),
     "nearest in 3 dimensions": (
         lambda x: aten.upsample_nearest3d(x, [2, 1, 3]),
         (r(1, 1, 5, 3, 4),),
@@ -207,6 +225,10 @@ CASES: dict[str, Case] = {
     ),
     "linear": (lambda x: aten.upsample_linear1d(x, [3], False), (r(1, 2, 17),)),
     "linear by a factor": (lambda x: aten.upsample_linear1d(x, [3], False, 0.2), (r(1, 2, 17),)),
+    "linear of the beginning": (
+        lambda x: aten.upsample_linear1d(x, [1], False, 2.0),
+        (r(1, 2, 5),),
+    ),
     "bilinear": (lambda x: aten.upsample_bilinear2d(x, [3, 2], False), (r(1, 2, 17, 13),)),
     "bilinear, aligned": (lambda x: aten.upsample_bilinear2d(x, [3, 2], True), (r(1, 2, 17, 13),)),
     "bilinear, larger": (lambda x: aten.upsample_bilinear2d(x, [13, 11], False), (r(1, 2, 5, 7),)),

@@ -23,6 +23,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dispatch_flops import _torch
+
 # Before torch 2.13 it may be missing, and dispatch_flops asks by getattr.
 HOPS_COMPILE = hasattr(utils, "_in_hop_compile") or TorchVersion(torch.__version__) >= (2, 13)
 
@@ -305,6 +307,31 @@ def test_graph_breaks_and_failed_compilations_are_recorded_for_the_process() -> 
 
 
 # -- compiled autograd ---------------------------------------------------------------------------
+
+
+def test_backend_of_a_running_compilation_is_found_until_a_reset() -> None:
+    begun: list[Any] = []
+    done: list[Any] = []
+
+    def begin(_: Any) -> None:
+        begun.append(_torch.compiling_backend())
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return graph.forward
+
+    torch._dynamo.reset()
+    assert _torch.call_at_compilations(begin, done.append)
+    assert not _torch.call_at_compilations(begin, done.append)
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+    torch.compile(lambda x: x + 2, backend="eager")(torch.ones(3))
+    found, named = begun
+    assert found is backend
+    assert named is torch._dynamo.lookup_backend("eager")
+    assert len(done) == 2
+    assert _torch.compiling_backend() is None
+    torch._dynamo.reset()
+    assert _torch.call_at_compilations(begin, done.append)
+    torch._dynamo.reset()
 
 
 def test_compiler_of_backward_can_be_taken_off_and_put_back() -> None:

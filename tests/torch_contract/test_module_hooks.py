@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from types import FrameType, FunctionType, MethodType
 from typing import Any
@@ -15,6 +17,9 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
+
+from dispatch_flops import _torch
 
 CALL = nn.Module._call_impl
 # Those that dispatch_flops puts a table of its own in place of (timing/idle_modules.py).
@@ -207,3 +212,67 @@ def test_tables_of_a_module_are_what_it_reads_its_attributes_from() -> None:
     model._buffers["running_mean"] = empty.detach()
     assert model.weight is empty, "writing to _parameters must change the attribute"
     assert model.running_mean.is_meta, "writing to _buffers must change the attribute"
+
+
+def test_entries_of_the_tables_of_hooks_are_hooks() -> None:
+    """dispatch_flops relies on this for hooks that are installed in every step of a meter
+    (profilers/meter_hooks.py: ``install``), without registering them anew.
+    """
+    model, weight = nn.Linear(2, 3), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight])
+    seen: list[Any] = []
+    before, takes_kwargs, after = _torch.call_hooks(model)
+    before_step, after_step = _torch.step_hooks(optimizer)
+    key = RemovableHandle(OrderedDict()).id
+    before[key] = lambda *given: seen.append(given)
+    takes_kwargs[key] = True
+    after[key] = lambda *_: seen.append("returned")
+    model(input=torch.ones(1, 2))
+    assert seen[0][:2] == (model, ())
+    assert list(seen[0][2]) == ["input"], "the table of kwargs must hold the keys of pre-hooks"
+    assert seen[1:] == ["returned"]
+    tables = {
+        "all": _torch.all_step_pre_hooks, "before": before_step, "after": after_step
+    }  # fmt: skip
+    for name, table in tables.items():
+        table[key] = lambda *_, name=name: seen.append(name)
+    optimizer.step()
+    for table in (before, takes_kwargs, after, *tables.values()):
+        del table[key]
+    model(torch.ones(1, 2))
+    optimizer.step()
+    assert seen[2:] == ["all", "before", "after"], "deleting an entry must remove the hook"
+
+
+def test_optimizers_hooks_may_be_added_by_a_hook_of_all_optimizers() -> None:
+    """dispatch_flops relies on this for optimizers that it meets in their first step
+    (profilers/meter_hooks.py: ``_follow``).
+    """
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    before, after = _torch.step_hooks(optimizer)
+    seen: list[str] = []
+
+    def add(*_: Any) -> None:
+        before[key] = lambda *_: seen.append("before")
+        after[key] = lambda *_: seen.append("after")
+
+    key = RemovableHandle(OrderedDict()).id
+    _torch.all_step_pre_hooks[key] = add
+    optimizer.step()
+    del _torch.all_step_pre_hooks[key]
+    assert seen == ["before", "after"]
+
+
+def test_id_of_an_unpickled_handle_is_given_to_no_other_hook() -> None:
+    """dispatch_flops relies on this for models that are pickled with a meter's hook
+    (profilers/meter_hooks.py: ``__reduce__``).
+    """
+    handle = RemovableHandle(OrderedDict())
+    saved = pickle.dumps(handle)
+    following = RemovableHandle.next_id
+    try:
+        RemovableHandle.next_id = 0
+        assert pickle.loads(saved).id == handle.id
+        assert RemovableHandle(OrderedDict()).id > handle.id
+    finally:
+        RemovableHandle.next_id = max(following, RemovableHandle.next_id)

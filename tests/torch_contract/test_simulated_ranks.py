@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -86,3 +89,55 @@ def test_pipeline_stages_vote_in_the_schedule() -> None:
 
 def test_sharding_caches_can_be_cleared() -> None:
     _torch.clear_sharding_caches()
+
+
+def test_dtensor_asks_for_tracing_in_these_modules() -> None:
+    """A fake tensor mode alone makes the answer yes."""
+    modules = _torch.modules_that_ask_for_tracing()
+    collectives = modules[0]
+    assert collectives.__name__ == "torch.distributed._functional_collectives"
+    assert len({getattr(module, _torch.ARE_WE_TRACING) for module in modules}) == 1
+    with _torch.FakeTensorMode():
+        assert getattr(collectives, _torch.ARE_WE_TRACING)()
+    holding = {
+        name
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch.distributed") and hasattr(module, _torch.ARE_WE_TRACING)
+    }
+    assert holding == {module.__name__ for module in modules}
+
+
+def test_results_of_functional_collectives_are_waited_for_by_these_operators() -> None:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    for name in _torch.RESULT_OPERATORS:
+        packet = getattr(torch.ops._c10d_functional, name.partition("::")[2])
+        assert packet.default.name() == name
+        tensor = torch.ones(3)
+        result = _torch.collective_result(packet.default, tensor)
+        inner = result.elem if isinstance(result, AsyncCollectiveTensor) else result
+        assert inner is tensor
+
+
+def test_sharded_parameter_of_fsdp2_is_reset_by_this_method() -> None:
+    cls = _torch.fsdp_param_class()
+    source = inspect.getsource(cls.reset_sharded_param)
+    for name in ("_module_info", "sharded_param", "_sharded_param_data", "_local_tensor"):
+        assert name in source
+
+
+@pytest.mark.usefixtures("fake_rank")
+def test_handle_of_a_send_holds_what_is_sent_until_it_is_released() -> None:
+    works = _torch.CompletedWorks()
+    sent = torch.ones(3)
+    alive = weakref.ref(sent)
+    group = distributed.group.WORLD
+    assert group is not None
+    send = torch.ops.c10d.send.default
+    handle = _torch.completed_communication(send, ([sent], group.boxed(), 1, 0), works)
+    work = distributed.Work.unbox(handle)
+    works.hand_over()
+    del sent, handle
+    assert work.wait() and alive() is not None
+    del work
+    assert alive() is None

@@ -161,9 +161,12 @@ def flash_attn_backward(
 
 
 # -- flash_attn 3 ----------------------------------------------------------------------------
+# Its functions call the C++ operators, or in newer releases operators of their own around them.
 
 
-@register_flops("flash_attn_3::fwd", by_name=True, cacheable=False)
+@register_flops(
+    ["flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward"], by_name=True, cacheable=False
+)
 @tells_apart(0)
 def flash_attn_3_forward(
     *,
@@ -171,42 +174,49 @@ def flash_attn_3_forward(
     k: Tensor,
     v: Tensor,
     k_new: Tensor | None = None,
-    q_v: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     seqused_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     page_table: Tensor | None = None,
-    is_causal: bool = False,
     window_size_left: int = -1,
     window_size_right: int = -1,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     out: Any,
-    **_: Any,
+    **named: Any,
 ) -> OpCost:
     """As ``flash_attn_forward``, or packed as ``flash_attn_varlen_forward``, without dropout.
 
     A cache that the call extends, pages without offsets, chunks and a second query are not covered.
     MACs: pairs·(d+dv). FLOPs: ``_attention.forward``'s, and 3 per pair for a softcap.
-    Source: Dao-AILab/flash-attention, hopper/flash_api.cpp.
+    Source: Dao-AILab/flash-attention, hopper/flash_api.cpp, hopper/flash_attn_interface.py.
     """
     is_paged = page_table is not None
-    if k_new is not None or q_v is not None or attention_chunk or (is_paged and not max_seqlen_k):
+    second_query = named.get("q_v", named.get("qv"))
+    if (
+        k_new is not None
+        or second_query is not None
+        or attention_chunk
+        or (is_paged and not max_seqlen_k)
+    ):
         raise FormulaError(
-            "k_new, q_v, attention_chunk and page_table without max_seqlen_k are not covered; "
-            "register a formula for these calls with override=True"
+            "k_new, a second query, attention_chunk and page_table without max_seqlen_k are not "
+            "covered; register a formula for these calls with override=True"
         )
     return _forward(
         q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k,
-        max_q=max_seqlen_q or 0, max_k=max_seqlen_k or 0, dropout_p=0.0, is_causal=is_causal,
+        max_q=max_seqlen_q or 0, max_k=max_seqlen_k or 0, dropout_p=0.0,
+        is_causal=named.get("is_causal", named.get("causal")),
         window_size_left=window_size_left, window_size_right=window_size_right,
         seqused_k=seqused_k, block_table=page_table, out=out,
     )  # fmt: skip
 
 
-@register_flops("flash_attn_3::bwd", by_name=True, cacheable=False)
+@register_flops(
+    ["flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward"], by_name=True, cacheable=False
+)
 @tells_apart(0)
 def flash_attn_3_backward(
     *,
@@ -215,6 +225,9 @@ def flash_attn_3_backward(
     k: Tensor,
     v: Tensor,
     softmax_lse: Tensor,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
@@ -226,9 +239,10 @@ def flash_attn_3_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: as ``flash_attn_backward``'s.
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: as ``flash_attn_backward``'s. The
+    gradients are written into ``dq``, ``dk`` and ``dv``.
 
-    Source: Dao-AILab/flash-attention, hopper/flash_api.cpp.
+    Source: Dao-AILab/flash-attention, hopper/flash_api.cpp, hopper/flash_attn_interface.py.
     """
     split = _backward(
         q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k,
@@ -236,7 +250,7 @@ def flash_attn_3_backward(
         window_size_left=window_size_left, window_size_right=window_size_right, out=out,
     )  # fmt: skip
     read = nbytes((dout, q, k, v, softmax_lse)) + nbytes(dout)
-    return _moving(split, read, out)
+    return _moving(split, read, (dq, dk, dv, out))
 
 
 # -- xformers --------------------------------------------------------------------------------

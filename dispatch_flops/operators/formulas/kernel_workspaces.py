@@ -80,10 +80,10 @@ _UNKNOWN = """
     _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _sparse_mm_reduce_impl
     _sparse_mm_reduce_impl_backward _to_sparse _trilinear _unique _unique2
     _upsample_bilinear2d_aa binary_cross_entropy binary_cross_entropy_with_logits dist geqrf histc
-    huber_loss kthvalue linalg_eig linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
-    linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr
-    logsumexp multinomial mse_loss native_dropout_backward ormqr smooth_l1_loss soft_margin_loss
-    sort unique_consecutive unique_dim
+    huber_loss isin kthvalue linalg_eig linalg_householder_product linalg_inv_ex
+    linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_solve linalg_matrix_exp
+    linalg_pinv linalg_qr logsumexp masked_select median multinomial mse_loss nanmedian
+    native_dropout_backward ormqr smooth_l1_loss soft_margin_loss sort unique_consecutive unique_dim
     _flash_attention_backward _efficient_attention_backward _scaled_dot_product_flash_attention
     _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward
     _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward

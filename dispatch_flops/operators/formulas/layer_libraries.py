@@ -1,4 +1,4 @@
-"""Layers that are not products, of vLLM, torchvision and DeepSpeed, once they are loaded."""
+"""Layers of vLLM, torchvision, causal_conv1d and DeepSpeed, once they are loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.formulas._arithmetic import contract, same_shaped
 from dispatch_flops.operators.formulas._attention import forward, rectangle
 from dispatch_flops.operators.formulas.norm import fused_rms_norm
+from dispatch_flops.operators.formulas.partial_access import picked_bytes
 from dispatch_flops.operators.formulas.sorting import comparisons
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import declare_free, register_flops
-from dispatch_flops.profile.cost import OpCost, flops
+from dispatch_flops.profile.cost import OpCost, Share, Split, contraction, flops
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -191,6 +192,106 @@ def deform_conv2d(
     samples = out.numel() // out.shape[1] * input.shape[1] * weight.shape[2:].numel()
     extra = samples * (_BILINEAR + use_mask) + out.numel()
     return contract(out.numel() * weight.shape[1:].numel(), input, weight, extra_flops=extra)
+
+
+# -- causal_conv1d -------------------------------------------------------------------------------
+# mamba_ssm runs these. Its selective scan is a function of a C++ extension, which no dispatcher
+# sees. Results are arguments. Source of all: Dao-AILab/causal-conv1d,
+# causal_conv1d/cpp_functions.py (schemas) and csrc (what is computed).
+
+
+def _causal(x: Tensor, weight: Tensor, bias: Tensor | None, *, silu: bool) -> OpCost:
+    cost = contraction(
+        x.numel() * weight.shape[-1], extra_flops=x.numel() if bias is not None else 0
+    )
+    return cost + same_shaped(aten.silu, x) if silu else cost
+
+
+@register_flops("DaoAILab::_causal_conv1d_fwd_cpp", by_name=True)
+def causal_conv1d(
+    *,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    seq_idx: Tensor | None,
+    initial_states: Tensor | None,
+    final_states_out: Tensor | None,
+    silu_activation: bool,
+    out: None,
+    **_: Any,
+) -> OpCost:
+    """x[B,D,L], each channel convolved with weight[D,W].
+
+    MACs: B·D·L·W. FLOPs: 2·MACs + B·D·L (bias) + silu's. Source: csrc/causal_conv1d_fwd.cu.
+    """
+    cost = _causal(x, weight, bias, silu=silu_activation)
+    read = (x, weight, bias, seq_idx, initial_states)
+    return dataclasses.replace(
+        cost, bytes_read=nbytes(read), bytes_written=nbytes(x) + nbytes(final_states_out)
+    )
+
+
+@register_flops("DaoAILab::_causal_conv1d_bwd_cpp", by_name=True)
+def causal_conv1d_backward(
+    *,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    dout: Tensor,
+    seq_idx: Tensor | None,
+    initial_states: Tensor | None,
+    dfinal_states: Tensor | None,
+    dx: Tensor,
+    dweight: Tensor,
+    dbias: Tensor | None,
+    dinitial_states: Tensor | None,
+    silu_activation: bool,
+    out: None,
+    **_: Any,
+) -> Split:
+    """MACs: 2·B·D·L·W. FLOPs: 2·MACs + B·D·L - D (the bias's sum) + silu's backward, for which the
+    convolution is computed again: recomputation. Source: csrc/causal_conv1d_bwd.cu.
+    """
+    sums = max(x.numel() - weight.shape[0], 0) if bias is not None else 0
+    own = contraction(2 * x.numel() * weight.shape[-1], extra_flops=sums)
+    shares: tuple[Share, ...] = ()
+    if silu_activation:
+        own += same_shaped(aten.silu_backward, x, x)
+        shares = (Share(cost=_causal(x, weight, bias, silu=False), phase="recompute"),)
+    read = (x, weight, bias, dout, seq_idx, initial_states, dfinal_states)
+    written = (dx, dweight, dbias, dinitial_states)
+    return Split(own=_into(own, written, *read), shares=shares)
+
+
+@register_flops("DaoAILab::_causal_conv1d_update_cpp", by_name=True)
+def causal_conv1d_update(
+    *,
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu_activation: bool,
+    cache_seqlens: Tensor | None,
+    conv_state_indices: Tensor | None,
+    out: None,
+    **_: Any,
+) -> OpCost:
+    """As ``causal_conv1d`` for new elements x[B,D] or x[B,D,L]; conv_state[..,D,S] holds the past.
+
+    The states move on in place; those in a circle (``cache_seqlens``) keep their positions, so W-1
+    of each are read and L written. Source: csrc/causal_conv1d_update.cu.
+    """
+    cost = _causal(x, weight, bias, silu=silu_activation)
+    channels = x.shape[0] * x.shape[1]
+    seen = written = conv_state.shape[-1]
+    if cache_seqlens is not None:
+        seen, written = weight.shape[-1] - 1, x.numel() // channels if channels else 0
+    read = nbytes((x, weight, bias, cache_seqlens, conv_state_indices))
+    return dataclasses.replace(
+        cost,
+        bytes_read=read + picked_bytes(conv_state, channels * seen),
+        bytes_written=nbytes(x) + picked_bytes(conv_state, channels * written),
+    )
 
 
 # -- DeepSpeed -----------------------------------------------------------------------------------

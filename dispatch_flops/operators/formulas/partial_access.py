@@ -101,8 +101,7 @@ _COPIES = """
 def copy_of_view(arguments: Arguments, out: Any) -> Access:
     """As much of the source as the view shows, each element once."""
     (source,) = [name for name in ("self", "input") if name in arguments]
-    shown = nbytes(out) if out is not None else nbytes(arguments.get("out"))
-    return Access(unread=(source, "out"), picked=min(nbytes(arguments[source]), shown))
+    return Access(unread=(source,), picked=min(nbytes(arguments[source]), nbytes(out)))
 
 
 @declare_access(

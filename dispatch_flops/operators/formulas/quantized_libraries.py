@@ -6,12 +6,13 @@ Letters: M rows, K contracted, N columns. Packed weights have other shapes than 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import torch
 
+from dispatch_flops.operators.access import Arguments
 from dispatch_flops.operators.formulas.scaled_matmul import scaled_mm
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import depends_on_numbers
@@ -57,7 +58,7 @@ def int8_mm_dequant(*, A: Tensor, bias: Tensor | None = None, out: Tensor, **_: 
     return flops(A.numel() * (_RESCALE + (bias is not None)))
 
 
-@register_flops("bitsandbytes::int8_scaled_mm", by_name=True)
+@register_flops("bitsandbytes::int8_scaled_mm", by_name=True, computes_in="int8")
 def int8_scaled_mm(
     *, A: Tensor, B: Tensor, bias: Tensor | None = None, out: Tensor, **_: Any
 ) -> OpCost:
@@ -67,6 +68,55 @@ def int8_scaled_mm(
     """
     rescaled = int8_mm_dequant(A=out, bias=bias, out=out)
     return int8_linear_matmul(A=A, B=B, out=out) + rescaled
+
+
+@register_flops("bitsandbytes::int8_mixed_scaled_mm", by_name=True, computes_in="int8")
+def int8_mixed_scaled_mm(
+    *,
+    CA: Tensor,
+    CB: Tensor,
+    outlier_cols: Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Any,
+    **_: Any,
+) -> OpCost:
+    """``int8_scaled_mm`` of CA[M,K] and CB[N,K], and L columns of outliers in A's own precision.
+
+    MACs: M·N·(K+L). FLOPs: 2·MACs + 3·M·N + M·N (bias) + 2·N·L (the weights of the outliers,
+    dequantised) + M·N (their sum). Source: bitsandbytes/backends/default/ops.py.
+    """
+    result: Tensor = out[0]
+    cost = int8_scaled_mm(A=CA, B=CB, bias=bias, out=result)
+    outliers = 0 if outlier_cols is None else outlier_cols.numel()
+    if not outliers:
+        return cost
+    extra = 2 * CB.shape[0] * outliers + result.numel()
+    return cost + contraction(result.numel() * outliers, extra_flops=extra)
+
+
+@register_flops("bitsandbytes::int8_vectorwise_quant", by_name=True)
+@depends_on_numbers
+def int8_vectorwise_quant(*, A: Tensor, threshold: float = 0.0, out: Any, **_: Any) -> OpCost:
+    """A[M,K] in 8 bits, by the maximum of each row.
+
+    FLOPs: M·K each for the absolute values, the product with 127/maximum and the rounding,
+    M·(K-1) comparisons, M quotients: 4·M·K; a threshold for outliers 2·M·K (absolute values and
+    comparisons). Source: bitsandbytes/backends/default/ops.py.
+    """
+    return flops(A.numel() * (6 if threshold > 0 else 4))
+
+
+@register_flops("bitsandbytes::int8_double_quant", by_name=True)
+@depends_on_numbers
+def int8_double_quant(*, A: Tensor, threshold: float = 0.0, out: Any, **_: Any) -> OpCost:
+    """``int8_vectorwise_quant`` by rows, then the same by columns.
+
+    FLOPs by columns: M·K each for the absolute values, the product with 127, the quotient and the
+    rounding, (M-1)·K comparisons; a threshold M·K. Source: bitsandbytes/backends/cuda/ops.py.
+    """
+    by_rows = int8_vectorwise_quant(A=A, threshold=threshold, out=out)
+    columns = A.shape[-1] if A.numel() else 0
+    return by_rows + flops(A.numel() * (6 if threshold > 0 else 5) - columns)
 
 
 @register_flops("bitsandbytes::int8_vectorwise_dequant", by_name=True)
@@ -144,19 +194,31 @@ def mx_fp8_bf16(
     return scaled_mm(self=a, scale_a=a_scale, scale_b=b_scale, out=out)
 
 
-@register_flops("torchao::blockwise_scaled_mm", by_name=True)
+@register_flops(["torchao::blockwise_scaled_mm", "ao::blockwise_fp8_gemm"], by_name=True)
 def blockwise_scaled_mm(
     *, a: Tensor, b: Tensor, a_s: Tensor, b_s: Tensor, out: Tensor, **_: Any
 ) -> OpCost:
     """``aten._scaled_mm_v2`` with a scale per block.
 
     MACs: M·N·K. FLOPs: 2·MACs + 2·M·N.
-    Source: pytorch/ao, torchao/prototype/blockwise_fp8_training/kernels.py.
+    Source: pytorch/ao, torchao/prototype/blockwise_fp8_training/kernels.py,
+    torchao/quantization/quantize_/workflows/float8/kernels.py.
     """
     return scaled_mm(self=a, scale_a=a_s, scale_b=b_s, out=out)
 
 
-@register_flops(["torchao::float8_linear_cpu", "torchao::da8w4_linear_cpu"], by_name=True)
+def _dtype_of(name: str) -> Callable[[Arguments], str]:
+    def dtype(arguments: Arguments) -> str:
+        return str(arguments[name].dtype).removeprefix("torch.")
+
+    return dtype
+
+
+@register_flops(
+    ["torchao::float8_linear_cpu", "torchao::da8w4_linear_cpu"],
+    by_name=True,
+    computes_in=_dtype_of("input"),
+)
 def quantized_linear(
     *,
     input: Tensor,
@@ -189,7 +251,7 @@ def sparse_linear(
 # Source of all: vllm-project/vllm, csrc/torch_bindings.cpp. Results are arguments of most.
 
 
-@register_flops("_C::cutlass_scaled_mm")
+@register_flops("_C::cutlass_scaled_mm", computes_in=_dtype_of("a"))
 def cutlass_scaled_mm(
     result: Tensor,
     a: Tensor,

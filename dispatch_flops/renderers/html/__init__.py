@@ -24,12 +24,13 @@ _SCRIPTS = (
     "chart.js",
     "roofline.js",
     "memory.js",
+    "timeline.js",
     "report.js",
 )
 
 
 def render(profile: Profile, view: View | None = None) -> str:
-    """Return the text of the HTML file: about 75 KB, and some 20 bytes per module.
+    """Return the text of the HTML file: about 85 KB, and some 20 bytes per module.
 
     view: ``machine`` (for MFU and roofline) and ``title``.
 

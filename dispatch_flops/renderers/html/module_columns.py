@@ -17,6 +17,7 @@ from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, Profile, sum_known
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.seconds import timed_phase
+from dispatch_flops.renderers.memory_table import held_names
 from dispatch_flops.renderers.overview.rows import Row, module_rows, output_text
 
 ALL = "all"
@@ -76,6 +77,10 @@ class _Columns:
         self._views = dict(_views(profile, roots))
         self._inexact = dict(_inexact(profile, roots))
         self._sent = inclusive_communication(profile)
+        self._memory = {
+            node.fqn: node.memory for node in profile.nodes() if node.memory is not None
+        }
+        self._held_names = held_names(profile)
 
     def of(self, rows: Sequence[Row]) -> Data:
         return {
@@ -89,6 +94,8 @@ class _Columns:
             "calls": [row.node.calls for row in rows],
             "params": [row.figures.params for row in rows],
             "payload": [self._payload(row) for row in rows] if self._sent else None,
+            "held": self._held(rows),
+            "peak": [self._peak(row) for row in rows] if self._memory else None,
             "macs": self._costs(rows, "macs"),
             "flops": self._costs(rows, "flops"),
             "bytes": self._costs(rows, "bytes_total"),
@@ -117,6 +124,28 @@ class _Columns:
     def _payload(self, row: Row) -> float | None:
         known = [self._sent[fqn].payload_bytes for fqn in row.fqns if fqn in self._sent]
         return sum(known) / row.copies if known else None
+
+    def _held(self, rows: Sequence[Row]) -> dict[str, list[float]] | None:
+        """Return bytes by what they are; those of a row are of all modules it stands for."""
+        if not self._memory:
+            return None
+        found = [[self._memory[f].total for f in row.fqns if f in self._memory] for row in rows]
+        return {
+            name: [
+                _whole(sum(getattr(held, name) for held in parts) / row.copies)
+                for row, parts in zip(rows, found, strict=True)
+            ]
+            for name in self._held_names
+        }
+
+    def _peak(self, row: Row) -> int | None:
+        known = [self._memory[fqn].peak_bytes for fqn in row.fqns if fqn in self._memory]
+        return max((count for peaks in known for count in peaks.values()), default=None)
+
+
+def _whole(mean: float) -> float:
+    """Return an integer where the mean is one: it takes fewer characters."""
+    return int(mean) if mean.is_integer() else mean
 
 
 def _views(profile: Profile, roots: Sequence[ModuleNode]) -> Iterator[tuple[str, _View]]:

@@ -49,7 +49,7 @@ def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
         "classes": _classes(profile),
         "modules": module_columns(profile, roots),
         "folded": folded_columns(profile, roots),
-        "memory": memory_data(profile),
+        "memory": memory_data(profile, machine),
         "communication": [_communication(profile, total) for total in profile.communication],
         "operators": [_operator(row) for row in operator_rows(profile)],
         "roofline": roofline_data(profile, machine),

@@ -4,13 +4,11 @@ const METRICS = {
   flops: ["FLOPs", countText], macs: ["MACs", countText], params: ["Params", paramsText],
   bytes: ["Bytes", bytesText], latency: ["Latency", secondsText],
 };
-const VIEW_NAMES = { all: "All", forward: "Forward", backward: "Backward", recompute: "Recompute", optimizer: "Optimizer" };
 const RUN_LABELS = { Comm: "Communication", Memory: "Peak memory" };
-const viewName = (view) => VIEW_NAMES[view] ?? view;
 const trees = { full: makeTree(data.modules), folded: data.folded && makeTree(data.folded) };
 let tree = trees.folded ?? trees.full;
 const state = { focus: tree.top, metric: "flops", view: "all", shape: "icicle" };
-let moduleTable = null;
+let moduleTable = null, heldTable = null;
 
 // -- top of the page ---------------------------------------------------------------------------
 
@@ -62,12 +60,11 @@ function fillUncounted() {
 function fillSplit() {
   if (data.split.length < 2) return;
   const whole = data.split.reduce((sum, part) => sum + part.flops, 0);
-  const fill = (part) => `phase-${part.phase in VIEW_NAMES ? part.phase : "other"}`;
   const share = (part) => fractionText(ratio(part.flops, whole));
   byId("split").hidden = false;
   byId("split-bar").setAttribute("aria-label", data.split.map((part) => `${part.phase} ${share(part)}`).join(", "));
   byId("split-bar").replaceChildren(...data.split.filter((part) => part.flops).map((part) => {
-    const piece = element("span", { className: fill(part), title: `${part.phase}: ${share(part)} of FLOPs` });
+    const piece = element("span", { className: phaseFill(part.phase), title: `${part.phase}: ${share(part)} of FLOPs` });
     piece.style.flex = `${ratio(part.flops, whole)} 1 0`;
     return piece;
   }));
@@ -77,7 +74,7 @@ function fillSplit() {
   makeTable(byId("split-table"), {
     caption: "Cost of each phase, inside and outside the model", rows: data.split,
     columns: [
-      { label: "Phase", isText: true, isHeader: true, value: (part) => part.phase, cell: (part) => [swatch(fill(part)), viewName(part.phase)] },
+      { label: "Phase", isText: true, isHeader: true, value: (part) => part.phase, cell: (part) => [swatch(phaseFill(part.phase)), viewName(part.phase)] },
       figure("MACs", "macs", countText), figure("FLOPs", "flops", countText),
       { label: "% FLOPs", value: (part) => part.flops, cell: (part) => barCell(share(part), ratio(part.flops, whole)) },
       figure("Bytes", "bytes", bytesText),
@@ -89,26 +86,21 @@ function fillSplit() {
 // -- modules -----------------------------------------------------------------------------------
 
 function fillControls() {
-  choices("metric", Object.keys(METRICS).map((key) => [key, METRICS[key][0]]));
-  choices("view", data.views.map((view) => [view, viewName(data.views.length > 1 ? view : data.phases[0] ?? "all")]));
-  choices("shape", [["icicle", "Icicle"], ["treemap", "Treemap"]]);
+  const choices = {
+    metric: Object.keys(METRICS).map((key) => [key, METRICS[key][0]]),
+    view: data.views.map((view) => [view, viewName(data.views.length > 1 ? view : data.phases[0] ?? "all")]),
+    shape: [["icicle", "Icicle"], ["treemap", "Treemap"]],
+  };
+  for (const [name, options] of Object.entries(choices)) segments(name, options, state[name], (value) => { state[name] = value; showModules(); });
   byId("fold-label").hidden = !trees.folded;
   byId("fold").addEventListener("change", () => { useTree(byId("fold").checked ? trees.folded : trees.full); });
-}
-
-function choices(name, options) {
-  for (const [value, label] of options) {
-    const input = element("input", { type: "radio", name, value });
-    input.checked = state[name] === value;
-    input.addEventListener("change", () => { state[name] = value; showModules(); });
-    byId(name).append(element("label", {}, input, element("span", { text: label })));
-  }
 }
 
 function useTree(chosen) {
   tree = chosen;
   byId("fold").checked = tree === trees.folded;
   moduleTable.redraw();
+  heldTable?.redraw();
   zoomTo(tree.top);
 }
 
@@ -210,6 +202,16 @@ function drawLegend(areas) {
 }
 
 const SHARE = 0;  // position of the column of shares
+const sharedByTrees = {
+  placeholder: "Search modules by name or class",
+  tree: () => tree, searched: trees.full,
+  found: (i) => `${trees.full.columns.fqn[i]} ${trees.full.columns.class_name[i]}`,
+  onName: (of, i) => {
+    if (of !== tree) useTree(of);
+    zoomTo(of.isEach(i) ? of.parent(i) : i);
+    byId("modules-title").scrollIntoView();
+  },
+};
 
 function fillModules() {
   const viewOf = (metric) => (metric === "latency" && lacksBackward() ? "forward" : state.view);
@@ -227,15 +229,9 @@ function fillModules() {
   ].filter(({ metric }) => (metric === "latency" ? data.views : ["all"]).some((view) => trees.full.hasAny(metric, view)));
   const outputs = trees.full.columns.output.some(Boolean) ? [{ ...textColumn("Output", (of, i) => of.columns.output[i]), value: (of, i) => of.columns.output[i] }] : [];
   moduleTable = makeTreeTable(byId("modules"), {
+    ...sharedByTrees,
     caption: "Modules with all below them, in the phase chosen above, by cost. A row \u201ceach\u201d is one of several identical modules.",
-    placeholder: "Search modules by name or class",
-    tree: () => tree, searched: trees.full, sorted: SHARE,
-    found: (i) => `${trees.full.columns.fqn[i]} ${trees.full.columns.class_name[i]}`,
-    onName: (of, i) => {
-      if (of !== tree) useTree(of);
-      zoomTo(of.isEach(i) ? of.parent(i) : i);
-      byId("modules-title").scrollIntoView();
-    },
+    sorted: SHARE,
     columns: [
       { label: "% FLOPs", value: share, cell: (of, i) => barCell(fractionText(share(of, i)), share(of, i)) },
       ...numbers, ...outputs,
@@ -298,7 +294,7 @@ fillControls();
 fillModules();
 showModules();
 fillOperators();
-fillMemory(data);
+heldTable = fillMemory(data, sharedByTrees);
 fillCommunication();
 fillRoofline(data);
 byId("tree").addEventListener("click", (event) => { const area = event.target.closest(".area"); if (area) clicked(area.dataset.id); });

@@ -5,8 +5,10 @@ const FIRST_MODULES = 40;   // rows that are shown at first
 const MOST_INDENT = 14;     // levels; deeper rows are not indented further
 
 // columns: as of makeTable, of (tree, index). tree(): the folded or the full tree. searched: the
-// tree that is searched, of every module. onName(tree, index) is called when a name is clicked.
+// tree that is searched, of every module. onName(tree, index) is called when a name is clicked; names
+// are plain text without it.
 function makeTreeTable(place, { caption, columns, placeholder, tree, searched, found, sorted, onName }) {
+  place.classList.add("tree-table");
   const opened = new Map();  // tree -> set of the rows whose children are shown
   const isOpen = (of) => {
     if (!opened.has(of)) {
@@ -71,8 +73,8 @@ function makeTreeTable(place, { caption, columns, placeholder, tree, searched, f
 
   function nameParts(of, index, kept) {
     const label = of.label(index), { columns: of_ } = of;
-    const show = element("button", { type: "button", className: "link", text: label, title: `Show ${of_.fqn[index] || label} in the chart` });
-    show.addEventListener("click", () => { onName(of, index); });
+    const show = onName ? element("button", { type: "button", className: "link", text: label, title: `Show ${of_.fqn[index] || label} in the chart` }) : element("span", { className: "label", text: label });
+    if (onName) show.addEventListener("click", () => { onName(of, index); });
     const about_ = of_.class_name[index] === label ? "" : of_.class_name[index];
     return [
       element("span", { className: "sr-only", text: `Level ${of.levels[index]}: ` }),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from dispatch_flops.analysis.folding import fold
-from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile import ModuleNode, OpTotal, Profile
 from dispatch_flops.profile.cost import PHASES
 from tests.helpers.trees import (
     SMALL,
@@ -60,6 +60,9 @@ def test_fold_of_layers_that_differ_keeps_them_apart() -> None:
         {"extra_repr": "other"},
         {"calls": 2},
         {"tokens": 3},
+        {"output_shapes": ((3, 5),)},
+        {"active_params": 2},
+        {"trainable_params": 2},
         {"children": (module("Tanh", name="act"),)},
     ):
         odd = dataclasses.replace(same[2], **change)
@@ -74,6 +77,26 @@ def test_fold_of_layers_that_differ_in_latency_sums_it() -> None:
         place(module("Net", linear("0", 3, 5, latency_s=1.0), slow, unmeasured))
     ).children
     assert child.latency_s == 3.0
+
+
+def test_fold_of_layers_whose_operators_differ_in_latency_sums_it() -> None:
+    first, second = (
+        dataclasses.replace(layer, ops=tuple(replace_latency(op, seconds) for op in layer.ops))
+        for layer, seconds in ((linear("0", 3, 5), 1.0), (linear("1", 3, 5), 2.0))
+    )
+    (child,) = fold(place(module("Net", first, second))).children
+    assert child.name == "0-1"
+    assert [op.latency_s for op in child.ops] == [3.0] * len(first.ops)
+
+
+def test_fold_of_layers_sums_their_tokens() -> None:
+    layers = [dataclasses.replace(linear(str(i), 3, 5), tokens=7) for i in range(4)]
+    (child,) = fold(place(module("Net", *layers))).children
+    assert child.tokens == 4 * 7
+
+
+def replace_latency(op: OpTotal, seconds: float) -> OpTotal:
+    return dataclasses.replace(op, latency_s=seconds)
 
 
 def test_fold_of_names_that_do_not_count_up_keeps_them_apart() -> None:

@@ -18,6 +18,8 @@ from dispatch_flops.analysis.machines import MACHINES, Machine, find
         ("NVIDIA A100-PCIE-40GB", "NVIDIA A100-PCIE-40GB"),
         ("H100", "NVIDIA H100 80GB HBM3"),
         ("NVIDIA L40", "NVIDIA L40"),
+        ("NVIDIA H100 NVL", "NVIDIA H100 NVL"),
+        ("NVIDIA H200 NVL", "NVIDIA H200 NVL"),
         ("NVIDIA A10G", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA GeForce GTX 970", None),
@@ -57,6 +59,9 @@ def test_machine_figures_are_of_one_document() -> None:
         ("NVIDIA H100 80GB HBM3", "float64", 132, 256, 1.98e9, 1),
         ("NVIDIA H200", "float64", 132, 256, 1.98e9, 1),
         ("NVIDIA H100 PCIe", "float64", 114, 256, 1.755e9, 1),
+        ("NVIDIA H100 NVL", "float64", 132, 256, 1.785e9, 0),
+        ("NVIDIA H100 NVL", "float32", 132, 256, 1.785e9, 0),  # of the vector units
+        ("NVIDIA H200 NVL", "float64", 132, 256, 1.785e9, 0),
         ("NVIDIA A10", "float16", 72, 1024, 1.695e9, 0),
         ("NVIDIA A10", "tf32", 72, 512, 1.695e9, 1),
         ("NVIDIA A10", "int8", 72, 2048, 1.695e9, 0),
@@ -79,6 +84,21 @@ def test_machine_peak_is_what_the_matrix_cores_of_one_device_do(
 ) -> None:
     tera = units * per_clock * clock_hz / 1e12
     assert MACHINES[name].flops_per_s[dtype] / 1e12 == pytest.approx(round(tera, digits), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_s"), [("NVIDIA H100 NVL", 3.9e12), ("NVIDIA H200 NVL", 4.8e12)]
+)
+def test_machine_peaks_of_nvl_cards_are_half_of_those_with_sparsity(
+    name: str, bytes_per_s: float
+) -> None:
+    """NVIDIA prints 1,671 TFLOP/s of 16 bits, 3,341 of 8 and 835 of TF32, each with sparsity."""
+    machine = MACHINES[name]
+    assert machine.bytes_per_s == bytes_per_s
+    with_sparsity = {dtype: 2 * peak / 1e12 for dtype, peak in machine.flops_per_s.items()}
+    assert with_sparsity["float16"] == with_sparsity["bfloat16"] == 1671
+    assert with_sparsity["float8"] == with_sparsity["int8"] == 3341
+    assert with_sparsity["tf32"] == 835
 
 
 def test_machine_peak_of_the_rtx_3090_in_int8_is_printed_as_4_times_its_rounded_float16() -> None:

@@ -15,6 +15,7 @@ from tests.helpers.command_line import Run, error_line
 from tests.helpers.paths import REPOSITORY
 
 ROWS, IN, OUT = 3, 5, 7
+FLOAT = 4  # bytes
 JOB = f"""
 import torch
 from torch import distributed, nn
@@ -59,7 +60,7 @@ class TestMerge:
         Path("three.json").write_text(of_rank(3).to_json())
         run("merge", "part.json", "two.json", "three.json", "--output", "all.json")
         assert ClusterProfile.from_json(Path("all.json").read_text()) == four_ranks()
-        assert run("merge", "all.json", "--format", "html").out.startswith("<!doctype html>")
+        assert run("merge", "all.json", "--format", "html").out.startswith("<!DOCTYPE html>")
         assert "## Ranks" in run("merge", "all.json", "--format", "markdown").out
 
     def test_files_of_different_runs_are_an_error(self, run: Run) -> None:
@@ -113,6 +114,54 @@ class TestSimulate:
     ) -> None:
         assert message in error_line(run("simulate", *arguments))
 
+    def test_memory_shows_the_peak_of_each_rank(self, run: Run) -> None:
+        command = ("simulate", "job.py:job", "--mesh", "dp=7", "--rank", "0", "1", "--memory")
+        cluster = ClusterProfile.from_json(run(*command, "--format", "json").out)
+        memory = cluster.profiles[1].memory
+        assert memory is not None
+        assert cluster.value(1, "memory") == memory.peak_bytes > 0
+        # a row of the weight on each of 7 ranks, and the input
+        assert memory.by_role("forward")["inputs"] >= FLOAT * ROWS * IN
+        assert "Peak memory" in run(*command).out
+        assert "Peak memory" not in run(*command[:-1]).out
+
+    def test_flops_of_contractions_are_two_for_each_mac(self, run: Run) -> None:
+        command = "simulate job.py:job --mesh dp=7 --rank 0 --flops contractions --format json"
+        total = ClusterProfile.from_json(run(*command.split()).out).total()
+        assert total.flops == 2 * total.macs == 2 * 2 * ROWS * IN * OUT
+
+    def test_verify_simulates_one_more_rank_of_each_kind(self, run: Run) -> None:
+        result = run("simulate", "job.py:job", "--mesh", "dp=7", "--verify", "--depth", "0")
+        assert result.out.startswith("7 of 7 ranks, 2 simulated, mesh dp 7\n")
+        assert "chosen at random, equal those of a representative" in result.out
+        error = error_line(run("simulate", "job.py:job", "--mesh=dp=7", "--rank=0", "--verify"))
+        assert "verify=True needs representatives" in error
+
+
+class TestShow:
+    def test_saved_cluster_is_shown_as_its_tables(self, run: Run) -> None:
+        Path("c.json").write_text(four_ranks().to_json())
+        assert run("show", "c.json").out.startswith("4 of 4 ranks, mesh pp 2 x dp 2\n")
+        assert "## Ranks" in run("show", "c.json", "--format", "markdown").out
+        run("show", "c.json", "--output", "again.json")
+        assert ClusterProfile.from_json(Path("again.json").read_text()) == four_ranks()
+
+    def test_communication_of_a_saved_cluster_is_shown_by_stage(self, run: Run) -> None:
+        Path("c.json").write_text(represented().to_json())
+        for command in (("show", "c.json"), ("merge", "c.json")):
+            out = run(*command, "--format", "comm").out
+            (of_first,) = [line for line in out.splitlines() if line.startswith("0  ")]
+            assert "layers.0" in of_first and "reduce_scatter" in of_first
+
+    def test_format_of_one_rank_is_an_error(self, run: Run) -> None:
+        Path("c.json").write_text(four_ranks().to_json())
+        error = error_line(run("show", "c.json", "--format", "csv"))
+        assert "--format csv is not available for several ranks; use one of table," in error
+
+    def test_damaged_cluster_is_an_error(self, run: Run) -> None:
+        Path("c.json").write_text('{"schema": "dispatch_flops.cluster", "version": 1}')
+        assert "c.json: the merged profile is damaged" in error_line(run("show", "c.json"))
+
 
 class TestProfileOnRanks:
     def test_without_torchrun_it_says_how(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +185,7 @@ class TestProfileOnRanks:
     def test_torchrun_prints_one_merged_report(self, tmp_path: Path) -> None:
         command = (
             "-m torch.distributed.run --standalone --nproc-per-node 2 -m dispatch_flops profile "
-            "job.py:job --mesh dp=2 --format json"
+            "job.py:job --mesh dp=2 --memory --format json"
         )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run(
@@ -152,4 +201,5 @@ class TestProfileOnRanks:
         cluster = ClusterProfile.from_json(done.stdout)
         assert list(cluster.ranks) == [0, 1]
         assert cluster.mesh == {"dp": 2}
+        assert cluster.minimum("memory")
         assert cluster.total().macs == 2 * 2 * ROWS * IN * OUT

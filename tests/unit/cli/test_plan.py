@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,18 @@ import torch
 def make(width=7):
     return torch.nn.Linear(width, 11, bias=False)
 """
+JOB = """
+import torch
+
+def job(mesh, rows):
+    model = torch.nn.Linear(7, 11 * mesh.size(), bias=False)
+    return model, lambda: model(torch.ones(rows, 7)).sum().backward()
+"""
+LLAMA = {
+    "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50,
+    "max_position_embeddings": 64,
+}  # fmt: skip
 MACHINE = {
     "name": "mine", "flops_per_s": {"float32": 1e9}, "bytes_per_s": 1e6, "memory_bytes": 50_000,
 }  # fmt: skip
@@ -23,6 +36,8 @@ MACHINE = {
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path) -> None:
     (tmp_path / "linear.py").write_text(LINEAR)
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "mine.json").write_text(json.dumps(MACHINE))
 
 
@@ -50,6 +65,17 @@ def test_plan_of_a_training_step_checkpoints_and_measures_the_host(run: Run) -> 
     assert "us for each operator" in result.out
 
 
+@pytest.mark.parametrize("arguments", [("--output", "p.html"), ("--format", "html")])
+def test_plan_as_html_is_a_page(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = run(
+        "plan", "linear.py:make", "--input-shape", "batch,7", "--set", "batch=3",
+        "--machine", "mine.json", "--no-search", *arguments,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    page = result.out or Path("p.html").read_text(encoding="utf-8")
+    assert "dispatch_flops plan" in page and page.startswith("<!DOCTYPE html>")
+
+
 def test_plan_without_a_machine_asks_for_one(run: Run) -> None:
     result = run("plan", "linear.py:make", "--set", "batch=1")
     assert result.code == 2
@@ -63,3 +89,62 @@ def test_plan_of_a_size_that_is_not_used_says_so(run: Run) -> None:
     )  # fmt: skip
     assert result.code == 2
     assert "--set batch is not used" in result.err
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """Return ``{name of a row: its cells}`` of a plain table."""
+    cells = (re.split(r"(?<=\S)  +", line) for line in text.splitlines())
+    return {name: values for name, *values in cells}
+
+
+def test_plan_of_a_model_on_a_mesh_shards_it_by_itself(run: Run) -> None:
+    pytest.importorskip("transformers")
+    result = run(
+        "plan", "hf:config.json:AutoModelForCausalLM", "--machine", "H100", "--mesh", "dp=3,tp=2",
+        "--set", "batch=1,5", "seq=9", "--dtype", "bf16", "--mixed-precision", "--no-search",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    rows = rows_of(result.out)
+    attention, mlp, norms = 24 * (24 + 12 + 12 + 24), 3 * 24 * 40, 2 * 24
+    params = 2 * (attention + mlp + norms) + 24 + 2 * 50 * 24
+    assert rows["devices"] == ["6", "6"]
+    assert rows["parameters"] == [f"{params / 1e3:.2f} K"] * 2
+    # Layers are gathered in forward and backward and reduced, the root is gathered once.
+    assert rows["  dp, 3 ranks: calls"] == ["8", "8"]
+    # Sums after the embedding, o and down; gradients of the inputs of q, k, v, gate, up and the
+    # head; and the gathered logits.
+    assert rows["  tp, 2 ranks: calls"] == [str(1 + 2 * (2 + 5) + 1 + 1)] * 2
+    assert "computed in bfloat16, reduced in float32" in result.out
+
+
+def test_plan_of_a_job_on_a_mesh_calls_it_with_the_sizes(run: Run) -> None:
+    result = run(
+        "plan", "job.py:job", "--machine", "mine.json", "--mesh", "pp=2", "--set", "rows=3,5"
+    )
+    assert result.code == 0, result.err
+    rows = rows_of(result.out)
+    # The product and that of the weight's gradient; the sum of the output, which backward does
+    # not compute; the second step adds its gradient to the first one's.
+    flops = [2 * (2 * 2 * n * 7 * 22 + n * 22 - 1 + 7 * 22) for n in (3, 5)]
+    assert rows["model FLOPs, all devices"] == [f"{count / 1e3:.2f} K" for count in flops]
+    assert "the job builds, shards and runs its model" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("job.py:job", "--set", "rows=3"), "it has a parameter mesh; add --mesh"),
+        (("job.py:job", "--mesh", "pp=2", "--set", "cols=3"), "--set cols is not used"),
+        (("job.py:job", "--mesh", "pp=2", "--optimizer", "sgd"), "--optimizer is for a model"),
+        (("job.py:job", "--mesh", "pp"), "'pp' is not a dimension"),
+        (("job.py:job", "--mesh", "pp=2", "--dtype", "bf16"), "a job sets dtype"),
+        (("linear.py:make", "--mesh", "pp=2", "--input-shape", "3,7"), "mesh has pp"),
+        (("linear.py:make", "--mesh", "tp=2", "--input-shape", "3,7"), "no tensor-parallel plan"),
+    ],
+)
+def test_plan_on_a_mesh_that_cannot_be_planned_says_what_to_do(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run("plan", *arguments, "--machine", "mine.json")
+    assert result.code == 2
+    assert message in result.err

@@ -298,14 +298,55 @@ def test_profile_of_a_function_that_calls_the_model_records_no_call() -> None:
     assert backend.profile().run.inputs is None
 
 
+def own_formula(module: nn.Module, x: Tensor, *, out: Tensor) -> int:
+    return 1
+
+
 def test_formula_of_a_module_class_is_not_asked_and_the_profile_says_so() -> None:
     model = Net()
-    backend = counting_backend(
-        "aot_eager", model, custom_mapping={nn.Linear: lambda module, x, *, out: 1}
-    )
+    backend = counting_backend("aot_eager", model, custom_mapping={nn.Linear: own_formula})
     train(torch.compile(model, backend=backend))
-    profile = backend.profile()
+    with pytest.warns(UncountedWarning, match="operators of module.Linear are counted"):
+        profile = backend.profile()
     assert profile.total("forward").macs == 2 * A * B * C
     assert any(note.startswith("module.Linear: its operators") for note in profile.notes)
     plain = counting_backend("aot_eager", model).profile()
     assert not any("module." in note for note in plain.notes)
+
+
+@pytest.mark.parametrize("read", ["step", "total", "profile"])
+def test_formula_of_a_module_class_is_warned_of_once_without_a_model(read: str) -> None:
+    backend = counting_backend("aot_eager", custom_mapping={nn.Linear: own_formula})
+    getattr(backend, read)()  # nothing is compiled yet
+    train(torch.compile(Net(), backend=backend))
+    with pytest.warns(UncountedWarning, match="its formula is not asked") as caught:
+        getattr(backend, read)()
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backend.step()
+        backend.total()
+        backend.profile()
+
+
+def test_formula_of_a_module_class_that_compiles_itself_is_warned_of_when_registered_late() -> None:
+    model = Net()
+    backend = counting_backend("aot_eager", model)
+    model.compile(backend=backend)
+    train(model)
+    backend.step()
+    register_flops(Net)(own_formula)
+    try:
+        with pytest.warns(UncountedWarning, match="operators of .*Net are counted"):
+            backend.step()
+    finally:
+        unregister_flops(Net)
+
+
+def test_formula_of_a_class_that_is_not_compiled_is_not_warned_of() -> None:
+    backend = counting_backend("aot_eager", Net(), custom_mapping={nn.Conv2d: own_formula})
+    train(torch.compile(Net(), backend=backend))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert backend.profile().total("forward").macs == 2 * A * B * C

@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 
 @torch.compiler.disable
-def eagerly(module: nn.Module, x: Tensor) -> Tensor:
+def eagerly(module: Any, x: Tensor) -> Tensor:
     return module(x)
 
 
@@ -48,6 +48,11 @@ class BreakInLoop(Net):
             x = x @ layer.weight
             torch._dynamo.graph_break()
         return x
+
+
+class BreakAfterOther(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(eagerly(torch.nn.functional.relu, self.first(x)))
 
 
 class Recurrent(nn.Module):
@@ -157,3 +162,51 @@ def test_backend_does_not_name_what_was_left_eager_before_it_was_made() -> None:
     backend = counting_backend("aot_eager", strict=True)
     run(Net(), backend, A)
     assert backend.step().total.macs == 2 * ONE
+
+
+# -- two backends in a process ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", ["counting", "aot_eager"])
+@pytest.mark.parametrize("model", [Disabled, BreakAfterOther])
+def test_graph_break_is_named_for_the_backend_of_the_graph_alone(model: Any, other: str) -> None:
+    broken = counting_backend("aot_eager")
+    whole = counting_backend("aot_eager", strict=True)
+    run(Net(), whole, A)
+    run(model(), broken if other == "counting" else "aot_eager", A)
+    run(Net(), whole, A)
+    step = whole.step()
+    assert step.total.macs == 2 * 2 * ONE
+    assert not step.uncounted
+    if other == "counting":
+        with pytest.warns(UncountedWarning, match="eager code"):
+            assert broken.step().is_lower_bound
+
+
+def test_graph_break_is_named_for_each_backend_that_compiles_the_code() -> None:
+    model, backends = Disabled(), [counting_backend("aot_eager") for _ in range(2)]
+    for backend in backends:
+        run(model, backend, A)
+    for backend in backends:
+        with pytest.warns(UncountedWarning, match="eager code"):
+            step = backend.step()
+        assert step.total.macs == ONE
+
+
+def test_function_that_cannot_be_compiled_is_named_for_every_backend() -> None:
+    """torch.compile marks the code: the second backend is not asked, and nothing is recorded."""
+    model, backends = Recurrent(), [counting_backend("aot_eager") for _ in range(2)]
+    run(model, "eager", A)
+    for backend in backends:
+        run(model, backend, A)
+        with pytest.warns(UncountedWarning, match="eager code"):
+            assert backend.step().is_lower_bound
+
+
+def test_graph_break_after_a_reset_is_named() -> None:
+    backend = counting_backend("aot_eager")
+    run(Net(), backend, A)
+    torch._dynamo.reset()
+    run(Disabled(), backend, A)
+    with pytest.warns(UncountedWarning, match="eager code"):
+        assert backend.step().is_lower_bound

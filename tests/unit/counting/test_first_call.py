@@ -238,3 +238,16 @@ def test_reading_inputs_calls_no_torch_function_of_the_program() -> None:
     x = torch.ones(3, 7).as_subclass(Watched)
     assert run_of(Takes(7, 5), x).inputs == (tensor_input("0", 3, 7),)
     assert not seen
+
+
+def test_autocast_of_a_model_without_tensor_inputs_is_that_of_its_parameters() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Parameter(torch.ones(3, 7))
+
+        def forward(self, row: int) -> torch.Tensor:
+            return self.rows[row]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert run_of(Table(), 2).autocast == "bfloat16"

@@ -102,6 +102,18 @@ def test_work_before_the_next_forward_is_forward_work(model: nn.Module) -> None:
     assert profile.outside.own("forward").flops == 5 * (2 * 3 + (2 * 7 - 1) + 1)
 
 
+def test_work_in_the_memory_of_a_gradient_that_is_gone_is_forward_work(model: nn.Module) -> None:
+    with FlopCounterMode(model, display=False) as counter:
+        model(rows(2, 3)).sum().backward()
+        memory = [p.grad for p in model.parameters() if p.grad is not None]
+        rows(2, 3) * 0.5  # the gradients are looked at
+        for parameter in model.parameters():
+            parameter.grad = None
+        for tensor in memory:
+            tensor * 2.0
+    assert counter.profile.total("optimizer").flops == 0
+
+
 def test_work_after_backward_without_an_optimizer_is_forward_work(model: nn.Module) -> None:
     """Only what follows a look at a gradient belongs to the optimizer's phase."""
     with FlopCounterMode(model, display=False) as counter:

@@ -16,6 +16,7 @@ from dispatch_flops.errors import NotProfiledError
 
 pytest.importorskip("lightning")
 import lightning
+from lightning.pytorch.loggers.logger import Logger
 
 from dispatch_flops.integrations.lightning import FlopsCallback
 from dispatch_flops.timing.passes import operator_seconds
@@ -122,3 +123,69 @@ def test_second_fit_is_profiled_anew(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert callback.profile is not first
     assert callback.profile.run.batch_size == MICRO * B
     assert capsys.readouterr().out.count("Step     2") == 2
+
+
+class Words(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, IN)
+        self.layer = nn.Linear(IN, OUT, bias=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.layer(self.embedding(batch["input_ids"])).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Logged(Logger):
+    """Logger that keeps what it is given."""
+
+    name, version = "kept", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[dict[str, float]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append(metrics)
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Ignore them."""
+
+
+def test_every_step_is_logged_and_totals_continue_after_a_checkpoint(tmp_path: Path) -> None:
+    """Two steps, and from their checkpoint on four more, of which two are not counted."""
+    length, checkpoint = 4, tmp_path / "two.ckpt"
+    data = [{"input_ids": torch.arange(length)} for _ in range(7 * MICRO * B)]
+    one = B * length * IN * OUT
+    for steps in (2, 6):
+        callback, logged = FlopsCallback(every_step=True, machine=TOY), Logged()
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_steps=steps,
+            accumulate_grad_batches=MICRO,
+            callbacks=[callback],
+            logger=logged,
+            log_every_n_steps=1,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(
+            Words(),
+            torch.utils.data.DataLoader(data, batch_size=B),
+            ckpt_path=checkpoint if steps == 6 else None,
+        )
+        trainer.save_checkpoint(checkpoint)
+        assert callback.meter is not None
+        # forward, and the gradients of the weight and of the embedding
+        assert callback.meter.run.model_total.macs == steps * MICRO * 3 * one
+        assert callback.meter.steps_done == steps
+        assert callback.meter.run.tokens == steps * MICRO * B * length
+        assert not callback.meter.is_estimate
+    rows = [row for row in logged.rows if "model_flops" in row]
+    assert rows[-1]["model_flops"] == callback.meter.model_flops
+    assert {"mfu", "flops_per_s", "tokens_per_s"} <= set(rows[-1])

@@ -63,7 +63,9 @@ def nothing_is_left() -> Iterator[None]:
 def loop(callback: FlopsCallback, steps: int, fail_in: int = 0) -> None:
     """What a Trainer runs and calls, in its order."""
     args = SimpleNamespace(process_index=0, world_size=1)
-    state = SimpleNamespace(is_world_process_zero=True)
+    state = SimpleNamespace(
+        is_world_process_zero=True, num_input_tokens_seen=0, global_step=0, stateful_callbacks={}
+    )
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     known: dict[str, Any] = {"model": model, "optimizer": optimizer}
@@ -281,3 +283,82 @@ def test_every_step_is_logged_beside_the_loss(tmp_path: Path) -> None:
     assert not model._forward_pre_hooks
     with pytest.raises(NotProfiledError):  # no step is profiled
         _ = callback.profile
+
+
+ROWS, LENGTH, PADDING = 2, 6, 1
+
+
+def train_language_model(callback: FlopsCallback, path: Path, **options: Any) -> list[dict]:
+    """Train a small GPT-2 on rows of which the last token is padding; return the Trainer's log."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    config = GPT2Config(vocab_size=97, n_embd=8, n_layer=1, n_head=2, n_positions=16)
+    arguments = TrainingArguments(
+        output_dir=str(path),
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        per_device_train_batch_size=ROWS,
+        gradient_accumulation_steps=MICRO,
+        logging_steps=1,
+        save_steps=2,
+        **options,
+    )
+    ids = torch.arange(LENGTH)
+    row = {"input_ids": ids, "labels": ids, "attention_mask": (ids < LENGTH - PADDING).long()}
+    trainer = Trainer(
+        GPT2LMHeadModel(config),
+        arguments,
+        train_dataset=[row] * (8 * MICRO * ROWS),
+        callbacks=[callback],
+    )
+    resumed = path / "checkpoint-2"
+    trainer.train(resume_from_checkpoint=str(resumed) if resumed.exists() else None)
+    return [row for row in trainer.state.log_history if "loss" in row]
+
+
+@pytest.mark.slow
+@needs_accelerate
+@pytest.mark.parametrize("counted", ["no", "all", "non_padding"])
+def test_tokens_and_totals_of_a_resumed_run_are_logged(counted: str, tmp_path: Path) -> None:
+    """Steps 1 and 2, and from the checkpoint on 3 and 4; or without it, four steps."""
+    options = {"include_num_input_tokens_seen": counted}
+    first = FlopsCallback(every_step=True)
+    train_language_model(first, tmp_path, max_steps=2, **options)
+    second = FlopsCallback(every_step=True, machine=TOY)
+    log = train_language_model(second, tmp_path, max_steps=4, **options)
+    whole = FlopsCallback(every_step=True)
+    whole_log = train_language_model(whole, tmp_path / "whole", max_steps=4, **options)
+    assert first.meter is not None and second.meter is not None and whole.meter is not None
+    assert second.meter.total_flops == whole.meter.total_flops
+    assert second.meter.total_flops > first.meter.total_flops > 0
+    assert second.meter.steps_done == 4
+    length = LENGTH - PADDING if counted == "non_padding" else LENGTH
+    assert second.meter.run.tokens == whole.meter.run.tokens == 4 * MICRO * ROWS * length
+    assert second.meter.run.samples == 4 * MICRO * ROWS
+    flops = {row["step"]: row["model_flops"] for row in log}
+    assert flops == {row["step"]: row["model_flops"] for row in whole_log}
+    assert log[-1]["tokens_per_s"] == pytest.approx(second.meter.window.tokens_per_s, rel=0.5)
+
+
+@needs_accelerate
+def test_second_run_without_a_checkpoint_begins_with_0(tmp_path: Path) -> None:
+    callback = FlopsCallback(every_step=True)
+    for _ in range(2):
+        train(callback, tmp_path, 4 * MICRO * B, Net(), max_steps=2)
+        assert callback.meter is not None and callback.meter.steps_done == 2
+        assert callback.meter.run.samples == 2 * MICRO * B
+        assert callback.meter.tokens_per_s is None  # the inputs are not ids
+
+
+@pytest.mark.slow
+@needs_accelerate
+def test_callback_that_the_trainer_restores_continues_the_totals(tmp_path: Path) -> None:
+    """The Trainer replaces the callback by one that it makes from the checkpoint."""
+    options: dict[str, Any] = {"restore_callback_states_from_checkpoint": True}
+    for steps in (2, 4):
+        callback = FlopsCallback(every_step=True)
+        log = train_language_model(callback, tmp_path, max_steps=steps, **options)
+    assert [row["model_flops"] for row in log] == [n * log[0]["model_flops"] for n in (1, 2, 3, 4)]
+    assert callback.meter is None  # another one was called

@@ -96,6 +96,7 @@ def test_workspace_of_an_lstm_is_the_allocators(
 
 MATRIX = torch.eye(7) + torch.arange(49.0).view(7, 7).tril() / 49
 SIGNAL = torch.arange(5 * 30.0).view(5, 30)
+MASK = SIGNAL > 70
 VALUES = torch.tensor([5, 3, 5, 7, 3, 3, 1, 11] * 13)
 OTHERS: dict[str, tuple[Callable[[], object], Any]] = {
     "solve": (lambda: torch.linalg.solve_ex(MATRIX, MATRIX), MATRIX),
@@ -107,6 +108,9 @@ OTHERS: dict[str, tuple[Callable[[], object], Any]] = {
     "unique": (lambda: VALUES.unique(), VALUES),
     "logsumexp": (lambda: SIGNAL.logsumexp(1), SIGNAL),
     "mse_loss": (lambda: functional.mse_loss(SIGNAL, SIGNAL), SIGNAL),
+    "masked_select": (lambda: SIGNAL.masked_select(MASK), (SIGNAL, MASK)),
+    "isin": (lambda: torch.isin(VALUES, VALUES), VALUES),
+    "nanmedian": (lambda: SIGNAL.nanmedian(0), SIGNAL),
     "to_sparse": (lambda: MATRIX.to_sparse(), MATRIX),
 }
 

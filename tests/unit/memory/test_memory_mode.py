@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import MemoryProfile
 
-F32, F64 = 4, 8
+F32, F64, I64 = 4, 8, 8
 
 
 def memory_of(run: Callable[[], object], *models: nn.Module, **options: object) -> MemoryProfile:
@@ -44,6 +45,21 @@ def test_peak_is_the_most_that_was_allocated_at_a_time() -> None:
     assert memory.peak_bytes == 3 * 5 * F32 + 7 * F64
     assert memory.peak_at is not None and memory.peak_at.operator == "aten.ones.default"
     assert sum(use.bytes for use in memory.at_peak) == memory.peak_bytes
+
+
+def test_range_around_an_optimizers_step_is_not_a_moment_of_forward() -> None:
+    """The forward has the weight, its input and two results; gradients and state come later."""
+    weight, x = nn.Linear(5, 7, bias=False), torch.ones(3, 5)
+    adam = torch.optim.AdamW(weight.parameters(), foreach=False)
+
+    def step() -> None:
+        weight(x).sum().backward()
+        adam.step()
+
+    memory = memory_of(step, weight)
+    assert memory.by_role("forward") == {
+        "parameters": 5 * 7 * F32, "activations": 3 * 7 * F32 + F32, "inputs": 3 * 5 * F32,
+    }  # fmt: skip
 
 
 def test_views_and_in_place_results_take_no_memory() -> None:
@@ -351,6 +367,22 @@ def test_data_from_outside_the_run_counts_once_each() -> None:
     # The first batch is there from the start, each other from its first operator on.
     memory = memory_of(run, model)
     assert memory.by_role()["inputs"] == 5 * 3 * F32
+
+
+@pytest.mark.parametrize(
+    ("use", "inputs"),
+    [
+        (lambda x, at: torch.cat([x, x]), 7 * F32),
+        (lambda x, at: torch.ones(13)[None, at], 7 * I64),
+        (lambda x, at: torch.ones(13).index_put_((at,), x), 7 * I64 + 7 * F32),
+        (lambda x, at: torch.ops.aten.where.self(condition=x > 0, self=x, other=x), 7 * F32),
+        (lambda x, at: torch._foreach_neg((x,)), 7 * F32),
+    ],
+    ids=["list", "list that starts with None", "list and argument", "keywords", "tuple"],
+)
+def test_data_from_outside_is_found_among_all_arguments(use: Any, inputs: int) -> None:
+    x, at = torch.ones(7), torch.zeros(7, dtype=torch.int64)
+    assert memory_of(lambda: use(x, at)).by_role()["inputs"] == inputs
 
 
 def test_profile_with_memory_survives_json() -> None:

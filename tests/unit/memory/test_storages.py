@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dispatch_flops import FlopCounterMode
+from dispatch_flops import FlopCounterMode, _torch
 from dispatch_flops.memory.storages import allocation_of, storages_of
 
 F32, I64 = 4, 8
@@ -113,3 +113,18 @@ def test_offloading_from_the_cpu_to_itself_takes_no_memory() -> None:
     assert counter.profile.memory is not None
     # x, its exponential and the sum.
     assert counter.profile.memory.peak_bytes == 2 * 101 * F32 + F32
+
+
+def test_tensors_by_which_dtensor_infers_a_shape_are_not_memory(ranks: int) -> None:
+    """It runs the operator on fake tensors of the whole size, the first time that it meets it."""
+    mesh = init_device_mesh("cpu", (ranks,))
+    a = distribute_tensor(torch.ones(2 * ranks, 5), mesh, [Shard(0)])
+    b = distribute_tensor(torch.ones(5, 7), mesh, [Replicate()])
+    _torch.clear_sharding_caches()
+    peaks = []
+    for _ in range(2):
+        with FlopCounterMode(display=False, memory=True) as counter:
+            a @ b
+        assert counter.profile.memory is not None
+        peaks.append(counter.profile.memory.peak_bytes)
+    assert peaks == [F32 * (2 * 5 + 5 * 7 + 2 * 7)] * 2

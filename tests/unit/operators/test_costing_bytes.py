@@ -552,6 +552,18 @@ CASES: dict[str, Case] = {
         F32 * 2 * 5,
         F32 * 2 * 5,
     ),
+    "slice_copy into a tensor": (
+        lambda: torch.slice_copy(A, 0, 1, 3, out=ones(2, 5)),
+        "slice_copy.Tensor_out",
+        F32 * 2 * 5,
+        F32 * 2 * 5,
+    ),
+    "split_copy into tensors": (
+        lambda: torch.split_copy(A, 2, out=[ones(2, 5), ones(1, 5)]),
+        "split_copy.Tensor_out",
+        F32 * 3 * 5,
+        F32 * 3 * 5,
+    ),
     "narrow_copy": (
         lambda: torch.narrow_copy(A, 1, 1, 2),
         "narrow_copy.default",

@@ -258,6 +258,7 @@ def test_profiles_with_other_dates_and_commands_are_equal() -> None:
         [{"name": "x", "shape": [3, 7.0], "dtype": "float32", "device": "cpu"}],
         [{"name": "x", "shape": 3, "dtype": "float32", "device": "cpu"}],
         [{"name": "x", "shape": [-2], "dtype": "float32", "device": "cpu"}],
+        [{"name": "x", "shape": [True], "dtype": "float32", "device": "cpu"}],
         [{"name": 3, "shape": [3], "dtype": "float32", "device": "cpu"}],
     ],
 )

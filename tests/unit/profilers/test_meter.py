@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +20,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_flops import FlopCounterMode, FlopMeter, Machine, OpCost
 from dispatch_flops.compile.step import Step
+from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError, UncountedWarning
-from dispatch_flops.profilers.meter_reading import MeterReading
+from dispatch_flops.profilers import step_positions
 
 B, IN, HID, OUT = 2, 3, 5, 7
 SHAPES = (2, 11, 13)
@@ -74,6 +80,7 @@ def meter(model: Net, optimizer: torch.optim.Optimizer) -> Iterator[FlopMeter]:
 
 
 TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
+SHARES = "MFU <0.01%, HFU <0.01%"
 
 
 def train(model: nn.Module, optimizer: Any, rows: int, micro_batches: int = 1) -> None:
@@ -478,10 +485,163 @@ def test_window_and_last_step_have_rates_of_their_own(model: Net, optimizer: Any
     assert meter.total_flops == 4 * small + 2 * large
 
 
+def test_meter_shows_its_totals(model: Net, optimizer: Any) -> None:
+    """Two steps of 1 s, of which the first is counted: rates and shares are of the second."""
+    times = iter((0.0, 1.0, 2.0, 3.0))
+    meter = FlopMeter(model, optimizer, TOY, now=lambda: next(times))
+    assert repr(meter) == "<FlopMeter of Net: 0 steps, 0 FLOPs>"
+    for _ in range(2):
+        with meter.step():
+            train(model, optimizer, B)
+    one = batch(B) + UPDATE
+    assert repr(meter) == f"<FlopMeter of Net: 2 steps, {2 * one} FLOPs, {one} FLOP/s, {SHARES}>"
+    assert repr(meter.last_step).startswith(f"<MeterReading: 1 step, {one} FLOPs, ")
+    assert repr(MeterReading(uncounted={"a.b": 1})) == "<MeterReading: 0 steps, at least 0 FLOPs>"
+    assert repr(MeterReading(is_estimate=True)) == "<MeterReading: 0 steps, about 0 FLOPs>"
+
+
 def test_meter_without_steps_has_no_rates(meter: FlopMeter) -> None:
     assert meter.total_flops == 0
     for reading in (meter.run, meter.window, meter.last_step):
         assert reading.flops_per_s is reading.tokens_per_s is reading.mfu is reading.hfu is None
+
+
+def test_model_that_is_copied_in_a_step_is_counted_as_before(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    """The copy is called in the block, too: its work is counted, but it is not the model."""
+    copies: list[nn.Module] = []
+    for _ in range(3):
+        with meter.step():
+            copies.append(copy.deepcopy(model))
+            copies.append(pickle.loads(pickle.dumps(model)))
+            with torch.no_grad():
+                copies[-1](torch.ones(11, IN))
+            train(model, optimizer, B)
+    assert meter.total_flops == 3 * (batch(B) + UPDATE + forward(11))
+    assert meter.run.timed_steps == 2
+
+
+def test_call_of_a_copy_is_not_a_call_of_the_model(model: Net, meter: FlopMeter) -> None:
+    with pytest.warns(UserWarning, match="the model was not called in a step"), meter.step():
+        copy.deepcopy(model)(torch.ones(B, IN))
+    assert meter.total_flops == forward(B)
+
+
+def test_way_through_a_step_that_was_never_counted_is_an_estimate(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    """In most steps nothing runs before the first call; in some, the model is not called."""
+
+    def parts(x: torch.Tensor) -> torch.Tensor:
+        return model.b(model.a(x))  # type: ignore[no-any-return]
+
+    for called in (model, model, parts):
+        assert not meter.is_estimate
+        with meter.step():
+            train(called, optimizer, B)  # type: ignore[arg-type]
+    assert meter.is_estimate
+    with pytest.warns(UserWarning, match="the model was not called in a step"), meter.step():
+        train(parts, optimizer, B)  # type: ignore[arg-type]
+    assert not meter.is_estimate
+    assert meter.total_flops == 4 * (batch(B) + UPDATE)
+
+
+def test_hook_of_a_pickled_model_does_not_meet_another_hook(
+    model: Net, meter: FlopMeter, tmp_path: Path
+) -> None:
+    """In another process, ids of hooks begin with 0: one could become that of the meter's hook."""
+    with meter.step():
+        torch.save(model, tmp_path / "model.pt")
+    code = f"""
+import sys
+import torch
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from torch.utils.hooks import RemovableHandle
+RemovableHandle.next_id = 0
+model = torch.load({str(tmp_path / "model.pt")!r}, weights_only=False)
+(key,) = model._forward_pre_hooks
+print(RemovableHandle.next_id > key, model(torch.ones(2, 3)).shape)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "True torch.Size([2, 7])", done.stderr
+
+
+def test_two_meters_on_one_model_count_the_same(model: Net, optimizer: Any) -> None:
+    first = FlopMeter(model, optimizer, verify_every=4)
+    second = FlopMeter(model, verify_every=3)
+    for rows in (2, 2, 11, 2, 11, 2):
+        with first.step(), second.step():
+            train(model, optimizer, rows)
+    with first.step():
+        train(model, optimizer, B)
+    assert second.total_flops == 4 * batch(2) + 2 * batch(11) + 6 * UPDATE
+    assert first.total_flops == second.total_flops + batch(B) + UPDATE
+    assert not model._forward_pre_hooks
+
+
+def test_hooks_that_the_program_replaces_are_installed_anew(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    for index in range(8):
+        if index == 4:
+            model._forward_pre_hooks = type(model._forward_pre_hooks)()
+        with meter.step():
+            train(model, optimizer, B)
+    assert meter.total_flops == 8 * (batch(B) + UPDATE)
+
+
+def test_program_may_clear_the_hooks_in_a_step(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    for _ in range(3):
+        with meter.step():
+            train(model, optimizer, B)
+            model._forward_pre_hooks.clear()
+    assert meter.total_flops == 3 * (batch(B) + UPDATE)
+
+
+def test_hooks_of_the_program_are_kept(model: Net, optimizer: Any, meter: FlopMeter) -> None:
+    seen: list[str] = []
+    model.register_forward_pre_hook(lambda *_: seen.append("call"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("step"))
+    with meter.step():
+        train(model, optimizer, B)
+        handle = model.register_forward_pre_hook(lambda *_: seen.append("late"))
+    train(model, optimizer, B)
+    handle.remove()
+    assert seen == ["call", "step", "call", "late", "step"]
+    model._forward_pre_hooks.clear()
+    optimizer._optimizer_step_post_hooks.clear()
+
+
+def test_more_histories_than_are_kept_are_counted_right(
+    model: Net, meter: FlopMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an event led is a cache: steps that are not in it go by their states."""
+    monkeypatch.setattr(step_positions, "_LIMIT", 7)
+    rng, expected = random.Random(0), 0
+    for _ in range(60):
+        rows = [rng.choice(SHAPES) for _ in range(rng.choice((1, 2, 3)))]
+        with meter.step(), torch.no_grad():
+            for count in rows:
+                model(torch.ones(count, IN))
+        expected += sum(map(forward, rows))
+        assert meter._positions._number <= 7
+    assert meter.total_flops == expected
+    assert meter.run.timed_steps > 30
+
+
+def test_optimizer_that_comes_later_is_followed(model: Net) -> None:
+    meter = FlopMeter(model, verify_every=0)
+    for _ in range(4):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            with meter.step():
+                train(model, optimizer, B)
+        assert not optimizer._optimizer_step_pre_hooks
+    assert meter.run.costs["optimizer"].flops == 8 * UPDATE
+    assert meter.total_flops == 8 * (batch(B) + UPDATE)
 
 
 def test_resumed_run_continues_the_totals(model: Net, optimizer: Any, meter: FlopMeter) -> None:
@@ -497,7 +657,7 @@ def test_resumed_run_continues_the_totals(model: Net, optimizer: Any, meter: Flo
             train(model, optimizer, B)
     assert resumed.total_flops == 5 * (batch(B) + UPDATE)
     assert (resumed.run.steps, resumed.run.samples, resumed.run.tokens) == (5, 5 * B, 5 * 5)
-    with pytest.raises(ConfigError, match="the state of a FlopMeter is damaged"):
+    with pytest.raises(ConfigError, match="the state of a meter is damaged"):
         resumed.load_state_dict({"steps": 3})
 
 

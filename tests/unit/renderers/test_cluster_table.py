@@ -1,11 +1,11 @@
-"""Tables and the page of a cluster."""
+"""Tables of a cluster."""
 
 from __future__ import annotations
 
 import pytest
 
 from dispatch_flops.profile.cluster import ClusterProfile
-from dispatch_flops.renderers import View, cluster_page, cluster_table
+from dispatch_flops.renderers import View, cluster_table
 from tests.helpers.clusters import four_ranks, of_rank, represented
 
 
@@ -66,17 +66,16 @@ def test_phase_restricts_the_figures() -> None:
 @pytest.mark.parametrize("name", ["<b>", "</script>", "\x1b[31m"])
 def test_hostile_names_are_text(name: str) -> None:
     merged = ClusterProfile.merge([of_rank(0, name=name)])
-    page = cluster_page.render(merged)
-    assert f"layers.{name}" not in page
-    assert "<script" not in page
     assert "\x1b" not in cluster_table.render(merged)
     piped = ClusterProfile.merge([of_rank(0, name="a|b`c")])
     assert "`layers.a\\|b'c`" in cluster_table.render(piped, View(style="markdown"))
 
 
-def test_page_has_a_bar_for_each_rank_and_loads_nothing() -> None:
-    page = cluster_page.render(four_ranks())
-    assert page.count('<div title="rank ') == 4
-    assert '<div title="rank 3" style="height:100.00%"></div>' in page
-    assert "default-src &#x27;none&#x27;" in page
-    assert "http" not in page.replace("http-equiv", "")
+def test_communication_is_shown_by_group_with_its_straggler() -> None:
+    """Reduce-scatters of 64, 64, 64 and 320 bytes, half of which are on the bus."""
+    row = [cell.strip() for cell in cells(cluster_table.render(four_ranks()), "dp (2 ranks)")]
+    assert row == [
+        "dp (2 ranks)", "reduce_scatter", "64 B to 320 B", "2.5", "rank 3", "512 B", "256 B",
+    ]  # fmt: skip
+    forward = cluster_table.render(four_ranks(), View(phase="forward"))
+    assert "Communication by group" not in forward

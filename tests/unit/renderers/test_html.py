@@ -19,13 +19,18 @@ from dispatch_flops.profile import (
     CommGroup,
     CommTotal,
     DeviceMemory,
+    HeldBytes,
     MemoryPeak,
+    MemoryPoint,
     MemoryProfile,
     MemoryUse,
+    ModuleMemory,
     ModuleNode,
     OpTotal,
     PeakMoment,
+    PhaseBytes,
     Profile,
+    RoleBytes,
     StepTiming,
     TensorInput,
 )
@@ -341,6 +346,71 @@ def test_memory_has_the_peaks_by_role_and_what_the_highest_consists_of() -> None
     assert payload(training_step(), None, "T")["memory"] is None
     empty_memory = dataclasses.replace(training_step(), memory=MemoryProfile(devices=()))
     assert payload(empty_memory, None, "T")["memory"] is None
+
+
+def point(operators: int, at: PeakMoment, **sizes: int) -> MemoryPoint:
+    return MemoryPoint(operators=operators, at=at, bytes_by_role=RoleBytes(sizes))
+
+
+def test_timeline_has_a_column_for_each_role_and_marks_the_peak() -> None:
+    mm = PeakMoment(fqn="", phase="forward", operator="aten.mm.default")
+    mul = PeakMoment(fqn="0", phase="backward")
+    points = (
+        point(2, mm, parameters=300),
+        point(4, mul, parameters=300, gradients=500),
+        point(7, mm, parameters=300, activations=11),
+    )
+    cpu = DeviceMemory(device="cpu", peaks=(), timeline=(point(1, mul, inputs=5),))
+    devices = (DeviceMemory(device="cuda:0", peaks=(), timeline=points), cpu)
+    run = dataclasses.replace(training_step().run, device="cuda:0")
+    profile = dataclasses.replace(training_step(), memory=MemoryProfile(devices=devices), run=run)
+    first, second = payload(profile, None, "T")["memory"]["timelines"]
+    assert first == {
+        "device": "cuda:0",
+        "operators": [2, 4, 7],
+        "total": [300, 800, 311],
+        "bytes": {"parameters": [300] * 3, "gradients": [0, 500, 0], "activations": [0, 0, 11]},
+        "at": [0, 1, 0],
+        "moments": [["Sequential", "forward", "aten.mm.default"], ["0", "backward", ""]],
+        "peak": 1,
+        "capacity": None,
+    }
+    assert second["bytes"] == {"inputs": [5]}
+    # The machine is the one that the run was on: its memory is not the host's.
+    first, second = payload(profile, A100, "T")["memory"]["timelines"]
+    assert first["capacity"] == {"bytes": A100.memory_bytes, "name": A100.name}
+    assert second["capacity"] is None
+    unknown = dataclasses.replace(A100, memory_bytes=None)
+    assert payload(profile, unknown, "T")["memory"]["timelines"][0]["capacity"] is None
+
+
+def test_modules_hold_bytes_that_add_up_over_a_run_of_identical_ones() -> None:
+    """Layer n keeps 10 + n bytes for backward, and peaks at 100 + n."""
+
+    def with_memory(node: ModuleNode) -> ModuleNode:
+        if node.class_name != "Layer":
+            return node
+        number = int(node.name)
+        held = HeldBytes(activations=10 + number)
+        peaks = PhaseBytes({"forward": 100 + number, "backward": 7})
+        return dataclasses.replace(
+            node, memory=ModuleMemory(own=held, total=held, peak_bytes=peaks)
+        )
+
+    profile = dataclasses.replace(
+        encoder(3).map_nodes(with_memory),
+        memory=MemoryProfile(devices=(DeviceMemory(device="cpu", peaks=()),)),
+    )
+    data = payload(profile, None, "T")
+    labels = data["folded"]["name"]
+    run, each = labels.index("layer.0-2"), labels.index("each")
+    assert data["folded"]["held"]["activations"][run] == 10 + 11 + 12
+    assert data["folded"]["held"]["activations"][each] == 11
+    assert (data["folded"]["peak"][run], data["folded"]["peak"][each]) == (102, 102)
+    assert [name for name, _ in data["memory"]["held"]] == [*data["folded"]["held"]]
+    assert "kv_cache" not in data["folded"]["held"]
+    without = payload(encoder(3), None, "T")["modules"]
+    assert without["held"] is None and without["peak"] is None
 
 
 def test_roofline_holds_points_if_the_machine_is_known() -> None:

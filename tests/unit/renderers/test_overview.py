@@ -9,7 +9,7 @@ from hypothesis import given
 
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import Profile, StepTiming, TensorInput
+from dispatch_flops.profile import Profile, RunInfo, StepTiming, TensorInput
 from dispatch_flops.renderers import View, overview
 from dispatch_flops.renderers.overview.rows import module_rows
 from tests.helpers.trees import (
@@ -46,6 +46,20 @@ def tree(profile: Profile, **view: object) -> list[str]:
 
 def cells(line: str) -> list[str]:
     return [cell for cell in line.split("  ") if cell]
+
+
+def test_headline_names_the_inputs_and_the_mode_where_they_are_known() -> None:
+    run = RunInfo(
+        inputs=(TensorInput(name="x", shape=(3, 7), dtype="float32", device="cpu"),),
+        training=True,
+        grad_mode="grad",
+    )
+    text = overview.render(dataclasses.replace(lenet5(), run=run))
+    assert "\nInputs   x float32 [3, 7] on cpu\n" in text
+    assert "\nMode     training, gradients on, autocast off\n" in text
+    unknown = overview.render(dataclasses.replace(lenet5(), run=RunInfo()))
+    assert "Inputs" not in unknown
+    assert "Mode" not in unknown
 
 
 class TestRows:

@@ -43,7 +43,7 @@ def total_of(op: Any, *args: Any, **options: Any) -> OpCost:
 
 FORWARD = (
     "_flash_attn_forward(Tensor q, Tensor k, Tensor v, float dropout_p, float softmax_scale, "
-    "bool causal, int window_size_left, int window_size_right, float softcap, "
+    "bool causal, SymInt window_size_left, SymInt window_size_right, float softcap, "
     "Tensor? alibi_slopes, bool return_softmax) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -147,13 +147,81 @@ FLASH_3 = (
 )
 
 
-def test_flash_attn_3_forward_counts_as_attention() -> None:
-    with stand_in("flash_attn_3", FLASH_3, flash) as op:
-        cost = profile_of(lambda: op(*q_k_v(), is_causal=True), causal="half").total()
+FLASH_3_FUNCTION = (
+    "_flash_attn_forward(Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? v_new=None, "
+    "Tensor? qv=None, Tensor? out_=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+    "Tensor? cu_seqlens_k_new=None, Tensor? seqused_q=None, Tensor? seqused_k=None, "
+    "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, Tensor? page_table=None, "
+    "Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? rotary_cos=None, "
+    "Tensor? rotary_sin=None, Tensor? seqlens_rotary=None, Tensor? q_descale=None, "
+    "Tensor? k_descale=None, Tensor? v_descale=None, float? softmax_scale=None, "
+    "bool causal=False, SymInt window_size_left=-1, SymInt window_size_right=-1, "
+    "SymInt attention_chunk=0, float softcap=0., bool rotary_interleaved=True, "
+    "Tensor? scheduler_metadata=None, SymInt num_splits=1, bool? pack_gqa=None, "
+    "SymInt sm_margin=0) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+@pytest.mark.parametrize(
+    ("schema", "causal", "second_query"),
+    [(FLASH_3, "is_causal", "q_v"), (FLASH_3_FUNCTION, "causal", "qv")],
+)
+def test_flash_attn_3_forward_counts_as_attention(
+    schema: str, causal: str, second_query: str
+) -> None:
+    with stand_in("flash_attn_3", schema, flash) as op:
+        cost = profile_of(lambda: op(*q_k_v(), **{causal: True}), causal="half").total()
         with pytest.warns(UncountedWarning, match="are not covered"):
             profile_of(lambda: op(*q_k_v(), attention_chunk=2))
+        with pytest.warns(UncountedWarning, match="are not covered"):
+            profile_of(lambda: op(*q_k_v(), **{second_query: q_k_v()[0]}))
     assert cost.macs == CAUSAL_PAIRS * 2 * D
     assert cost.flops == forward_flops(CAUSAL_PAIRS, ROWS, SCALING, masked=1)
+
+
+FLASH_3_BACKWARD = (
+    "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
+    "Tensor(dq!)? dq = None, Tensor(dk!)? dk = None, Tensor(dv!)? dv = None, "
+    "Tensor? cu_seqlens_q = None, Tensor? cu_seqlens_k = None, Tensor? seqused_q = None, "
+    "Tensor? seqused_k = None, int? max_seqlen_q = None, int? max_seqlen_k = None, "
+    "float? softmax_scale = None, bool is_causal = False, int window_size_left = -1, "
+    "int window_size_right = -1, float softcap = 0.0, bool deterministic = False, "
+    "int sm_margin = 0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+FLASH_3_FUNCTION_BACKWARD = (
+    "_flash_attn_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, "
+    "Tensor softmax_lse, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+    "Tensor? sequed_q=None, Tensor? sequed_k=None, SymInt? max_seqlen_q=None, "
+    "SymInt? max_seqlen_k=None, Tensor(a12!)? dq=None, Tensor(a13!)? dk=None, "
+    "Tensor(a14!)? dv=None, float? softmax_scale=None, bool is_causal=False, "
+    "SymInt window_size_left=-1, SymInt window_size_right=-1, float softcap=0., "
+    "bool deterministic=False, SymInt sm_margin=0) -> Tensor"
+)
+
+
+@pytest.mark.parametrize(
+    ("schema", "results"), [(FLASH_3_BACKWARD, 5), (FLASH_3_FUNCTION_BACKWARD, 1)]
+)
+def test_flash_attn_3_backward_counts_gradients_and_recomputed_scores(
+    schema: str, results: int
+) -> None:
+    q, k, v = q_k_v()
+    grads = {
+        name: torch.empty_like(t) for name, t in zip(("dq", "dk", "dv"), (q, k, v), strict=True)
+    }
+
+    def kernel(*_: Any, **__: Any) -> Any:
+        made = tuple(torch.empty(B, H, 128) for _ in range(results))
+        return made if results > 1 else made[0]
+
+    with stand_in("flash_attn_3", schema, kernel) as op:
+        lse = torch.ones(B, H, SQ)
+        profile = profile_of(lambda: op(q.clone(), q, k, v, q.clone(), lse, **grads))
+    row = next(t for t in profile.op_totals() if t.op.startswith("flash_attn_3") and t.calls)
+    assert row.cost is not None
+    assert (row.cost.macs, profile.total("recompute").macs) == (4 * PAIRS * D, PAIRS * D)
+    assert row.cost.bytes_read == 4 * (3 * q.numel() + 2 * k.numel() + lse.numel())
+    assert row.cost.bytes_written == 4 * (q.numel() + 2 * k.numel() + results * B * H * 128)
 
 
 XFORMERS = (

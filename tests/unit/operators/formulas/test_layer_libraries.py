@@ -1,4 +1,4 @@
-"""Layers of vLLM, torchvision and DeepSpeed, by operators of their schemas, counted by hand."""
+"""Layers of libraries, by operators of their schemas, counted by hand."""
 
 from __future__ import annotations
 
@@ -154,3 +154,66 @@ def test_paged_attention_counts_the_longest_length_for_each_sequence() -> None:
     assert total.flops == 2 * total.macs + (rows + pairs) * SIZE + 6 * pairs - 2 * rows
     assert total.bytes_read == 4 * (query.numel() + 2 * T * longest * KV_HEADS * SIZE)
     assert total.bytes_written == 4 * query.numel()
+
+
+CHANNELS, LENGTH, WIDTH = 5, 7, 4
+SEQUENCES = torch.ones(2, CHANNELS, LENGTH)
+KERNEL, BIAS = torch.ones(CHANNELS, WIDTH), torch.ones(CHANNELS)
+N = SEQUENCES.numel()
+CAUSAL = (
+    "_causal_conv1d_fwd_cpp(Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, "
+    "Tensor? initial_states, Tensor(a5!) out, Tensor(a6!)? final_states_out, "
+    "bool silu_activation) -> ()"
+)
+CAUSAL_BACKWARD = (
+    "_causal_conv1d_bwd_cpp(Tensor x, Tensor weight, Tensor? bias, Tensor dout, Tensor? seq_idx, "
+    "Tensor? initial_states, Tensor(a6!)? dfinal_states, Tensor(a7!) dx, Tensor(a8!) dweight, "
+    "Tensor(a9!)? dbias, Tensor(a10!) dinitial_states, bool silu_activation) -> ()"
+)
+CAUSAL_UPDATE = (
+    "_causal_conv1d_update_cpp(Tensor x, Tensor(a1!) conv_state, Tensor weight, Tensor? bias, "
+    "Tensor(a4!) out, bool silu_activation, Tensor? cache_seqlens, Tensor? conv_state_indices) "
+    "-> ()"
+)
+
+
+def test_causal_convolution_costs_a_product_per_tap_the_bias_and_the_activation() -> None:
+    out, states = torch.ones_like(SEQUENCES), torch.ones(2, CHANNELS, WIDTH - 1)
+    with stand_in("DaoAILab", CAUSAL, nothing) as op:
+        plain = profile_of(op, SEQUENCES, KERNEL, None, None, None, out, None, False).total()
+        full = profile_of(op, SEQUENCES, KERNEL, BIAS, None, states, out, states, True).total()
+    assert (plain.macs, plain.flops) == (N * WIDTH, 2 * N * WIDTH)
+    assert (plain.bytes_read, plain.bytes_written) == (4 * (N + CHANNELS * WIDTH), 4 * N)
+    assert full.flops == 2 * N * WIDTH + N + flops_of(F.silu, SEQUENCES)
+    read = N + CHANNELS * WIDTH + CHANNELS + states.numel()
+    assert (full.bytes_read, full.bytes_written) == (4 * read, 4 * (N + states.numel()))
+
+
+@pytest.mark.parametrize("silu", [False, True])
+def test_causal_convolution_backward_recomputes_for_the_activation_alone(silu: bool) -> None:
+    grads = (torch.ones(2, CHANNELS, LENGTH), torch.ones(CHANNELS, WIDTH), torch.ones(CHANNELS))
+    states = torch.ones(2, CHANNELS, WIDTH - 1)
+    args = (SEQUENCES, KERNEL, BIAS, SEQUENCES.clone(), None, None, None, *grads, states, silu)
+    with stand_in("DaoAILab", CAUSAL_BACKWARD, nothing) as op:
+        profile = profile_of(op, *args)
+    own, again = profile.total("forward"), profile.total("recompute")
+    activation = flops_of(torch.ops.aten.silu_backward, SEQUENCES, SEQUENCES)
+    assert own.macs == 2 * N * WIDTH
+    assert own.flops == 4 * N * WIDTH + N - CHANNELS + silu * activation
+    assert (again.macs, again.flops) == (silu * N * WIDTH, silu * (2 * N * WIDTH + N))
+    assert own.bytes_read == 4 * (2 * N + CHANNELS * WIDTH + CHANNELS)
+    assert own.bytes_written == 4 * (N + CHANNELS * WIDTH + CHANNELS + states.numel())
+
+
+def test_causal_convolution_update_moves_the_states_that_it_uses() -> None:
+    state, x, out = torch.ones(2, CHANNELS, 11), torch.ones(2, CHANNELS), torch.ones(2, CHANNELS)
+    new, lengths = 2 * CHANNELS, torch.ones(2, dtype=torch.int32)
+    weights = CHANNELS * WIDTH
+    with stand_in("DaoAILab", CAUSAL_UPDATE, nothing) as op:
+        moved = profile_of(op, x, state, KERNEL, None, out, False, None, None).total()
+        circle = profile_of(op, x, state, KERNEL, None, out, False, lengths, None).total()
+    assert moved.macs == circle.macs == new * WIDTH
+    assert moved.bytes_read == 4 * (new + weights + state.numel())
+    assert moved.bytes_written == 4 * (new + state.numel())
+    assert circle.bytes_read == 4 * (new + weights + 2 + new * (WIDTH - 1))
+    assert circle.bytes_written == 4 * (new + new)

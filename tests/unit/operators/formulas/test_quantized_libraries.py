@@ -26,6 +26,10 @@ def product(*_: Any, **__: Any) -> Tensor:
     return torch.empty(M, N)
 
 
+def mixed(*_: Any) -> tuple[Tensor, None]:
+    return torch.empty(M, N), None
+
+
 def nothing(*_: Any, **__: Any) -> None:
     return None
 
@@ -34,6 +38,10 @@ _4BIT = (
     "gemm_4bit(Tensor A, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str quant_type, "
     "Tensor? bias=None, Tensor? absmax_8bit=None, Tensor? absmax_code=None, "
     "Tensor? absmax_offset=None) -> Tensor"
+)
+_MIXED = (
+    "int8_mixed_scaled_mm(Tensor A, Tensor CA, Tensor CB, Tensor SCA, Tensor SCB, "
+    "Tensor? outlier_cols=None, Tensor? bias=None) -> (Tensor, Tensor?)"
 )
 _QUANTISED = (torch.empty(N * K, dtype=torch.uint8), ABSMAX)
 # Library, schema, kernel, arguments, MACs, FLOPs.
@@ -54,6 +62,41 @@ CASES: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...], int, int]]
         "int8_scaled_mm(Tensor A, Tensor B, Tensor row_stats, Tensor col_stats, "
         "Tensor? bias=None, ScalarType? dtype=None) -> Tensor",
         product, (INT_X, INT_W, ROWS, COLUMNS), MACS, 2 * MACS + 3 * M * N,
+    ),
+    "int8 product without outliers": (
+        "bitsandbytes", _MIXED, mixed, (X, INT_X, INT_W, ROWS, COLUMNS),
+        MACS, 2 * MACS + 3 * M * N,
+    ),
+    "int8 product with outliers, bias": (
+        "bitsandbytes", _MIXED, mixed,
+        (X, INT_X, INT_W, ROWS, COLUMNS, torch.tensor([2, 5]), BIAS),
+        M * N * (K + 2), 2 * M * N * (K + 2) + 3 * M * N + M * N + 2 * N * 2 + M * N,
+    ),
+    # |x|, the maximum of a row, 127 / maximum, the product and its rounding
+    "int8 quantised": (
+        "bitsandbytes", "int8_vectorwise_quant(Tensor A, float threshold=0.0) "
+        "-> (Tensor, Tensor, Tensor?)",
+        lambda *_: (INT_X, ROWS, None), (X,), 0, M * K + M * (K - 1) + M + 2 * M * K,
+    ),
+    # |x| again, and whether it is an outlier
+    "int8 quantised with outliers": (
+        "bitsandbytes", "int8_vectorwise_quant(Tensor A, float threshold=0.0) "
+        "-> (Tensor, Tensor, Tensor?)",
+        lambda *_: (INT_X, ROWS, None), (X, 6.0), 0,
+        M * K + M * (K - 1) + M + 2 * M * K + 2 * M * K,
+    ),
+    # then |x|, the maximum of a column, the product with 127, the quotient and its rounding
+    "int8 quantised twice": (
+        "bitsandbytes", "int8_double_quant(Tensor A, float threshold=0.0) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor?)",
+        lambda *_: (INT_X, INT_X, ROWS, COLUMNS, None), (X,), 0,
+        M * K + M * (K - 1) + M + 2 * M * K + M * K + (M - 1) * K + 3 * M * K,
+    ),
+    "int8 quantised twice with outliers": (
+        "bitsandbytes", "int8_double_quant(Tensor A, float threshold=0.0) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor?)",
+        lambda *_: (INT_X, INT_X, ROWS, COLUMNS, None), (X, 6.0), 0,
+        M * K + M * (K - 1) + M + 4 * M * K + 2 * M * K + (M - 1) * K + 3 * M * K,
     ),
     "int8 dequantised": (
         "bitsandbytes", "int8_vectorwise_dequant(Tensor A, Tensor stats) -> Tensor", product,
@@ -110,6 +153,12 @@ CASES: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...], int, int]]
         "int scale_recipe_b, ScalarType out_dtype) -> Tensor",
         product, (X, torch.ones(K, N), ROWS, 1, COLUMNS, 1, torch.float32),
         MACS, 2 * MACS + 2 * M * N,
+    ),
+    "torchao blockwise, inference": (
+        "ao",
+        "blockwise_fp8_gemm(Tensor a, Tensor a_s, Tensor b, Tensor b_s, SymInt block_size=128) "
+        "-> Tensor",
+        product, (X, ROWS, torch.ones(N, K), COLUMNS), MACS, 2 * MACS + 2 * M * N,
     ),
     "torchao float8 linear": (
         "torchao",
@@ -175,3 +224,24 @@ def test_cutlass_scaled_mm_writes_its_result_and_reads_the_rest() -> None:
         total = profile_of(op, *args).total()
     assert total.bytes_read == 4 * (M * K + K * N + M + N + N)
     assert total.bytes_written == 4 * M * N
+
+
+@pytest.mark.parametrize(
+    ("case", "changed", "dtype"),
+    [
+        ("int8 scaled product", {}, "int8"),
+        ("int8 product with outliers, bias", {}, "int8"),
+        ("torchao int4 linear", {}, "int8"),
+        ("torchao float8 linear", {0: X.to(torch.float8_e4m3fn)}, "float8_e4m3fn"),
+        ("vLLM scaled product", {1: INT_X}, "int8"),
+        ("vLLM scaled product", {1: X.to(torch.float8_e4m3fn)}, "float8_e4m3fn"),
+    ],
+)
+def test_product_computes_in_the_dtype_of_its_first_factor(
+    case: str, changed: dict[int, Tensor], dtype: str
+) -> None:
+    library, schema, kernel, args, _, _ = CASES[case]
+    args = tuple(changed.get(position, value) for position, value in enumerate(args))
+    with stand_in(library, schema, kernel) as op:
+        (row,) = [row for row in profile_of(op, *args).op_totals() if row.cost and row.cost.macs]
+    assert row.dtype == dtype

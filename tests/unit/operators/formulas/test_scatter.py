@@ -80,6 +80,7 @@ ROWS = torch.arange(3)
         (lambda x: x.scatter(0, INDEX, 2.0, reduce="multiply"), 15),
         (lambda x: x.scatter_reduce(0, INDEX, SOURCE, "amax"), 15),
         (lambda x: x.scatter_reduce(0, INDEX, SOURCE, "mean"), 15 + 500),
+        (lambda x: x.long().scatter_reduce(0, INDEX, SOURCE.long(), "mean"), 0),
         (lambda x: x.index_add(0, ROWS, SOURCE), 15),
         (lambda x: x.index_add(0, ROWS, SOURCE, alpha=2), 30),
         (lambda x: x.index_copy(0, ROWS, SOURCE), 0),

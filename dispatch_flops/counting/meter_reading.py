@@ -13,10 +13,10 @@ from dispatch_flops.analysis.efficiency import utilisation
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile import OpTotal, add_costs
 from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, OpCost, Phase
-from dispatch_flops.units import ratio
+from dispatch_flops.units import flops_per_s_text, fraction_text, ratio
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MeterReading:
     """Costs, times and rates of some steps.
 
@@ -44,6 +44,24 @@ class MeterReading:
     seconds: float = 0.0
     devices: int = 1
     machine: Machine | None = None
+
+    def __repr__(self) -> str:
+        return f"<MeterReading: {self.text()}>"
+
+    def text(self) -> str:
+        """Return steps, FLOPs and what is known of rates and utilisation, in a line."""
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        parts = [steps, f"{self._bound()}{self.total_flops} FLOPs"]
+        if self.flops_per_s is not None:
+            parts.append(flops_per_s_text(self.flops_per_s))
+        known = {"MFU": self.mfu, "HFU": self.hfu}
+        parts += [f"{name} {fraction_text(v)}" for name, v in known.items() if v is not None]
+        return ", ".join(parts)
+
+    def _bound(self) -> str:
+        if self.is_lower_bound:
+            return "at least "
+        return "about " if self.is_estimate else ""
 
     @property
     def costs(self) -> dict[Phase, OpCost]:

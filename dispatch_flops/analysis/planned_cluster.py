@@ -1,0 +1,130 @@
+"""What the ranks of a planned step need, and which of them limit it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dispatch_flops.analysis.communication_times import DimTime, times_by_dim
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.step_bounds import StepBounds, step_bounds
+from dispatch_flops.profile import Profile
+from dispatch_flops.profile.cluster import ClusterProfile
+from dispatch_flops.profile.cost import OpCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRank:
+    """A rank of a planned step. ranks: how many it stands for, itself included."""
+
+    rank: int
+    ranks: int
+    stage: int | None
+    profile: Profile
+    bounds: StepBounds
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that the step allocates on this rank."""
+        return self.profile.memory.peak_bytes if self.profile.memory is not None else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCluster:
+    """The ranks of a planned step over a device mesh.
+
+    mesh: ``{dimension: size}``, outermost first. ranks: one of each kind.
+    notes: what a reader must know of the simulation.
+
+    Example::
+
+        cluster = planned.steps[0].cluster
+        cluster.fullest.rank, cluster.fullest.peak_bytes
+        cluster.communication[0].dim, cluster.communication[0].seconds
+    """
+
+    machine: Machine
+    mesh: Mapping[str, int]
+    ranks: tuple[PlannedRank, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """Number of ranks, one on each device."""
+        return sum(part.ranks for part in self.ranks)
+
+    @property
+    def fullest(self) -> PlannedRank:
+        """The first rank with the highest peak of memory."""
+        return max(self.ranks, key=lambda part: part.peak_bytes)
+
+    @property
+    def slowest(self) -> PlannedRank:
+        """The first rank whose step takes longest at least; most FLOPs where times are unknown."""
+        return max(
+            self.ranks,
+            key=lambda part: (part.bounds.least_s or 0.0, part.profile.total().flops),
+        )
+
+    @property
+    def communication(self) -> tuple[DimTime, ...]:
+        """Communication of the slowest rank over each mesh dimension, the longest first."""
+        return times_by_dim(self.slowest.profile, self.machine)
+
+    @property
+    def bounds(self) -> StepBounds:
+        """The bounds of the slowest rank, with the mean of all devices as model_compute_s."""
+        seconds = [part.bounds.model_compute_s for part in self.ranks]
+        if any(part is None for part in seconds):
+            return replace(self.slowest.bounds, model_compute_s=None)
+        known = zip(seconds, self.ranks, strict=True)
+        total = sum((part or 0.0) * rank.ranks for part, rank in known)
+        return replace(self.slowest.bounds, model_compute_s=total / self.devices)
+
+    @property
+    def model_cost(self) -> OpCost:
+        """Forward and backward of all ranks together."""
+        return self._sum({part.rank: part.profile.model_total() for part in self.ranks})
+
+    @property
+    def cost(self) -> OpCost:
+        """All phases of all ranks together."""
+        return self._sum({part.rank: part.profile.total() for part in self.ranks})
+
+    def _sum(self, costs: Mapping[int, OpCost]) -> OpCost:
+        return sum((costs[part.rank] * part.ranks for part in self.ranks), start=OpCost())
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model: those of one rank of each pipeline stage."""
+        stages: dict[int | None, int] = {}
+        for part in self.ranks:
+            stages[part.stage] = max(stages.get(part.stage, 0), part.profile.total_params)
+        return sum(stages.values())
+
+
+def planned_cluster(
+    cluster: ClusterProfile,
+    mesh: Mapping[str, int],
+    machine: Machine,
+    host_s_per_operator: float | None = None,
+) -> PlannedCluster:
+    """Return the figures of simulated ranks on the devices of a machine."""
+    stands_for = dict.fromkeys(cluster.profiles, 1)
+    for by in cluster.represented.values():
+        stands_for[by] += 1
+    return PlannedCluster(
+        machine=machine,
+        mesh=dict(mesh),
+        ranks=tuple(
+            PlannedRank(
+                rank=rank,
+                ranks=stands_for[rank],
+                stage=cluster.stage(rank),
+                profile=profile,
+                bounds=step_bounds(profile, machine, host_s_per_operator),
+            )
+            for rank, profile in cluster.profiles.items()
+        ),
+        notes=cluster.notes,
+    )

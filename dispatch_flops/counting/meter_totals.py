@@ -1,0 +1,172 @@
+"""Sums over the steps of a meter: the last one, a window and the whole run."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, as_operators
+from dispatch_flops.counting.meter_reading import MeterReading
+from dispatch_flops.errors import ConfigError
+
+_NUMBERS = ("steps", "samples", "tokens", "timed_steps", "timed_tokens", "seconds")
+
+
+class Part(Protocol):
+    """What steps consist of, as long as it costs the same in each.
+
+    runs: how often it ran; timed_runs: of these, the ones in steps whose time is known.
+    """
+
+    runs: int
+    timed_runs: int
+
+    @property
+    def is_estimate(self) -> bool:
+        """True if ``amounts`` may be wrong."""
+
+    def amounts(self, runs: int) -> Amounts:
+        """Return the amounts of so many runs."""
+
+
+# One step: its parts, its wall time if the time counts, its samples and its tokens.
+StepRecord = tuple[tuple[Part, ...], float | None, int, int]
+
+
+class MeterTotals:
+    """The steps so far.
+
+    window: number of steps that are kept one by one. The other figures are of the run;
+    a part holds how often it ran.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.recent: deque[StepRecord] = deque(maxlen=window)
+        self.steps = self.samples = self.tokens = self.timed_steps = self.timed_tokens = 0
+        self.seconds = 0.0
+        # Of the runs that this one resumes.
+        self._earlier: Amounts = Counter()
+        self._earlier_timed: Amounts = Counter()
+        self._earlier_is_estimate = False
+
+    def add(self, record: StepRecord) -> None:
+        """Add a step."""
+        parts, seconds, samples, tokens = record
+        self.recent.append(record)
+        self.steps += 1
+        self.samples += samples
+        self.tokens += tokens
+        is_timed = seconds is not None
+        if seconds is not None:
+            self.timed_steps += 1
+            self.timed_tokens += tokens
+            self.seconds += seconds
+        for part in parts:
+            part.runs += 1
+            part.timed_runs += is_timed
+
+    def _numbers(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _NUMBERS}
+
+    def reading_of(self, records: Iterable[StepRecord], machine: Machine | None) -> MeterReading:
+        """Return the reading of some recent steps."""
+        found = list(records)
+        timed = [one for one in found if one[1] is not None]
+        numbers = {
+            "steps": len(found),
+            "samples": sum(samples for _, _, samples, _ in found),
+            "tokens": sum(tokens for _, _, _, tokens in found),
+            "timed_steps": len(timed),
+            "timed_tokens": sum(tokens for _, _, _, tokens in timed),
+            "seconds": sum(seconds or 0.0 for _, seconds, _, _ in timed),
+        }
+        runs, timed_runs = (
+            Counter(part for parts, *_ in records for part in parts) for records in (found, timed)
+        )
+        is_estimate = any(part.is_estimate for part in runs)
+        return _reading(numbers, _sum(runs), _sum(timed_runs), machine, is_estimate=is_estimate)
+
+    def reading(self, parts: Iterable[Part], machine: Machine | None) -> MeterReading:
+        """Return the reading of the whole run."""
+        amounts, timed, is_estimate = self._sums(parts)
+        return _reading(self._numbers(), amounts, timed, machine, is_estimate=is_estimate)
+
+    def state_dict(self, parts: Iterable[Part]) -> dict[str, Any]:
+        """Return the totals of the run as plain numbers, texts and lists."""
+        amounts, timed, is_estimate = self._sums(parts)
+        return {
+            **self._numbers(),
+            "amounts": [[*key, amount] for key, amount in amounts.items()],
+            "timed_amounts": [[*key, amount] for key, amount in timed.items()],
+            "is_estimate": is_estimate,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the totals that ``state_dict`` returned.
+
+        Raises ConfigError for other data.
+        """
+        try:
+            numbers = {name: state[name] for name in _NUMBERS}
+            amounts, timed = (
+                Counter({(phase, dtype, name): amount for phase, dtype, name, amount in state[key]})
+                for key in ("amounts", "timed_amounts")
+            )
+            is_estimate = bool(state["is_estimate"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"the state of a meter is damaged: {error!r}") from None
+        vars(self).update(numbers)
+        self._earlier, self._earlier_timed = amounts, timed
+        self._earlier_is_estimate = is_estimate
+        self.recent.clear()
+
+    def _sums(self, parts: Iterable[Part]) -> tuple[Amounts, Amounts, bool]:
+        ran = [part for part in parts if part.runs]
+        amounts = self._earlier + _sum({part: part.runs for part in ran})
+        timed = self._earlier_timed + _sum({part: part.timed_runs for part in ran})
+        is_estimate = self._earlier_is_estimate or any(part.is_estimate for part in ran)
+        return amounts, timed, is_estimate
+
+
+def _sum(runs: Mapping[Part, int]) -> Amounts:
+    total: Amounts = Counter()
+    for part, times in runs.items():
+        if times:
+            total.update(part.amounts(times))
+    return total
+
+
+def _reading(
+    numbers: Mapping[str, Any],
+    amounts: Amounts,
+    timed: Amounts,
+    machine: Machine | None,
+    *,
+    is_estimate: bool,
+) -> MeterReading:
+    return MeterReading(
+        **numbers,
+        operators=as_operators(amounts),
+        timed_operators=as_operators(timed),
+        uncounted={
+            op: calls for (_, op, name), calls in amounts.items() if name == UNCOUNTED and op
+        },
+        is_estimate=is_estimate,
+        machine=machine,
+    )
+
+
+def sample_count(samples: Any, name: str = "samples") -> int | None:
+    """Return ``samples`` as an int; raise ConfigError if it is not a count."""
+    if samples is None:
+        return None
+    try:
+        count = -1 if isinstance(samples, bool) else operator.index(samples)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise ConfigError(f"{name}={samples!r}: pass the number of {name} in the block, an int")
+    return count

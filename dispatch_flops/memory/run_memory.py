@@ -1,0 +1,232 @@
+"""Memory of a run: what its operators allocate, and what modules, optimizers and caches hold."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from dispatch_flops import _torch
+from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.thread_state import NO_TASK, OpenCall, ThreadState
+from dispatch_flops.counting.undo import UndoStack
+from dispatch_flops.memory.blocks import Block, Blocks, Running
+from dispatch_flops.memory.caches import cached_tensors, takes_cache
+from dispatch_flops.memory.storages import Storage, storages_of
+from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.memory import Role
+
+_graph_task = _torch.graph_task_id
+
+
+@lru_cache(maxsize=256)
+def _is_fsdp2(cls: Any) -> bool:
+    """Return True for a class of modules that ``fully_shard`` made."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and issubclass(cls, fsdp.FSDPModule)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """How memory is followed.
+
+    rounding: bytes that each block is rounded up to a multiple of. optimizers: those whose state
+    was there before the run. has_timeline: also follow memory over the operators.
+    """
+
+    rounding: int = 1
+    optimizers: tuple[Any, ...] = ()
+    has_timeline: bool = False
+
+
+class Memory:
+    """Memory of a run: what its operators allocate, and what its optimizers hold.
+
+    A ``ModuleObserver``. unseen: operators whose kernels allocated memory that is not known.
+    gradient_bytes, state_bytes: by the id of the parameter.
+    device: where an operator allocated last.
+    """
+
+    def __init__(self, names: ModuleNames, options: MemoryOptions) -> None:
+        self.rounding = options.rounding
+        self._names = names
+        self.running = Running()
+        self.blocks = Blocks(options.rounding, self.running, has_timeline=options.has_timeline)
+        self.device = self.blocks.on(torch.device("cpu"))
+        self.unseen: set[str] = set()
+        self.gradient_bytes: dict[int, int] = {}
+        self.state_bytes: dict[int, int] = {}
+        self._largest_caches: dict[str, Counter[str]] = {}  # by the model that was given it
+        self._optimizers = options.optimizers
+        self._is_first_call = True
+
+    def start(self, undo: UndoStack) -> None:
+        """Note what the modules and optimizers hold, and follow sizes until ``undo`` runs."""
+        undo.add(lambda: _torch.unfollow_storage_sizes(self._note_size))
+        _torch.follow_storage_sizes(self._note_size)
+        self.note_held()
+
+    def note_held(self) -> None:
+        """Note parameters, buffers, gradients and optimizer state as they are now."""
+        with _torch.modes_disabled():
+            for module in self._names.modules():
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        self._note(parameter, "parameters")
+                for buffer in module._buffers.values():
+                    if buffer is not None:
+                        self._note(buffer, "buffers")
+            self.note_gradients()
+            for optimizer in self._optimizers:
+                self._note_optimizer(optimizer)
+
+    def note_gradients(self) -> None:
+        """Note the gradients that the parameters have now, unless a backward pass is running."""
+        if _graph_task() == NO_TASK:
+            with _torch.modes_disabled():
+                for module in self._names.modules():
+                    self._note_gradients_of(module._parameters.values())
+
+    def _note_gradients_of(self, parameters: Iterable[nn.Parameter | None]) -> None:
+        for parameter in parameters:
+            if parameter is not None and (gradient := parameter.grad) is not None:
+                self._keep_most(self.gradient_bytes, parameter, self._note(gradient, "gradients"))
+
+    def _note_optimizer(self, optimizer: Any) -> None:
+        with _torch.modes_disabled():
+            for group in optimizer.param_groups:
+                self._note_gradients_of(group["params"])
+            for parameter, state in list(optimizer.state.items()):
+                size = sum(self._note(tensor, "optimizer state") for tensor in tensors_in(state))
+                self._keep_most(self.state_bytes, parameter, size)
+
+    @staticmethod
+    def _keep_most(sizes: dict[int, int], parameter: Any, size: int) -> None:
+        sizes[id(parameter)] = max(size, sizes.get(id(parameter), 0))
+
+    def _note(self, tensor: torch.Tensor, role: Role) -> int:
+        """Give the storages of a tensor their role; return the bytes of the tensor in them."""
+        for storage, device in storages_of(tensor):
+            self.blocks.was_there(storage, self.blocks.on(device), role)
+        return self.blocks.bytes_of(tensor)
+
+    def _note_size(self, storage: Storage) -> None:
+        """Note that the program gave a storage another size, without an operator."""
+        made_in = self.running.made_in
+        if made_in is None:
+            return
+        block = self.blocks.live.get(id(storage))
+        if block is not None:
+            self.blocks.resized(storage, block.device, made_in)
+        elif storage.nbytes():
+            # It had no size when the run began: an earlier step made it. FSDP keeps the storages
+            # of gathered parameters so. The storage of a fake tensor does not know its device.
+            self.blocks.allocated(storage, self.device, made_in)
+            self.blocks.give_role(storage, "unsharded parameters")
+
+    # -- module calls and optimizer steps -------------------------------------------------------
+
+    def entering(self) -> None:
+        """Do nothing: memory needs no stamp."""
+
+    def enter(self, thread: ThreadState, stamp: Any) -> None:
+        """Note what an optimizer holds before its step, and a cache that a module is given."""
+        call = thread.stack[-1]
+        if call.named is None:
+            self._note_optimizer(call.owner)
+        else:
+            self._note_cache(thread, call)
+
+    def leaving(self) -> None:
+        """Do nothing: memory needs no stamp."""
+
+    def leave(self, thread: ThreadState, call: OpenCall, stamp: Any) -> None:
+        """Note what an optimizer, a cache and a sharded module hold after the call.
+
+        Also note where the outermost module call ends.
+        """
+        if call.named is None:
+            self._note_optimizer(call.owner)
+            return
+        self._note_cache(thread, call)
+        cls: Any = type(call.owner)
+        if _is_fsdp2(cls):
+            self._note_unsharded(call.owner)
+        if call.task == NO_TASK and all(
+            other.named is None or other is call for other in thread.stack
+        ):
+            self._is_first_call = False
+            self.blocks.born_in_calls = self.blocks.allocations
+
+    def _note_cache(self, thread: ThreadState, call: OpenCall) -> None:
+        """Give the cache of a module its role, unless a calling module was given one, too.
+
+        With gradients, keys and values are activations. Also note the bytes that each module made
+        of the cache, where it is the largest so far.
+        """
+        if not takes_cache(call.owner) or torch.is_grad_enabled():
+            return
+        if any(c is not call and takes_cache(c.owner) for c in thread.stack):
+            return
+        assert call.named is not None
+        model = call.named.fqn
+        parts: dict[int, Block] = {}
+        with _torch.modes_disabled():
+            for tensor in cached_tensors(call.owner):
+                for storage, device in storages_of(tensor):
+                    self.meet(storage, device)
+                    self.blocks.give_role(storage, "KV cache")
+                    if (block := self.blocks.live.get(id(storage))) is not None:
+                        parts[id(storage)] = block
+        sizes: Counter[str] = Counter()
+        for block in parts.values():
+            sizes[model if block.made_in is None else block.made_in.fqn] += block.size
+        largest = self._largest_caches.get(model)
+        if largest is None or sizes.total() > largest.total():
+            self._largest_caches[model] = sizes
+
+    def cache_bytes(self) -> Counter[str]:
+        """Return ``{fqn: bytes}`` that each module made of the largest cache of each model."""
+        return sum(self._largest_caches.values(), start=Counter())
+
+    def _note_unsharded(self, module: nn.Module) -> None:
+        """Give the gathered parameters of an FSDP2 module their role.
+
+        It has released them again before the next look at what modules hold.
+        """
+        with _torch.modes_disabled():
+            for parameter in module.parameters():
+                for storage, _ in storages_of(parameter):
+                    block = self.blocks.live.get(id(storage))
+                    if block is not None and block.role is None:
+                        block.role = "unsharded parameters"
+
+    # -- operators ------------------------------------------------------------------------------
+
+    def meet(self, storage: Storage, device: torch.device) -> None:
+        """Note a storage that no operator of the run returned; does nothing if it is known.
+
+        Until the first call of the model ends it counts as there before; later from now on, for
+        a loader of data may have just allocated it in another thread.
+        """
+        if id(storage) in self.blocks.live:
+            return
+        found = self.blocks.on(device)
+        if self._is_first_call:
+            self.blocks.was_there(storage, found, "inputs")
+        else:
+            self.blocks.arrived(storage, found, "inputs")
+
+    def changed_phase(self, before: Phase, after: Phase) -> None:
+        """Note that operators of another phase follow."""
+        if before == "backward":
+            self.note_gradients()
+        if after == "forward":
+            self.blocks.next_step()

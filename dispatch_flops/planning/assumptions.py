@@ -1,0 +1,76 @@
+"""What the figures of a plan over a device mesh assume, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from dispatch_flops.analysis.machines import Link, Machine
+from dispatch_flops.planning.meshes import DATA_DIMS, SHARING_DIMS
+from dispatch_flops.profile.mesh_positions import STAGE_DIMS
+
+
+def of_sharding(
+    mesh: Mapping[str, int],
+    *,
+    is_job: bool,
+    dtype: torch.dtype | None = None,
+    mixed_precision: bool = False,
+) -> Iterator[str]:
+    """Yield who shards the model over the mesh, and how."""
+    dims = " x ".join(f"{name} {size}" for name, size in mesh.items())
+    count = math.prod(mesh.values())
+    yield f"{count} devices, mesh {dims}; ranks are numbered along the last dimension first"
+    if is_job:
+        yield "the job builds, shards and runs its model; its second step is counted"
+    if not is_job and "tp" in mesh:
+        yield "tp: parallelize_module by the tensor-parallel plan that the model states"
+    if not is_job and "dp" in mesh:
+        yield (
+            "dp: FSDP2, fully_shard of each layer of the model's stacks, then of the root; "
+            + _precision(dtype, mixed_precision)
+        )
+    if mesh.keys() <= {*DATA_DIMS, *SHARING_DIMS}:
+        own = [name for name in mesh if name in DATA_DIMS]
+        yield f"ranks have samples of their own along {', '.join(own) or 'no dimension'}"
+    if any(name in STAGE_DIMS for name in mesh):
+        yield (
+            "no time in which a pipeline stage waits for another is included: of p stages, 1F1B "
+            "with m micro-batches waits (p - 1) / m of the time of its work"
+        )
+
+
+def _precision(dtype: torch.dtype | None, mixed_precision: bool) -> str:
+    if not mixed_precision:
+        return "no mixed precision: gathered, computed and reduced in the parameters' dtype"
+    return (
+        f"mixed precision: float32 parameters, gradients and state; gathered and computed in "
+        f"{str(dtype).removeprefix('torch.')}, reduced in float32"
+    )
+
+
+def of_communication(machine: Machine) -> Iterator[str]:
+    """Yield how communication is timed."""
+    yield (
+        f"nodes of {machine.devices_per_node} devices, ranks in order; within: "
+        f"{_link_text(machine.node_link)}; between, of each device: "
+        f"{_link_text(machine.network_link)}"
+    )
+    yield (
+        "a collective takes its calls x latency + bus bytes (nccl-tests) at the link's rate; a "
+        "group over nodes has the network links of its ranks of a node together"
+    )
+    yield (
+        "communication is hidden by computing, and links within and between nodes work at the "
+        "same time, except in the time with nothing hidden"
+    )
+
+
+def _link_text(link: Link | None) -> str:
+    if link is None:
+        return "unknown"
+    latency = f"{link.latency_s * 1e6:g} us" if link.latency_s else "latency not known, taken as 0"
+    name = f"{link.name}, " if link.name else ""
+    return f"{name}{link.bytes_per_s / 1e9:g} GB/s, {latency}"

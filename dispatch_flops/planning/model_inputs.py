@@ -1,0 +1,44 @@
+"""The model and the inputs that a planned program builds, and what is known of their sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dispatch_flops.errors import TargetError
+
+
+def model_and_inputs(made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return the model with its positional and named inputs; TargetError for another result."""
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise TargetError(
+            f"build returned a {type(made).__name__}; return a pair of the model and its inputs"
+        )
+    model, inputs = made
+    if isinstance(inputs, Mapping):
+        return model, (), dict(inputs)
+    return model, tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,), {}
+
+
+def converted(value: Any, dtype: torch.dtype) -> Any:
+    """Return nested inputs with floating-point tensors in a dtype."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {name: converted(part, dtype) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(converted(part, dtype) for part in value)
+    return value
+
+
+def samples_and_tokens(inputs: Sequence[torch.Tensor]) -> tuple[int | None, int | None]:
+    """Return the rows of the first input, and its elements if it is token ids [batch, sequence]."""
+    first = next((tensor for tensor in inputs if tensor.dim()), None)
+    if first is None:
+        return None, None
+    is_ids = first.dim() == 2 and not first.is_floating_point()
+    return first.shape[0], math.prod(first.shape) if is_ids else None

@@ -1,0 +1,87 @@
+"""Figures of one choice of a plan for generation, as text."""
+
+from __future__ import annotations
+
+from dispatch_flops.analysis.planned_generation import GenerationStep, PlannedGeneration
+from dispatch_flops.renderers.text import at_least
+from dispatch_flops.units import (
+    NOT_AVAILABLE,
+    bytes_text,
+    count_text,
+    params_text,
+    seconds_text,
+)
+
+_NONE = "none"
+
+
+def generation_column(choice: PlannedGeneration) -> dict[str, str]:
+    """Return ``{name: text}``."""
+    memory = choice.highest.profile.memory
+    column = {
+        "parameters": params_text(choice.passes[0].profile.total_params),
+        "KV cache at the end": bytes_text(choice.cache_bytes),
+        "memory": at_least(
+            bytes_text(choice.peak_bytes), memory is not None and memory.is_lower_bound
+        ),
+        **{f"  {role}": bytes_text(n) for role, n in choice.highest.memory_by_role.items()},
+        "fits": {True: "yes", False: "no", None: NOT_AVAILABLE}[choice.fits],
+        "headroom": headroom_text(choice.headroom_bytes),
+    }
+    if choice.largest_batch is not None:
+        column["largest batch that fits"] = str(choice.largest_batch)
+    if choice.prefill is not None:
+        column |= _pass("prefill", choice.prefill)
+    if choice.decode is not None:
+        column |= _pass("step", choice.decode)
+        column["step, tokens/s ceiling"] = range_text(choice.decode.tokens_per_s)
+        if choice.prefill is not None:
+            low, high = choice.decode.token_s
+            column["least time per token"] = seconds_range_text(low, high)
+            column["steps"] = _counts(*choice.steps)
+    if choice.compute_bound_batch is not None:
+        column["steps are bound by computing from batch"] = (
+            str(choice.compute_bound_batch) if choice.compute_bound_batch else _NONE
+        )
+    if choice.prefill is not None:
+        column["all new tokens"] = seconds_range_text(*choice.seconds)
+    return column
+
+
+def _pass(name: str, step: GenerationStep) -> dict[str, str]:
+    profile, bounds = step.profile, step.bounds
+    return {
+        f"{name}, FLOPs": at_least(count_text(profile.total().flops), profile.is_lower_bound),
+        f"{name}, computing": seconds_text(bounds.compute_s),
+        f"{name}, reading parameters and cache": seconds_text(step.reading_s),
+        f"{name}, least time": seconds_text(step.fused_s),
+        f"{name}, unfused": seconds_text(bounds.least_s),
+        f"{name}, nothing hidden": seconds_text(bounds.serial_s),
+        f"{name}, bound by": step.bound or NOT_AVAILABLE,
+    }
+
+
+def _counts(low: int, high: int) -> str:
+    return str(high) if low == high else f"{low} to {high}"
+
+
+def headroom_text(free: float | None) -> str:
+    """Return free bytes as text, negative where memory is missing."""
+    if free is None:
+        return NOT_AVAILABLE
+    return bytes_text(int(free)) if free >= 0 else f"-{bytes_text(int(-free))}"
+
+
+def range_text(rates: tuple[float | None, float | None]) -> str:
+    """Return the lower and the higher rate as text."""
+    low, high = rates
+    if low is None or high is None:
+        return NOT_AVAILABLE
+    return count_text(high) if low == high else f"{count_text(low)} to {count_text(high)}"
+
+
+def seconds_range_text(low: float | None, high: float | None) -> str:
+    """Return the lower and the higher time as text."""
+    if low is None or high is None:
+        return NOT_AVAILABLE
+    return seconds_text(low) if low == high else f"{seconds_text(low)} to {seconds_text(high)}"

@@ -1,0 +1,130 @@
+"""HTML page of a plan: its choices side by side, without requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dispatch_flops.analysis.planned import Plan, PlannedStep
+from dispatch_flops.analysis.planned_generation import (
+    GenerationPlan,
+    GenerationStep,
+    PlannedGeneration,
+)
+from dispatch_flops.profile import MemoryProfile
+from dispatch_flops.profile.memory import ROLES
+from dispatch_flops.renderers.generation_column import (
+    headroom_text,
+    range_text,
+    seconds_range_text,
+)
+from dispatch_flops.renderers.html.document import document
+from dispatch_flops.renderers.plan_table import columns_of, rows_of, titles_of
+from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.renderers.view import View
+from dispatch_flops.units import bytes_text, fraction_text
+
+__all__ = ["render"]
+
+Data = dict[str, Any]
+
+
+def render(plan: Plan | GenerationPlan, view: View | None = None) -> str:
+    """Return the text of a self-contained HTML file, with the figures of ``plan_table``.
+
+    plan: what ``dispatch_flops.plan`` or ``plan_generate`` returned. view: ``title``.
+
+    Example::
+
+        planned = plan(
+            lambda batch: (nn.Linear(3, 5), (torch.ones(batch, 3),)),
+            "NVIDIA H100 80GB HBM3", sizes={"batch": [8, 16]}, search_batch=False,
+        )
+        Path("plan.html").write_text(plan_page.render(planned, View(title="a layer")))
+    """
+    columns = columns_of(plan)
+    machine = plan.machine
+    if isinstance(plan, GenerationPlan):
+        choices = [_generation(choice) for choice in plan.choices]
+        model = plan.choices[0].passes[0].profile.root.class_name if plan.choices else ""
+    else:
+        choices = [_step(step) for step in plan.steps]
+        model = plan.steps[0].profile.root.class_name if plan.steps else ""
+    heading = one_line((view or View()).title or model) or "Plan"
+    data: Mapping[str, Any] = {
+        "title": heading,
+        "subtitle": one_line(": ".join(filter(None, (machine.name, machine.source)))),
+        "capacity": machine.memory_bytes,
+        "roles": list(ROLES),
+        "choices": [
+            {"label": one_line(title) or "the step", **choice}
+            for title, choice in zip(titles_of(plan), choices, strict=True)
+        ],
+        "rows": [[name, [column.get(name, "") for column in columns]] for name in rows_of(columns)],
+        "assumptions": list(plan.assumptions),
+    }
+    return document(title=heading, kind="plan", body="plan.html", scripts=("plan.js",), data=data)
+
+
+def _step(step: PlannedStep) -> Data:
+    bounds = step.bounds
+    details = [] if step.cluster is None else [f"{step.devices} devices"]
+    if bounds.bound is not None:
+        details.append(f"bound by {bounds.bound}")
+    details.append(f"MFU at most {fraction_text(bounds.mfu_ceiling[1])}")
+    if step.tokens is not None:
+        details.append(f"{range_text(step.tokens_per_s)} tokens/s at most")
+    return {
+        "fits": step.fits,
+        "fit": _fit_text(step.fits, step.headroom_bytes),
+        "value": seconds_range_text(bounds.fused_s, bounds.serial_s),
+        "details": [*details, *_largest(step.largest_batch)],
+        "times": {"Step": _times(bounds.fused_s, bounds.least_s, bounds.serial_s)},
+        **_memory(step.peak_bytes, step.memory_by_role, step.memory),
+    }
+
+
+def _generation(choice: PlannedGeneration) -> Data:
+    details = [f"KV cache {bytes_text(choice.cache_bytes)}"]
+    times = {}
+    if choice.prefill is not None:
+        times["Prefill"] = _times_of(choice.prefill)
+        low, high = times["Prefill"]["low"], times["Prefill"]["high"]
+        details.append(f"prefill {seconds_range_text(low, high)}")
+    last = choice.decode or choice.prefill
+    assert last is not None
+    if choice.decode is not None:
+        times["Step of decode"] = _times_of(choice.decode)
+        details.append(f"per token {seconds_range_text(*choice.decode.token_s)}")
+        details.append(f"bound by {last.bound}" if last.bound else "")
+    return {
+        "fits": choice.fits,
+        "fit": _fit_text(choice.fits, choice.headroom_bytes),
+        "value": f"{range_text(last.tokens_per_s)} tokens/s",
+        "details": [*filter(None, details), *_largest(choice.largest_batch)],
+        "times": times,
+        **_memory(choice.peak_bytes, choice.highest.memory_by_role, choice.highest.profile.memory),
+    }
+
+
+def _times_of(step: GenerationStep) -> Data:
+    return _times(step.fused_s, step.bounds.least_s, step.bounds.serial_s)
+
+
+def _times(low: float | None, middle: float | None, high: float | None) -> Data:
+    return {"low": low, "middle": middle, "high": high}
+
+
+def _fit_text(fits: bool | None, headroom: float | None) -> str:
+    if fits is None:
+        return "capacity unknown"
+    return f"fits, {headroom_text(headroom)} free" if fits else "does not fit"
+
+
+def _largest(batch: int | None) -> list[str]:
+    return [] if batch is None else [f"largest batch that fits: {batch}"]
+
+
+def _memory(peak: int, roles: Mapping[str, int], memory: MemoryProfile | None) -> Data:
+    is_bound = memory is not None and memory.is_lower_bound
+    return {"peak": peak, "roles": dict(roles), "memory": at_least(bytes_text(peak), is_bound)}

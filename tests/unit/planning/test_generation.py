@@ -1,0 +1,251 @@
+"""Plans of generation with a small Llama whose counts and bytes are products of its sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers")
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dispatch_flops import Machine
+from dispatch_flops.analysis.planned_generation import PlannedGeneration
+from dispatch_flops.errors import ConfigError, TargetError
+from dispatch_flops.planning.generation import plan_generate
+from dispatch_flops.planning.packed_sequences import NewTokens, parse_sequences
+from dispatch_flops.renderers import plan_table
+
+LAYERS, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 3, 4, 2, 10, 52, 101
+HIDDEN = HEADS * HEAD
+BATCH, PROMPT, NEW, F32 = 5, 37, 11, 4
+LINEAR = LAYERS * (2 * HIDDEN * HEADS * HEAD + 2 * HIDDEN * KV_HEADS * HEAD + 3 * HIDDEN * FFN)
+NORMS = (2 * LAYERS + 1) * HIDDEN
+TABLE = VOCAB * HIDDEN
+READ_PARAMS = LINEAR + NORMS + TABLE  # of two tables of this size, the embedding's is looked up
+SIZES = {"batch": BATCH, "prompt": PROMPT, "new": NEW}
+PEAK, BANDWIDTH = 1e9, 1e8
+MACHINE = Machine(
+    name="test", flops_per_s={"float32": PEAK}, bytes_per_s=BANDWIDTH, memory_bytes=10e6
+)
+
+
+def llama() -> nn.Module:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS,
+            num_key_value_heads=KV_HEADS, head_dim=HEAD, intermediate_size=FFN, vocab_size=VOCAB,
+        )
+    )  # fmt: skip
+
+
+def only(sizes: Any = None, machine: Machine = MACHINE, **options: Any) -> PlannedGeneration:
+    options = {"search_batch": False, **options}
+    (choice,) = plan_generate(llama, machine, sizes=sizes, **options).choices
+    return choice
+
+
+def cache_bytes(tokens: int, element: int = F32) -> int:
+    """Keys and values of so many tokens, of all sequences together."""
+    return 2 * LAYERS * KV_HEADS * HEAD * tokens * element
+
+
+def macs(new: int, attended: int, logits: int) -> int:
+    """Products of new tokens, of query-key pairs, and of the rows that get logits."""
+    return new * LINEAR + 2 * LAYERS * HEADS * HEAD * attended + logits * TABLE
+
+
+@pytest.mark.parametrize(("dtype", "element"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_cache_holds_keys_and_values_of_all_tokens_but_the_last(dtype, element: int) -> None:
+    choice = only(SIZES, dtype=dtype)
+    assert choice.cache_bytes == cache_bytes(BATCH * (PROMPT + NEW - 1), element)
+    assert choice.prefill.cache_bytes == cache_bytes(BATCH * PROMPT, element)
+    assert choice.decode.cache_bytes == cache_bytes(BATCH * (PROMPT + NEW // 2), element)
+
+
+def test_prefill_computes_the_prompt_and_the_logits_of_its_last_token() -> None:
+    prefill = only(SIZES).prefill
+    assert prefill.profile.total().macs == macs(BATCH * PROMPT, BATCH * PROMPT**2, BATCH)
+    assert prefill.tokens == (BATCH, BATCH)
+    assert prefill.read_bytes == F32 * READ_PARAMS
+    assert "KV cache" in prefill.memory_by_role
+
+
+def test_decode_computes_one_position_after_the_mean_length() -> None:
+    choice, cached = only(SIZES), PROMPT + (NEW - 2) // 2
+    assert choice.decode.profile.total().macs == macs(BATCH, BATCH * (cached + 1), BATCH)
+    assert choice.decode.read_bytes == F32 * READ_PARAMS + cache_bytes(BATCH * cached)
+    assert choice.last.read_bytes == F32 * READ_PARAMS + cache_bytes(BATCH * (PROMPT + NEW - 2))
+    assert choice.steps == (NEW - 1, NEW - 1)
+
+
+def test_times_are_of_computing_and_of_reading_parameters_and_cache() -> None:
+    choice = only(SIZES, host_s_per_operator=3.0)
+    prefill, decode = choice.prefill, choice.decode
+    reading = decode.read_bytes / BANDWIDTH
+    computing = prefill.profile.total().flops / PEAK
+    assert decode.reading_s == decode.fused_s == pytest.approx(reading)
+    assert decode.bound == "memory" and decode.bounds.least_s > reading
+    assert prefill.fused_s == pytest.approx(computing) and prefill.bound == "compute"
+    serial = decode.bounds.least_s + 3 * decode.bounds.operators
+    assert decode.tokens_per_s == (pytest.approx(BATCH / serial), pytest.approx(BATCH / reading))
+    assert choice.seconds == (
+        pytest.approx(computing + (NEW - 1) * reading),
+        pytest.approx(prefill.bounds.serial_s + (NEW - 1) * serial),
+    )
+
+
+def test_drafted_tokens_are_further_positions_of_a_step() -> None:
+    draft = 3
+    choice, cached = only({**SIZES, "draft": draft}), PROMPT + (NEW - 2) // 2
+    positions = draft + 1
+    assert choice.decode.profile.total().macs == macs(
+        BATCH * positions, BATCH * positions * (cached + positions), BATCH * positions
+    )
+    assert choice.decode.tokens == (BATCH, BATCH * positions)
+    assert choice.steps == (3, 10)  # 10 tokens after the first, 4 or 1 at a time
+    fastest, slowest = choice.decode.token_s
+    assert fastest == pytest.approx(choice.decode.fused_s / positions)
+    assert slowest == choice.decode.bounds.serial_s
+
+
+def test_single_new_token_comes_from_prefill_alone() -> None:
+    choice = only({**SIZES, "new": 1})
+    assert choice.decode is None and choice.last is None and choice.steps == (0, 0)
+    assert choice.cache_bytes == cache_bytes(BATCH * PROMPT)
+    assert choice.seconds[0] == choice.prefill.fused_s
+
+
+def test_sequences_of_a_step_attend_to_their_own_tokens() -> None:
+    step = only(None, sequences=["2x1@37+4@13+11@0"]).decode
+    new = 2 + 4 + 11
+    attended = 2 * 38 + 4 * 17 + 11**2
+    assert step.profile.total().macs == macs(new, attended, logits=2 + 4 + 1)
+    assert step.cache_bytes == cache_bytes(2 * 38 + 17 + 11)
+    assert step.tokens == (4, 2 + 4 + 1)
+    assert step.read_bytes >= F32 * READ_PARAMS + cache_bytes(2 * 37 + 13)
+    assert step.memory_by_role["KV cache"] >= step.cache_bytes
+
+
+def test_step_of_equal_sequences_computes_what_a_batch_does() -> None:
+    cached = PROMPT + (NEW - 2) // 2
+    batch = only(SIZES).decode
+    packed = only(None, sequences=[f"{BATCH}x1@{cached}"]).decode
+    assert packed.profile.total().macs == batch.profile.total().macs
+    assert packed.cache_bytes == batch.cache_bytes
+
+
+def test_sliding_window_limits_what_a_sequence_attends_to() -> None:
+    def mistral() -> nn.Module:
+        return MistralForCausalLM(
+            MistralConfig(
+                num_hidden_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS,
+                num_key_value_heads=KV_HEADS, head_dim=HEAD, intermediate_size=FFN,
+                vocab_size=VOCAB, sliding_window=7,
+            )
+        )  # fmt: skip
+
+    (choice,) = plan_generate(mistral, MACHINE, sequences=["1@37"]).choices
+    assert choice.decode.profile.total().macs == macs(1, 7, 1)
+
+
+def test_packed_attention_is_undone() -> None:
+    model = llama()
+    before = model.config._attn_implementation
+    plan_generate(lambda: model.to("meta"), MACHINE, sequences=["1@3"])
+    assert model.config._attn_implementation == before
+    assert "dispatch_flops_packed" not in ALL_ATTENTION_FUNCTIONS
+
+
+def test_compute_bound_batch_is_where_computing_takes_as_long_as_reading() -> None:
+    ratio = 20  # FLOPs at the peak in the time of a byte
+    machine = Machine(name="slow", flops_per_s={"float32": ratio * 1e8}, bytes_per_s=1e8)
+    sizes = {"prompt": 3, "new": 2}
+    bound = only(sizes, machine, search_batch=True).compute_bound_batch
+    flops = only(sizes, machine).decode.profile.total().flops  # of one sequence
+    params, cached = F32 * READ_PARAMS, cache_bytes(3)
+    # flops x batch / ratio >= params + cached x batch
+    assert bound == -(-ratio * params // (flops - ratio * cached)) > 20
+    for batch, word in ((bound - 1, "memory"), (bound, "compute")):
+        assert only({**sizes, "batch": batch}, machine).decode.bound == word
+
+
+def test_decode_whose_cache_takes_longer_than_computing_is_never_bound_by_it() -> None:
+    machine = Machine(name="fast", flops_per_s={"float32": 1e12}, bytes_per_s=1e8)
+    assert only(SIZES, machine, search_batch=True).compute_bound_batch == 0
+
+
+def test_largest_batch_fits_in_prefill_and_decode_and_the_next_does_not() -> None:
+    largest = only(SIZES, search_batch=True).largest_batch
+    at, beyond = (only({**SIZES, "batch": batch}) for batch in (largest, largest + 1))
+    assert at.fits and at.headroom_bytes >= 0
+    assert beyond.fits is False
+    assert at.peak_bytes == max(step.peak_bytes for step in (at.prefill, at.decode, at.last))
+
+
+def test_machine_without_figures_has_no_times_and_no_searched_batches() -> None:
+    choice = only(SIZES, Machine(name="unknown"), search_batch=True)
+    assert choice.decode.fused_s is None and choice.decode.bound is None
+    assert choice.seconds == (None, None) and choice.fits is None
+    assert choice.largest_batch is None and choice.compute_bound_batch is None
+
+
+def test_other_sizes_are_passed_to_build() -> None:
+    built: list[int] = []
+
+    def build(width: int) -> nn.Module:
+        built.append(width)
+        return llama()
+
+    plan_generate(build, MACHINE, sizes={**SIZES, "width": [7, 8]}, search_batch=False)
+    assert built == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("build", "sizes", "error", "message"),
+    [
+        (llama, {}, ConfigError, 'sizes is empty; pass "prompt" and "new"'),
+        (llama, {"prompt": 3}, ConfigError, "new=None: pass a whole number of at least 1"),
+        (llama, {**SIZES, "prompt": 0}, ConfigError, "prompt=0: pass a whole number"),
+        (llama, {**SIZES, "draft": -1}, ConfigError, "draft=-1: pass a whole number"),
+        (lambda: 3, SIZES, TargetError, "build returned a int; return a model"),
+    ],
+)
+def test_plan_of_unusable_sizes_says_what_to_pass(build, sizes, error, message: str) -> None:
+    with pytest.raises(error, match=message):
+        plan_generate(build, MACHINE, sizes=sizes)
+
+
+def test_model_without_a_cache_is_refused() -> None:
+    class Plain(nn.Module):
+        def forward(self, input_ids: torch.Tensor, past_key_values: Any, use_cache: bool) -> Any:
+            return input_ids
+
+    with pytest.raises(TargetError, match="Plain returned no past_key_values"):
+        plan_generate(Plain, MACHINE, sizes=SIZES)
+    with pytest.raises(TargetError, match="Plain has no attention that transformers chooses"):
+        plan_generate(Plain, MACHINE, sequences=["1@3"])
+
+
+def test_parse_sequences_repeats_counted_parts() -> None:
+    assert parse_sequences("2x1@37+5@0") == (NewTokens(1, 37), NewTokens(1, 37), NewTokens(5, 0))
+
+
+@pytest.mark.parametrize("text", ["", "1", "0x1@3", "0@3", "1@3+", "ax1@3", "1@-3"])
+def test_parse_sequences_of_another_text_says_what_to_write(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not COUNTxNEW@CONTEXT"):
+        parse_sequences(text)
+
+
+def test_table_of_a_plan_has_prefill_step_and_assumptions() -> None:
+    planned = plan_generate(llama, MACHINE, sizes=SIZES, sequences=["1@3"], search_batch=False)
+    lines = plan_table.render(planned).splitlines()
+    assert "batch=5, prompt=37, new=11" in lines[2] and "sequences=1@3" in lines[2]
+    cache = next(line for line in lines if line.startswith("KV cache at the end"))
+    held = cache_bytes(BATCH * (PROMPT + NEW - 1)) / 1000
+    assert f" {held:g} KB " in cache
+    assert any(line.startswith("prefill, least time") for line in lines)
+    assert any("attention is an operator for each sequence" in line for line in lines)

@@ -1,0 +1,119 @@
+"""The page of a plan: its data, and that it loads nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import Machine, plan
+from dispatch_flops.analysis.planned import Plan
+from dispatch_flops.renderers import View, plan_page, plan_table
+from tests.helpers.html_pages import page_data
+
+IN, OUT, F32 = 256, 384, 4  # multiples of the 512 bytes that blocks are rounded to
+MACHINE = Machine(
+    name="a board", flops_per_s={"float32": 1e9}, bytes_per_s=1e7, memory_bytes=500e3, source="me"
+)
+
+
+def planned(machine: Machine = MACHINE, optimizer: str | None = None) -> Plan:
+    def build(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        return nn.Linear(IN, OUT, bias=False), (torch.ones(batch, IN),)
+
+    return plan(
+        build, machine, sizes={"batch": [3, 64]}, optimizer=optimizer, search_batch=False,
+        host_s_per_operator=0.5,
+    )  # fmt: skip
+
+
+def test_page_has_memory_time_and_figures_of_each_choice() -> None:
+    data = page_data(plan_page.render(planned()))
+    assert (data["title"], data["subtitle"]) == ("Linear", "a board: me")
+    small, large = data["choices"]
+    assert (small["label"], large["label"]) == ("batch=3", "batch=64")
+    weight = IN * OUT * F32
+    assert data["capacity"] == 500e3
+    assert small["peak"] == weight + 3 * F32 * (IN + OUT)
+    assert small["roles"]["parameters"] == weight and sum(small["roles"].values()) == small["peak"]
+    assert (small["fits"], large["fits"]) == (True, False)
+    assert large["fit"] == "does not fit" and small["fit"].startswith("fits, ")
+    moving = (weight + 3 * F32 * (IN + OUT)) / 1e7
+    assert small["times"]["Step"] == {
+        "low": pytest.approx(2 * 3 * IN * OUT / 1e9),
+        "middle": pytest.approx(moving),
+        "high": pytest.approx(moving + 0.5),
+    }
+    assert data["assumptions"] == list(planned().assumptions)
+
+
+def test_page_has_the_rows_of_the_table() -> None:
+    shown = planned(optimizer="adamw")
+    rows = page_data(plan_page.render(shown))["rows"]
+    lines = plan_table.render(shown).splitlines()
+    body = lines[4 : lines.index("", 4)]
+    assert [line.split("  ")[0].strip() or line.split()[0] for line in body]
+    assert len(rows) == len(body)
+    for (name, texts), line in zip(rows, body, strict=True):
+        assert line.strip().startswith(name.strip())
+        assert all(text in line for text in texts)
+
+
+def test_row_that_the_first_choice_lacks_stays_beside_its_neighbours() -> None:
+    columns = [{"a": "1", "c": "2"}, {"a": "1", "b": "3", "c": "2", "d": "4"}]
+    assert plan_table.rows_of(columns) == ["a", "b", "c", "d"]
+
+
+def test_figures_of_an_unknown_machine_are_unknown() -> None:
+    data = page_data(plan_page.render(planned(Machine(name="unknown"))))
+    (choice, _) = data["choices"]
+    assert data["capacity"] is None and choice["fit"] == "capacity unknown"
+    assert set(choice["times"]["Step"].values()) == {None}
+    assert choice["value"] == "n/a"
+
+
+def test_names_are_data_and_the_page_loads_nothing() -> None:
+    page = plan_page.render(planned(), View(title="</script><b>"))
+    assert "<b>" not in page
+    assert page_data(page)["title"] == "</script><b>"
+    assert "default-src &#x27;none&#x27;" in page or "default-src 'none'" in page
+
+
+def test_plan_without_choices_is_a_page() -> None:
+    empty = dataclasses.replace(planned(), steps=())
+    assert page_data(plan_page.render(empty))["title"] == "Plan"
+
+
+def test_generation_has_prefill_and_steps_apart() -> None:
+    transformers = pytest.importorskip("transformers")
+    from dispatch_flops.planning.generation import plan_generate
+
+    def build() -> nn.Module:
+        config = transformers.GPT2Config(n_embd=12, n_layer=2, n_head=3, vocab_size=17)
+        model: nn.Module = transformers.GPT2LMHeadModel(config)
+        return model
+
+    shown = plan_generate(
+        build, MACHINE, sizes={"batch": 2, "prompt": 5, "new": 3}, sequences=["1@7"],
+        search_batch=False,
+    )  # fmt: skip
+    batch, packed = page_data(plan_page.render(shown))["choices"]
+    assert set(batch["times"]) == {"Prefill", "Step of decode"}
+    assert set(packed["times"]) == {"Step of decode"}
+    assert batch["times"]["Prefill"]["low"] == shown.choices[0].prefill.fused_s
+    assert batch["value"].endswith(" tokens/s")
+    assert "KV cache 2.69 KB" in batch["details"]  # 2 x 2 layers x 12 x 2 sequences x 7 tokens x 4
+
+
+def test_plan_of_a_mesh_names_its_devices_and_shows_the_fullest_rank() -> None:
+    def build(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        layers = [nn.Sequential(nn.Linear(IN, IN), nn.Tanh()) for _ in range(2)]
+        return nn.Sequential(*layers), (torch.ones(batch, IN),)
+
+    shown = plan(build, MACHINE, sizes={"batch": 3}, mesh={"dp": 2}, search_batch=False)
+    (step,) = shown.steps
+    (choice,) = page_data(plan_page.render(shown))["choices"]
+    assert choice["details"][0] == "2 devices"
+    assert choice["peak"] == step.peak_bytes == sum(choice["roles"].values())
