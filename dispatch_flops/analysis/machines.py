@@ -92,10 +92,6 @@ class Machine:
         measured = self.kernel_flops_per_s.get(family, {}).get(computed) if family else None
         return measured or self.flops_per_s.get(computed)
 
-    def link_of(self, devices: int) -> Link | None:
-        """Return the slowest link that a group of so many devices uses; None if unknown."""
-        return self.node_link if devices <= self.devices_per_node else self.network_link
-
     def with_tf32(self) -> Machine:
         """Return the machine with the TF32 peak for float32; itself where it has none.
 

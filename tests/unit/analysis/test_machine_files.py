@@ -37,8 +37,9 @@ def test_load_machine_reads_every_field(tmp_path: Path) -> None:
     assert machine.peak("bfloat16") == 7e12
     assert machine.peak("bfloat16", "attention") == 5e12
     assert (machine.bytes_per_s, machine.memory_bytes) == (11e9, 13e9)
-    assert machine.link_of(4) == Link(bytes_per_s=17e9, latency_s=3e-6, name="wire")
-    assert machine.link_of(5) == Link(bytes_per_s=19e9)
+    assert machine.node_link == Link(bytes_per_s=17e9, latency_s=3e-6, name="wire")
+    assert machine.network_link == Link(bytes_per_s=19e9)
+    assert machine.devices_per_node == 4
     assert machine.source == "measured"
 
 

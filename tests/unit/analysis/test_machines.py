@@ -108,10 +108,10 @@ def test_machine_peak_of_the_rtx_3090_in_int8_is_printed_as_4_times_its_rounded_
     assert 284e12 < 82 * 2048 * 1.695e9 < 285e12
 
 
-def test_link_of_a_group_is_that_of_the_nodes_where_it_spans_several() -> None:
+def test_links_of_an_h100_are_half_of_nvlinks_both_directions_and_one_adapter() -> None:
     h100 = MACHINES["NVIDIA H100 80GB HBM3"]
-    assert h100.link_of(8) is h100.node_link and h100.node_link.bytes_per_s == 450e9
-    assert h100.link_of(9) is h100.network_link and h100.network_link.bytes_per_s == 400e9 / 8
+    assert h100.node_link is not None and h100.node_link.bytes_per_s == 900e9 / 2
+    assert h100.network_link is not None and h100.network_link.bytes_per_s == 400e9 / 8
 
 
 def test_peak_of_a_kernel_family_is_its_own_where_measured() -> None:
