@@ -26,7 +26,6 @@ from dispatch_flops import Profile, unregister_flops
 from dispatch_flops.cli import main
 from dispatch_flops.errors import UnknownOperatorError
 from dispatch_flops.operators import registry
-from tests.helpers.engine import Engine
 from tests.helpers.paths import BENCHMARKS, REPOSITORY
 
 README = REPOSITORY / "README.md"
@@ -112,7 +111,7 @@ class TestReadme:
             "y": torch.ones(8, 64),
             "loader": [(torch.ones(8, 64), torch.ones(8, 64))] * 6,
             "loss_fn": nn.MSELoss(),
-            "engine": Engine(nn.Linear(2, 3)),
+            "make_model": lambda: nn.Linear(64, 7),
         }
         for code in python_of(README):
             run(code, names)
@@ -122,6 +121,7 @@ class TestReadme:
         assert names["fc"].profile.total("backward").macs == 8 * 64 * 256 * 3
         assert names["profiler"].profile.total("optimizer").flops > 0
         assert names["macs"] == "262.14 KMACs"
+        assert names["cluster"].total("backward").macs == 64 * 8 * 64 * 7
 
     def test_size_is_about_nine_kilobytes(self) -> None:
         assert len(README.read_bytes()) <= 10_000
