@@ -35,6 +35,13 @@ Inputs = tuple[torch.Tensor, ...]
 Build = Callable[[], tuple[nn.Module, Inputs]]
 FAMILIES: tuple[KernelFamily, ...] = ("product", "convolution", "attention", "recurrent")
 LEAST_ROUNDS = 5
+WHERE_PLANS_ARE_WRONG = """\
+Small steps take longer than their kernels: the host prepares each operator, and the peaks are those
+of large kernels. The host's time is measured on operators of one element, so that it is too short
+for convolutions and too long for the many small operators of a recurrent layer. A plan runs on the
+meta device, where an LSTM consists of matrix products. This CPU runs it in oneDNN's kernels, whose
+measured peak is about twice that of matrix products, so that a step takes less time than planned.
+"""
 
 
 def mlp(width: int, batch: int) -> tuple[nn.Module, Inputs]:
@@ -223,6 +230,7 @@ def report(measured: Measured, host_s: float) -> str:
             "",
             tabulate(rows, header, tablefmt="github", disable_numparse=True),
             "",
+            WHERE_PLANS_ARE_WRONG,
         ]
     )
 

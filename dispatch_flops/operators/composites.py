@@ -13,8 +13,8 @@ _BACKENDS = (*_DEVICES, "CompositeExplicitAutograd", "CompositeExplicitAutogradN
 # Libraries of torch's own whose composite operators consist of others, or compute nothing.
 _OF_TORCH = frozenset(
     """
-    aten prim prims quantized quantized_decomposed mkldnn sparse inductor export c10d_functional
-    _test
+    aten prim prims quantized quantized_decomposed prepacked mkldnn sparse inductor export _test
+    c10d_functional _c10d_functional_autograd
     """.split()
 )
 

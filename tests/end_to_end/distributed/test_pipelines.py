@@ -11,6 +11,7 @@ from torch import nn
 
 from dispatch_flops import FlopCounterMode, Profile
 from tests.helpers.parallel_nets import FLOAT
+from tests.helpers.profiling import TORCH
 from tests.helpers.ranks import Results, rows_of, run_on_ranks
 
 pytestmark = [
@@ -99,8 +100,12 @@ def looped() -> Profile:
     return run("LoopedBFS", 2)
 
 
-WORKLOADS = ["gpipe", "gpipe_second_step", "one_f_one_b", "interleaved", "zero_bubble",
-             "zero_bubble_v", "looped"]  # fmt: skip
+WORKLOADS = ["gpipe", "gpipe_second_step", "one_f_one_b", "interleaved", "zero_bubble", "looped"]
+if TORCH >= (2, 12):  # before, its first step does not end on gloo
+    WORKLOADS.append("zero_bubble_v")
+infers_gradients = pytest.mark.skipif(
+    TORCH < (2, 12), reason="this torch infers the shapes of activations alone"
+)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +137,7 @@ def test_work_of_a_pipeline_is_that_of_its_micro_batches(results: Results, workl
         assert (profile.run.rank, profile.run.world_size) == (rank, RANKS)
 
 
+@infers_gradients
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_setup_of_a_pipeline_is_a_phase_of_its_own(results: Results, workload: str) -> None:
     """The first step infers shapes with an extra micro-batch: its forward, and the gradients of
@@ -156,6 +162,7 @@ def neighbours(workload: str, number: int) -> tuple[bool, bool]:
     return before, after
 
 
+@infers_gradients
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_activations_are_sent_in_forward_and_gradients_in_backward(
     results: Results, workload: str

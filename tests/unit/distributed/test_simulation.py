@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.distributed import ClusterProfile, gather, simulate
 from dispatch_flops.errors import ConfigError, TargetError
+from tests.helpers.profiling import TORCH
 from tests.helpers.ranks import ATTEMPTS, figures, peaks, run_on_ranks
 from tests.models import parallel
 
@@ -31,8 +32,9 @@ FOUR_RANKS = {
     "fsdp_steady": [("dp", 4)],
     "fsdp_tp": [("dp", 2), ("tp", 2)],
     "pipeline": [("pp", 2), ("dp", 2)],
-    "dynamic_pipeline": [("pp", 2), ("dp", 2)],
 }
+if TORCH >= (2, 12):  # before, stages send tensors as metadata, which a simulated rank cannot
+    FOUR_RANKS["dynamic_pipeline"] = [("pp", 2), ("dp", 2)]
 
 
 def run_jobs() -> dict[str, list[str]]:

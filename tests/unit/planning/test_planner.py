@@ -10,6 +10,7 @@ from dispatch_flops import Machine, plan
 from dispatch_flops.analysis.planned import Plan, PlannedStep
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.renderers import plan_table
+from tests.helpers.profiling import TORCH
 
 IN, OUT, F32 = 256, 384, 4  # multiples of the 512 bytes that blocks are rounded to
 WEIGHT = IN * OUT
@@ -39,7 +40,8 @@ def test_plan_of_a_step_has_the_memory_of_its_parts() -> None:
     step = only(plan(linear, MACHINE, sizes={"batch": 128}, optimizer="adamw", search_batch=False))
     held = step.memory_by_role
     assert held["parameters"] == held["gradients"] == WEIGHT * F32
-    assert held["optimizer state"] == 2 * WEIGHT * F32
+    steps = 512 if TORCH < (2, 12) else 0  # 2.11 counts steps on the default device, in a block
+    assert held["optimizer state"] == 2 * WEIGHT * F32 + steps
     assert step.peak_bytes == sum(held.values())
     assert step.fits and step.headroom_bytes == 10e6 - step.peak_bytes
 
