@@ -14,7 +14,7 @@ _BACKENDS = (*_DEVICES, "CompositeExplicitAutograd", "CompositeExplicitAutogradN
 _OF_TORCH = frozenset(
     """
     aten prim prims quantized quantized_decomposed prepacked mkldnn sparse inductor export _test
-    c10d_functional _c10d_functional_autograd
+    c10d_functional _c10d_functional_autograd _native_aot
     """.split()
 )
 

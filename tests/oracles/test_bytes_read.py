@@ -334,6 +334,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter", "ignore:index_reduce")
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_read_are_those_whose_change_changes_a_result(case: str) -> None:
     call, tensors = CASES[case]
