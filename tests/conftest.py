@@ -9,7 +9,6 @@ import pytest
 from hypothesis import settings
 
 SWEEP = "tests/end_to_end/sweep/"
-UNIT = "tests/unit/"
 SHARDS = 32
 
 # A busy machine may take longer than hypothesis allows for an example.
@@ -37,7 +36,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what only ``--whole`` runs, and exclude slow tests of whole programs from coverage.
+    """Skip what only ``--whole`` runs, and exclude slow tests from coverage.
 
     Its tracer makes an operator's dispatch twice as slow.
     """
@@ -47,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="runs with --whole"))
     if config.getoption("cov_source", None):
         for item in items:
-            if item.get_closest_marker("slow") and not item.nodeid.startswith(UNIT):
+            if item.get_closest_marker("slow"):
                 item.add_marker("no_cover")
 
 

@@ -9,6 +9,10 @@ from contextlib import contextmanager
 
 from dispatch_flops.errors import TargetError
 
+# Python ignores an interrupt that arrives in a destructor, so that one may not be enough. The next
+# one must not meet the block's own cleaning up.
+_AGAIN_S = 3.0
+
 
 @contextmanager
 def time_limit(seconds: float | None, what: str) -> Iterator[None]:
@@ -20,16 +24,17 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
     if seconds is None or not _is_interruptible():
         yield
         return
-    is_late = threading.Event()
+    is_late, is_over = threading.Event(), threading.Event()
 
-    def interrupt() -> None:
-        is_late.set()
-        signal.pthread_kill(main, signal.SIGINT)
+    def watch() -> None:
+        wait_s = seconds
+        while not is_over.wait(wait_s):
+            is_late.set()
+            signal.pthread_kill(main, signal.SIGINT)
+            wait_s = _AGAIN_S
 
     main = threading.get_ident()
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
@@ -40,7 +45,7 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
             "they do not run; pass a larger timeout_s if it only needs more time"
         ) from None
     finally:
-        timer.cancel()
+        is_over.set()
 
 
 def _is_interruptible() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -274,6 +275,17 @@ def test_job_that_does_not_end_is_interrupted() -> None:
     with pytest.raises(TargetError, match="rank 0 did not end within 0.3 s"):
         simulate(job, {"dp": 2}, [0], timeout_s=0.3)
     assert not distributed.is_initialized()
+
+
+def test_job_that_survives_an_interrupt_is_interrupted_again() -> None:
+    def job(mesh: Any) -> Callable[[], Any]:
+        with suppress(KeyboardInterrupt):
+            time.sleep(20)
+        time.sleep(20)
+        return lambda: None
+
+    with pytest.raises(TargetError, match="rank 0 did not end"):
+        simulate(job, {"dp": 2}, [0], timeout_s=0.1)
 
 
 def test_ranks_that_wait_for_each_other_are_an_error() -> None:
