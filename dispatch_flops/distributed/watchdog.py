@@ -6,50 +6,50 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from dispatch_flops.errors import TargetError
 
-# Python ignores an interrupt that arrives in a destructor, so that one may not be enough. The next
-# one must not meet the block's own cleaning up.
+# Python ignores an exception in a destructor, so that one interrupt may not be enough. The next one
+# must not meet the block's own cleaning up.
 _AGAIN_S = 3.0
+
+
+class _OutOfTimeError(KeyboardInterrupt):
+    """Ends the block as Ctrl-C does, so that ``except Exception`` does not catch it."""
 
 
 @contextmanager
 def time_limit(seconds: float | None, what: str) -> Iterator[None]:
     """Interrupt the block after ``seconds``, and raise TargetError.
 
-    The block is interrupted as by Ctrl-C, so only the main thread has a limit, and only where
-    Ctrl-C raises KeyboardInterrupt. None sets no limit.
+    The block is interrupted by the signal SIGALRM, so only the main thread has a limit, and only
+    where nothing else uses that signal. None sets no limit.
     """
-    if seconds is None or not _is_interruptible():
+    if seconds is None or not _has_free_alarm():
         yield
         return
-    is_late, is_over = threading.Event(), threading.Event()
-
-    def watch() -> None:
-        wait_s = seconds
-        while not is_over.wait(wait_s):
-            is_late.set()
-            signal.pthread_kill(main, signal.SIGINT)
-            wait_s = _AGAIN_S
-
-    main = threading.get_ident()
-    threading.Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGALRM, _interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
     try:
         yield
-    except KeyboardInterrupt:
-        if not is_late.is_set():
-            raise
+    except _OutOfTimeError:
         raise TargetError(
             f"{what} did not end within {seconds:g} s; a job must not wait for other ranks, for "
             "they do not run; pass a larger timeout_s if it only needs more time"
         ) from None
     finally:
-        is_over.set()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def _is_interruptible() -> bool:
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise _OutOfTimeError
+
+
+def _has_free_alarm() -> bool:
     return (
         threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        and hasattr(signal, "SIGALRM")
+        and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     )
