@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.memory_fit import MemoryFit
 from dispatch_flops.analysis.planned_cluster import PlannedCluster
 from dispatch_flops.analysis.step_bounds import StepBounds, step_bounds
 from dispatch_flops.profile import MemoryProfile, Profile
@@ -14,7 +15,7 @@ from dispatch_flops.units import ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStep:
+class PlannedStep(MemoryFit):
     """One choice of sizes, on one device of a machine or on a mesh of such devices.
 
     sizes: what was chosen, such as ``{"batch": 4, "seq": 2048}``.
@@ -54,17 +55,6 @@ class PlannedStep:
     def memory_by_role(self) -> dict[str, int]:
         """What the peak consists of, the largest first."""
         return self.memory.by_role() if self.memory is not None else {}
-
-    @property
-    def headroom_bytes(self) -> float | None:
-        """Memory of the device less the peak; None where its capacity is unknown."""
-        capacity = self.machine.memory_bytes
-        return None if capacity is None else capacity - self.peak_bytes
-
-    @property
-    def fits(self) -> bool | None:
-        """True if the peak is within the device's memory; None where its capacity is unknown."""
-        return None if self.headroom_bytes is None else self.headroom_bytes >= 0
 
     @property
     def tokens_per_s(self) -> tuple[float | None, float | None]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.memory_fit import MemoryFit
 from dispatch_flops.analysis.step_bounds import StepBounds
 from dispatch_flops.profile import Profile
 from dispatch_flops.units import ratio
@@ -81,7 +82,7 @@ def _per(seconds: float | None, tokens: int, sequences: int) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedGeneration:
+class PlannedGeneration(MemoryFit):
     """Generation with one choice of sizes, on one device of a machine.
 
     sizes: what was chosen, such as ``{"batch": 8, "prompt": 2048, "new": 256}``.
@@ -123,17 +124,6 @@ class PlannedGeneration:
     def cache_bytes(self) -> int:
         """Keys and values at the end."""
         return max(step.cache_bytes for step in self.passes)
-
-    @property
-    def headroom_bytes(self) -> float | None:
-        """Memory of the device less the peak; None where its capacity is unknown."""
-        capacity = self.machine.memory_bytes
-        return None if capacity is None else capacity - self.peak_bytes
-
-    @property
-    def fits(self) -> bool | None:
-        """True if the peak is within the device's memory; None where its capacity is unknown."""
-        return None if self.headroom_bytes is None else self.headroom_bytes >= 0
 
     @property
     def seconds(self) -> Range:

@@ -1,1 +1,1 @@
-"""Plans of training steps: run on the meta device, then held against a machine's limits."""
+"""Plans of training steps: run on the meta device, then compared with a machine's limits."""

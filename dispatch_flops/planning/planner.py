@@ -122,7 +122,7 @@ def choices_of(sizes: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Planner:
-    """Counts steps of one model and holds them against one machine."""
+    """Counts steps of one model and compares them with one machine."""
 
     build: Build
     machine: Machine

@@ -339,7 +339,7 @@ def test_tokens_and_totals_of_a_resumed_run_are_logged(counted: str, tmp_path: P
     assert second.meter.run.samples == 4 * MICRO * ROWS
     flops = {row["step"]: row["model_flops"] for row in log}
     assert flops == {row["step"]: row["model_flops"] for row in whole_log}
-    assert log[-1]["tokens_per_s"] == pytest.approx(second.meter.window.tokens_per_s, rel=0.5)
+    assert log[-1]["tokens_per_s"] == second.meter.window.tokens_per_s
 
 
 @needs_accelerate

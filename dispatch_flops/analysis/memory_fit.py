@@ -1,0 +1,27 @@
+"""Whether what a device needs fits into its memory."""
+
+from __future__ import annotations
+
+from dispatch_flops.analysis.machines import Machine
+
+
+class MemoryFit:
+    """Base of what is planned on a device. peak_bytes: the most memory that it allocates."""
+
+    __slots__ = ()
+    machine: Machine
+
+    @property
+    def peak_bytes(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def headroom_bytes(self) -> float | None:
+        """Memory of the device less the peak; None where its capacity is unknown."""
+        capacity = self.machine.memory_bytes
+        return None if capacity is None else capacity - self.peak_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """True if the peak is within the device's memory; None where its capacity is unknown."""
+        return None if self.headroom_bytes is None else self.headroom_bytes >= 0
