@@ -50,9 +50,9 @@ class DeferredCalls:
             for _, _, cost in call_cost.parts(module_phase.phase)
         )
 
-    def unknown(self) -> list[str]:
-        """Return the names of the operators whose cost is not known, sorted."""
-        return sorted({cost.op for _, cost, _ in self._calls if cost.cost is None})
+    def unknown(self) -> set[str]:
+        """Return the names of the operators whose cost is not known."""
+        return {cost.op for _, cost, _ in self._calls if cost.cost is None}
 
     def record(self, times: int = 1) -> None:
         """Record every call ``times`` times."""
@@ -204,9 +204,10 @@ def _cond(context: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> A
         deferred(on_false)(*operands)
     counted = max(branches, key=DeferredCalls.flops)
     counted.record()
-    unknown = sorted({name for other in branches if other is not counted for name in other.unknown()})
+    others = [branch for branch in branches if branch is not counted]
+    unknown = {name for branch in others for name in branch.unknown()}
     if unknown:
-        names = ", ".join(unknown)
+        names = ", ".join(sorted(unknown))
         context.record_unknown(
             name_of(op), f"the branch that is not counted runs {names}, whose cost is not known"
         )
