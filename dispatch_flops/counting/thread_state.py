@@ -29,12 +29,14 @@ class ModulePhase:
     """A module (or a named part of the outside) in one phase, and the calls recorded there.
 
     counts: number of calls by cost. seconds: their time by cost; None where it is not measured.
+    entered: times that the module's forward started.
     """
 
     fqn: str
     phase: Phase
     counts: defaultdict[CallCost, int] = field(default_factory=partial(defaultdict, int))
     seconds: defaultdict[CallCost, float] | None = None
+    entered: int = 0
 
     def add_seconds(self, cost: CallCost, seconds: float) -> None:
         """Add the time of a call."""
@@ -67,6 +69,7 @@ class ThreadState:
 
     is_entered: the thread entered the counter; otherwise autograd started it.
     current: where the next operator is recorded; None: ask ``Tracker.locate``.
+    in_forward: the phase "forward" of the modules that were entered, by fqn.
     used_params: ids of the parameters that took part in an operator.
     is_in_setup: a pipeline infers its metadata; whatever runs then is of the phase "setup".
     known_task: the graph task of which that was last asked.
@@ -82,7 +85,7 @@ class ThreadState:
         self.is_entered = is_entered
         self.stack: list[OpenCall] = [OpenCall(None, None, None, NO_TASK)]
         self.module_phases: dict[tuple[str, Phase], ModulePhase] = {}
-        self.calls: defaultdict[str, int] = defaultdict(int)
+        self.in_forward: dict[str, ModulePhase] = {}
         self.tokens: defaultdict[str, int] = defaultdict(int)
         self.output_shapes: dict[str, Shapes] = {}
         self.used_params: set[int] = set()
@@ -108,6 +111,13 @@ class ThreadState:
         found = self.module_phases.get((fqn, phase))
         if found is None:
             found = self.module_phases[fqn, phase] = ModulePhase(fqn, phase)
+        return found
+
+    def enter_forward(self, fqn: str) -> ModulePhase:
+        """Return where calls of this module outside of backward are recorded."""
+        found = self.module_phase(fqn, "forward")
+        if found.phase == "forward":
+            self.in_forward[fqn] = found
         return found
 
     def forget_gradients(self) -> None:
