@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class ThreadState:
     output_shapes: of what the first call of each module returned, by fqn.
     gradients: after a backward pass, the storages of the gradients; None: not asked for yet.
     is_on_gradients: an operator has read one of these, and the optimizer has not stepped since.
+    recorded_in: the module and phase in which the last operator was recorded.
     """
 
     def __init__(self, start: int, *, is_entered: bool) -> None:
@@ -99,6 +101,7 @@ class ThreadState:
         self.is_on_gradients = False
         self.made_graph_in_backward = False
         self.recompute_task = NO_TASK
+        self.recorded_in: ModulePhase | None = None
         self.current: ModulePhase | None = self.module_phase(OUTSIDE, "forward")
 
     def module_phase(self, fqn: str, phase: Phase) -> ModulePhase:
@@ -140,3 +143,12 @@ class ThreadState:
     def made(self, seq: int) -> bool:
         """Return True if this thread gave that sequence number to a node while it was followed."""
         return self.start <= seq <= self.last_seq != self.start
+
+
+def last_recorded_in(threads: threading.local) -> ModulePhase | None:
+    """Return where this thread recorded its last operator; None if it has recorded none.
+
+    threads: the tracker's state of each thread.
+    """
+    thread: ThreadState | None = getattr(threads, "thread", None) or getattr(threads, "left", None)
+    return None if thread is None else thread.recorded_in
