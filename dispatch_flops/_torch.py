@@ -1054,6 +1054,7 @@ def whole_mesh(mesh: Any) -> Any:
 FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 FSDP1 = ("torch.distributed.fsdp._flat_param", "torch.distributed.fsdp._runtime_utils")
 PIPELINES = "torch.distributed.pipelining.schedules"
+FLAT_PARAMETER = "_flat_param"  # the name under which a module holds FSDP1's flat parameter
 
 # -- simulated ranks --------------------------------------------------------------------------
 

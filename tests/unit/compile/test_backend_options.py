@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,6 +134,28 @@ def test_run_that_raises_is_not_counted() -> None:
         fails = False
         compiled(torch.ones(A, B))
     assert backend.total().macs == 2 * A * B * C
+
+
+def test_runs_in_several_threads_do_not_disturb_each_other() -> None:
+    inside = threading.Barrier(2)
+
+    @torch.library.custom_op("test_backend_options::meet", mutates_args=())
+    def meet(x: Tensor) -> Tensor:
+        inside.wait(timeout=30)
+        return x.clone()
+
+    meet.register_fake(torch.empty_like)
+    backend = counting_backend("aot_eager")
+    compiled = torch.compile(lambda x: meet(x) @ x.t(), backend=backend)
+    inputs = [torch.full((A, B), float(value)) for value in (1, 2)]
+    compiled_alone = threading.Thread(target=inside.wait)
+    compiled_alone.start()
+    compiled(inputs[0])
+    compiled_alone.join()
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(compiled, inputs))
+    assert [result[0, 0].item() for result in results] == [B, 4 * B]
+    assert backend.profile().total().macs == 3 * A * B * A
 
 
 # -- backends that are wrapped --------------------------------------------------------------------
