@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, OpCost, Profile, overridden
 from dispatch_flops.errors import UncountedWarning
+from dispatch_flops.operators import composites
 from dispatch_flops.operators.registry import register_flops, unregister_flops
 from tests.helpers.profiling import profile_of
 
@@ -317,3 +318,30 @@ def test_extension_that_writes_in_place_without_a_formula_is_listed(
     library.impl("write_", write, "CompositeImplicitAutograd")
     with pytest.warns(UncountedWarning, match="write_"):
         profile_of(torch.ops.dispatch_flops_extension.write_, ROWS.clone())
+
+
+def test_kernels_of_a_counter_do_not_have_operators_listed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FlopCounterMode(display=False, custom_mapping={aten.linear: stated}):
+        pass
+    monkeypatch.setattr(composites, "_list_extensions", lambda: pytest.fail("listed again"))
+    with (
+        FlopCounterMode(display=False, custom_mapping={aten.linear: stated}),
+        FlopCounterMode(display=False),
+        overridden({aten.layer_norm: stated}),
+    ):
+        pass
+
+
+def test_formulas_that_are_known_are_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"dispatch_flops_unloaded::operator{i}" for i in range(50)]
+    register_flops(names)(stated)
+    try:
+        with FlopCounterMode(display=False):
+            pass
+        monkeypatch.setattr(composites, "_overloads_of", lambda key: pytest.fail("looked up again"))
+        with FlopCounterMode(display=False):
+            pass
+    finally:
+        unregister_flops(names)

@@ -95,12 +95,12 @@ def test_register_flops_with_a_repeated_target_registers_it_once() -> None:
 
 
 def test_register_flops_by_name_applies_to_an_operator_loaded_later() -> None:
-    name = "dispatch_flops_test::loaded_later"
+    name = "dispatch_flops_test_later::loaded_later"
     register_flops(name)(costs(7))
-    library = torch.library.Library("dispatch_flops_test", "FRAGMENT")
+    library = torch.library.Library("dispatch_flops_test_later", "FRAGMENT")
     library.define("loaded_later(Tensor x) -> Tensor")
     library.impl("loaded_later", lambda x: x.clone(), "CPU")
-    later = torch.ops.dispatch_flops_test.loaded_later
+    later = torch.ops.dispatch_flops_test_later.loaded_later
     assert flops_of(later) == 7
     with pytest.raises(DuplicateFormulaError, match="loaded_later"):
         register_flops(later)(costs(5))
