@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from dispatch_flops import _torch
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.compile import composite_formulas
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.compilers import Compiler
 from dispatch_flops.compile.eager_parts import EagerParts
@@ -83,7 +84,8 @@ def counting_backend(
     mode, options: those of ``torch.compile``; one of them, and neither for "aot_eager".
     causal, flops, custom_mapping: as in ``FlopCounterMode``. Formulas of module classes are not
         asked: the operators of such a module are counted. An UncountedWarning, issued once for each
-        class, and a note of the profile say so.
+        class, and a note of the profile say so. The same holds for formulas of composite operators,
+        such as ``aten.linear``: a compiled graph holds what they consist of.
     strict: ``step()`` and ``total()`` raise UncountedOpsError if something that ran has no known
         cost. Without it (the default) they issue an UncountedWarning, once.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device of
@@ -150,6 +152,7 @@ class CountingBackend(MeteredRun):
         self._warned = False
         self._compiled_classes: dict[type, None] = {}
         self._warned_of: set[type] = set()
+        self._warned_of_composites: set[str] = set()
         self._eager_parts = EagerParts(self)
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
         self._runs_at_last_step: Counter[GraphRun] = Counter()
@@ -247,6 +250,8 @@ class CountingBackend(MeteredRun):
                 notes[f"{name_of(cls)}: its operators are counted; {_NO_CALLS}"] = None
             module_phases, notes_on_runs = module_phases_of(self.graphs, runs_of(self.graphs))
             notes |= notes_on_runs
+            for name in composite_formulas.formulas_not_asked(self._own_rules):
+                notes[f"{name}: {composite_formulas.REASON}"] = None
             used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
             for cost in self._eager_parts.found():
                 outside: tuple[str, Phase] = (OUTSIDE, "forward")
@@ -273,6 +278,15 @@ class CountingBackend(MeteredRun):
                 text = f"the operators of {name_of(cls)} are counted: {_NO_CALLS}"
                 warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
 
+    def _warn_of_composites(self, stacklevel: int) -> None:
+        """Warn, once of each composite operator, that its formula is not asked."""
+        found = composite_formulas.formulas_not_asked(self._own_rules) if self.graphs else []
+        for name in found:
+            if name not in self._warned_of_composites:
+                self._warned_of_composites.add(name)
+                text = f"{name}: {composite_formulas.REASON}"
+                warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
+
     def _facts_of_running_model(self) -> dict[str, Any] | None:
         """Return the facts of the call of a model that is running now; None if none is."""
         for root in self._names.roots:
@@ -290,6 +304,7 @@ class CountingBackend(MeteredRun):
     def _report_uncounted(self, runs: Runs, left_eager: Iterable[CallCost]) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
         self._warn_of_formulas(stacklevel=4)
+        self._warn_of_composites(stacklevel=4)
         costs: Counter[CallCost] = Counter(left_eager)
         with _torch.modes_disabled():
             costs += uncounted_calls(self.graphs, runs)

@@ -25,7 +25,7 @@ def warn_of_misspelt(keys: Iterable[Any]) -> None:
             continue
         library, _, own = name.partition("::")
         known = _names_by_library().get(library)
-        if known:
+        if known and f"{own}_" not in known:  # the formula applies to that in-place operator
             warnings.warn(
                 f"no operator is named {name!r}{_suggestion(library, own, known)} The formula "
                 "applies only if an operator of that name is defined later",

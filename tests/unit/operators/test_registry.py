@@ -351,15 +351,15 @@ def test_register_flops_with_by_name_and_no_schema_raises(target: Any) -> None:
 
 
 def test_register_flops_by_name_applies_to_overloads_and_in_place_forms() -> None:
-    register_flops(["dispatch_flops_test::exact.default", "dispatch_flops_test::plain"])(costs(7))
-    library = torch.library.Library("dispatch_flops_test", "FRAGMENT")
+    register_flops(["dispatch_flops_forms::exact.default", "dispatch_flops_forms::plain"])(costs(7))
+    library = torch.library.Library("dispatch_flops_forms", "FRAGMENT")
     library.define("exact(Tensor x) -> Tensor")
     library.define("plain_(Tensor(a!) x) -> Tensor(a!)")
     library.impl("exact", lambda x: x.clone(), "CPU")
     library.impl("plain_", lambda x: x.zero_(), "CPU")
-    later = torch.ops.dispatch_flops_test
+    later = torch.ops.dispatch_flops_forms
     assert (flops_of(later.exact), flops_of(later.plain_)) == (7, 7)
-    unregister_flops(["dispatch_flops_test::exact.default", "dispatch_flops_test::plain"])
+    unregister_flops(["dispatch_flops_forms::exact.default", "dispatch_flops_forms::plain"])
 
 
 # -- custom operators ------------------------------------------------------------------------
