@@ -26,9 +26,10 @@ def _resampling(count: CountElements) -> Declaration:
     @depends_on_numbers
     def resampling(arguments: Arguments, out: torch.Tensor) -> Access:
         """The neighbours of each position of the result."""
-        source: torch.Tensor = arguments["self"]
+        name = "input" if "input" in arguments else "self"  # the former in ``.vec``
+        source: torch.Tensor = arguments[name]
         align_corners = bool(arguments.get("align_corners"))
-        sizes = zip(source.shape[2:], out.shape[2:], _scales(arguments), strict=True)
+        sizes = zip(source.shape[2:], out.shape[2:], _scales(arguments, source), strict=True)
         elements = math.prod(
             count(size, results, 1 / scale if scale else size / results, align_corners)
             for size, results, scale in sizes

@@ -52,6 +52,17 @@ COMPOSITES: dict[str, tuple[Any, Callable[[Tensor], Any], Tensor]] = {
         lambda x: F.cross_entropy(x, torch.tensor([0, 2])),
         ROWS,
     ),
+    "interpolate": (
+        aten.upsample_bilinear2d,
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+        IMAGE,
+    ),
+    "interpolate to a size": (
+        aten.upsample_nearest2d,
+        lambda x: F.interpolate(x, size=(3, 5)),
+        IMAGE,
+    ),
+    "max_pool2d": (aten.max_pool2d, nn.MaxPool2d(3), IMAGE),
     "bilinear": (aten.bilinear, lambda x: nn.Bilinear(3, 3, 5)(x, x), ROWS),
 }
 MODES: dict[str, Callable[[], Any]] = {
