@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -326,32 +327,42 @@ def own_formula(module: nn.Module, x: Tensor, *, out: Tensor) -> int:
     return 1
 
 
-def test_formula_of_a_module_class_is_not_asked_and_the_profile_says_so() -> None:
+@contextmanager
+def formula_registered_late(cls: type) -> Iterator[None]:
+    register_flops(cls)(own_formula)
+    try:
+        yield
+    finally:
+        unregister_flops(cls)
+
+
+def test_formula_of_a_module_class_that_is_not_asked_is_in_the_profiles_notes() -> None:
     model = Net()
-    backend = counting_backend("aot_eager", model, custom_mapping={nn.Linear: own_formula})
+    backend = counting_backend("aot_eager", model)
     train(torch.compile(model, backend=backend))
-    with pytest.warns(UncountedWarning, match="operators of module.Linear are counted"):
-        profile = backend.profile()
-    assert profile.total("forward").macs == 2 * A * B * C
-    assert any(note.startswith("module.Linear: its operators") for note in profile.notes)
-    plain = counting_backend("aot_eager", model).profile()
-    assert not any("module." in note for note in plain.notes)
+    with formula_registered_late(nn.Linear):
+        with pytest.warns(UncountedWarning, match="operators of module.Linear are counted"):
+            profile = backend.profile()
+        assert profile.total("forward").macs == 2 * A * B * C
+        assert any(note.startswith("module.Linear: its operators") for note in profile.notes)
+        plain = counting_backend("aot_eager", model).profile()
+        assert not any("module." in note for note in plain.notes)
 
 
 @pytest.mark.parametrize("read", ["step", "total", "profile"])
-def test_formula_of_a_module_class_is_warned_of_once_without_a_model(read: str) -> None:
-    backend = counting_backend("aot_eager", custom_mapping={nn.Linear: own_formula})
-    getattr(backend, read)()  # nothing is compiled yet
+def test_formula_of_a_module_class_that_is_not_asked_is_warned_of_once(read: str) -> None:
+    backend = counting_backend("aot_eager")
     train(torch.compile(Net(), backend=backend))
-    with pytest.warns(UncountedWarning, match="its formula is not asked") as caught:
-        getattr(backend, read)()
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        backend.step()
-        backend.total()
-        backend.profile()
+    with formula_registered_late(nn.Linear):
+        with pytest.warns(UncountedWarning, match="its formula is not asked") as caught:
+            getattr(backend, read)()
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            backend.step()
+            backend.total()
+            backend.profile()
 
 
 def test_formula_of_a_module_class_that_compiles_itself_is_warned_of_when_registered_late() -> None:
@@ -360,12 +371,11 @@ def test_formula_of_a_module_class_that_compiles_itself_is_warned_of_when_regist
     model.compile(backend=backend)
     train(model)
     backend.step()
-    register_flops(Net)(own_formula)
-    try:
-        with pytest.warns(UncountedWarning, match="operators of .*Net are counted"):
-            backend.step()
-    finally:
-        unregister_flops(Net)
+    with (
+        formula_registered_late(Net),
+        pytest.warns(UncountedWarning, match="operators of .*Net are counted"),
+    ):
+        backend.step()
 
 
 def test_formula_of_a_class_that_is_not_compiled_is_not_warned_of() -> None:
