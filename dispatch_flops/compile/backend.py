@@ -83,9 +83,9 @@ def counting_backend(
         for its calls in compiled code. Where it cannot be, the operators of the module are counted;
         an UncountedWarning, issued once for each class, and a note of the profile say why. That is
         so for a call with a graph break inside, for one in ``torch.cond`` or the like, and for a
-        formula that is registered after the call was compiled. Formulas of composite operators, such
-        as ``aten.linear``, are never asked, and a warning and a note say so: a graph holds what
-        they consist of.
+        formula that is registered after the call was compiled. Formulas of composite operators,
+        such as ``aten.linear``, are never asked, and a warning and a note say so: a graph holds
+        what they consist of.
     strict: ``step()`` and ``total()`` raise UncountedOpsError if something that ran has no known
         cost. Without it (the default) they issue an UncountedWarning, once.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device of

@@ -34,13 +34,15 @@ def _resampling(count: CountElements) -> Declaration:
             count(size, results, 1 / scale if scale else size / results, align_corners)
             for size, results, scale in sizes
         )
-        return read_in_part(arguments, {"self": math.prod(source.shape[:2]) * elements})
+        return read_in_part(arguments, {name: math.prod(source.shape[:2]) * elements})
 
     return resampling
 
 
-def _scales(arguments: Arguments) -> Sequence[float | None]:
+def _scales(arguments: Arguments, source: torch.Tensor) -> Sequence[float | None]:
     """Return the factor of each dimension, None where the sizes give it."""
+    if "scale_factors" in arguments:
+        return arguments["scale_factors"] or [None] * len(source.shape[2:])
     return [value for name, value in arguments.items() if name.startswith("scales")]
 
 
