@@ -1092,11 +1092,13 @@ def join_fake_group(rank: int, world_size: int) -> None:
 def clear_sharding_caches() -> None:
     """Drop what DTensor remembers of meshes: equal meshes of other ranks have other groups.
 
-    Public: none. What a later torch renames is skipped.
+    Public: none. ``torch.distributed.tensor.debug`` clears the first two as well, but its import
+    needs numpy. What a later torch renames is skipped.
     """
-    from torch.distributed.tensor import _redistribute, _sharding_prop, debug
+    from torch.distributed.tensor import DTensor, _redistribute, _sharding_prop
 
-    debug._clear_sharding_prop_cache()
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
     _redistribute._gen_transform_infos.cache_clear()
     clear_planners = getattr(_redistribute, "clear_redistribute_planner_cache", None)
     if clear_planners is not None:
