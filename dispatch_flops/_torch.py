@@ -77,10 +77,15 @@ def libraries_loaded() -> tuple[Any, ...]:
     """Return a value that changes when a library adds operators.
 
     A library adds them when it is imported, by torch.ops.load_library, or in Python by
-    torch.library. Listing all operators instead takes milliseconds. Public: none.
+    torch.library. Listing all operators instead takes milliseconds. The package's own ``Kernels``
+    do not change it. Public: none.
     """
-    added = (torch.library._defs, torch.library._impls)  # type: ignore[attr-defined]
-    return (len(sys.modules), len(torch.ops.loaded_libraries), *map(frozenset, added))
+    defined = frozenset(torch.library._defs)  # type: ignore[attr-defined]
+    implemented = frozenset(torch.library._impls - _own_kernels)  # type: ignore[attr-defined]
+    return (len(sys.modules), len(torch.ops.loaded_libraries), defined, implemented)
+
+
+_own_kernels: set[str] = set()  # as torch.library names them
 
 
 def kernel_of(op: OpOverload) -> Callable[..., Any]:
@@ -169,9 +174,11 @@ class Kernels:
     def register(self, op: OpOverload, kernel: Callable[..., Any], key: str) -> None:
         """Have ``kernel(keyset, *args, **kwargs)`` run ``op`` where this key comes first."""
         self._library.impl(op, kernel, key, with_keyset=True)
+        _own_kernels.update(self._library._op_impls)
 
     def remove(self) -> None:
         """Remove the kernels; does nothing the second time."""
+        _own_kernels.difference_update(self._library._op_impls)
         self._library._destroy()
 
 
