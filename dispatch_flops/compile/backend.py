@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from dispatch_flops import _torch
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.compile import composite_formulas
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.call_recorder import RECORDER
 from dispatch_flops.compile.compilers import Compiler
@@ -82,7 +83,9 @@ def counting_backend(
         for its calls in compiled code. Where it cannot be, the operators of the module are counted;
         an UncountedWarning, issued once for each class, and a note of the profile say why. That is
         so for a call with a graph break inside, for one in ``torch.cond`` or the like, and for a
-        formula that is registered after the call was compiled.
+        formula that is registered after the call was compiled. Formulas of composite operators,
+        such as ``aten.linear``, are never asked, and a warning and a note say so: a graph holds
+        what they consist of.
     strict: ``step()`` and ``total()`` raise UncountedOpsError if something that ran has no known
         cost. Without it (the default) they issue an UncountedWarning, once.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device of
@@ -149,6 +152,7 @@ class CountingBackend(MeteredRun):
         self._warned = False
         self._problems: dict[type, str] = {}
         self._warned_of: set[type] = set()
+        self._warned_of_composites: set[str] = set()
         self._eager_parts = EagerParts(self)
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
         self._runs_at_last_step: Counter[GraphRun] = Counter()
@@ -249,6 +253,8 @@ class CountingBackend(MeteredRun):
                 notes[f"{name_of(cls)}: its operators are counted; {problem}"] = None
             module_phases, notes_on_runs = module_phases_of(self.graphs, runs_of(self.graphs))
             notes |= notes_on_runs
+            for name in composite_formulas.formulas_not_asked(self._own_rules):
+                notes[f"{name}: {composite_formulas.REASON}"] = None
             used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
             for cost in self._eager_parts.found():
                 outside: tuple[str, Phase] = (OUTSIDE, "forward")
@@ -279,6 +285,15 @@ class CountingBackend(MeteredRun):
                 text = f"the operators of {name_of(cls)} are counted; {problem}"
                 warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
 
+    def _warn_of_composites(self, stacklevel: int) -> None:
+        """Warn, once of each composite operator, that its formula is not asked."""
+        found = composite_formulas.formulas_not_asked(self._own_rules) if self.graphs else []
+        for name in found:
+            if name not in self._warned_of_composites:
+                self._warned_of_composites.add(name)
+                text = f"{name}: {composite_formulas.REASON}"
+                warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
+
     def _facts_of_running_model(self) -> dict[str, Any] | None:
         """Return the facts of the call of a model that is running now; None if none is."""
         for root in self._names.roots:
@@ -296,6 +311,7 @@ class CountingBackend(MeteredRun):
     def _report_uncounted(self, runs: Runs, left_eager: Iterable[CallCost]) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
         self._warn_of_formulas(stacklevel=4)
+        self._warn_of_composites(stacklevel=4)
         costs: Counter[CallCost] = Counter(left_eager)
         with _torch.modes_disabled():
             costs += uncounted_calls(self.graphs, runs)
