@@ -151,8 +151,8 @@ def _compile_apart(backend: Callable[..., Compiled], part: fx.GraphModule, input
 
 
 def _interpret(part: fx.GraphModule, _inputs: Any) -> Compiled:
-    run = fx.Interpreter(part).boxed_run
-    return _mark_boxed(lambda inputs: run(inputs))
+    # Each run has an interpreter of its own: one holds the values of the run, and threads overlap.
+    return _mark_boxed(lambda inputs: fx.Interpreter(part).boxed_run(inputs))
 
 
 def _mark_boxed(run: Compiled) -> Compiled:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ class EagerParts:
         self._backend = weakref.ref(backend)
         _BREAK_OWNERS.watch()
         self._found: dict[str, CallCost] = {}
-        self._breaks = len(_torch.graph_breaks())
+        self._last_break = _last(_torch.graph_breaks())
         self._last_compilation = _last(_torch.compilations())
 
     def found(self) -> tuple[CallCost, ...]:
@@ -84,22 +83,18 @@ class EagerParts:
         """Read what torch has recorded; it keeps the last compilations only."""
         breaks, backend = _torch.graph_breaks(), self._backend()
         _BREAK_OWNERS.watch()
-        for reason in breaks[min(self._breaks, len(breaks)) :]:
+        for reason in _after(self._last_break, breaks):
             if not (
                 _is_without_arithmetic(reason.reason) or _BREAK_OWNERS.is_of_other(reason, backend)
             ):
                 self._add(*_where(reason.user_stack), reason.reason)
-        self._breaks = len(breaks)
-        for record in self._new_compilations():
+        self._last_break = _last(breaks)
+        records = _torch.compilations()
+        for record in _after(self._last_compilation, records):
             if record.fail_type is not None:
                 place = record.co_filename, record.co_firstlineno
                 self._add(record.co_name, *place, str(record.fail_reason))
-
-    def _new_compilations(self) -> Iterator[Any]:
-        records = _torch.compilations()
-        known = [i for i, record in enumerate(records) if record is self._last_compilation]
         self._last_compilation = _last(records)
-        yield from records[known[-1] + 1 if known else 0 :]
 
     def _add(self, function: Any, file: Any, line: Any, reason: str) -> None:
         if Path(str(file)).parent in _FOLDERS:
@@ -113,6 +108,12 @@ class EagerParts:
 
 def _last(records: list[Any]) -> Any:
     return records[-1] if records else None
+
+
+def _after(known: Any, records: list[Any]) -> list[Any]:
+    """Return what follows ``known``; everything if torch dropped it, as ``reset`` does."""
+    positions = [i for i, record in enumerate(records) if record is known]
+    return records[positions[-1] + 1 if positions else 0 :]
 
 
 def _where(stack: Any) -> tuple[Any, Any, Any]:

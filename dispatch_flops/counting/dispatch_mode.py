@@ -153,6 +153,7 @@ class CountingMode(TorchDispatchMode):
         if task != -1 or module_phase is None:
             module_phase = self.tracker.locate(thread, task, args)
         module_phase.counts[cost] += 1
+        thread.recorded_in = module_phase
         if timer is not None:
             timer.record(module_phase, cost)
         thread.last_seq = _sequence_nr()
@@ -381,6 +382,7 @@ class CountingMode(TorchDispatchMode):
             thread.param_sink.add(id(args[0]))
         module_phase = module_phase or self.tracker.here(args)
         module_phase.counts[cost] += 1
+        thread.recorded_in = module_phase
         if self._timer is not None:
             self._timer.record(module_phase, cost)
         thread.last_seq = _sequence_nr()

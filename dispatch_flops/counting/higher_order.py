@@ -50,6 +50,10 @@ class DeferredCalls:
             for _, _, cost in call_cost.parts(module_phase.phase)
         )
 
+    def unknown(self) -> set[str]:
+        """Return the names of the operators whose cost is not known."""
+        return {cost.op for _, cost, _ in self._calls if cost.cost is None}
+
     def record(self, times: int = 1) -> None:
         """Record every call ``times`` times."""
         for module_phase, cost, calls in self._calls:
@@ -198,7 +202,15 @@ def _cond(context: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs) -> A
     else:
         out = deferred(on_true)(*operands)
         deferred(on_false)(*operands)
-    max(branches, key=DeferredCalls.flops).record()
+    counted = max(branches, key=DeferredCalls.flops)
+    counted.record()
+    others = [branch for branch in branches if branch is not counted]
+    unknown = {name for branch in others for name in branch.unknown()}
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        context.record_unknown(
+            name_of(op), f"the branch that is not counted runs {names}, whose cost is not known"
+        )
     context.note("cond without data: the costlier branch is counted")
     return out
 

@@ -28,23 +28,23 @@ class ModuleFacts(NamedTuple):
 
 
 UNREAD = ModuleFacts("")
+_NO_EXTRA_REPR = nn.Module.extra_repr
 
 
 def facts_of(module: nn.Module, flat: FlatParameters) -> ModuleFacts:
     """Return the facts of a module as it is now; ``flat`` are the run's flat parameters."""
+    cls = type(module)
     return ModuleFacts(
-        type(module).__name__,
-        _extra_repr(module),
+        cls.__name__,
+        "" if cls.extra_repr is _NO_EXTRA_REPR else _extra_repr(module),
         flat.with_parts(module, parameter_facts(module)),
-        tuple([name for name, _ in module._modules.items()]),
+        tuple(module._modules.keys()),  # TorchScript's table is not a dict
         packed_values(module),
     )
 
 
 def _extra_repr(module: nn.Module) -> str:
     """Return the module's ``extra_repr()``; "" if it raises."""
-    if type(module).extra_repr is nn.Module.extra_repr:
-        return ""
     try:
         return str(module.extra_repr())
     except Exception:

@@ -178,7 +178,7 @@ class ModuleNames:
             above.same_as = self._by_id[id(child)] = self.by_fqn[above.fqn] = below
         else:
             below = self._add(child, self._child_fqn(above, name), above)
-        below.holders.append((above, name))
+        below.holders += ((above, name),)
         below.is_shared = above.is_shared
         return below
 
@@ -189,11 +189,11 @@ class ModuleNames:
         if name == WRAPPED and held.canonical() is not above:
             above.same_as = held
         elif is_holder_in_model or not is_model:
-            self.by_fqn[above.fqn].held_elsewhere.append(held)
+            self.by_fqn[above.fqn].held_elsewhere += (held,)
         if is_model:
             return  # the user's model keeps its name even if another module wraps it
-        held.holders[:] = [holder for holder in held.holders if holder[0].module() is not None]
-        held.holders.append((above, name))
+        alive = (holder for holder in held.holders if holder[0].module() is not None)
+        held.holders = (*alive, (above, name))
         self._mark_shared(held)
 
     def _add(self, module: nn.Module, fqn: str, parent: ModuleName | None) -> ModuleName:

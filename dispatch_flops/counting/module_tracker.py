@@ -141,7 +141,11 @@ class Tracker:
 
     def calls(self) -> Counter[str]:
         """Return ``{fqn: times its forward ran}``."""
-        return sum((Counter(thread.calls.copy()) for thread in self._threads), start=Counter())
+        found: Counter[str] = Counter()
+        for module_phase in self.module_phases():
+            if module_phase.entered and module_phase.phase not in NOT_CALLS:
+                found[module_phase.fqn] += module_phase.entered
+        return found
 
     def tokens(self) -> dict[str, int]:
         """Return ``{fqn: rows that entered}`` of a mixture's experts; 0 for those not called."""
@@ -315,14 +319,15 @@ class Tracker:
             thread.is_in_setup = is_in_pipeline_setup()
         task = _graph_task()
         if task == NO_TASK:
-            module_phase = thread.module_phase(named.fqn, "forward")
+            known = thread.in_forward.get(named.fqn) if not thread.is_in_setup else None
+            module_phase = known or thread.enter_forward(named.fqn)
             if thread.is_after_backward:
                 self._note_forward(thread)
         else:
             module_phase = thread.module_phase(named.fqn, self._phase_in_backward(named.fqn))
             thread.recompute_task = task
-        if module_phase.phase not in NOT_CALLS and not named.is_wrapper:
-            thread.calls[named.fqn] += 1
+        if not named.is_wrapper:
+            module_phase.entered += 1
         hooks = _saved_tensors_hooks(True)
         if hooks is not None:
             caller = stack[-1].module_phase

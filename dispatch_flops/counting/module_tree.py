@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -36,8 +36,8 @@ class ModuleName:
     is_wrapper: bool = False
     is_expert: bool = False
     facts: ModuleFacts = UNREAD
-    holders: list[tuple[ModuleName, str]] = field(default_factory=list)
-    held_elsewhere: list[ModuleName] = field(default_factory=list)
+    holders: tuple[tuple[ModuleName, str], ...] = ()
+    held_elsewhere: tuple[ModuleName, ...] = ()
     same_as: ModuleName | None = None
 
     def canonical(self) -> ModuleName:
@@ -53,6 +53,8 @@ def own_children(named: ModuleName, module: nn.Module) -> list[tuple[ModuleName,
 
     The attribute of the module that a wrapper holds is ``WRAPPED``.
     """
+    if not module._modules:
+        return []
     wrapping = wrapping_attribute(module)
     return [
         (named, WRAPPED if name == wrapping else name, child)

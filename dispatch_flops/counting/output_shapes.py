@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
-from dispatch_flops.operators.tensors import is_strided_nested, tensors_in, untraced
+from dispatch_flops.operators.tensors import tensors_in, untraced
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 
@@ -31,7 +31,7 @@ def shapes_of(output: Any) -> Shapes:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    return None if tensor.is_nested or is_strided_nested(tensor) else _sizes(tensor)
+    return None if tensor.is_nested else _sizes(tensor)
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:

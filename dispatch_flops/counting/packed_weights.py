@@ -20,8 +20,11 @@ def packed_values(module: nn.Module) -> tuple[int, ...]:
     """
     if module._parameters:
         return ()  # quantised modules have none: the search takes time in large models
+    values = [*vars(module).values()]
+    if torch.ScriptObject not in map(type, values):
+        return ()
     found: _Found = {}  # keeps what is unpacked alive, so that addresses are not used twice
-    for value in list(vars(module).values()):
+    for value in values:
         if isinstance(value, torch.ScriptObject):
             _add_tensors(value, found)
     return tuple(tensor.numel() for tensor in found.values())

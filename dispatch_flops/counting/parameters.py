@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -30,6 +31,9 @@ class ParameterFacts(NamedTuple):
     is_trainable: bool
     is_hidden: bool
     local_elements: int
+
+
+_facts = partial(tuple.__new__, ParameterFacts)  # takes half of the constructor's time
 
 
 @dataclass(slots=True)
@@ -70,23 +74,33 @@ class ParameterCounts:
 
 def parameter_facts(module: nn.Module) -> tuple[ParameterFacts, ...]:
     """Return the facts of the module's own parameters."""
+    # All modules are asked when a counter's block ends: most parameters take the short way.
     facts = []
     for _, parameter in module._parameters.items():
-        if parameter is None:
-            continue
-        # All modules are asked when a counter's block ends: most parameters take the short way.
-        is_plain = type(parameter) is _Parameter
-        if is_plain and (elements := parameter.numel()):
-            local = elements
-        else:
-            elements, local = elements_of(parameter), local_elements_of(parameter)
-        is_hidden = not is_plain or (
-            parameter.is_meta and getattr(module, "_hf_hook", None) is not None
-        )
-        facts.append(
-            ParameterFacts(id(parameter), elements, parameter.requires_grad, is_hidden, local)
-        )
+        if type(parameter) is _Parameter and not parameter.is_meta:
+            elements = parameter.numel()
+            if elements:
+                facts.append(
+                    _facts((id(parameter), elements, parameter.requires_grad, False, elements))
+                )
+                continue
+        if parameter is not None:
+            facts.append(_facts_of_special(module, parameter))
     return tuple(facts)
+
+
+def _facts_of_special(module: nn.Module, parameter: nn.Parameter) -> ParameterFacts:
+    """Return the facts of a parameter that may be empty here, lazy, a subclass, or on meta."""
+    is_hidden = type(parameter) is not _Parameter or (
+        parameter.is_meta and getattr(module, "_hf_hook", None) is not None
+    )
+    return ParameterFacts(
+        id(parameter),
+        elements_of(parameter),
+        parameter.requires_grad,
+        is_hidden,
+        local_elements_of(parameter),
+    )
 
 
 def elements_of(parameter: Any) -> int:

@@ -19,7 +19,9 @@ from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import RunInfo
 
+_CPU = torch.device("cpu")
 _META = torch.device("meta")
+_PLAIN = (torch.Tensor, nn.Parameter)
 _SYNCHRONOUS = ("cpu", "meta")  # an operator is done when its call returns
 
 
@@ -140,8 +142,9 @@ def _devices_and_types(
         for table in (module._parameters, module._buffers):
             for tensor in table.values():
                 if tensor is not None:
-                    devices[tensor.device] = None
                     types.add(type(tensor))
+                    if type(tensor) not in _PLAIN or not (tensor.is_cpu and _CPU in devices):
+                        devices[tensor.device] = None
     return devices, types
 
 

@@ -69,6 +69,8 @@ def flat_parameters(modules: Iterable[nn.Module]) -> FlatParameters:
 
 def _flat(module: nn.Module) -> Iterator[Any]:
     """Yield the flat parameter that the module holds, or has in place of its original ones."""
-    handle = getattr(module, "_handle", None)
-    candidates = (*module._parameters.values(), getattr(handle, "flat_param", None))
+    handle = vars(module).get("_handle")  # asking the module takes longer if it has none
+    candidates = [getattr(handle, "flat_param", None)]
+    if _torch.FLAT_PARAMETER in module._parameters:
+        candidates.append(module._parameters[_torch.FLAT_PARAMETER])
     yield from (flat for flat in candidates if hasattr(flat, "_shard_param_infos"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -28,12 +29,14 @@ class ModulePhase:
     """A module (or a named part of the outside) in one phase, and the calls recorded there.
 
     counts: number of calls by cost. seconds: their time by cost; None where it is not measured.
+    entered: times that the module's forward started.
     """
 
     fqn: str
     phase: Phase
     counts: defaultdict[CallCost, int] = field(default_factory=partial(defaultdict, int))
     seconds: defaultdict[CallCost, float] | None = None
+    entered: int = 0
 
     def add_seconds(self, cost: CallCost, seconds: float) -> None:
         """Add the time of a call."""
@@ -66,6 +69,7 @@ class ThreadState:
 
     is_entered: the thread entered the counter; otherwise autograd started it.
     current: where the next operator is recorded; None: ask ``Tracker.locate``.
+    in_forward: the phase "forward" of the modules that were entered, by fqn.
     used_params: ids of the parameters that took part in an operator.
     is_in_setup: a pipeline infers its metadata; whatever runs then is of the phase "setup".
     known_task: the graph task of which that was last asked.
@@ -74,13 +78,14 @@ class ThreadState:
     output_shapes: of what the first call of each module returned, by fqn.
     gradients: after a backward pass, the storages of the gradients; None: not asked for yet.
     is_on_gradients: an operator has read one of these, and the optimizer has not stepped since.
+    recorded_in: the module and phase in which the last operator was recorded.
     """
 
     def __init__(self, start: int, *, is_entered: bool) -> None:
         self.is_entered = is_entered
         self.stack: list[OpenCall] = [OpenCall(None, None, None, NO_TASK)]
         self.module_phases: dict[tuple[str, Phase], ModulePhase] = {}
-        self.calls: defaultdict[str, int] = defaultdict(int)
+        self.in_forward: dict[str, ModulePhase] = {}
         self.tokens: defaultdict[str, int] = defaultdict(int)
         self.output_shapes: dict[str, Shapes] = {}
         self.used_params: set[int] = set()
@@ -96,6 +101,7 @@ class ThreadState:
         self.is_on_gradients = False
         self.made_graph_in_backward = False
         self.recompute_task = NO_TASK
+        self.recorded_in: ModulePhase | None = None
         self.current: ModulePhase | None = self.module_phase(OUTSIDE, "forward")
 
     def module_phase(self, fqn: str, phase: Phase) -> ModulePhase:
@@ -105,6 +111,13 @@ class ThreadState:
         found = self.module_phases.get((fqn, phase))
         if found is None:
             found = self.module_phases[fqn, phase] = ModulePhase(fqn, phase)
+        return found
+
+    def enter_forward(self, fqn: str) -> ModulePhase:
+        """Return where calls of this module outside of backward are recorded."""
+        found = self.module_phase(fqn, "forward")
+        if found.phase == "forward":
+            self.in_forward[fqn] = found
         return found
 
     def forget_gradients(self) -> None:
@@ -130,3 +143,12 @@ class ThreadState:
     def made(self, seq: int) -> bool:
         """Return True if this thread gave that sequence number to a node while it was followed."""
         return self.start <= seq <= self.last_seq != self.start
+
+
+def last_recorded_in(threads: threading.local) -> ModulePhase | None:
+    """Return where this thread recorded its last operator; None if it has recorded none.
+
+    threads: the tracker's state of each thread.
+    """
+    thread: ThreadState | None = getattr(threads, "thread", None) or getattr(threads, "left", None)
+    return None if thread is None else thread.recorded_in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from dispatch_flops.counting.module_tree import ModuleName
 
@@ -11,7 +11,7 @@ def unseen_modules(
     names: Mapping[str, ModuleName],
     returned: Collection[str],
     used_params: Collection[int],
-    computing: Iterable[str],
+    computing: Callable[[], Iterable[str]],
 ) -> tuple[str, ...]:
     """Return the fqns of modules that ran while no operator showed it.
 
@@ -23,7 +23,7 @@ def unseen_modules(
     names: the modules by fqn, with their facts read. returned: fqns whose forward returned a
         value; one that raised may not have come to its operators.
     used_params: ids of the parameters that took part in an operator.
-    computing: fqns whose forward ran an operator that is not free.
+    computing: returns the fqns whose forward ran an operator that is not free.
     """
     candidates = [
         fqn
@@ -32,14 +32,19 @@ def unseen_modules(
     ]
     if not candidates:
         return ()
-    above = {prefix for fqn in computing for prefix in _at_or_above(names.get(fqn))}
+    above = {prefix for fqn in computing() for prefix in _at_or_above(names.get(fqn))}
     return tuple(fqn for fqn in candidates if fqn not in above)
 
 
 def _is_untouched(named: ModuleName, used_params: Collection[int]) -> bool:
     """Return True if the module holds parameters, and no operator took one of them."""
-    visible = [p for p in named.canonical().facts.parameters if p.elements]
-    return bool(visible) and not any(p.is_hidden or p.key in used_params for p in visible)
+    is_untouched = False
+    for key, elements, _, is_hidden, _ in named.canonical().facts.parameters:
+        if elements:
+            if is_hidden or key in used_params:
+                return False
+            is_untouched = True
+    return is_untouched
 
 
 def _at_or_above(named: ModuleName | None) -> Iterator[str]:

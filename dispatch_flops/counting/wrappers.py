@@ -21,8 +21,9 @@ def wrapping_attribute(module: nn.Module) -> str | None:
     for name in _ATTRIBUTES:
         if name in children:
             return name
-    is_data_parallel = isinstance(module, nn.parallel.DistributedDataParallel)
-    return "module" if is_data_parallel and "module" in children else None
+    if "module" in children and isinstance(module, nn.parallel.DistributedDataParallel):
+        return "module"
+    return None
 
 
 def wrapped_module(module: nn.Module) -> nn.Module | None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase
+from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase, last_recorded_in
 from dispatch_flops.memory.storages import Storage, dense_parts_of
 from dispatch_flops.memory.timeline import Timeline
 from dispatch_flops.profile.cost import Phase
@@ -27,12 +27,6 @@ from dispatch_flops.profile.memory import Role
 
 _graph_task = _torch.graph_task_id
 _STEPS = 64  # steps of which activations are kept apart before they are merged
-
-
-class Running(threading.local):
-    """What a thread runs. made_in: the module and phase of the operator that ran last."""
-
-    made_in: ModulePhase | None = None
 
 
 class Block(weakref.ref[Storage]):
@@ -118,18 +112,18 @@ class Blocks:
     """All blocks that are allocated, by the identity of their storages.
 
     rounding: bytes that each block is rounded up to a multiple of.
-    running: what each thread runs. on_release: the callback of each block.
+    threads: the tracker's state of each thread. on_release: the callback of each block.
     has_timeline: each device has a timeline.
     """
 
-    def __init__(self, rounding: int, running: Running, *, has_timeline: bool = False) -> None:
+    def __init__(self, rounding: int, *, has_timeline: bool = False) -> None:
         self.live: dict[int, Block] = {}
         self.devices: dict[torch.device, DeviceBlocks] = {}
         self.allocations = 0
         self.step = 0
         self.born_in_calls = 0  # allocations when the outermost module call last ended
         self._rounding = rounding
-        self._running = running
+        self.threads = threading.local()
         self.on_release = self._released  # made once: looking it up creates a bound method
         self._has_timeline = has_timeline
         self._activations: defaultdict[tuple[int, str], int] = defaultdict(int)
@@ -250,7 +244,7 @@ class Blocks:
                 return
             phase = made_in.phase
             if phase == "forward":
-                now = self._running.made_in
+                now = last_recorded_in(self.threads)
                 if block.born > self.born_in_calls and (now is None or now.phase == phase):
                     return
             elif phase != "recompute":
@@ -283,7 +277,7 @@ class Blocks:
         return "temporaries"
 
     def _phase_now(self) -> Phase:
-        made_in = self._running.made_in
+        made_in = last_recorded_in(self.threads)
         return "forward" if made_in is None else made_in.phase
 
     def next_step(self) -> None:

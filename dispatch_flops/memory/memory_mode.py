@@ -14,12 +14,11 @@ from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import Plan
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation
 from dispatch_flops.counting.thread_state import ModulePhase
-from dispatch_flops.memory.blocks import Block, DeviceBlocks, ModulePeak, Running
+from dispatch_flops.memory.blocks import Block, DeviceBlocks, ModulePeak
 from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.run_memory import Memory
 from dispatch_flops.memory.storages import Allocation, allocation_of, storages_of
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.operators.workspaces import workspace_of
@@ -31,41 +30,6 @@ _WITHOUT_TENSORS = frozenset(
     (bool, int, float, str, type(None), torch.device, torch.dtype, torch.layout)
 ) | {torch.memory_format}
 _count = CountingMode.__torch_dispatch__  # super() takes longer to find it
-
-
-class PlaceTimer:
-    """An ``OperatorTimer`` that notes where an operator is recorded, and hands on to another."""
-
-    def __init__(self, running: Running, timer: OperatorTimer | None) -> None:
-        self._running = running
-        self._timer = timer
-        if timer is None:
-            self.begin = bool  # type: ignore[method-assign]  # returns False, without Python code
-
-    def begin(self) -> bool:
-        """Start a dispatch, as the other timer does."""
-        assert self._timer is not None
-        return self._timer.begin()
-
-    def end(self) -> None:
-        """End the dispatch that ``begin`` started."""
-        if self._timer is not None:
-            self._timer.end()
-
-    def timed(self, call: Callable[..., Any], *, is_free: bool) -> Callable[..., Any]:
-        """Return ``call``, timed by the other timer."""
-        return call if self._timer is None else self._timer.timed(call, is_free=is_free)
-
-    def disregard_reach(self) -> None:
-        """Hand on to the other timer."""
-        if self._timer is not None:
-            self._timer.disregard_reach()
-
-    def record(self, module_phase: ModulePhase, cost: CallCost) -> None:
-        """Note the module and phase of the operator that just ran."""
-        self._running.made_in = module_phase
-        if self._timer is not None:
-            self._timer.record(module_phase, cost)
 
 
 class MemoryMode(CountingMode):
@@ -80,12 +44,11 @@ class MemoryMode(CountingMode):
         timer: OperatorTimer | None,
         memory: Memory,
     ) -> None:
-        self._places = PlaceTimer(memory.running, timer)
-        super().__init__(tracker, conventions, own_rules, on_full, self._places)
-        self._is_timed = timer is not None
+        super().__init__(tracker, conventions, own_rules, on_full, timer)
+        self._has_subclasses = False
         self._memory = memory
         self._blocks = memory.blocks
-        self._running = memory.running
+        memory.blocks.threads = tracker.local
         self._live = memory.blocks.live
         self._is_exact = memory.rounding == 1
         self._kernel = KernelAllocations()
@@ -94,13 +57,14 @@ class MemoryMode(CountingMode):
         self._phase: Phase = "forward"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._is_timed and self._places.begin():
+        timer = self._timer
+        if timer is not None and timer.begin():
             try:
                 return self.__torch_dispatch__(func, types, args, kwargs)
             finally:
-                self._places.end()
-        if self._subclass.depth and in_sharding_propagation():
-            return super().__torch_dispatch__(func, types, args, kwargs)
+                timer.end()
+        if self._has_subclasses and self._subclass.depth and in_sharding_propagation():
+            return _count(self, func, types, args, kwargs)
         try:
             known = self._allocations[id(func)]  # an overload's own hash runs in Python
         except KeyError:
@@ -124,9 +88,12 @@ class MemoryMode(CountingMode):
         out = _count(self, func, types, args, kwargs)
         if out is NotImplemented or allocation == "annotation":
             return out
-        made_in = self._running.made_in
-        if made_in is None:
-            made_in = self._running.made_in = self.tracker.here()
+        try:
+            made_in: ModulePhase | None = self._local.thread.recorded_in
+        except AttributeError:
+            made_in = None
+        if made_in is None:  # the thread has recorded no operator yet, nor this one
+            made_in = self.tracker.join_thread().recorded_in = self.tracker.here()
         if made_in.phase != self._phase:
             before, self._phase = self._phase, made_in.phase
             self._memory.changed_phase(before, self._phase)
@@ -167,6 +134,12 @@ class MemoryMode(CountingMode):
             born = self._blocks.allocations
             device.timeline.note(now, now - device.now, born, made_in, func)
         return out
+
+    def _dispatch_on_subclass(
+        self, plan: Plan, types: Any, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        self._has_subclasses = True
+        return super()._dispatch_on_subclass(plan, types, args, kwargs)
 
     def _adapt(self, plan: Plan) -> Plan:
         plan = super()._adapt(plan)

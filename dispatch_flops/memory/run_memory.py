@@ -14,9 +14,9 @@ from torch import nn
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.counting.thread_state import NO_TASK, OpenCall, ThreadState
+from dispatch_flops.counting.thread_state import NO_TASK, OpenCall, ThreadState, last_recorded_in
 from dispatch_flops.counting.undo import UndoStack
-from dispatch_flops.memory.blocks import Block, Blocks, Running
+from dispatch_flops.memory.blocks import Block, Blocks
 from dispatch_flops.memory.caches import cached_tensors, takes_cache
 from dispatch_flops.memory.storages import Storage, storages_of
 from dispatch_flops.operators.tensors import tensors_in
@@ -57,8 +57,7 @@ class Memory:
     def __init__(self, names: ModuleNames, options: MemoryOptions) -> None:
         self.rounding = options.rounding
         self._names = names
-        self.running = Running()
-        self.blocks = Blocks(options.rounding, self.running, has_timeline=options.has_timeline)
+        self.blocks = Blocks(options.rounding, has_timeline=options.has_timeline)
         self.device = self.blocks.on(torch.device("cpu"))
         self.unseen: set[str] = set()
         self.gradient_bytes: dict[int, int] = {}
@@ -119,7 +118,7 @@ class Memory:
 
     def _note_size(self, storage: Storage) -> None:
         """Note that the program gave a storage another size, without an operator."""
-        made_in = self.running.made_in
+        made_in = last_recorded_in(self.blocks.threads)
         if made_in is None:
             return
         block = self.blocks.live.get(id(storage))
@@ -141,7 +140,7 @@ class Memory:
         call = thread.stack[-1]
         if call.named is None:
             self._note_optimizer(call.owner)
-        else:
+        elif takes_cache(call.owner):
             self._note_cache(thread, call)
 
     def leaving(self) -> None:
@@ -155,23 +154,25 @@ class Memory:
         if call.named is None:
             self._note_optimizer(call.owner)
             return
-        self._note_cache(thread, call)
-        cls: Any = type(call.owner)
-        if _is_fsdp2(cls):
+        if takes_cache(call.owner):
+            self._note_cache(thread, call)
+        if _is_fsdp2(call.owner.__class__):
             self._note_unsharded(call.owner)
-        if call.task == NO_TASK and all(
-            other.named is None or other is call for other in thread.stack
-        ):
-            self._is_first_call = False
-            self.blocks.born_in_calls = self.blocks.allocations
+        if call.task != NO_TASK:
+            return
+        for other in thread.stack:
+            if other.named is not None and other is not call:
+                return
+        self._is_first_call = False
+        self.blocks.born_in_calls = self.blocks.allocations
 
     def _note_cache(self, thread: ThreadState, call: OpenCall) -> None:
-        """Give the cache of a module its role, unless a calling module was given one, too.
+        """Give the cache that a module takes its role, unless a calling module was given one, too.
 
         With gradients, keys and values are activations. Also note the bytes that each module made
         of the cache, where it is the largest so far.
         """
-        if not takes_cache(call.owner) or torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             return
         if any(c is not call and takes_cache(c.owner) for c in thread.stack):
             return

@@ -208,7 +208,7 @@ class Session:
     def _find_unseen(self, calls: RecordedCalls, observed: Observed) -> tuple[str, ...]:
         names = self._names.by_fqn
         found = unseen_modules(
-            names, observed.output_shapes, observed.used_params, calls.computing_modules()
+            names, observed.output_shapes, observed.used_params, calls.computing_modules
         )
         return tuple(f"{fqn or 'the model'} ({names[fqn].facts.class_name})" for fqn in found)
 

@@ -42,7 +42,11 @@ def test_fsdp1_handle_has_its_module_and_training_state() -> None:
 
 def test_flat_parameter_knows_the_parameters_that_it_consists_of() -> None:
     """counting/sharded_parameters.py relies on this for FSDP1's parameters."""
-    from torch.distributed.fsdp import FullyShardedDataParallel, _flat_param
+    from torch.distributed.fsdp import (
+        FullyShardedDataParallel,
+        _flat_param,
+        _unshard_param_utils,
+    )
 
     assert {"_param_infos", "_shard_param_infos", "_numels", "_params", "_shared_param_infos"} <= (
         _flat_param.FlatParameter.__annotations__.keys()
@@ -52,6 +56,7 @@ def test_flat_parameter_knows_the_parameters_that_it_consists_of() -> None:
     assert "numel_in_shard" in _flat_param._ShardParamInfo._fields
     assert "_handle" in inspect.getsource(FullyShardedDataParallel)
     assert "flat_param" in inspect.getsource(_flat_param.FlatParamHandle)
+    assert _unshard_param_utils.FLAT_PARAM == _torch.FLAT_PARAMETER
 
 
 def test_pipelines_name_their_setup_and_the_direction_of_what_they_send() -> None:

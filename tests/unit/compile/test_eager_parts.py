@@ -210,3 +210,12 @@ def test_graph_break_after_a_reset_is_named() -> None:
     run(Disabled(), backend, A)
     with pytest.warns(UncountedWarning, match="eager code"):
         assert backend.step().is_lower_bound
+
+
+def test_graph_break_after_a_reset_is_named_where_as_many_breaks_were_known() -> None:
+    run(Disabled(), counting_backend("aot_eager"), A)
+    backend = counting_backend("aot_eager")
+    torch._dynamo.reset()
+    run(Disabled(), backend, A)
+    with pytest.warns(UncountedWarning, match="eager code"):
+        assert backend.step().is_lower_bound

@@ -26,6 +26,7 @@ from dispatch_flops.compile import counting_backend
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.graph import GraphCost
 from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.registry import rules_from
 from tests.helpers.custom_products import add_product, ordered_product, with_formulas
@@ -136,6 +137,26 @@ def test_cond_counts_as_its_costlier_branch_and_the_profile_says_so() -> None:
     assert backend.total().macs == 3 * A * B * C
     assert any("costlier branch" in note for note in backend.profile().notes)
     assert not backend.step().is_lower_bound
+
+
+def test_cond_whose_cheaper_branch_is_unknown_is_a_lower_bound() -> None:
+    @torch.library.custom_op("test_subgraphs::unknown_branch", mutates_args=())
+    def unknown(x: Tensor, y: Tensor) -> Tensor:
+        return x @ y
+
+    @unknown.register_fake
+    def _(x: Tensor, y: Tensor) -> Tensor:
+        return x.new_empty(x.shape[0], y.shape[1])
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, unknown, lambda x, y: x @ y, (x, y))
+
+    backend = counting_backend("aot_eager")
+    torch.compile(function, backend=backend)(*inputs())
+    with pytest.warns(UncountedWarning, match="test_subgraphs.unknown_branch"):
+        step = backend.step()
+    assert step.total.macs == A * B * C
+    assert step.uncounted == {"higher_order.cond": 1}
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

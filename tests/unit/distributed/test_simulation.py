@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.distributed import ClusterProfile, gather, simulate
 from dispatch_flops.errors import ConfigError, TargetError
+from tests.helpers.paths import REPOSITORY
 from tests.helpers.profiling import TORCH
 from tests.helpers.ranks import ATTEMPTS, figures, peaks, run_on_ranks
 from tests.models import parallel
@@ -317,3 +320,19 @@ def test_environment_names_the_simulated_rank() -> None:
 
     simulate(job, {"dp": 6}, [4])
     assert seen == ["4", "6", "0"]
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None  # importing it raises ImportError
+from dispatch_flops.distributed import simulate
+from tests.models.parallel import fsdp_tp
+print(simulate(fsdp_tp, mesh={"dp": 2, "tp": 2}).world_size)
+"""
+
+
+def test_simulation_does_not_need_numpy() -> None:
+    """torch does not require it, and the package does not either."""
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
