@@ -112,18 +112,15 @@ def _scores(
     capacity = k.shape[-3] if page_table is None else page_table.shape[1] * k.shape[1]
     queries = _lengths(named.get("seqused_q"), offsets_q, items, q.shape[-3])
     keys = _lengths(used_k, named.get("cu_seqlens_k"), items, capacity)
-    for more, sign in (
-        (_lengths(named.get("leftpad_k"), None, items, 0), -1),
-        (_new_lengths(k_new, named.get("cu_seqlens_k_new"), items), 1),
-    ):
-        known = keys is not None and more is not None
-        keys = [a + sign * b for a, b in zip(keys, more, strict=True)] if known else None
+    padding = _lengths(named.get("leftpad_k"), None, items, 0)
+    new = _new_lengths(k_new, named.get("cu_seqlens_k_new"), items)
+    keys = _sums(_sums(keys, new), None if padding is None else [-length for length in padding])
     if queries is not None and keys is not None and len(queries) == len(keys):
         return total(
             rectangle(1, heads, kv_heads, sq, sk, d, dv, band)
             for sq, sk in zip(queries, keys, strict=True)
         )
-    longest_k = named.get("max_seqlen_k") or capacity
+    longest_k = capacity if k_new is not None else named.get("max_seqlen_k") or capacity
     if offsets_q is None:
         return rectangle(items, heads, kv_heads, q.shape[-3], longest_k, d, dv, band)
     is_cache = page_table is not None or is_given(used_k)
@@ -145,6 +142,13 @@ def _lengths(
 
 def _new_lengths(k_new: Tensor | None, offsets: Tensor | None, items: int) -> list[int] | None:
     return _lengths(None, offsets, items, 0 if k_new is None else k_new.shape[-3])
+
+
+def _sums(lengths: list[int] | None, more: list[int] | None) -> list[int] | None:
+    """Return the sums in pairs; None if some lengths are not known."""
+    if lengths is None or more is None:
+        return None
+    return [a + b for a, b in zip(lengths, more, strict=True)]
 
 
 @register_flops(
