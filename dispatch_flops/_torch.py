@@ -24,6 +24,7 @@ Each ``type: ignore`` here is for a name that torch's type stubs lack.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import sys
@@ -33,7 +34,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch._subclasses.fake_tensor
@@ -76,10 +77,15 @@ def libraries_loaded() -> tuple[Any, ...]:
     """Return a value that changes when a library adds operators.
 
     A library adds them when it is imported, by torch.ops.load_library, or in Python by
-    torch.library. Listing all operators instead takes milliseconds. Public: none.
+    torch.library. Listing all operators instead takes milliseconds. The package's own ``Kernels``
+    do not change it. Public: none.
     """
-    added = (torch.library._defs, torch.library._impls)  # type: ignore[attr-defined]
-    return (len(sys.modules), len(torch.ops.loaded_libraries), *map(frozenset, added))
+    defined = frozenset(torch.library._defs)  # type: ignore[attr-defined]
+    implemented = frozenset(torch.library._impls - _own_kernels)  # type: ignore[attr-defined]
+    return (len(sys.modules), len(torch.ops.loaded_libraries), defined, implemented)
+
+
+_own_kernels: set[str] = set()  # as torch.library names them
 
 
 def kernel_of(op: OpOverload) -> Callable[..., Any]:
@@ -168,9 +174,11 @@ class Kernels:
     def register(self, op: OpOverload, kernel: Callable[..., Any], key: str) -> None:
         """Have ``kernel(keyset, *args, **kwargs)`` run ``op`` where this key comes first."""
         self._library.impl(op, kernel, key, with_keyset=True)
+        _own_kernels.update(self._library._op_impls)
 
     def remove(self) -> None:
         """Remove the kernels; does nothing the second time."""
+        _own_kernels.difference_update(self._library._op_impls)
         self._library._destroy()
 
 
@@ -492,9 +500,29 @@ def module_call() -> Any:
 # True of parameters without a shape as yet. Public: ``isinstance`` of UninitializedParameter.
 is_lazy: Callable[[Any], bool] = torch.nn.parameter.is_lazy
 
+
+def function_transforms() -> tuple[Any, ...] | None:
+    """Return the transforms of torch.func that run, each with its batch size if it is a ``vmap``.
+
+    Inside ``vmap`` a tensor's shape lacks the dimension that is mapped over. Public: none.
+    """
+    transforms = _interpreter_stack()
+    if transforms is None:
+        return None
+    return tuple(
+        _Vmap(one).batchSize() if one.key() == _TransformType.Vmap else str(one.key())
+        for one in transforms
+    )
+
+
+_interpreter_stack = torch._C._functorch.get_interpreter_stack
+_TransformType = torch._C._functorch.TransformType
+_Vmap = torch._C._functorch.CVmapInterpreterPtr
+
 # -- torch.compile ----------------------------------------------------------------------------
 
 DYNAMO = "torch._dynamo"  # in sys.modules once the program has compiled something
+_COMPILED_CALL = str(Path("torch", "_dynamo", "eval_frame.py"))
 POLYFILLS = str(Path(torch.__file__).parent / "_dynamo" / "polyfills")  # Python for builtins
 
 
@@ -513,6 +541,33 @@ def set_stance(stance: Any) -> Any:
     from torch._dynamo import eval_frame
 
     return eval_frame._set_stance(stance)
+
+
+def is_in_compiled_call() -> bool:
+    """Return True within a call of what ``torch.compile`` returned, compiled or forced eager.
+
+    A dispatch mode that is entered there sees nothing after the call, which restores the dispatch
+    keys of its start. Public: ``torch.compiler.is_compiling``, which tells of tracing alone.
+    """
+    frame = sys._getframe(1) if DYNAMO in sys.modules else None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith(_COMPILED_CALL):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.cache
+def keep_from_compiling(package: str) -> None:
+    """Have torch.compile run the functions of a package, in place of compiling them.
+
+    Public: ``torch.compiler.disable``, for one function. Inside of it the code that called it
+    looks eager, compiled or not.
+    """
+    from torch._dynamo import trace_rules
+
+    trace_rules.add(package)
 
 
 def answer_set_stance(answer: Callable[[Any], Any] | None) -> None:
@@ -650,11 +705,15 @@ def compiling_backend() -> Any:
         frame.f_code.co_name == "_compile" and frame.f_code.co_filename == convert_frame.__file__
     ):
         frame = frame.f_back  # type: ignore[assignment]
-    found = frame.f_locals.get("compiler_fn") if frame is not None else None
-    for _ in range(8):  # wrappers of the backend that the program gave
+    return _unwrapped_backend(frame.f_locals.get("compiler_fn") if frame is not None else None)
+
+
+def _unwrapped_backend(backend: Any) -> Any:
+    """Return the backend that the program gave to torch.compile."""
+    for _ in range(8):
         for name in ("_torchdynamo_orig_backend", "compiler_fn"):
-            found = getattr(found, name, None) or found
-    return found
+            backend = getattr(backend, name, None) or backend
+    return backend
 
 
 def compilations() -> list[Any]:
@@ -779,6 +838,246 @@ def options_of_mode(mode: str) -> dict[str, Any]:
     return list_mode_options(mode)
 
 
+class TracedCallFollower(Protocol):
+    """What ``follow_traced_calls`` calls."""
+
+    def begin(
+        self,
+        module: torch.nn.Module,
+        backend: Any,
+        trace: Any,
+        stack: dict[str, Any],
+        inside: tuple[str, ...],
+    ) -> str | None:
+        """Note that a call begins; return a mark for the nodes that it makes, or None for none.
+
+        backend: for which torch.compile traces, or one that stands before it. trace: what
+            ``current_trace`` returns to the backend. stack: the module calls around this
+            one, as in a node's ``nn_module_stack``. inside: names of the higher-order operators
+            whose functions are being traced.
+        """
+
+    def end(self, mark: str, read: Callable[[], TracedValues], has_nodes: bool) -> None:
+        """Note that the call has returned.
+
+        read: returns ``(args, kwargs, result)``. has_nodes: False if the call made no node.
+        """
+
+
+class TracedValues(NamedTuple):
+    """Values that torch.compile traces, with fake tensors and symbolic sizes in them.
+
+    leaves: ``(part of the value, the fake tensor or symbolic size that it is)`` of each.
+    kept: objects of the program in it, of which the sizes are not known.
+    """
+
+    value: Any
+    leaves: list[tuple[Any, Any]]
+    kept: list[Any]
+
+
+def follow_traced_calls(follower: TracedCallFollower | None) -> None:
+    """Have ``follower`` told of each module call that torch.compile traces; None: end it.
+
+    A mark becomes an entry of ``nn_module_stack`` of the nodes. Public: none.
+    """
+    original = _traced_call()
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        assert follower is not None
+        output, stack = tx.output, tx.nn_module_stack
+        backend, trace = _unwrapped_backend(output.compiler_fn), output.tracing_context
+        mark = follower.begin(self.value, backend, trace, dict(stack), _around(output))
+        if mark is None:
+            return original(self, tx, args, kwargs)
+        known = len(output.graph.nodes)
+        stack[mark] = type(self.value).__name__, type(self.value)
+        try:
+            out = original(self, tx, args, kwargs)
+        finally:
+            del stack[mark]
+        read = partial(_read_traced, output, (list(args), dict(kwargs), out))
+        follower.end(mark, read, len(output.graph.nodes) > known)
+        return out
+
+    _traced_module_class().call_function = original if follower is None else call_function
+
+
+def _traced_module_class() -> Any:
+    from torch._dynamo.variables import UnspecializedNNModuleVariable
+
+    return UnspecializedNNModuleVariable
+
+
+@functools.cache
+def _traced_call() -> Callable[..., Any]:
+    """Return torch's own function; asked before any follower is installed."""
+    original: Callable[..., Any] = _traced_module_class().call_function
+    return original
+
+
+def _around(output: Any) -> tuple[str, ...]:
+    names = []
+    tracer = output.current_tracer
+    while tracer is not None:
+        operator = tracer.source_target
+        if operator is not None:
+            names.append(operator.name() if hasattr(operator, "name") else str(operator))
+        tracer = tracer.parent
+    return tuple(names)
+
+
+# Begins the names of functions that go on after a graph break. Public: none.
+RESUMING = "torch_dynamo_resume_in"
+
+
+def current_trace() -> Any:
+    """Return an object that stands for the trace whose function a backend compiles now.
+
+    A function that is traced anew has another one. Public: none.
+    """
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get()
+
+
+class CompiledFrame(NamedTuple):
+    """Function that a backend compiles, as torch.compile traced it.
+
+    variables: with which it was called. read: takes names of parameters and returns
+        ``([their values], result)``; None if the function is compiled up to a graph break only.
+    """
+
+    code: CodeType
+    variables: dict[str, Any]
+    read: Callable[[Sequence[str]], TracedValues] | None
+
+
+def compiled_frame() -> CompiledFrame | None:
+    """Return the function that a backend compiles now; None outside. Public: none."""
+    from torch._dynamo import output_graph, symbolic_convert
+
+    frame, returning = sys._getframe(1), None
+    while frame is not None:
+        name, file = frame.f_code.co_name, frame.f_code.co_filename
+        if name == "compile_subgraph" and file == output_graph.__file__:
+            returning = frame.f_back
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    if returning is None:
+        return None
+    translator = frame.f_locals["self"].root_tx
+    code, variables = translator.f_code, translator.f_locals
+    if returning.f_code is not symbolic_convert.InstructionTranslator._return.__code__:
+        return CompiledFrame(code, variables, None)
+    inst = returning.f_locals["inst"]
+
+    def read(names: Sequence[str]) -> TracedValues:
+        from torch._dynamo.source import LocalSource
+        from torch._dynamo.variables import ConstantVariable
+
+        is_constant = inst.opname == "RETURN_CONST"
+        out = ConstantVariable.create(inst.argval) if is_constant else translator.stack[-1]
+        known = {
+            source.local_name: found
+            for source, found in translator.output.variable_tracker_cache.items()
+            if isinstance(source, LocalSource) and source.is_input
+        }
+        return _read_traced(translator.output, ([known[name] for name in names], out))
+
+    return CompiledFrame(code, variables, read)
+
+
+def _read_traced(output: Any, traced: Any) -> TracedValues:
+    """Return the values of torch.compile's variables; raises TypeError for one of unknown kind."""
+    reader = _TracedReader(output)
+    return TracedValues(reader.read(traced), reader.leaves, reader.kept)
+
+
+class _TracedReader:
+    def __init__(self, output: Any) -> None:
+        self._output = output
+        self.leaves: list[tuple[Any, Any]] = []
+        self.kept: list[Any] = []
+
+    def read(self, variable: Any) -> Any:
+        from torch._dynamo import variables
+        from torch._dynamo.variables.lists import BaseListVariable, RangeVariable
+        from torch._dynamo.variables.tensor import UnspecializedPythonVariable
+
+        if isinstance(variable, (list, tuple)):
+            return type(variable)(map(self.read, variable))
+        if isinstance(variable, dict):
+            return {key: self.read(value) for key, value in variable.items()}
+        if isinstance(variable, variables.LazyVariableTracker):
+            if not variable.is_realized():  # nothing has used it
+                return self._program_value(variable.original_value())
+            variable = variable.unwrap()
+        if isinstance(variable, UnspecializedPythonVariable):
+            raise TypeError("a number that is not fixed at compilation")
+        if isinstance(variable, variables.TensorVariable):
+            return self._leaf(variable.as_proxy().node.meta["example_value"])
+        if isinstance(variable, variables.SymNodeVariable):
+            return self._leaf(variable.sym_num)
+        if isinstance(variable, variables.UserDefinedObjectVariable):
+            return self._object(variable)
+        if isinstance(variable, variables.ConstDictVariable):
+            return {key.vt.as_python_constant(): self.read(v) for key, v in variable.items.items()}
+        if isinstance(variable, BaseListVariable) and not isinstance(variable, RangeVariable):
+            items = list(map(self.read, variable.items))
+            return items if variable.python_type() is list else tuple(items)
+        try:
+            return self._program_value(variable.as_python_constant())
+        except NotImplementedError:
+            raise TypeError(f"a {variable.python_type_name()}") from None
+
+    def _object(self, variable: Any) -> Any:
+        """Return an object of the program, or one like that which the function makes."""
+        from torch._dynamo.variables.base import AttributeMutationNew
+
+        cls = variable.value_type
+        items = getattr(variable, "items", None)
+        if isinstance(items, (list, tuple)) and issubclass(cls, tuple):
+            values = list(map(self.read, items))
+            return cls._make(values) if hasattr(cls, "_make") else tuple.__new__(cls, values)
+        changes = self._output.side_effects.store_attr_mutations.get(variable, {})
+        if not isinstance(variable.mutation_type, AttributeMutationNew):
+            if changes:
+                raise TypeError(f"a {cls.__name__} that the program changes")
+            return self._program_value(variable.value)
+        made = cls.__new__(cls)
+        content = getattr(variable, "_base_vt", None)
+        if content is not None:
+            getattr(made, "update" if isinstance(made, dict) else "extend")(self.read(content))
+        fields = getattr(variable, "fields", None)  # of a frozen dataclass
+        for name, value in {**(fields if isinstance(fields, dict) else {}), **changes}.items():
+            object.__setattr__(made, name, self.read(value))
+        return made
+
+    def _program_value(self, value: Any) -> Any:
+        """Return a value of the program as it is; note the tensors in it."""
+        if isinstance(value, torch.Tensor):
+            # An input of the function has a fake tensor, of which sizes may be symbolic.
+            fake = self._output.fake_mode.fake_tensor_converter._get_memo(value)
+            self.leaves.append((value, value if fake is None else fake))
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self._program_value(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                self._program_value(item)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            for field in dataclasses.fields(value):
+                self._program_value(getattr(value, field.name, None))
+        else:
+            self.kept.append(value)
+        return value
+
+    def _leaf(self, value: Any) -> Any:
+        self.leaves.append((value, value))
+        return value
+
+
 # -- torch.distributed ------------------------------------------------------------------------
 
 
@@ -847,11 +1146,13 @@ def join_fake_group(rank: int, world_size: int) -> None:
 def clear_sharding_caches() -> None:
     """Drop what DTensor remembers of meshes: equal meshes of other ranks have other groups.
 
-    Public: none. What a later torch renames is skipped.
+    Public: none. ``torch.distributed.tensor.debug`` clears the first two as well, but its import
+    needs numpy. What a later torch renames is skipped.
     """
-    from torch.distributed.tensor import _redistribute, _sharding_prop, debug
+    from torch.distributed.tensor import DTensor, _redistribute, _sharding_prop
 
-    debug._clear_sharding_prop_cache()
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
     _redistribute._gen_transform_infos.cache_clear()
     clear_planners = getattr(_redistribute, "clear_redistribute_planner_cache", None)
     if clear_planners is not None:
@@ -1056,6 +1357,7 @@ def _completed_work_class() -> Any:
 #                             partitioner_tag, stack_trace, grapharg (source, example); the
 #                             graph's dynamo_compile_id; source_fn_stack
 # compile/contractions        node.meta: original_aten
+# compile/opaque_regions      node.meta: nn_module_stack
 # compile/instances           node.meta: desc; variable of AccumulateGrad
 # compile/eager_parts         reason, user_stack of a graph break; fail_type, fail_reason, co_name,
 #                             co_filename, co_firstlineno of a compilation; texts of reasons

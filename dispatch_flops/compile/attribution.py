@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class NodeAttribution:
     parameter_positions: positions, among the inputs of the function, of its own module's
         parameters, and of those below it.
     is_of_compiled_autograd: the function is a backward pass that torch.compile traced.
-    classes: of the modules that the function calls, and of its own.
+    own_module: the module whose forward the function is; None if it is not one's.
     """
 
     def __init__(self, names: ModuleNames, traced: fx.GraphModule) -> None:
@@ -46,9 +46,8 @@ class NodeAttribution:
         self._modules = {id(module): module for module in _all_modules(names)}
         self.function_id = str(traced.meta.get("dynamo_compile_id", id(traced))).partition("/")[0]
         self.is_of_compiled_autograd = self.function_id.startswith("!")
-        self._own_module: nn.Module | None = None
+        self.own_module: nn.Module | None = None
         self.fqn = self._find_own_fqn(traced)
-        self.classes = dict.fromkeys((*_called_classes(traced), type(self._own_module)))
         self.used_params = {id(p) for _, _, p in _inputs(traced) if isinstance(p, nn.Parameter)}
         own = self._own_parameters(traced)
         self.parameter_positions = frozenset(own)
@@ -57,7 +56,7 @@ class NodeAttribution:
     @property
     def has_siblings(self) -> bool:
         """True if another module of the model might run the same compiled function."""
-        own = self._own_module
+        own = self.own_module
         return (
             own is not None
             and bool(self._parameter_paths)
@@ -72,7 +71,7 @@ class NodeAttribution:
         Its parameters become used ones. None without such a module of the same class.
         """
         for module in self._modules.values():
-            if type(module) is not type(self._own_module):
+            if type(module) is not type(self.own_module):
                 continue
             held = [_held(module, path) for path in self._parameter_paths]
             if any(found is parameter for found in held):
@@ -86,6 +85,16 @@ class NodeAttribution:
             return ACCUMULATION
         return self._stack_of(node)[-1][1]
 
+    def fqn_of_call(self, stack: Mapping[str, Any], module: nn.Module | None) -> str:
+        """Return the fqn of a module that is called within these, as torch.compile keeps them."""
+        keys = [*stack, *(() if module is None else (str(id(module)),))]
+        return self._fqns_of(keys)[-1][1]
+
+    def module_named(self, fqn: str) -> nn.Module | None:
+        """Return the module of that fqn; None if it does not exist any more."""
+        named = self._names.by_fqn.get(fqn)
+        return None if named is None else named.module()
+
     def module_calls(self, graph: fx.Graph) -> dict[str, int]:
         """Return ``{fqn: its calls in one run of the graph}`` of the modules below ``fqn``."""
         calls = {call for node in graph.nodes for call in self._stack_of(node)[1:]}
@@ -93,17 +102,19 @@ class NodeAttribution:
 
     def _stack_of(self, node: fx.Node) -> list[tuple[str, str]]:
         """Return the running calls as ``(torch.compile's key, fqn)``, outermost first."""
+        return self._fqns_of(_keys_of(node))
+
+    def _fqns_of(self, keys: Iterable[str]) -> list[tuple[str, str]]:
         callers = list(self._names.roots)
         stack = [("", self.fqn)]
-        for key, module in self._traced_in(node):
+        for key, module in self._modules_of(keys):
             named = self._names.find(module, callers)
             callers.append(named)
             stack.append((key, named.fqn))
         return stack
 
-    def _traced_in(self, node: fx.Node) -> Iterator[tuple[str, nn.Module]]:
-        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-        for key in stack:
+    def _modules_of(self, keys: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
+        for key in keys:
             digits = str(key).partition("@")[0]  # "@1" where a module is called a second time
             module = self._modules.get(int(digits)) if digits.isdigit() else None
             if module is not None:
@@ -116,18 +127,20 @@ class NodeAttribution:
             calls and all(is_from_optimizer(node) for node in calls)
         ):
             return OUTSIDE
-        entered = {id(m) for node in traced.graph.nodes for _, m in self._traced_in(node)}
+        entered = {
+            id(m) for node in traced.graph.nodes for _, m in self._modules_of(_keys_of(node))
+        }
         for _, source, value in _inputs(traced):
             owner = self._find_owner(value, _ATTRIBUTE.findall(source))
             if owner is not None:
                 if id(owner) in entered:
                     return OUTSIDE
-                self._own_module = owner
+                self.own_module = owner
                 return self._names.find(owner, self._names.roots).fqn
         for root in self._names.roots:
             module = root.module()
             if module is not None and id(module) not in entered:
-                self._own_module = module
+                self.own_module = module
                 return root.fqn
         return OUTSIDE
 
@@ -136,7 +149,7 @@ class NodeAttribution:
         own: dict[int, tuple[str, ...]] = {}
         for position, source, value in _inputs(traced):
             path = tuple(_ATTRIBUTE.findall(source))
-            if isinstance(value, nn.Parameter) and _held(self._own_module, path) is value:
+            if isinstance(value, nn.Parameter) and _held(self.own_module, path) is value:
                 own[position] = path
         return own
 
@@ -148,6 +161,10 @@ class NodeAttribution:
             if _held(module, attributes) is value:
                 return module
         return None
+
+
+def _keys_of(node: fx.Node) -> Iterable[str]:
+    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or ()
 
 
 def _held(module: nn.Module | None, attributes: Sequence[str]) -> Any:
@@ -184,13 +201,6 @@ def phase_of(node: fx.Node, *, is_backward: bool) -> Phase:
     called = [name for name, _ in node.meta.get("source_fn_stack") or ()]
     is_gradient = any(str(name).startswith(_GRADIENTS) for name in called)
     return "backward" if is_gradient or tag.endswith("backward") else "forward"
-
-
-def _called_classes(traced: fx.GraphModule) -> Iterator[type]:
-    for node in traced.graph.nodes:
-        for _, cls in (node.meta.get("nn_module_stack") or {}).values():
-            if isinstance(cls, type):
-                yield cls
 
 
 def _all_modules(names: ModuleNames) -> Iterator[nn.Module]:

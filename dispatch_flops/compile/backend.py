@@ -14,7 +14,9 @@ from torch import fx, nn
 
 from dispatch_flops import _torch
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.compile import composite_formulas
 from dispatch_flops.compile.attribution import NodeAttribution
+from dispatch_flops.compile.call_recorder import RECORDER
 from dispatch_flops.compile.compilers import Compiler
 from dispatch_flops.compile.eager_parts import EagerParts
 from dispatch_flops.compile.graph import GraphCost
@@ -27,6 +29,7 @@ from dispatch_flops.compile.graph_runs import (
     runs_of,
     uncounted_calls,
 )
+from dispatch_flops.compile.opaque_regions import OpaqueRegions
 from dispatch_flops.compile.step import Step
 from dispatch_flops.compile.step_parts import StepParts
 from dispatch_flops.counting.aggregation import CallAggregator
@@ -49,11 +52,6 @@ from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
 from dispatch_flops.profile.cost import OpCost, Phase
-
-_NO_CALLS = (
-    "its formula is not asked, because a compiled graph holds neither the arguments of the "
-    "module's forward nor the structure of its result"
-)
 
 
 def counting_backend(
@@ -81,9 +79,13 @@ def counting_backend(
         one by one, in place of the function as it was traced.
     model: the model or models whose modules ``profile()`` names; None: it has totals only.
     mode, options: those of ``torch.compile``; one of them, and neither for "aot_eager".
-    causal, flops, custom_mapping: as in ``FlopCounterMode``. Formulas of module classes are not
-        asked: the operators of such a module are counted. An UncountedWarning, issued once for each
-        class, and a note of the profile say so.
+    causal, flops, custom_mapping: as in ``FlopCounterMode``. The formula of a module class is asked
+        for its calls in compiled code. Where it cannot be, the operators of the module are counted;
+        an UncountedWarning, issued once for each class, and a note of the profile say why. That is
+        so for a call with a graph break inside, for one in ``torch.cond`` or the like, and for a
+        formula that is registered after the call was compiled. Formulas of composite operators,
+        such as ``aten.linear``, are never asked, and a warning and a note say so: a graph holds
+        what they consist of.
     strict: ``step()`` and ``total()`` raise UncountedOpsError if something that ran has no known
         cost. Without it (the default) they issue an UncountedWarning, once.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device of
@@ -148,14 +150,16 @@ class CountingBackend(MeteredRun):
         self._own_rules = own_rules
         self._strict = strict
         self._warned = False
-        self._compiled_classes: dict[type, None] = {}
+        self._problems: dict[type, str] = {}
         self._warned_of: set[type] = set()
-        self._eager_parts = EagerParts(self)
+        self._warned_of_composites: set[str] = set()
+        self._eager_parts = EagerParts(self, self._names)
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
         self._runs_at_last_step: Counter[GraphRun] = Counter()
         self._graphs_at_last_step = 0
         self._now = time.perf_counter
         self._last_step_s = self._now()
+        RECORDER.add_backend(self, own_rules)
 
     def __call__(
         self,
@@ -172,12 +176,14 @@ class CountingBackend(MeteredRun):
         self._eager_parts.read()
         with _torch.modes_disabled():
             attribution = NodeAttribution(self._names, graph)
-        self._compiled_classes |= attribution.classes
+            rules = registry.module_rules(self._own_rules)
+            regions = OpaqueRegions(attribution, graph, rules)
+        self._problems = regions.problems | self._problems
         if attribution.is_of_compiled_autograd:
             _torch.keep_node_meta(graph)
         if self._first_call is None:
             self._first_call = self._facts_of_running_model()
-        add_graph = partial(self._add_graph, attribution)
+        add_graph = partial(self._add_graph, attribution, regions)
         return self._compiler.compile(graph, example_inputs, add_graph, mode, options)
 
     def __reduce__(self) -> NoReturn:
@@ -243,10 +249,12 @@ class CountingBackend(MeteredRun):
         with _torch.modes_disabled():
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
             self._warn_of_formulas(stacklevel=3)
-            for cls in self._classes_with_formulas():
-                notes[f"{name_of(cls)}: its operators are counted; {_NO_CALLS}"] = None
+            for cls, problem in self._formulas_not_asked().items():
+                notes[f"{name_of(cls)}: its operators are counted; {problem}"] = None
             module_phases, notes_on_runs = module_phases_of(self.graphs, runs_of(self.graphs))
             notes |= notes_on_runs
+            for name in composite_formulas.formulas_not_asked(self._own_rules):
+                notes[f"{name}: {composite_formulas.REASON}"] = None
             used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
             for cost in self._eager_parts.found():
                 outside: tuple[str, Phase] = (OUTSIDE, "forward")
@@ -260,17 +268,30 @@ class CountingBackend(MeteredRun):
                 notes=tuple(notes),
             )
 
-    def _classes_with_formulas(self) -> list[type]:
-        """Return the classes of compiled modules that have a formula."""
+    def _formulas_not_asked(self) -> dict[type, str]:
+        """Return ``{class: why its formula is not asked}`` of modules that have one."""
         rules = registry.module_rules(self._own_rules)
-        return [cls for cls in self._compiled_classes if cls in rules]
+        return {
+            cls: f"its formula is not asked: {problem}"
+            for cls, problem in self._problems.items()
+            if cls in rules
+        }
 
     def _warn_of_formulas(self, stacklevel: int) -> None:
         """Warn, once of each class, that its formula is not asked."""
-        for cls in self._classes_with_formulas():
+        for cls, problem in self._formulas_not_asked().items():
             if cls not in self._warned_of:
                 self._warned_of.add(cls)
-                text = f"the operators of {name_of(cls)} are counted: {_NO_CALLS}"
+                text = f"the operators of {name_of(cls)} are counted; {problem}"
+                warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
+
+    def _warn_of_composites(self, stacklevel: int) -> None:
+        """Warn, once of each composite operator, that its formula is not asked."""
+        found = composite_formulas.formulas_not_asked(self._own_rules) if self.graphs else []
+        for name in found:
+            if name not in self._warned_of_composites:
+                self._warned_of_composites.add(name)
+                text = f"{name}: {composite_formulas.REASON}"
                 warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
 
     def _facts_of_running_model(self) -> dict[str, Any] | None:
@@ -290,6 +311,7 @@ class CountingBackend(MeteredRun):
     def _report_uncounted(self, runs: Runs, left_eager: Iterable[CallCost]) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
         self._warn_of_formulas(stacklevel=4)
+        self._warn_of_composites(stacklevel=4)
         costs: Counter[CallCost] = Counter(left_eager)
         with _torch.modes_disabled():
             costs += uncounted_calls(self.graphs, runs)
@@ -306,13 +328,18 @@ class CountingBackend(MeteredRun):
         return dict(found)
 
     def _add_graph(
-        self, attribution: NodeAttribution, graph: fx.GraphModule, is_backward: bool
+        self,
+        attribution: NodeAttribution,
+        regions: OpaqueRegions,
+        graph: fx.GraphModule,
+        is_backward: bool,
     ) -> GraphCost:
         """Add a graph that is about to be compiled, and return its cost."""
         with _torch.modes_disabled():
             cost = GraphCost(
                 graph,
                 attribution,
+                regions=regions,
                 is_backward=is_backward or attribution.is_of_compiled_autograd,
                 conventions=self._conventions,
                 own_rules=self._own_rules,

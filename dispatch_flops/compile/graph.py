@@ -17,6 +17,8 @@ from dispatch_flops import _torch
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.instances import Instances
 from dispatch_flops.compile.node_calls import NodeCall, calls_of
+from dispatch_flops.compile.opaque_costs import Costs, OpaqueCosts
+from dispatch_flops.compile.opaque_regions import OpaqueRegions
 from dispatch_flops.compile.subgraphs import count_functions, runs_functions
 from dispatch_flops.compile.templates import (
     Sizes,
@@ -35,7 +37,6 @@ from dispatch_flops.operators.registry import Rule
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 
-Costs = Counter[tuple[str, Phase, CallCost]]
 # The fqn of the module that ran a shared graph, whether it was for recomputation, and the sizes.
 Run = tuple[str | None, bool, Sizes]
 _NOTE_OF_COMPILED_AUTOGRAD = "compiled autograd: backward is in no module"
@@ -71,6 +72,7 @@ class RunCost:
 class GraphCost:
     """Cost and number of runs of one graph that AOTAutograd partitioned.
 
+    regions: opaque calls of the compiled function.
     function: the compiled function of which the graph is a part, as ``(fqn, function_id)``.
     module_calls: ``{fqn: its calls in one run}``; empty for a backward graph.
     used_params: ids of the parameters that take part. on_first_run: called before the first run.
@@ -82,6 +84,7 @@ class GraphCost:
         graph: fx.GraphModule,
         attribution: NodeAttribution,
         *,
+        regions: OpaqueRegions,
         is_backward: bool,
         conventions: Conventions,
         own_rules: Mapping[Any, Rule],
@@ -99,11 +102,18 @@ class GraphCost:
             self._instances = Instances(attribution, graph, is_backward=is_backward)
         self._conventions = conventions
         self._own_rules = own_rules
-        self._calls = list(calls_of(graph, attribution, is_backward=is_backward))
-        has_symbols = any(call.has_symbols for call in self._calls)
+        self._calls = list(calls_of(graph, attribution, regions.around, is_backward=is_backward))
+        self._opaque = OpaqueCosts(
+            regions.formula_calls(self._calls, is_backward=is_backward),
+            attribution,
+            conventions,
+            own_rules,
+            is_backward=is_backward,
+        )
+        has_symbols = self._opaque.has_symbols or any(call.has_symbols for call in self._calls)
         self._symbols = find_symbols(graph) if has_symbols else {}
         self._fixed: tuple[Costs, tuple[str, ...]] | None = None
-        self._by_sizes: dict[Sizes, RunCost] = {}
+        self._by_run: dict[Run, RunCost] = {}
         registry.watch(self)
 
     def run_reader(self) -> Callable[[Sequence[Any]], Run]:
@@ -148,22 +158,26 @@ class GraphCost:
     def rules_changed(self) -> None:
         """Drop the computed costs: rules were added or removed."""
         self._fixed = None
-        self._by_sizes = {}
+        self._by_run = {}
+        self._opaque.rules_changed()
 
     def cost(self, run: Run) -> RunCost:
         """Return the cost of one run, with fqns and phases as they were traced."""
-        _, _, sizes = run
-        found = self._by_sizes.get(sizes)
+        module, _, sizes = run
+        key = module if self._opaque.calls else None, False, sizes
+        found = self._by_run.get(key)
         if found is None:
-            found = self._by_sizes[sizes] = self._compute(sizes)
+            found = self._by_run[key] = self._compute(key)
         return found
 
-    def _compute(self, sizes: Sizes) -> RunCost:
+    def _compute(self, run: Run) -> RunCost:
+        module, _, sizes = run
         values = {symbol: int(size) for symbol, size in zip(self._symbols, sizes, strict=True)}
         if self._fixed is None:
             self._fixed = self._sum(call for call in self._calls if not call.has_symbols)
         costs, notes = self._fixed
         more, more_notes = self._sum((call for call in self._calls if call.has_symbols), values)
+        more += self._opaque.costs(values, lambda fqn: self.fqn_in(module, fqn))
         return RunCost.of(costs + more, tuple(dict.fromkeys((*self._notes, *notes, *more_notes))))
 
     def _sum(
@@ -172,6 +186,8 @@ class GraphCost:
         costs: Costs = Counter()
         notes: dict[str, None] = {}
         for call in calls:
+            if self._opaque.includes(call):
+                continue
             found, found_notes = self._cost_of(call, values or {})
             notes |= dict.fromkeys(found_notes)
             for cost, times in found.items():

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dispatch_flops.counting.step_totals import StepTotals
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import add_costs
-from dispatch_flops.profile.cost import MODEL_PHASES, OpCost, Phase
+from dispatch_flops.profile.cost import OpCost, Phase
 from dispatch_flops.units import ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(StepTotals):
     """Cost and wall time of the graphs that ran between two calls of ``CountingBackend.step``.
 
         step = backend.step()
@@ -29,31 +29,6 @@ class Step:
     costs: Mapping[Phase, OpCost] = field(default_factory=dict)
     seconds: float
     uncounted: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def is_lower_bound(self) -> bool:
-        """True if something that ran has no known cost."""
-        return bool(self.uncounted)
-
-    @property
-    def total(self) -> OpCost:
-        """Cost of all phases (hardware FLOPs)."""
-        return add_costs(self.costs.values())
-
-    @property
-    def model_total(self) -> OpCost:
-        """Cost of forward and backward, without recomputation (model FLOPs)."""
-        return add_costs(self.costs.get(phase) for phase in MODEL_PHASES)
-
-    @property
-    def total_flops(self) -> int:
-        """FLOPs of all phases."""
-        return self.total.flops
-
-    @property
-    def model_flops(self) -> int:
-        """FLOPs of forward and backward."""
-        return self.model_total.flops
 
     @property
     def flops_per_s(self) -> float | None:

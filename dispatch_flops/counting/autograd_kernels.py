@@ -19,7 +19,7 @@ from dispatch_flops._torch import OpOverload
 from dispatch_flops.counting.composite_calls import run_composite
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
-from dispatch_flops.operators.composites import is_taken_apart, operators_of_extensions
+from dispatch_flops.operators.composites import operators_of_extensions, taken_apart_of
 from dispatch_flops.operators.registry import Rule
 
 Kernel = Callable[..., Any]
@@ -94,9 +94,7 @@ def _wanted() -> dict[OpOverload, _Wanted]:
     observed: set[OpOverload] = set()
     if _counters:
         observed.update(operators_of_extensions())
-        for op in registry.operators_with_formulas(*_counters.values()):
-            if is_taken_apart(op):
-                observed.add(op)
+        observed.update(taken_apart_of(registry.keys_with_formulas(*_counters.values())))
     return {
         op: _Wanted(tuple(_provided.get(op, {}).items()), op in observed)
         for op in {*observed, *_provided}

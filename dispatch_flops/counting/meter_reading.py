@@ -11,13 +11,14 @@ from torch import distributed
 
 from dispatch_flops.analysis.efficiency import utilisation
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.counting.step_totals import StepTotals
 from dispatch_flops.profile import OpTotal, add_costs
-from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, OpCost, Phase
+from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, OpCost, Phase, in_order
 from dispatch_flops.units import flops_per_s_text, fraction_text, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class MeterReading:
+class MeterReading(StepTotals):
     """Costs, times and rates of some steps.
 
     steps: how many. samples, tokens: what the program stated of them.
@@ -66,32 +67,8 @@ class MeterReading:
     @property
     def costs(self) -> dict[Phase, OpCost]:
         """Cost of each phase."""
-        return {phase: add_costs(_costs(self.operators, (phase,))) for phase in PHASES}
-
-    @property
-    def total(self) -> OpCost:
-        """Cost of all phases (hardware FLOPs)."""
-        return add_costs(op.cost for op in self.operators)
-
-    @property
-    def model_total(self) -> OpCost:
-        """Cost of forward and backward, without recomputation (model FLOPs)."""
-        return add_costs(_costs(self.operators, MODEL_PHASES))
-
-    @property
-    def total_flops(self) -> int:
-        """FLOPs of all phases."""
-        return self.total.flops
-
-    @property
-    def model_flops(self) -> int:
-        """FLOPs of forward and backward."""
-        return self.model_total.flops
-
-    @property
-    def is_lower_bound(self) -> bool:
-        """True if something that ran has no known cost."""
-        return bool(self.uncounted)
+        found = in_order((*PHASES, *(op.phase for op in self.operators)))
+        return {phase: add_costs(_costs(self.operators, (phase,))) for phase in found}
 
     @property
     def flops_per_s(self) -> float | None:

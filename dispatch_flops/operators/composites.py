@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import torch
 
 from dispatch_flops import _torch
-from dispatch_flops._torch import OpOverload
+from dispatch_flops._torch import OpOverload, OpOverloadPacket
+from dispatch_flops.operators.operator_keys import find_loaded
 
 _DEVICES = ("CPU", "CUDA")
 _AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA")
@@ -52,6 +56,34 @@ def is_taken_apart(func: OpOverload) -> bool:
 def is_of_extension(func: OpOverload) -> bool:
     """Return True for an operator of a library that torch does not ship."""
     return func.namespace not in _OF_TORCH
+
+
+_of_keys: tuple[object, dict[Any, tuple[OpOverload, ...]]] = ((), {})
+
+
+def taken_apart_of(keys: Collection[Any]) -> set[OpOverload]:
+    """Return the loaded overloads of registry keys, and in-place forms, that are taken apart."""
+    global _of_keys
+    loaded = _torch.libraries_loaded()
+    if _of_keys[0] != loaded:
+        _of_keys = loaded, {}
+    known = _of_keys[1]
+    for key in keys:
+        if key not in known:
+            known[key] = tuple(op for op in _overloads_of(key) if is_taken_apart(op))
+    return {op for key in keys for op in known[key]}
+
+
+def _overloads_of(key: Any) -> list[OpOverload]:
+    """Return the overloads to which a rule under ``key`` applies."""
+    found = find_loaded(key) if isinstance(key, str) else key
+    if isinstance(found, OpOverload):
+        return [found]
+    if not isinstance(found, OpOverloadPacket):
+        return []
+    in_place = find_loaded(f"{_torch.packet_name(found)}_")
+    packets = (found, in_place) if isinstance(in_place, OpOverloadPacket) else (found,)
+    return [op for packet in packets for op in _torch.overloads_of(packet)]
 
 
 _extensions: dict[str, OpOverload | None] = {}  # by name; None for what a mode sees

@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dispatch_flops import _torch
 
-_LEAST_LIKENESS = 0.75  # a library that is still being loaded may define less similar names later
+_LEAST_LIKENESS = 0.75
+_listed: tuple[Any, Mapping[str, set[str]]] = ((), {})
 
 
 def warn_of_misspelt(keys: Iterable[Any]) -> None:
-    """Warn of each name that its library lacks while it has a similar one.
+    """Warn of each name that its library lacks, with the nearest name if there is a similar one.
 
     A string among the keys is the name of an operator that is not defined. A library that is not
     loaded may define it later.
     """
     for name in keys:
-        if isinstance(name, str) and (nearest := _nearest(name)) is not None:
+        if not isinstance(name, str):
+            continue
+        library, _, own = name.partition("::")
+        known = _names_by_library().get(library)
+        if known and f"{own}_" not in known:  # the formula applies to that in-place operator
             warnings.warn(
-                f"no operator is named {name!r}; did you mean {nearest!r}? The formula applies "
-                "only if an operator of that name is defined later",
+                f"no operator is named {name!r}{_suggestion(library, own, known)} The formula "
+                "applies only if an operator of that name is defined later",
                 stacklevel=4,
             )
 
 
-def _nearest(name: str) -> str | None:
-    library, _, own = name.partition("::")
-    parts = (full.partition("::") for full in _torch.all_operator_names())
-    known = {known for of, _, known in parts if of == library}
-    if "." not in own:
-        known = {full.partition(".")[0] for full in known}
-    found = difflib.get_close_matches(own, sorted(known), n=1, cutoff=_LEAST_LIKENESS)
-    return f"{library}::{found[0]}" if found else None
+def _suggestion(library: str, own: str, known: set[str]) -> str:
+    names = known if "." in own else {full.partition(".")[0] for full in known}
+    found = difflib.get_close_matches(own, sorted(names), n=1, cutoff=_LEAST_LIKENESS)
+    return f"; did you mean '{library}::{found[0]}'?" if found else f" in the library {library!r}."
+
+
+def _names_by_library() -> Mapping[str, set[str]]:
+    """Return the names of all operators, without their library's. Listing them takes time."""
+    global _listed
+    loaded = _torch.libraries_loaded()
+    if _listed[0] != loaded:
+        names: defaultdict[str, set[str]] = defaultdict(set)
+        for full in _torch.all_operator_names():
+            library, _, own = full.partition("::")
+            names[library].add(own)
+        _listed = loaded, names
+    return _listed[1]

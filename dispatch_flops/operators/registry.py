@@ -18,12 +18,11 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload, OpOverloadPacket
-from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
+from dispatch_flops.errors import DuplicateFormulaError, FormulaError, UnknownOperatorError
 from dispatch_flops.operators.formula_signatures import check_formula
 from dispatch_flops.operators.misspelt_names import warn_of_misspelt
 from dispatch_flops.operators.operator_keys import (
     candidate_keys,
-    find_loaded,
     full_name,
     name_of,
     schema_of,
@@ -131,8 +130,8 @@ def register_flops(
     The function is called as ``formula(*args, out=out, **kwargs)`` with the operator's own
     arguments and its result. It may read shapes, dtypes and layouts, never data. It returns an
     ``OpCost``, an int meaning FLOPs, or a ``Split`` of the cost among submodules and phases.
-    Formulas written for ``torch.utils.flop_counter`` are accepted too. A name that its library
-    lacks, while it has a similar one, is accepted with a warning.
+    Formulas written for ``torch.utils.flop_counter`` are accepted too. A name that a loaded
+    library lacks is accepted with a warning.
 
     targets: ``torch.ops.lib.op`` (all overloads), ``torch.ops.lib.op.overload``, the result of
         ``torch.library.custom_op``, a higher-order operator, a Triton kernel, an ``nn.Module``
@@ -151,8 +150,8 @@ def register_flops(
     Raises, before anything is registered:
         DuplicateFormulaError: a target already has a formula and ``override`` is False.
         UnknownOperatorError: a target is not an operator, or has no schema for ``by_name``.
-        FormulaError: no call of a target fits the formula's parameters, or with ``by_name`` a
-            parameter is not an argument of the operators.
+        FormulaError: the formula is not a function, no call of a target fits its parameters, or
+            with ``by_name`` a parameter is not an argument of the operators.
 
     Example::
 
@@ -166,7 +165,8 @@ def register_flops(
         _refuse_without_schema(keys)
 
     def decorate(formula: F) -> F:
-        builtin = str(formula.__module__).startswith("dispatch_flops.operators.formulas")
+        module = str(getattr(formula, "__module__", ""))
+        builtin = module.startswith("dispatch_flops.operators.formulas")
         if not override:
             _refuse_duplicates(keys if builtin else _keys_replaced_by(keys))
         rule = Rule(
@@ -189,6 +189,8 @@ def register_flops(
 
 def _accepted(formula: Formula, keys: Iterable[Any], *, by_name: bool = False) -> Formula:
     """Return the user's formula as rules call it; raises FormulaError as ``register_flops``."""
+    if not callable(formula):
+        raise FormulaError(f"{formula!r} is not a function; pass the formula itself")
     keys = list(keys)
     warn_of_misspelt(keys)
     accepted = accept_torch_style(formula)
@@ -364,23 +366,13 @@ def _find(rules: Mapping[Any, Rule], op: Any) -> Rule | None:
     return next((rules[key] for key in candidate_keys(op) if key in rules), None)
 
 
-def operators_with_formulas(*extras: Mapping[Any, Rule]) -> set[OpOverload]:
-    """Return the loaded overloads that have a formula of the user's.
+def keys_with_formulas(*extras: Mapping[Any, Rule]) -> set[Any]:
+    """Return the keys that have a formula of the user's.
 
     extras: counters' own rules.
     """
     layers = (_USER, *(override.rules for override in list(_OVERRIDES)), *extras)
-    found: set[OpOverload] = set()
-    for key in {key for rules in layers for key in rules}:
-        known = find_loaded(key) if isinstance(key, str) else key
-        if isinstance(known, OpOverload):
-            found.add(known)
-        elif isinstance(known, OpOverloadPacket):
-            in_place = find_loaded(f"{_torch.packet_name(known)}_")
-            for packet in (known, in_place):
-                if isinstance(packet, OpOverloadPacket):
-                    found.update(_torch.overloads_of(packet))
-    return found
+    return {key for rules in layers for key in list(rules)}
 
 
 def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:

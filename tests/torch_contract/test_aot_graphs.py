@@ -178,7 +178,7 @@ def test_meta_val_is_a_fake_of_what_the_node_returns(trained: tuple[Net, Graphs]
 
 def test_meta_nn_module_stack_is_keyed_by_ids_of_modules(trained: tuple[Net, Graphs]) -> None:
     """dispatch_flops relies on this for a forward node's module (compile/attribution.py:
-    ``_traced_in``): ids, with "@1" and so on where a module is called again.
+    ``_modules_of``): ids, with "@1" and so on where a module is called again.
     """
     model, graphs = trained
     keys = [str(list(n.meta["nn_module_stack"])[-1]) for n in products(graphs.forward[0])]
@@ -193,7 +193,7 @@ def test_meta_fwd_nn_module_stack_of_backward_nodes_is_their_forwards(
     trained: tuple[Net, Graphs],
 ) -> None:
     """dispatch_flops relies on this for a backward node's module (compile/attribution.py:
-    ``_traced_in``).
+    ``_modules_of``).
     """
     model, graphs = trained
     found = [n.meta.get("fwd_nn_module_stack") for n in products(graphs.backward[0])]

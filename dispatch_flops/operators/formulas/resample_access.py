@@ -26,20 +26,23 @@ def _resampling(count: CountElements) -> Declaration:
     @depends_on_numbers
     def resampling(arguments: Arguments, out: torch.Tensor) -> Access:
         """The neighbours of each position of the result."""
-        source: torch.Tensor = arguments["self"]
+        name = "input" if "input" in arguments else "self"  # the former in ``.vec``
+        source: torch.Tensor = arguments[name]
         align_corners = bool(arguments.get("align_corners"))
-        sizes = zip(source.shape[2:], out.shape[2:], _scales(arguments), strict=True)
+        sizes = zip(source.shape[2:], out.shape[2:], _scales(arguments, source), strict=True)
         elements = math.prod(
             count(size, results, 1 / scale if scale else size / results, align_corners)
             for size, results, scale in sizes
         )
-        return read_in_part(arguments, {"self": math.prod(source.shape[:2]) * elements})
+        return read_in_part(arguments, {name: math.prod(source.shape[:2]) * elements})
 
     return resampling
 
 
-def _scales(arguments: Arguments) -> Sequence[float | None]:
+def _scales(arguments: Arguments, source: torch.Tensor) -> Sequence[float | None]:
     """Return the factor of each dimension, None where the sizes give it."""
+    if "scale_factors" in arguments:
+        return arguments["scale_factors"] or [None] * len(source.shape[2:])
     return [value for name, value in arguments.items() if name.startswith("scales")]
 
 

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -326,32 +327,42 @@ def own_formula(module: nn.Module, x: Tensor, *, out: Tensor) -> int:
     return 1
 
 
-def test_formula_of_a_module_class_is_not_asked_and_the_profile_says_so() -> None:
+@contextmanager
+def formula_registered_late(cls: type) -> Iterator[None]:
+    register_flops(cls)(own_formula)
+    try:
+        yield
+    finally:
+        unregister_flops(cls)
+
+
+def test_formula_of_a_module_class_that_is_not_asked_is_in_the_profiles_notes() -> None:
     model = Net()
-    backend = counting_backend("aot_eager", model, custom_mapping={nn.Linear: own_formula})
+    backend = counting_backend("aot_eager", model)
     train(torch.compile(model, backend=backend))
-    with pytest.warns(UncountedWarning, match="operators of module.Linear are counted"):
-        profile = backend.profile()
-    assert profile.total("forward").macs == 2 * A * B * C
-    assert any(note.startswith("module.Linear: its operators") for note in profile.notes)
-    plain = counting_backend("aot_eager", model).profile()
-    assert not any("module." in note for note in plain.notes)
+    with formula_registered_late(nn.Linear):
+        with pytest.warns(UncountedWarning, match="operators of module.Linear are counted"):
+            profile = backend.profile()
+        assert profile.total("forward").macs == 2 * A * B * C
+        assert any(note.startswith("module.Linear: its operators") for note in profile.notes)
+        plain = counting_backend("aot_eager", model).profile()
+        assert not any("module." in note for note in plain.notes)
 
 
 @pytest.mark.parametrize("read", ["step", "total", "profile"])
-def test_formula_of_a_module_class_is_warned_of_once_without_a_model(read: str) -> None:
-    backend = counting_backend("aot_eager", custom_mapping={nn.Linear: own_formula})
-    getattr(backend, read)()  # nothing is compiled yet
+def test_formula_of_a_module_class_that_is_not_asked_is_warned_of_once(read: str) -> None:
+    backend = counting_backend("aot_eager")
     train(torch.compile(Net(), backend=backend))
-    with pytest.warns(UncountedWarning, match="its formula is not asked") as caught:
-        getattr(backend, read)()
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        backend.step()
-        backend.total()
-        backend.profile()
+    with formula_registered_late(nn.Linear):
+        with pytest.warns(UncountedWarning, match="its formula is not asked") as caught:
+            getattr(backend, read)()
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            backend.step()
+            backend.total()
+            backend.profile()
 
 
 def test_formula_of_a_module_class_that_compiles_itself_is_warned_of_when_registered_late() -> None:
@@ -360,12 +371,11 @@ def test_formula_of_a_module_class_that_compiles_itself_is_warned_of_when_regist
     model.compile(backend=backend)
     train(model)
     backend.step()
-    register_flops(Net)(own_formula)
-    try:
-        with pytest.warns(UncountedWarning, match="operators of .*Net are counted"):
-            backend.step()
-    finally:
-        unregister_flops(Net)
+    with (
+        formula_registered_late(Net),
+        pytest.warns(UncountedWarning, match="operators of .*Net are counted"),
+    ):
+        backend.step()
 
 
 def test_formula_of_a_class_that_is_not_compiled_is_not_warned_of() -> None:
@@ -374,3 +384,30 @@ def test_formula_of_a_class_that_is_not_compiled_is_not_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert backend.profile().total("forward").macs == 2 * A * B * C
+
+
+def test_formula_of_a_composite_operator_is_not_asked_and_the_backend_says_so() -> None:
+    def stated(*_: Any, out: Any, **__: Any) -> OpCost:
+        return OpCost(macs=1, flops=2)
+
+    backend = counting_backend("aot_eager", custom_mapping={torch.ops.aten.linear: stated})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backend.step()  # nothing is compiled yet
+    with torch.no_grad():
+        torch.compile(Net(), backend=backend)(torch.ones(A, B))
+    with pytest.warns(UncountedWarning, match="aten.linear: its formula is not asked") as warned:
+        assert backend.step().total.macs == 2 * A * B * C
+    backend.total()
+    assert len(warned) == 1
+    assert any(note.startswith("aten.linear: its formula") for note in backend.profile().notes)
+
+
+def test_formula_of_an_operator_that_is_not_composite_is_not_warned_of() -> None:
+    mapping = {torch.ops.aten.addmm: lambda *_, out, **__: OpCost(macs=1, flops=2)}
+    backend = counting_backend("aot_eager", custom_mapping=mapping)
+    with torch.no_grad():
+        torch.compile(Net(), backend=backend)(torch.ones(A, B))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert backend.step().total.macs == 2

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, OpCost, Profile, overridden
 from dispatch_flops.errors import UncountedWarning
+from dispatch_flops.operators import composites
 from dispatch_flops.operators.registry import register_flops, unregister_flops
 from tests.helpers.profiling import profile_of
 
@@ -51,6 +52,17 @@ COMPOSITES: dict[str, tuple[Any, Callable[[Tensor], Any], Tensor]] = {
         lambda x: F.cross_entropy(x, torch.tensor([0, 2])),
         ROWS,
     ),
+    "interpolate": (
+        aten.upsample_bilinear2d,
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+        IMAGE,
+    ),
+    "interpolate to a size": (
+        aten.upsample_nearest2d,
+        lambda x: F.interpolate(x, size=(3, 5)),
+        IMAGE,
+    ),
+    "max_pool2d": (aten.max_pool2d, nn.MaxPool2d(3), IMAGE),
     "bilinear": (aten.bilinear, lambda x: nn.Bilinear(3, 3, 5)(x, x), ROWS),
 }
 MODES: dict[str, Callable[[], Any]] = {
@@ -317,3 +329,30 @@ def test_extension_that_writes_in_place_without_a_formula_is_listed(
     library.impl("write_", write, "CompositeImplicitAutograd")
     with pytest.warns(UncountedWarning, match="write_"):
         profile_of(torch.ops.dispatch_flops_extension.write_, ROWS.clone())
+
+
+def test_kernels_of_a_counter_do_not_have_operators_listed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FlopCounterMode(display=False, custom_mapping={aten.linear: stated}):
+        pass
+    monkeypatch.setattr(composites, "_list_extensions", lambda: pytest.fail("listed again"))
+    with (
+        FlopCounterMode(display=False, custom_mapping={aten.linear: stated}),
+        FlopCounterMode(display=False),
+        overridden({aten.layer_norm: stated}),
+    ):
+        pass
+
+
+def test_formulas_that_are_known_are_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"dispatch_flops_unloaded::operator{i}" for i in range(50)]
+    register_flops(names)(stated)
+    try:
+        with FlopCounterMode(display=False):
+            pass
+        monkeypatch.setattr(composites, "_overloads_of", lambda key: pytest.fail("looked up again"))
+        with FlopCounterMode(display=False):
+            pass
+    finally:
+        unregister_flops(names)

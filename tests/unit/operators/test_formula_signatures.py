@@ -53,7 +53,8 @@ def with_too_few_names(*, self: Tensor, out: Tensor) -> int:
     return 1
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Any, Any, bool, str]] = {
+    "not a function": (aten.mm, 2 * 3, False, "6 is not a function; pass the formula itself"),
     "no out": (aten.mm, without_out, False, r"\(x\) does not accept the operator's result"),
     "out by position": (aten.mm, with_out_by_position, False, "does not accept the operator's"),
     "no out, module": (nn.Linear, without_out, False, "does not accept the operator's result"),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
-from dispatch_flops import FlopCounterMode, register_flops
+from dispatch_flops import FlopCounterMode, _torch, register_flops
 from dispatch_flops.operators.registry import unregister_flops
+
+
+def cost(*_: Any, **__: Any) -> int:
+    return 0
 
 
 @pytest.mark.parametrize(
@@ -17,22 +22,45 @@ from dispatch_flops.operators.registry import unregister_flops
 )
 def test_misspelt_operator_is_warned_of_with_the_nearest_name(name: str, meant: str) -> None:
     with pytest.warns(UserWarning, match=f"no operator is named '{name}'; did you mean '{meant}'"):
-        register_flops(name)(lambda *_, **__: 0)
+        register_flops(name)(cost)
     unregister_flops(name)
 
 
 def test_misspelt_operator_of_one_counter_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="did you mean 'aten::gelu'"):
-        FlopCounterMode(display=False, custom_mapping={"aten::gellu": lambda *_, **__: 0})
+        FlopCounterMode(display=False, custom_mapping={"aten::gellu": cost})
+
+
+def test_name_that_is_like_none_of_its_library_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="no operator is named 'aten::quite_another_operator' in"):
+        FlopCounterMode(display=False, custom_mapping={"aten::quite_another_operator": cost})
+
+
+def test_names_of_operators_are_listed_once_for_many_registrations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed: list[None] = []
+    list_names = _torch.all_operator_names
+
+    def counted() -> list[str]:
+        listed.append(None)
+        return list_names()
+
+    monkeypatch.setattr(_torch, "all_operator_names", counted)
+    names = [f"dispatch_flops_unloaded::operator{i}" for i in range(50)]
+    for name in names:
+        register_flops(name)(cost)
+    unregister_flops(names)
+    assert len(listed) <= 1
 
 
 @pytest.mark.parametrize(
-    "name", ["dispatch_flops_unloaded::gelu", "aten::quite_another_operator", "aten::gelu"]
+    "name", ["dispatch_flops_unloaded::gelu", "aten::gelu", "aten::fill_diagonal"]
 )
 def test_name_that_may_be_meant_is_accepted_silently(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        FlopCounterMode(display=False, custom_mapping={name: lambda *_, **__: 0})
+        FlopCounterMode(display=False, custom_mapping={name: cost})
 
 
 def test_warning_points_at_the_registration() -> None:

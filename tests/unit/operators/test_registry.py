@@ -95,12 +95,12 @@ def test_register_flops_with_a_repeated_target_registers_it_once() -> None:
 
 
 def test_register_flops_by_name_applies_to_an_operator_loaded_later() -> None:
-    name = "dispatch_flops_test::loaded_later"
+    name = "dispatch_flops_test_later::loaded_later"
     register_flops(name)(costs(7))
-    library = torch.library.Library("dispatch_flops_test", "FRAGMENT")
+    library = torch.library.Library("dispatch_flops_test_later", "FRAGMENT")
     library.define("loaded_later(Tensor x) -> Tensor")
     library.impl("loaded_later", lambda x: x.clone(), "CPU")
-    later = torch.ops.dispatch_flops_test.loaded_later
+    later = torch.ops.dispatch_flops_test_later.loaded_later
     assert flops_of(later) == 7
     with pytest.raises(DuplicateFormulaError, match="loaded_later"):
         register_flops(later)(costs(5))
@@ -351,15 +351,15 @@ def test_register_flops_with_by_name_and_no_schema_raises(target: Any) -> None:
 
 
 def test_register_flops_by_name_applies_to_overloads_and_in_place_forms() -> None:
-    register_flops(["dispatch_flops_test::exact.default", "dispatch_flops_test::plain"])(costs(7))
-    library = torch.library.Library("dispatch_flops_test", "FRAGMENT")
+    register_flops(["dispatch_flops_forms::exact.default", "dispatch_flops_forms::plain"])(costs(7))
+    library = torch.library.Library("dispatch_flops_forms", "FRAGMENT")
     library.define("exact(Tensor x) -> Tensor")
     library.define("plain_(Tensor(a!) x) -> Tensor(a!)")
     library.impl("exact", lambda x: x.clone(), "CPU")
     library.impl("plain_", lambda x: x.zero_(), "CPU")
-    later = torch.ops.dispatch_flops_test
+    later = torch.ops.dispatch_flops_forms
     assert (flops_of(later.exact), flops_of(later.plain_)) == (7, 7)
-    unregister_flops(["dispatch_flops_test::exact.default", "dispatch_flops_test::plain"])
+    unregister_flops(["dispatch_flops_forms::exact.default", "dispatch_flops_forms::plain"])
 
 
 # -- custom operators ------------------------------------------------------------------------
