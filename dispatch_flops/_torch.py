@@ -316,6 +316,13 @@ sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 # The node whose backward runs in this thread, or None. Public: none.
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 
+# References to a tensor, from C++ and from its Python object. Public: none.
+tensor_use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
+
+# References to a storage by its ``_cdata``: of each of its tensors and, if it has one, of its
+# Python object. Public: none.
+storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+
 # Which backward pass runs in this thread, -1 for none; asked at every operator. Public: none.
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 

@@ -9,7 +9,8 @@ import torch
 
 from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.formulas._arithmetic import contract, same_shaped
-from dispatch_flops.operators.formulas._attention import forward, rectangle
+from dispatch_flops.operators.formulas._attention import forward, rectangle, total
+from dispatch_flops.operators.formulas.attention_packed import values_at_hand
 from dispatch_flops.operators.formulas.norm import fused_rms_norm
 from dispatch_flops.operators.formulas.partial_access import picked_bytes
 from dispatch_flops.operators.formulas.sorting import comparisons
@@ -106,13 +107,14 @@ def rotary_embedding(
     return dataclasses.replace(cost, bytes_read=read, bytes_written=nbytes((query, key)))
 
 
-@register_flops(["_C::paged_attention_v1", "_C::paged_attention_v2"], by_name=True)
+@register_flops(["_C::paged_attention_v1", "_C::paged_attention_v2"], by_name=True, cacheable=False)
 @depends_on_numbers
 def paged_attention(
     *,
     query: Tensor,
     key_cache: Tensor,
     num_kv_heads: int,
+    seq_lens: Tensor,
     max_seq_len: int,
     alibi_slopes: Tensor | None,
     out: None,
@@ -120,14 +122,15 @@ def paged_attention(
 ) -> OpCost:
     """query[sequences,H,d], one query each, and keys and values in pages.
 
-    Lengths are on a device: every sequence counts as ``max_seq_len`` long, an upper bound.
-    MACs: sequences·H·max_seq_len·2d. FLOPs: ``_attention.forward``'s.
+    MACs: Σ H·length·2d; with lengths on a device every sequence counts as ``max_seq_len`` long, an
+    upper bound. FLOPs: ``_attention.forward``'s.
     Source: vllm-project/vllm, csrc/torch_bindings.cpp.
     """
     sequences, heads, size = query.shape
-    scores = rectangle(sequences, heads, num_kv_heads, 1, max_seq_len, size, size)
+    lengths = values_at_hand(seq_lens) or [max_seq_len] * sequences
+    scores = total(rectangle(1, heads, num_kv_heads, 1, length, size, size) for length in lengths)
     cost = forward(scores, masked=alibi_slopes is not None, dropout=False)
-    cached = 2 * sequences * max_seq_len * num_kv_heads * size * key_cache.element_size()
+    cached = 2 * sum(lengths) * num_kv_heads * size * key_cache.element_size()
     read = nbytes(query) + cached
     return dataclasses.replace(cost, bytes_read=read, bytes_written=nbytes(query))
 

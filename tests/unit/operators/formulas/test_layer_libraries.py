@@ -140,19 +140,23 @@ PAGED = (
 )
 
 
-def test_paged_attention_counts_the_longest_length_for_each_sequence() -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_paged_attention_counts_the_lengths_that_are_at_hand(device: str) -> None:
+    """Lengths on a device count as the longest one."""
     longest = 7
+    lengths = torch.arange(longest - T + 1, longest + 1, dtype=torch.int32, device=device)
+    keys = sum(range(longest - T + 1, longest + 1)) if device == "cpu" else T * longest
     query = torch.ones(T, HEADS, SIZE)
     cache: Tensor = torch.ones(11, KV_HEADS, SIZE, 16)
-    tables, lengths, scale = torch.ones(T, 1), torch.ones(T), torch.ones(1)
+    tables, scale = torch.ones(T, 1), torch.ones(1)
     args = (torch.empty_like(query), query, cache, cache, KV_HEADS, 1.0, tables, lengths, 16,
             longest, None, "auto", scale, scale, 0, 0, 0, 0, 0)  # fmt: skip
     with stand_in("_C", PAGED, nothing) as op:
         total = profile_of(op, *args).total()
-    pairs, rows = T * HEADS * longest, T * HEADS
+    pairs, rows = HEADS * keys, T * HEADS
     assert total.macs == pairs * 2 * SIZE
     assert total.flops == 2 * total.macs + (rows + pairs) * SIZE + 6 * pairs - 2 * rows
-    assert total.bytes_read == 4 * (query.numel() + 2 * T * longest * KV_HEADS * SIZE)
+    assert total.bytes_read == 4 * (query.numel() + 2 * keys * KV_HEADS * SIZE)
     assert total.bytes_written == 4 * query.numel()
 
 
