@@ -28,6 +28,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode as TorchCounter
 
 from dispatch_flops import FlopCounterMode, FlopMeter
+from dispatch_flops.profilers.model_state import ModelState
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
 
 IN, HID, OUT = 64, 128, 16
@@ -99,10 +100,10 @@ def look_up(rounds: int = 800) -> None:
 
     def looked_up() -> Callable[[], None]:
         model, optimizer, run = make()
-        modules, known = tuple(model.modules()), dict[Any, int]()
+        state, known = ModelState(model), dict[Any, int]()
 
         def on_call(module: nn.Module, args: Any, kwargs: Any) -> None:
-            known.setdefault(("call", call_signature(modules, args, kwargs)), 1)
+            known.setdefault(("call", call_signature(state, args, kwargs)), 1)
 
         def on_stepping(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             known.setdefault(("stepping", optimizer_signature(optimizer)), 1)

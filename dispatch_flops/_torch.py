@@ -316,6 +316,13 @@ sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 # The node whose backward runs in this thread, or None. Public: none.
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 
+# References to a tensor, from C++ and from its Python object. Public: none.
+tensor_use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
+
+# References to a storage by its ``_cdata``: of each of its tensors and, if it has one, of its
+# Python object. Public: none.
+storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+
 # Which backward pass runs in this thread, -1 for none; asked at every operator. Public: none.
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -493,9 +500,29 @@ def module_call() -> Any:
 # True of parameters without a shape as yet. Public: ``isinstance`` of UninitializedParameter.
 is_lazy: Callable[[Any], bool] = torch.nn.parameter.is_lazy
 
+
+def function_transforms() -> tuple[Any, ...] | None:
+    """Return the transforms of torch.func that run, each with its batch size if it is a ``vmap``.
+
+    Inside ``vmap`` a tensor's shape lacks the dimension that is mapped over. Public: none.
+    """
+    transforms = _interpreter_stack()
+    if transforms is None:
+        return None
+    return tuple(
+        _Vmap(one).batchSize() if one.key() == _TransformType.Vmap else str(one.key())
+        for one in transforms
+    )
+
+
+_interpreter_stack = torch._C._functorch.get_interpreter_stack
+_TransformType = torch._C._functorch.TransformType
+_Vmap = torch._C._functorch.CVmapInterpreterPtr
+
 # -- torch.compile ----------------------------------------------------------------------------
 
 DYNAMO = "torch._dynamo"  # in sys.modules once the program has compiled something
+_COMPILED_CALL = str(Path("torch", "_dynamo", "eval_frame.py"))
 POLYFILLS = str(Path(torch.__file__).parent / "_dynamo" / "polyfills")  # Python for builtins
 
 
@@ -514,6 +541,33 @@ def set_stance(stance: Any) -> Any:
     from torch._dynamo import eval_frame
 
     return eval_frame._set_stance(stance)
+
+
+def is_in_compiled_call() -> bool:
+    """Return True within a call of what ``torch.compile`` returned, compiled or forced eager.
+
+    A dispatch mode that is entered there sees nothing after the call, which restores the dispatch
+    keys of its start. Public: ``torch.compiler.is_compiling``, which tells of tracing alone.
+    """
+    frame = sys._getframe(1) if DYNAMO in sys.modules else None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename.endswith(_COMPILED_CALL):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.cache
+def keep_from_compiling(package: str) -> None:
+    """Have torch.compile run the functions of a package, in place of compiling them.
+
+    Public: ``torch.compiler.disable``, for one function. Inside of it the code that called it
+    looks eager, compiled or not.
+    """
+    from torch._dynamo import trace_rules
+
+    trace_rules.add(package)
 
 
 def answer_set_stance(answer: Callable[[Any], Any] | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import textwrap
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -36,9 +37,9 @@ examples:
   dispatch-flops merge cluster.json --format html --output cluster.html
 """
 
+_TARGET = f"TARGET is package.module:NAME or path/to/file.py:NAME. NAME is {JOB}."
 _SIMULATE_EPILOG = f"""\
-TARGET is package.module:NAME or path/to/file.py:NAME. NAME is
-{JOB}.
+{textwrap.fill(_TARGET, 99)}
 
 examples:
   dispatch-flops simulate job.py:job --mesh pp=2,dp=64,tp=8 --rank 777

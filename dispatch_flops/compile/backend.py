@@ -153,7 +153,7 @@ class CountingBackend(MeteredRun):
         self._problems: dict[type, str] = {}
         self._warned_of: set[type] = set()
         self._warned_of_composites: set[str] = set()
-        self._eager_parts = EagerParts(self)
+        self._eager_parts = EagerParts(self, self._names)
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
         self._runs_at_last_step: Counter[GraphRun] = Counter()
         self._graphs_at_last_step = 0

@@ -14,14 +14,17 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.nn import parallel
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.operators.costing import CallCost
 
 # Graph breaks at which only Python runs, or a tensor is read. Beginnings of torch's reasons.
 _WITHOUT_ARITHMETIC = (
     "Call to `torch._dynamo.graph_break()`",
+    "DDPOptimizer intentional graph-break",
     "generic_jump",
     "Data-dependent branching",
     "Unsupported Tensor.item()",
@@ -29,6 +32,8 @@ _WITHOUT_ARITHMETIC = (
 )
 # Files whose functions run no operator themselves: the standard library's, and DDP's.
 _FOLDERS = frozenset(Path(str(m.__file__)).parent for m in (contextlib, logging, parallel))
+_LAYERS = Path(str(nn.modules.__file__)).parent
+_LEFT_EAGER = "torch.compile does not compile torch's own layers in it one by one"
 _PRINTING = ("Failed to trace builtin operator", "`print`")
 
 
@@ -64,11 +69,12 @@ _BREAK_OWNERS = _BreakOwners()
 class EagerParts:
     """Collects what was left eager since this object was made.
 
-    backend: whose graphs are counted.
+    backend: whose graphs are counted. names: of the modules of its models.
     """
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, names: ModuleNames) -> None:
         self._backend = weakref.ref(backend)
+        self._names = names
         _BREAK_OWNERS.watch()
         self._found: dict[str, CallCost] = {}
         self._last_break = _last(_torch.graph_breaks())
@@ -84,10 +90,13 @@ class EagerParts:
         breaks, backend = _torch.graph_breaks(), self._backend()
         _BREAK_OWNERS.watch()
         for reason in _after(self._last_break, breaks):
-            if not (
-                _is_without_arithmetic(reason.reason) or _BREAK_OWNERS.is_of_other(reason, backend)
-            ):
+            if _BREAK_OWNERS.is_of_other(reason, backend):
+                continue
+            if not _is_without_arithmetic(reason.reason):
                 self._add(*_where(reason.user_stack), reason.reason)
+            for frame in reason.user_stack or ():
+                if self._leaves_layers_eager(frame):
+                    self._add(frame.name, frame.filename, frame.lineno, _LEFT_EAGER)
         self._last_break = _last(breaks)
         records = _torch.compilations()
         for record in _after(self._last_compilation, records):
@@ -95,6 +104,26 @@ class EagerParts:
                 place = record.co_filename, record.co_firstlineno
                 self._add(record.co_name, *place, str(record.fail_reason))
         self._last_compilation = _last(records)
+
+    def _leaves_layers_eager(self, frame: Any) -> bool:
+        """Return True if a module of torch's, in which a graph ended, calls layers of torch's.
+
+        Such a module, as ``nn.Sequential``, then runs eagerly. torch.compile compiles the modules
+        that it calls one by one, except torch's own.
+        """
+        file = Path(frame.filename)
+        if file.parent != _LAYERS:
+            return False
+        modules = list(self._names.modules())
+        called = [
+            _file_of(child)
+            for module in modules
+            if _file_of(module) == file
+            for child in module.children()
+        ]
+        return not modules or any(
+            other is not None and other != file and other.parent == _LAYERS for other in called
+        )
 
     def _add(self, function: Any, file: Any, line: Any, reason: str) -> None:
         if Path(str(file)).parent in _FOLDERS:
@@ -114,6 +143,12 @@ def _after(known: Any, records: list[Any]) -> list[Any]:
     """Return what follows ``known``; everything if torch dropped it, as ``reset`` does."""
     positions = [i for i, record in enumerate(records) if record is known]
     return records[positions[-1] + 1 if positions else 0 :]
+
+
+def _file_of(module: nn.Module) -> Path | None:
+    """Return the file with the code of the module's forward."""
+    code = getattr(type(module).forward, "__code__", None)
+    return Path(code.co_filename) if code is not None else None
 
 
 def _where(stack: Any) -> tuple[Any, Any, Any]:

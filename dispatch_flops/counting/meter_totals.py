@@ -12,7 +12,8 @@ from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, as_operators
 from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.errors import ConfigError
 
-_NUMBERS = ("steps", "samples", "tokens", "timed_steps", "timed_tokens", "seconds")
+_COUNTS = ("steps", "samples", "tokens", "timed_steps", "timed_tokens")
+_NUMBERS = (*_COUNTS, "seconds")
 
 
 class Part(Protocol):
@@ -110,9 +111,15 @@ class MeterTotals:
         Raises ConfigError for other data.
         """
         try:
-            numbers = {name: state[name] for name in _NUMBERS}
+            numbers: dict[str, Any] = {name: operator.index(state[name]) for name in _COUNTS}
+            numbers["seconds"] = float(state["seconds"])
             amounts, timed = (
-                Counter({(phase, dtype, name): amount for phase, dtype, name, amount in state[key]})
+                Counter(
+                    {
+                        (phase, dtype, name): operator.index(amount)
+                        for phase, dtype, name, amount in state[key]
+                    }
+                )
                 for key in ("amounts", "timed_amounts")
             )
             is_estimate = bool(state["is_estimate"])

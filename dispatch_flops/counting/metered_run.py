@@ -21,10 +21,14 @@ class MeteredRun(ABC):
     machine: machine whose peaks MFU and HFU refer to; None for that of the model's device.
     window: number of steps of the reading ``window``.
 
-    Raises ConfigError for a wrong window.
+    Raises ConfigError for a wrong machine or window.
     """
 
     def __init__(self, machine: Machine | None, window: int) -> None:
+        if machine is not None and not isinstance(machine, Machine):
+            raise ConfigError(
+                f"machine={machine!r}: pass a Machine, such as one of analysis.MACHINES, or None"
+            )
         check_steps("window", window, least=1)
         self._given_machine = machine
         self._totals = MeterTotals(window)

@@ -25,10 +25,23 @@ _PARTS = {
 _ENGINES = "deepspeed.runtime."
 _ENGINE_METHODS: dict[str, Phase] = {"step": "optimizer", "backward": "backward"}
 ENGINE = f"{OUTSIDE}.DeepSpeed engine"
+_NOT_PROGRAM = (__name__.partition(".")[0], "torch", "contextlib")
 # Frames between an operator and the function of torch that runs it, at most. DTensor takes many.
 _PARTS_DEPTH = 64
 # Nodes between a parameter and the operator that uses it.
 _PASSING = ("TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0")
+
+
+def stacklevel_of_program() -> int:
+    """Return the ``stacklevel`` by which a warning of the caller names the program's own line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _package_of(frame) in _NOT_PROGRAM:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def running_modules() -> Counter[int]:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.counting.meter_totals import sample_count
 from dispatch_flops.counting.metered_run import MeteredRun, check_steps
+from dispatch_flops.counting.python_frames import stacklevel_of_program
 from dispatch_flops.errors import AlreadyActiveError, TargetError
 from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
@@ -25,6 +26,7 @@ from dispatch_flops.operators.conventions import Causal, Conventions, Flops
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.meter_hooks import MeterHooks
+from dispatch_flops.profilers.model_state import ModelState
 from dispatch_flops.profilers.running_step import RunningStep, StepCounter
 from dispatch_flops.profilers.step_costs import Segment, States
 from dispatch_flops.profilers.step_positions import KnownPositions
@@ -46,7 +48,7 @@ class FlopMeter(MeteredRun):
         meter.total_flops, meter.window.flops_per_s, meter.run.mfu
 
     model: the module whose calls tell one step from another.
-    optimizer: the optimizer that updates it; None (the default) for every optimizer that steps.
+    optimizer: the optimizer whose step ends a step after ``start()``. All that step are counted.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device's own
         peaks, if they are known.
     verify_every: every so many steps one is counted anew and compared (default 1000). 0: never.
@@ -57,17 +59,20 @@ class FlopMeter(MeteredRun):
     A step is what runs in a ``step()`` block or, after ``start()``, from a call of the model to
     the optimizer's step. The first step with a new signature is counted. Later ones are not: their
     cost is added. The signature consists of the inputs of each call of the model (shapes, dtypes,
-    plain values), the modes of autograd and autocast, the training flags, the parameters that
-    require a gradient and those that have one, and the steps of optimizers. Data do not belong to
-    it. Where they decide what runs, as in a mixture of experts, verification finds out and warns
-    once. ``is_estimate`` is then True, ten times as many steps are counted, and a signature costs
-    the mean of its counted steps.
+    plain values), the modes of autograd and autocast, the modules of the model with their flags
+    (attributes that are True or False, such as ``training``), the parameters that require a
+    gradient and those that have one, and the steps of optimizers. Data do not belong to it. Where
+    they decide what runs, as in a mixture of experts, verification finds out and warns once.
+    ``is_estimate`` is then True, ten times as many steps are counted, and a signature costs the
+    mean of its counted steps.
 
     A step that an exception leaves is not part of any figure. Code that ``torch.compile`` has
-    compiled runs eagerly while a step is counted; ``counting_backend`` counts it as it runs.
+    compiled runs eagerly while a step is counted; ``counting_backend`` counts it as it runs. Pass
+    what ``torch.compile`` returned: within compiled code counting cannot start, so that a new
+    signature is counted when it comes again. A copy of a meter continues its totals.
 
-    Raises TargetError if ``model`` or ``optimizer`` is something else, and ConfigError for a wrong
-    option.
+    Raises TargetError if ``model`` or ``optimizer`` is something else, and ConfigError for another
+    wrong argument.
     """
 
     def __init__(
@@ -83,6 +88,17 @@ class FlopMeter(MeteredRun):
         custom_mapping: Mapping[Any, Formula] | None = None,
         now: Now = time.perf_counter,
     ) -> None:
+        self._arguments = {
+            "model": model,
+            "optimizer": optimizer,
+            "machine": machine,
+            "verify_every": verify_every,
+            "window": window,
+            "causal": causal,
+            "flops": flops,
+            "custom_mapping": custom_mapping,
+            "now": now,
+        }
         check_model(model)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise TargetError(
@@ -99,7 +115,7 @@ class FlopMeter(MeteredRun):
             Conventions(causal=causal, flops=flops),
             registry.rules_from(custom_mapping or {}),
         )
-        self._modules = tuple(model.modules())
+        self._state = ModelState(model)
         self._hooks = MeterHooks(
             model, optimizer, self._on_call, self._on_return, self._on_stepping, self._on_stepped
         )
@@ -109,7 +125,11 @@ class FlopMeter(MeteredRun):
         self._thread = 0  # that of the step
         self._begun_s = 0.0
         self._size = (0, 0)  # samples and tokens of the next block
-        self._is_started = self._varies = False
+        self._is_started = self._varies = self._has_warned = False
+
+    def __reduce__(self) -> Any:
+        """Return a meter of a copy of the model that continues the totals."""
+        return _continued, (self._arguments, self.state_dict())
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -137,7 +157,7 @@ class FlopMeter(MeteredRun):
         A loop may call one of its methods, such as Lightning's ``training_step``, or its parts.
         """
         if self._step is not None and self._is_mine():
-            self._step.call(None, call_signature(self._modules, inputs, {}))
+            self._step.call(None, call_signature(self._state, inputs, {}))
 
     def start(self) -> None:
         """Find the steps by hooks on the model and the optimizer, until ``stop()``.
@@ -182,8 +202,11 @@ class FlopMeter(MeteredRun):
         every = self.verify_every
         if self._varies:
             every = every and max(1, every // 10)
-        is_verified = every > 0 and (self._totals.steps + 1) % every == 0
-        self._step = step = RunningStep(self._states, self._positions, self._counter, is_verified)
+        is_whole = every > 0 and (self._totals.steps + 1) % every == 0
+        states = self._states
+        if states.blocked:
+            is_whole = states.asks_for_whole_step() or is_whole
+        self._step = step = RunningStep(states, self._positions, self._counter, is_whole)
         if not self._is_started:
             step.begin()
         self._begun_s = self._now()
@@ -196,8 +219,8 @@ class FlopMeter(MeteredRun):
         self._totals.add((segments, None if step.was_counted else seconds, *self._size))
         if not step.is_known:
             step.commit()
+            self._warn_if_blocked()
         if step.was_counted:
-            self._modules = tuple(self._model.modules())
             self._hooks.renew()
             self._report(segments)
 
@@ -207,6 +230,16 @@ class FlopMeter(MeteredRun):
         self._counter.stop()
         self._hooks.remove()
 
+    def _warn_if_blocked(self) -> None:
+        """Warn once if steps begin where counting cannot start."""
+        if self._is_started and self._states.blocked and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "compiled code calls the model, so its steps cannot be counted from their first "
+                "call on; pass what torch.compile returned, or use step() blocks",
+                stacklevel=stacklevel_of_program(),
+            )
+
     def _report(self, segments: tuple[Any, ...]) -> None:
         """Warn once if the cost of a signature varies."""
         if not self._varies and any(one.varies and not one.state.is_opaque for one in segments):
@@ -215,7 +248,7 @@ class FlopMeter(MeteredRun):
                 f"step {self._totals.steps} has the signature of an earlier step and another cost: "
                 "what runs depends on data or on more than the inputs; the meter's totals are "
                 "estimates from counted steps",
-                stacklevel=4,
+                stacklevel=stacklevel_of_program(),
             )
 
     # -- hooks ----------------------------------------------------------------------------------
@@ -228,7 +261,7 @@ class FlopMeter(MeteredRun):
             return
         step = self._step
         if step is not None and get_ident() == self._thread:
-            step.call(module, call_signature(self._modules, args, kwargs))
+            step.call(module, call_signature(self._state, args, kwargs))
 
     def _begins_with(self, module: nn.Module) -> bool:
         """After ``start``: begin a step with this call if need be; False if it is outside one."""
@@ -254,7 +287,8 @@ class FlopMeter(MeteredRun):
         step = self._step
         if step is not None and get_ident() == self._thread:
             step.stepped(optimizer)
-            if self._is_started and self._ends_with_optimizer and not step.is_stepping:
+            is_last = self._is_started and not step.is_stepping
+            if is_last and self._hooks.is_held(optimizer):
                 self._end()
 
     # -- results --------------------------------------------------------------------------------
@@ -281,6 +315,12 @@ class FlopMeter(MeteredRun):
     def _forget_parts(self) -> None:
         self._states, self._positions = States(), KnownPositions()
         self._varies = False
+
+
+def _continued(arguments: dict[str, Any], state: Mapping[str, Any]) -> FlopMeter:
+    meter = FlopMeter(**arguments)
+    meter.load_state_dict(state)
+    return meter
 
 
 class _Block:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,8 @@ def _ignore(*_: Any) -> None:
 class MeterHooks:
     """Hooks that tell of calls of ``model`` and of steps of optimizers while they are installed.
 
-    optimizer: the one to follow, with those that it holds; None: every one that steps.
+    optimizer: the one that ``is_held`` knows, with those that it holds. Every optimizer that
+        steps is followed.
 
     A meter installs and removes them in every step. They are put into torch's tables under a key
     that no other hook has, because registration would take most of the meter's time.
@@ -61,12 +63,19 @@ class MeterHooks:
         return MeterHooks, (None,), {"_handle": self._handle}
 
     def renew(self) -> None:
-        """Ask again which optimizers the given one holds."""
-        if self._optimizer is None:
-            self._of_optimizers = ((_torch.all_step_pre_hooks, self._follow),)
-        else:
-            held = with_inner_optimizers(self._optimizer)
-            self._of_optimizers = tuple(one for each in held for one in self._of_steps(each))
+        """Ask again which optimizers the given one holds, and keep the hooks uncompiled."""
+        if _torch.DYNAMO in sys.modules:
+            _torch.keep_from_compiling("dispatch_flops")
+        held = [] if self._optimizer is None else with_inner_optimizers(self._optimizer)
+        self._held = frozenset(map(id, held))
+        self._of_optimizers = (
+            (_torch.all_step_pre_hooks, self._follow),
+            *(one for each in held for one in self._of_steps(each)),
+        )
+
+    def is_held(self, optimizer: Optimizer) -> bool:
+        """Return True if this is the given optimizer or one that it holds."""
+        return id(optimizer) in self._held
 
     def install(self, *, with_return: bool = False) -> None:
         """Add the hooks. with_return: tell of the end of each call of the model, too."""
@@ -95,11 +104,12 @@ class MeterHooks:
         The global hooks of the counter cannot be added by another global hook, which is called
         from a loop over them.
         """
+        if self._key in _torch.step_hooks(optimizer)[0]:
+            return
         entries = self._of_steps(optimizer)
-        if self._key not in entries[0][0]:
-            self._installed += entries
-            for table, hook in entries:
-                table[self._key] = hook
+        self._installed += entries
+        for table, hook in entries:
+            table[self._key] = hook
 
     def _call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         # A call in a backward pass recomputes an earlier one.

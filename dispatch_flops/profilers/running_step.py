@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.amounts import (
     UNCOUNTED,
     Amounts,
@@ -17,6 +18,7 @@ from dispatch_flops.counting.amounts import (
     flops_of,
     has_backward,
 )
+from dispatch_flops.counting.python_frames import stacklevel_of_program
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.registry import Rule
@@ -56,6 +58,10 @@ class StepCounter:
         self._session, self._taken = session, Counter()
         return session
 
+    def can_start(self) -> bool:
+        """Return True where counting can start, or runs already."""
+        return self._session is not None or not _torch.is_in_compiled_call()
+
     def take(self) -> Amounts | None:
         """Return what was counted since the last ``take``; None if nothing is being counted."""
         if self._session is None:
@@ -69,7 +75,7 @@ class StepCounter:
             warnings.warn(
                 f"no cost is known for {', '.join(unknown)}: the meter's totals are lower bounds",
                 UncountedWarning,
-                stacklevel=4,
+                stacklevel=stacklevel_of_program(),
             )
         return found
 
@@ -235,16 +241,18 @@ class RunningStep:
             warnings.warn(
                 "the model was not called in a step, so its inputs are not known: every step is "
                 "counted; pass the module that is called, or state the inputs by note_batch()",
-                stacklevel=5,
+                stacklevel=stacklevel_of_program(),
             )
 
     def _go_to(self, event: Hashable, at: Position) -> Session | None:
         """Continue at that position; return the session if counting starts with it."""
         assert at.state is not None
         if self.is_verified or at.state.must_be_counted:
-            self.was_counted = True
-            self._reach(event, at)
-            return self._counter.start()
+            if self._counter.can_start():
+                self.was_counted = True
+                self._reach(event, at)
+                return self._counter.start()
+            self._states.note_blocked(at.state)
         self._counter.stop()
         self._reach(event, at)
         return None

@@ -139,10 +139,16 @@ class State:
 
 
 class States:
-    """All states that were met, by what identifies them."""
+    """All states that were met, by what identifies them.
+
+    blocked: those that came within a compiled call, where counting cannot start. Until they are
+    known, steps are counted from their beginning.
+    """
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, State] = {}
+        self.blocked: set[State] = set()
+        self._tries = 0
 
     def find(self, key: Hashable, *, is_opaque: bool = False) -> State:
         """Return the state of that key."""
@@ -150,6 +156,19 @@ class States:
         if found is None:
             found = self._by_key[key] = State(is_opaque=is_opaque)
         return found
+
+    def note_blocked(self, state: State) -> None:
+        """Note that counting could not start in this state."""
+        self.blocked.add(state)
+        self._tries = _TRIES
+
+    def asks_for_whole_step(self) -> bool:
+        """Return True if the step that begins now is to be counted from its beginning."""
+        self.blocked = {one for one in self.blocked if one.must_be_counted}
+        self._tries -= 1
+        if self._tries < 0:
+            self.blocked.clear()
+        return bool(self.blocked)
 
     def segments(self) -> Iterable[Segment]:
         """Yield all segments."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+
+from dispatch_flops import _torch
+from dispatch_flops.profilers.model_state import ModelState
 
 OPAQUE: Final = "opaque"  # stands for inputs whose size only their data tells
 
@@ -21,13 +24,11 @@ class _OpaqueInputError(Exception):
     """The cost of a call on this input cannot be told without its data."""
 
 
-def call_signature(modules: Sequence[nn.Module], args: Any, kwargs: Any) -> Hashable:
+def call_signature(model: ModelState, args: Any, kwargs: Any) -> Hashable:
     """Return the signature of a root call that starts now; ``OPAQUE`` if it cannot have one.
 
-    modules: the root and all modules below it.
-
     It holds the inputs (shapes, dtypes and plain values), the modes of autograd and autocast, the
-    training flag of each module, and whether each parameter requires a gradient and has one.
+    transforms of ``torch.func`` that the call runs in, and the state of the model.
     """
     try:
         inputs = (_describe(args, 0), _describe(kwargs, 0) if kwargs else None)
@@ -38,8 +39,8 @@ def call_signature(modules: Sequence[nn.Module], args: Any, kwargs: Any) -> Hash
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         _autocast(),
-        bytes([module.training for module in modules]),
-        _gradients(p for module in modules for p in module._parameters.values()),
+        _torch.function_transforms(),
+        *model.signature(),
     )
 
 
@@ -54,7 +55,7 @@ def optimizer_signature(optimizer: Optimizer) -> Hashable:
         len(getattr(optimizer, "state", ())),
         tuple(
             (
-                _gradients(group["params"]),
+                bytes([one.grad is not None for one in group["params"]]),
                 tuple(
                     (name, bool(value) if isinstance(value, (int, float)) else type(value))
                     for name, value in group.items()
@@ -63,12 +64,6 @@ def optimizer_signature(optimizer: Optimizer) -> Hashable:
             )
             for group in groups
         ),
-    )
-
-
-def _gradients(parameters: Any) -> bytes:
-    return bytes(
-        [0 if p is None else 1 + p.requires_grad + 2 * (p.grad is not None) for p in parameters]
     )
 
 

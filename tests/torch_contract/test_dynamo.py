@@ -374,3 +374,52 @@ def test_set_stance_of_the_program_calls_the_function_in_decorators() -> None:
         decorators._set_stance = eval_frame._set_stance
     assert asked == [made.stance, made.stance, "prior"]
     assert eval_frame._stance.stance == "default", "torch's own function must not have run"
+
+
+def test_mode_entered_in_a_compiled_call_sees_nothing_after_it() -> None:
+    """dispatch_flops relies on finding the frame of such a call, before it enters its mode
+    (_torch: ``is_in_compiled_call``), also where the stance forces eager code.
+    """
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func.overloadpacket)
+            return func(*args, **(kwargs or {}))
+
+    @torch.compiler.disable
+    def enter(module: nn.Module, args: Any) -> None:
+        inside.append(_torch.is_in_compiled_call())
+        mode.__enter__()
+
+    for stance in ("default", "force_eager"):
+        seen, inside, mode, model = list[Any](), list[bool](), Seen(), nn.ReLU()
+        model.register_forward_pre_hook(enter)
+        with torch.compiler.set_stance(stance):
+            torch.compile(model, backend="eager")(torch.ones(2)).cos()
+        mode.__exit__(None, None, None)
+        assert inside == [True]
+        assert torch.ops.aten.cos not in seen
+    assert not _torch.is_in_compiled_call()
+    seen, inside, mode, wrapper = [], [], Seen(), torch.compile(nn.ReLU(), backend="eager")
+    wrapper.register_forward_pre_hook(enter)  # it runs before the compiled call
+    with torch.compiler.set_stance("force_eager"):
+        wrapper(torch.ones(2)).cos()
+    mode.__exit__(None, None, None)
+    assert inside == [False]
+    assert seen == [torch.ops.aten.relu, torch.ops.aten.cos]
+
+
+def test_functions_of_an_added_package_are_not_compiled() -> None:
+    """dispatch_flops relies on this for its hooks in compiled code, which would otherwise be
+    traced (_torch: ``keep_from_compiling``).
+    """
+    from torch._dynamo import trace_rules
+
+    skipped = list(trace_rules.SKIP_DIRS)
+    _torch.keep_from_compiling("dispatch_flops")
+    assert trace_rules.check(_torch.is_in_compiled_call)
+    assert trace_rules.check(_torch.is_in_compiled_call.__code__)
+    _torch.keep_from_compiling("dispatch_flops")
+    assert len(trace_rules.SKIP_DIRS) <= len(skipped) + 1

@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dispatch_flops import _torch
 from tests.helpers.profiling import TORCH
 
 ops = torch.ops.higher_order
@@ -308,3 +309,19 @@ def test_kernel_side_table_gives_back_what_a_wrapper_names_by_number(kind: str) 
     assert kernel_side_table.get_constant_args(kwargs["constant_args_idx"]) == {"BLOCK": 64}
     assert kwargs["grid"] == [(3, 1, 1)]
     assert kwargs["kwargs"]["x"] is x
+
+
+def test_transforms_that_run_are_named_with_their_batch_sizes() -> None:
+    """dispatch_flops relies on this to tell batches of one step from those of another (_torch:
+    ``function_transforms``).
+    """
+    seen = []
+
+    def row(x: Tensor) -> Tensor:
+        seen.append(_torch.function_transforms())
+        return x.sum()
+
+    row(torch.ones(3))
+    torch.func.vmap(row)(torch.ones(5, 3))
+    torch.func.vmap(torch.func.vmap(torch.func.grad(row)))(torch.ones(2, 7, 3))
+    assert seen == [None, (5,), (2, 7, "TransformType.Grad")]

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import OpCost, Profile, overridden, register_flops, unregister_flops
@@ -389,6 +391,40 @@ def test_formula_is_given_the_arguments_as_the_call_has_them(whole: bool) -> Non
     else:
         torch.compile(Many(), backend=backend)(x, x[:, :2], z=[x[:1]])
     assert backend.total().flops == 17
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = Chain()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(self.chain(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cls", "macs"), [(Block, 3 * BLOCK), (Chain, 5), (Wrapped, 5), (nn.Conv2d, 3 * 2 * LINEAR)]
+)
+@pytest.mark.usefixtures("one_rank")
+def test_opaque_call_that_ddp_splits_is_counted_once(
+    cls: type, macs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 100)
+    model = DistributedDataParallel(Wrapped(), bucket_cap_mb=100 / 2**20)
+    mapping = {cls: block_formula if cls is Block else five}
+    backend = counting_backend("aot_eager", model, custom_mapping=mapping, strict=True)
+    torch.compile(model, backend=backend)(torch.ones(A, I)).sum().backward()
+    assert sum(not graph.is_backward for graph in backend.graphs) > 1
+    costs = backend.step().costs
+    assert (costs["forward"].macs, costs["backward"].macs) == (macs, 11 * LINEAR)
 
 
 @pytest.mark.slow

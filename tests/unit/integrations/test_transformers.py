@@ -285,6 +285,21 @@ def test_every_step_is_logged_beside_the_loss(tmp_path: Path) -> None:
         _ = callback.profile
 
 
+@needs_accelerate
+def test_every_step_of_a_compiled_model_is_followed(tmp_path: Path) -> None:
+    """Each epoch ends with a smaller batch, a shape that is new in the middle of the run."""
+    rows, epochs = 4 * B - 1, 3
+    callback, model = FlopsCallback(every_step=True, machine=TOY), Net()
+    options = {"torch_compile": True, "torch_compile_backend": "eager", "num_train_epochs": epochs}
+    train(callback, tmp_path, rows, model, gradient_accumulation_steps=1, **options)
+    assert callback.meter is not None
+    assert callback.meter.run.samples == rows * epochs
+    assert callback.meter.run.model_total.macs == rows * epochs * 2 * (FORWARD // B)
+    assert callback.meter.run.timed_steps > 0
+    assert not callback.meter.is_estimate
+    assert not model._forward_pre_hooks
+
+
 ROWS, LENGTH, PADDING = 2, 6, 1
 
 

@@ -6,8 +6,6 @@ import copy
 import json
 import pickle
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from dispatch_flops.compile.step import Step
 from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError, UncountedWarning
 from dispatch_flops.profilers import step_positions
+from tests.helpers.interpreters import run_python
 
 B, IN, HID, OUT = 2, 3, 5, 7
 SHAPES = (2, 11, 13)
@@ -386,6 +385,7 @@ def test_routing_by_data_is_reported_once_and_sampled() -> None:
         for x in xs:
             with meter.step():
                 model(x)
+    assert {one.filename for one in found} == {__file__}
     texts = [
         str(one.message)
         for one in found
@@ -547,6 +547,7 @@ def test_way_through_a_step_that_was_never_counted_is_an_estimate(
     assert meter.total_flops == 4 * (batch(B) + UPDATE)
 
 
+@pytest.mark.slow
 def test_hook_of_a_pickled_model_does_not_meet_another_hook(
     model: Net, meter: FlopMeter, tmp_path: Path
 ) -> None:
@@ -563,7 +564,7 @@ model = torch.load({str(tmp_path / "model.pt")!r}, weights_only=False)
 (key,) = model._forward_pre_hooks
 print(RemovableHandle.next_id > key, model(torch.ones(2, 3)).shape)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     assert done.stdout.strip() == "True torch.Size([2, 7])", done.stderr
 
 
@@ -657,8 +658,11 @@ def test_resumed_run_continues_the_totals(model: Net, optimizer: Any, meter: Flo
             train(model, optimizer, B)
     assert resumed.total_flops == 5 * (batch(B) + UPDATE)
     assert (resumed.run.steps, resumed.run.samples, resumed.run.tokens) == (5, 5 * B, 5 * 5)
-    with pytest.raises(ConfigError, match="the state of a meter is damaged"):
-        resumed.load_state_dict({"steps": 3})
+    wrong_amount = [["forward", "float32", "flops", "many"]]
+    for damaged in ({"steps": 3}, {**saved, "steps": "x"}, {**saved, "amounts": wrong_amount}):
+        with pytest.raises(ConfigError, match="the state of a meter is damaged"):
+            resumed.load_state_dict(damaged)
+    assert resumed.run.steps == 5
 
 
 def test_started_meter_finds_the_steps_by_the_optimizer(
@@ -712,10 +716,12 @@ def test_operator_without_a_formula_makes_a_lower_bound(model: Net) -> None:
     with torch.library._scoped_library("meter_test", "FRAGMENT") as library:
         library.define("unknown(Tensor x) -> Tensor")
         library.impl("unknown", torch.clone, "CPU")
-        with torch.no_grad(), pytest.warns(UncountedWarning, match="meter_test.unknown.default"):
+        expected = pytest.warns(UncountedWarning, match="meter_test.unknown.default")
+        with torch.no_grad(), expected as found:
             for _ in range(3):
                 with meter.step():
                     model(torch.ops.meter_test.unknown(torch.ones(B, IN)))
+    assert [one.filename for one in found] == [__file__]
     assert meter.run.is_lower_bound
     assert meter.run.uncounted == {"meter_test.unknown.default": 3}
 
@@ -737,6 +743,8 @@ def test_wrong_arguments_are_refused(model: Net) -> None:
         FlopMeter(model, verify_every=-1)
     with pytest.raises(ConfigError, match="tokens=-3"):
         FlopMeter(model).step(tokens=-3)
+    with pytest.raises(ConfigError, match="machine='H100'"):
+        FlopMeter(model, machine="H100")  # type: ignore[arg-type]
 
 
 def test_step_of_the_counting_backend_has_the_names_of_a_reading() -> None:

@@ -1,0 +1,260 @@
+"""The meter of a model that changes in mid-run, and of compiled code that meets new shapes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+from dispatch_flops import FlopMeter
+
+B, IN, HID, OUT = 2, 3, 5, 7
+
+
+def linears(*sizes: int) -> nn.Sequential:
+    pairs = itertools.pairwise(sizes)
+    return nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in pairs))
+
+
+def step_flops(rows: int, *sizes: int) -> int:
+    """Return the FLOPs of forward, sum and backward: the first input has no gradient."""
+    products = [a * b for a, b in itertools.pairwise(sizes)]
+    return 2 * rows * (3 * sum(products) - products[0]) + rows * sizes[-1] - 1
+
+
+def run(model: nn.Module, rows: int = B, width: int = IN) -> None:
+    model(torch.ones(rows, width)).sum().backward()
+    model.zero_grad()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert not _get_current_dispatch_mode_stack()
+    torch._dynamo.reset()
+
+
+def test_module_replaced_in_mid_run_has_its_own_cost() -> None:
+    model = linears(IN, HID, OUT)
+    meter, first, exact = FlopMeter(model, verify_every=0), model[1], 0
+    for wide in (False, False, True, True, False, True):
+        model[1] = nn.Linear(HID, 11, bias=False) if wide else first
+        with meter.step():
+            run(model)
+        exact += step_flops(B, IN, HID, 11 if wide else OUT)
+    assert meter.total_flops == exact
+    assert not meter.is_estimate
+    assert meter.run.timed_steps == 2  # the second and the fifth: modules that were met before
+
+
+def test_module_without_parameters_that_is_replaced_has_its_own_cost() -> None:
+    model = nn.Sequential(nn.Identity(), nn.ReLU())
+    meter = FlopMeter(model, verify_every=0)
+    for step in range(6):
+        if step == 3:
+            model[0] = nn.ReLU()
+        with meter.step(), torch.no_grad():
+            model(torch.ones(B, IN))
+    assert meter.total_flops == 3 * B * IN + 3 * 2 * B * IN
+
+
+def test_module_added_in_mid_run_is_counted() -> None:
+    model = linears(IN, IN)
+    meter = FlopMeter(model, verify_every=0)
+    for step in range(6):
+        if step == 3:
+            model.append(nn.Linear(IN, OUT, bias=False))
+        with meter.step():
+            run(model)
+    assert meter.total_flops == 3 * step_flops(B, IN, IN) + 3 * step_flops(B, IN, IN, OUT)
+
+
+def test_parameters_of_an_added_module_are_followed() -> None:
+    """Whether they require a gradient belongs to the signature, as for any parameter."""
+    model = linears(IN, HID)
+    meter = FlopMeter(model, verify_every=0)
+    with meter.step():
+        run(model)
+    model.append(nn.Linear(HID, OUT, bias=False))
+    for frozen in (False, True, False, True):
+        model[1].requires_grad_(not frozen)
+        with meter.step():
+            run(model)
+    frozen_flops = step_flops(B, IN, HID, OUT) - 2 * B * HID * OUT
+    exact = step_flops(B, IN, HID) + 2 * step_flops(B, IN, HID, OUT) + 2 * frozen_flops
+    assert meter.total_flops == exact
+
+
+def test_module_that_was_replaced_is_not_kept_alive() -> None:
+    model = linears(IN, HID, OUT)
+    meter = FlopMeter(model, verify_every=0)
+    with meter.step():
+        run(model)
+    old = weakref.ref(model[1])
+    model[1] = nn.Linear(HID, OUT, bias=False)
+    with meter.step():
+        run(model)
+    gc.collect()
+    assert old() is None
+
+
+class Checkpointed(nn.Module):
+    """Recomputes its layers while ``recomputes`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(IN, HID, OUT)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if vars(self).get("recomputes", False):
+            return checkpoint(self.layers, x, use_reentrant=False)
+        return self.layers(x)
+
+
+def test_flag_of_a_module_belongs_to_the_signature() -> None:
+    """Recomputation ends with the last tensor that backward needs, the output of layer 0."""
+    model = Checkpointed()
+    meter = FlopMeter(model, verify_every=0)
+    for recomputes in (None, False, False, True, True, False, True):
+        if recomputes is not None:
+            model.recomputes = recomputes
+        with meter.step():
+            run(model)
+    assert meter.model_flops == 7 * step_flops(B, IN, HID, OUT)
+    assert meter.run.costs["recompute"].flops == 3 * 2 * B * IN * HID
+    assert not meter.is_estimate
+
+
+def test_training_flag_of_a_scripted_module_belongs_to_the_signature() -> None:
+    model = nn.Sequential(torch.jit.script(nn.Dropout()), nn.Linear(IN, OUT, bias=False))
+    meter, multiplications = FlopMeter(model, verify_every=0), 2 * B * IN
+    for is_training in (True, False, True, False):
+        model[0].train(is_training)
+        with meter.step(), torch.no_grad():
+            model(torch.ones(B, IN))
+    assert meter.total_flops == 4 * 2 * B * IN * OUT + 2 * multiplications
+
+
+def test_batches_of_vmap_belong_to_the_signature() -> None:
+    """Inside vmap the model sees one row, whatever the number of rows."""
+    model = linears(IN, OUT)
+    meter = FlopMeter(model, verify_every=0)
+    for rows in (2, 11, 2, 13):
+        with meter.step(), torch.no_grad():
+            torch.func.vmap(model)(torch.ones(rows, IN))
+    assert meter.total_flops == (2 + 11 + 2 + 13) * 2 * IN * OUT
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_step_of_another_optimizer_than_the_given_one_is_counted(started: bool) -> None:
+    """That the given one steps ends a step of a meter that was started."""
+    model = linears(IN, HID, OUT)
+    given, other = (torch.optim.SGD(one.parameters(), lr=0.1) for one in model)
+    meter, both = FlopMeter(model, given, verify_every=0), 0
+
+    def train(step: int) -> None:
+        model(torch.ones(B, IN)).sum().backward()
+        if step % 2:
+            other.step()
+        given.step()
+
+    if started:
+        meter.start()
+    for step in range(6):
+        model.zero_grad()
+        if started:
+            train(step)
+        else:
+            with meter.step():
+                train(step)
+        both += 2 * IN * HID + (2 * HID * OUT if step % 2 else 0)
+    meter.stop()
+    assert meter.run.costs["optimizer"].flops == both
+    assert meter.run.steps == 6
+    assert not given._optimizer_step_pre_hooks
+    assert not other._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copy_of_a_meter_continues_the_totals(copied: Callable[[Any], Any]) -> None:
+    model = linears(IN, OUT)
+    meter = FlopMeter(model, window=3)
+    with meter.step():
+        run(model)
+    other = copied(meter)
+    for _ in range(2):
+        with other.step():
+            run(other._model)
+    assert other.total_flops == 3 * step_flops(B, IN, OUT)
+    assert meter.total_flops == step_flops(B, IN, OUT)
+    assert other.window.steps == 2
+
+
+# -- compiled code ----------------------------------------------------------------------------
+
+
+def compile_as(way: str, model: nn.Module, compiled: list[Any]) -> nn.Module:
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    if way == "in place":
+        model.compile(backend=backend)
+        return model
+    return torch.compile(model, backend=backend)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("way", ["in place", "wrapped"])
+@pytest.mark.parametrize("order", ["2 2 11 2 11 11", "2 11 2 11 2 11", "2 2 2 11 13 11 13"])
+def test_new_shape_of_compiled_code_is_counted_when_it_comes_again(way: str, order: str) -> None:
+    """Counting cannot start in a call of compiled code: a later step is counted as a whole."""
+    model, compiled, exact = linears(IN, HID, OUT), list[Any](), 0
+    called = compile_as(way, model, compiled)
+    meter = FlopMeter(model, verify_every=0)
+    for rows in map(int, order.split()):
+        with meter.step():
+            run(called, rows)
+        exact += step_flops(rows, IN, HID, OUT)
+    assert meter.total_flops == exact
+    assert not meter.is_estimate
+    assert meter.run.timed_steps > 0
+    before = len(compiled)
+    with meter.step():
+        run(called, rows)
+    assert before == len(compiled) > 0
+    assert meter.run.timed_steps > 1
+
+
+def test_shape_that_compiled_code_meets_once_makes_an_estimate() -> None:
+    model = linears(IN, OUT)
+    called = compile_as("wrapped", model, [])
+    meter = FlopMeter(model, verify_every=0)
+    for rows in (B, B, 11, *(B,) * 20):
+        with meter.step():
+            run(called, rows)
+    assert meter.is_estimate
+    assert meter.run.timed_steps == 23 - 1 - 10  # it gives up after ten steps
+    assert meter.last_step.total_flops == step_flops(B, IN, OUT)
+
+
+def test_meter_started_on_a_model_that_compiled_code_calls_warns() -> None:
+    model = linears(IN, OUT)
+    called = compile_as("wrapped", model, [])
+    meter = FlopMeter(model)
+    meter.start()
+    with pytest.warns(UserWarning, match="compiled code calls the model") as caught:
+        for _ in range(3):
+            run(called)
+    meter.stop()
+    assert [found.filename for found in caught] == [__file__]
+    assert meter.is_estimate
