@@ -519,6 +519,37 @@ _interpreter_stack = torch._C._functorch.get_interpreter_stack
 _TransformType = torch._C._functorch.TransformType
 _Vmap = torch._C._functorch.CVmapInterpreterPtr
 
+
+def is_in_vmap() -> bool:
+    """Return True while torch.vmap runs a function, on one sample as it seems. Public: none."""
+    functorch = torch._C._functorch
+    stack = functorch.get_interpreter_stack() or ()
+    return any(level.key() == functorch.TransformType.Vmap for level in stack)
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor that stands for one sample of torch.vmap. Public: none."""
+    functorch = torch._C._functorch
+    while functorch.is_gradtrackingtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return functorch.is_batchedtensor(tensor)
+
+
+def without_gradient_wrappers(value: Any) -> Any:
+    """Return a value with the tensors in place of which torch.func.grad has wrappers.
+
+    These have no storage. Public: none.
+    """
+    functorch = torch._C._functorch
+
+    def unwrap(part: Any) -> Any:
+        while isinstance(part, torch.Tensor) and functorch.is_gradtrackingtensor(part):
+            part = functorch.get_unwrapped(part)
+        return part
+
+    return torch.utils._pytree.tree_map(unwrap, value)
+
+
 # -- torch.compile ----------------------------------------------------------------------------
 
 DYNAMO = "torch._dynamo"  # in sys.modules once the program has compiled something
@@ -1074,6 +1105,8 @@ class _TracedReader:
         return value
 
     def _leaf(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and is_batched(value):
+            raise TypeError("a sample of torch.vmap")
         self.leaves.append((value, value))
         return value
 

@@ -9,7 +9,8 @@ Where a new formula goes, by what the operator does:
 - attention: ``attention`` (the SDPA kernels), ``attention_packed`` (those below them),
   ``flex_attention``, ``transformer`` (encoder layers and their pieces)
 - other libraries, by name: ``flash_libraries`` and ``flash_attn_3`` (attention),
-  ``quantized_libraries`` (products), ``layer_libraries`` (other layers)
+  ``quantized_libraries`` (products), ``optimizer_libraries``, ``vision_libraries``,
+  ``layer_libraries`` (other layers)
 - recurrence: ``rnn`` (layers), ``rnn_cells``, ``quantized_recurrent``
 - per element: ``pointwise`` (a table), ``activation``, ``loss``, ``fused_optimizers``
 - over elements: ``reduction``, ``softmax``, ``norm``, ``batch_norm``, ``pooling``, ``resample``,
