@@ -30,7 +30,7 @@ import importlib
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -868,6 +868,15 @@ def options_of_mode(mode: str) -> dict[str, Any]:
     from torch._inductor import list_mode_options
 
     return list_mode_options(mode)
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inductor's options as torch.compile passes them on; RuntimeError for another one.
+
+    Public: none.
+    """
+    checked: dict[str, Any] = torch._TorchCompileInductorWrapper(None, dict(options), None).config
+    return checked
 
 
 class TracedCallFollower(Protocol):

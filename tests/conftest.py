@@ -37,21 +37,39 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"operator sweep: {share}, seed {SEED}"
 
 
+def spare_the_collector() -> None:
+    """Exclude every object that is alive from the garbage collections to come.
+
+    Most are of modules that tests imported: a million, which no collection would ever free.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Exclude from garbage collections what the tests import, and let fewer of them start.
+    """Collect no garbage while the tests are imported, and seldom while they run.
 
-    Imports leave a million objects, which each full collection would visit to no use. Without
-    them, a few new objects would be a reason for another full collection.
+    Where few objects are left to visit, a few new ones would start a full collection.
     """
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.collect()
-        gc.freeze()
+        spare_the_collector()
         gc.set_threshold(20_000)
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """After a file, and after each slow test of one, exclude what was imported since."""
+    try:
+        return (yield)
+    finally:
+        is_last = nextitem is None or nextitem.path != item.path
+        if is_last or item.get_closest_marker("slow"):
+            spare_the_collector()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

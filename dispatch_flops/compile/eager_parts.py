@@ -35,6 +35,11 @@ _FOLDERS = frozenset(Path(str(m.__file__)).parent for m in (contextlib, logging,
 _LAYERS = Path(str(nn.modules.__file__)).parent
 _LEFT_EAGER = "torch.compile does not compile torch's own layers in it one by one"
 _PRINTING = ("Failed to trace builtin operator", "`print`")
+_NO_GRAPH = CallCost(
+    "eager code: all of it",
+    "unknown",
+    error="torch.compile made no graph, as of torch.nn's own classes behind hooks of DDP or FSDP",
+)
 
 
 class _BreakOwners:
@@ -43,6 +48,7 @@ class _BreakOwners:
     def __init__(self) -> None:
         self._owners: dict[int, int] = {}  # ids of a reason and of a backend
         self._compiling: tuple[int, Any] = (0, None)
+        self._asked = weakref.WeakSet[Any]()
 
     def watch(self) -> None:
         """Follow compilations from now on."""
@@ -53,8 +59,14 @@ class _BreakOwners:
         """Return True if the graph was compiled for another backend."""
         return self._owners.get(id(reason), id(backend)) != id(backend)
 
+    def was_asked(self, backend: Any) -> bool:
+        """Return True if torch.compile has traced code for the backend."""
+        return backend in self._asked
+
     def _begin(self, _: Any) -> None:
         self._compiling = len(_torch.graph_breaks()), _torch.compiling_backend()
+        with contextlib.suppress(TypeError):  # a backend that cannot be referred to weakly
+            self._asked.add(self._compiling[1])
 
     def _end(self, _: Any) -> None:
         known, backend = self._compiling
@@ -80,10 +92,14 @@ class EagerParts:
         self._last_break = _last(_torch.graph_breaks())
         self._last_compilation = _last(_torch.compilations())
 
-    def found(self) -> tuple[CallCost, ...]:
-        """Return an unknown cost for each part found so far."""
+    def found(self, *, has_graphs: bool) -> tuple[CallCost, ...]:
+        """Return an unknown cost for each part found so far.
+
+        has_graphs: False if torch.compile has given the backend nothing to compile.
+        """
         self.read()
-        return tuple(self._found.values())
+        is_all_eager = not has_graphs and _BREAK_OWNERS.was_asked(self._backend())
+        return tuple(self._found.values()) or (_NO_GRAPH,) * is_all_eager
 
     def read(self) -> None:
         """Read what torch has recorded; it keeps the last compilations only."""
