@@ -12,6 +12,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops.operators.tensors import tensors_in
 
+_HALF = (torch.bfloat16, torch.float16)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -43,6 +44,15 @@ class KernelAllocations(threading.local):
             if _are_on_cpu(out):
                 self.workspace = _most_over_the_last(sizes)
             return out
+
+        return run
+
+    def reported_in_half(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``call``, which notes its workspace where it multiplies in half precision."""
+        reported = self.reported(call)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return (reported if args[-1].dtype in _HALF else call)(*args, **kwargs)
 
         return run
 

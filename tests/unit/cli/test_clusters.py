@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from dispatch_flops.distributed import ClusterProfile
 from tests.helpers.clusters import four_ranks, of_rank, represented
 from tests.helpers.command_line import Run, error_line
+from tests.helpers.interpreters import run_python
 from tests.helpers.paths import REPOSITORY
 
 ROWS, IN, OUT = 3, 5, 7
@@ -196,16 +195,8 @@ class TestProfileOnRanks:
             "-m torch.distributed.run --standalone --nproc-per-node 2 -m dispatch_flops profile "
             "job.py:job --mesh dp=2 --memory --format json"
         )
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-        done = subprocess.run(
-            [sys.executable, *command.split()],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=180,
-            cwd=tmp_path,
-            env=environment,
-        )
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        done = run_python(*command.split(), cwd=tmp_path, env=env)
         assert done.returncode == 0, done.stderr[-3000:]
         cluster = ClusterProfile.from_json(done.stdout)
         assert list(cluster.ranks) == [0, 1]

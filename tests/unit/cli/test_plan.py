@@ -103,6 +103,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
     return {name: values for name, *values in cells}
 
 
+@pytest.mark.slow
 def test_plan_of_a_model_on_a_mesh_shards_it_by_itself(run: Run) -> None:
     pytest.importorskip("transformers")
     result = run(
