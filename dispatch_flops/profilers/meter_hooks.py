@@ -16,6 +16,7 @@ from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.profilers.training import with_inner_optimizers
 
 _graph_task = _torch.graph_task_id
+_step_pre_hooks = _torch.step_pre_hooks
 
 OnCall = Callable[[nn.Module, Any, Any], None]
 OnStep = Callable[[Optimizer, Any, Any], None]
@@ -104,7 +105,7 @@ class MeterHooks:
         The global hooks of the counter cannot be added by another global hook, which is called
         from a loop over them.
         """
-        if self._key in _torch.step_hooks(optimizer)[0]:
+        if self._key in _step_pre_hooks(optimizer):
             return
         entries = self._of_steps(optimizer)
         self._installed += entries
