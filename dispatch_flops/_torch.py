@@ -32,7 +32,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -479,11 +478,6 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[i
     """Return an optimizer's tables of step pre-hooks and post-hooks; public as for a module's."""
     return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
 
-
-# The first of these tables alone, by a function in C: a meter asks in every step.
-step_pre_hooks: Callable[[torch.optim.Optimizer], dict[int, Any]] = attrgetter(
-    "_optimizer_step_pre_hooks"
-)
 
 # The table of the pre-hooks of all optimizers; public as for a module's.
 all_step_pre_hooks: dict[int, Any] = sys.modules[
