@@ -5,7 +5,8 @@
 One steady AdamW step per row, on the CPU. ``truth`` is the allocator's peak (torch.profiler with
 ``profile_memory``) with what was there before. The other columns are differences from it, in
 percent. ``meta`` is this package's peak of the same step on the meta device, its state on the CPU
-included. ``>=`` marks a peak with workspaces that are not known.
+included. ``>=`` marks a peak with workspaces that are not known, ``~`` one of layers that run by
+other operators on the meta device.
 
 - MemTracker: torch.distributed._tools; n/a where it raises.
 - profiler: the highest sum of categories in ``torch.profiler``'s ``export_memory_timeline``.
@@ -83,7 +84,7 @@ def on_meta(workload: Callable[[], tuple[nn.Module, torch.Tensor, Loss]]) -> tup
 
 
 def mark_of(memory: MemoryProfile) -> str:
-    return ">= " if memory.is_lower_bound else ""
+    return "~ " if memory.is_approximate else ">= " if memory.is_lower_bound else ""
 
 
 def of_mem_tracker(step: Callable[[], None], model: nn.Module, before: list) -> int | None:

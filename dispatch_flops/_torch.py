@@ -29,7 +29,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -316,6 +316,13 @@ sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 # The node whose backward runs in this thread, or None. Public: none.
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 
+# References to a tensor, from C++ and from its Python object. Public: none.
+tensor_use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
+
+# References to a storage by its ``_cdata``: of each of its tensors and, if it has one, of its
+# Python object. Public: none.
+storage_use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+
 # Which backward pass runs in this thread, -1 for none; asked at every operator. Public: none.
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -511,6 +518,37 @@ def function_transforms() -> tuple[Any, ...] | None:
 _interpreter_stack = torch._C._functorch.get_interpreter_stack
 _TransformType = torch._C._functorch.TransformType
 _Vmap = torch._C._functorch.CVmapInterpreterPtr
+
+
+def is_in_vmap() -> bool:
+    """Return True while torch.vmap runs a function, on one sample as it seems. Public: none."""
+    functorch = torch._C._functorch
+    stack = functorch.get_interpreter_stack() or ()
+    return any(level.key() == functorch.TransformType.Vmap for level in stack)
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor that stands for one sample of torch.vmap. Public: none."""
+    functorch = torch._C._functorch
+    while functorch.is_gradtrackingtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return functorch.is_batchedtensor(tensor)
+
+
+def without_gradient_wrappers(value: Any) -> Any:
+    """Return a value with the tensors in place of which torch.func.grad has wrappers.
+
+    These have no storage. Public: none.
+    """
+    functorch = torch._C._functorch
+
+    def unwrap(part: Any) -> Any:
+        while isinstance(part, torch.Tensor) and functorch.is_gradtrackingtensor(part):
+            part = functorch.get_unwrapped(part)
+        return part
+
+    return torch.utils._pytree.tree_map(unwrap, value)
+
 
 # -- torch.compile ----------------------------------------------------------------------------
 
@@ -831,6 +869,15 @@ def options_of_mode(mode: str) -> dict[str, Any]:
     return list_mode_options(mode)
 
 
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inductor's options as torch.compile passes them on; RuntimeError for another one.
+
+    Public: none.
+    """
+    checked: dict[str, Any] = torch._TorchCompileInductorWrapper(None, dict(options), None).config
+    return checked
+
+
 class TracedCallFollower(Protocol):
     """What ``follow_traced_calls`` calls."""
 
@@ -1067,6 +1114,8 @@ class _TracedReader:
         return value
 
     def _leaf(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and is_batched(value):
+            raise TypeError("a sample of torch.vmap")
         self.leaves.append((value, value))
         return value
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +35,41 @@ def pytest_report_header(config: pytest.Config) -> str:
 
     share = "all samples" if config.getoption("--whole") else f"one sample in {EIGHTH}"
     return f"operator sweep: {share}, seed {SEED}"
+
+
+def spare_the_collector() -> None:
+    """Exclude every object that is alive from the garbage collections to come.
+
+    Most are of modules that tests imported: a million, which no collection would ever free.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while the tests are imported, and seldom while they run.
+
+    Where few objects are left to visit, a few new ones would start a full collection.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        spare_the_collector()
+        gc.set_threshold(20_000)
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """After a file, and after each slow test of one, exclude what was imported since."""
+    try:
+        return (yield)
+    finally:
+        is_last = nextitem is None or nextitem.path != item.path
+        if is_last or item.get_closest_marker("slow"):
+            spare_the_collector()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

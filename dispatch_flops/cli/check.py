@@ -25,7 +25,6 @@ from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.seconds import timed_phase
-from dispatch_flops.renderers.text import at_least
 from dispatch_flops.units import (
     Number,
     bytes_text,
@@ -56,6 +55,7 @@ class _Limit:
     value: its value in a profile, for one phase or for all (None).
     unknown: returns the operators that make it a lower bound, in one phase or in all.
     missing: what is not known of them.
+    is_approximate: says whether these make it an approximation instead.
     """
 
     help: str
@@ -65,6 +65,13 @@ class _Limit:
     text: Callable[[Number | None], str]
     unknown: Callable[[Profile, Phase | None], Sequence[str]] = lambda profile, phase: ()
     missing: str = "cost"
+    is_approximate: Callable[[Profile], bool] = lambda profile: False
+
+    def mark(self, profile: Profile, phase: Phase | None) -> str:
+        """Return ``">= "`` or ``"~ "`` for a figure that is not exact, else ``""``."""
+        if not self.unknown(profile, phase):
+            return ""
+        return "~ " if self.is_approximate(profile) else ">= "
 
 
 def parse_seconds(text: str) -> float:
@@ -91,6 +98,11 @@ def _uncounted(profile: Profile, phase: Phase | None) -> Sequence[str]:
 def _peak_bytes(profile: Profile, phase: Phase | None) -> int | None:
     peak = profile.memory.peak(phase) if profile.memory is not None else None
     return None if peak is None else peak.peak_bytes
+
+
+def _operators_of_unknown_memory(profile: Profile, phase: Phase | None) -> Sequence[str]:
+    memory = profile.memory
+    return () if memory is None else (*memory.unseen, *memory.decomposed)
 
 
 def parse_bytes(text: str) -> int:
@@ -135,8 +147,9 @@ _LIMITS = {
         value=_peak_bytes,
         parse=parse_bytes,
         text=bytes_text,
-        unknown=lambda profile, _: () if profile.memory is None else profile.memory.unseen,
+        unknown=_operators_of_unknown_memory,
         missing="workspace",
+        is_approximate=lambda profile: profile.memory is not None and profile.memory.is_approximate,
     ),
     "params": _Limit(
         help="at most N parameters, such as 30M",
@@ -256,7 +269,7 @@ def _shortfalls(profile: Profile, limits: dict[str, Number], phase: Phase | None
         if value is None:
             yield f"{entry.label}: not measured in this profile; cannot check {limit_text}"
         elif value < limit:
-            shown = at_least(entry.text(value), bool(entry.unknown(profile, phase)))
+            shown = f"{entry.mark(profile, phase)}{entry.text(value)}"
             yield f"{entry.label}: {shown}{_exact(value)} is below {limit_text}"
 
 
@@ -278,15 +291,15 @@ def violations(
             continue
         value = entry.value(profile, phase)
         unknown = entry.unknown(profile, phase)
-        is_lower_bound = bool(unknown)
         if value is None:
             yield f"{entry.label}: not measured in this profile; cannot check {limit_text}"
         elif value > limit:
-            shown = at_least(entry.text(value), is_lower_bound)
+            shown = f"{entry.mark(profile, phase)}{entry.text(value)}"
             yield f"{entry.label}: {shown}{_exact(value)} exceeds {limit_text}"
-        elif is_lower_bound and not allow_uncounted:
+        elif unknown and not allow_uncounted:
+            shown = f"{entry.mark(profile, phase)}{entry.text(value)}"
             yield (
-                f"{entry.label}: >= {entry.text(value)} may exceed {limit_text}: no "
+                f"{entry.label}: {shown} may exceed {limit_text}: no "
                 f"{entry.missing} is known for {', '.join(unknown)}"
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import textwrap
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -36,9 +37,9 @@ examples:
   dispatch-flops merge cluster.json --format html --output cluster.html
 """
 
+_TARGET = f"TARGET is package.module:NAME or path/to/file.py:NAME. NAME is {JOB}."
 _SIMULATE_EPILOG = f"""\
-TARGET is package.module:NAME or path/to/file.py:NAME. NAME is
-{JOB}.
+{textwrap.fill(_TARGET, 99)}
 
 examples:
   dispatch-flops simulate job.py:job --mesh pp=2,dp=64,tp=8 --rank 777
@@ -136,6 +137,8 @@ def add_simulate(commands: Commands) -> None:
 
 
 def run_simulate(options: Namespace) -> int:
+    if options.verify and options.rank is not None:
+        raise TargetError("--verify is for one rank of each kind; omit --rank or --verify")
     mesh = parse_mesh(options.mesh)
     job = find_job(options.target)
 

@@ -22,9 +22,9 @@ from dispatch_flops.cli.show import load_profile
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers import View, diff_table
+from dispatch_flops.renderers.memory_table import marked_bytes
 from dispatch_flops.renderers.run_facts import inputs_text, mode_text
-from dispatch_flops.renderers.text import at_least
-from dispatch_flops.units import bytes_text, change_text
+from dispatch_flops.units import change_text
 
 _EPILOG = """\
 Modules are matched by name, operators by overload. Only those with a changed count are listed.
@@ -102,8 +102,7 @@ def _memory_change(before: Profile, after: Profile) -> Iterator[str]:
     if before.memory is not None and after.memory is not None:
         first, second = before.memory.peak_bytes, after.memory.peak_bytes
         texts = [
-            at_least(bytes_text(memory.peak_bytes), memory.is_lower_bound)
-            for memory in (before.memory, after.memory)
+            marked_bytes(memory.peak_bytes, memory) for memory in (before.memory, after.memory)
         ]
         change = f", then {texts[1]} ({change_text(first, second)})" if first != second else ""
         yield f"Peak memory: {texts[0]}{change}."

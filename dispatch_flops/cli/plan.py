@@ -220,7 +220,8 @@ def _build(options: Namespace, **sizes: Any) -> tuple[Any, dict[str, Any] | tupl
     """Return the model and its inputs on the meta device; a language model gets labels."""
     from dispatch_flops.cli.targets import parse_shape, prepare
 
-    print_progress(f"  {', '.join(f'{name}={value}' for name, value in sizes.items())}")
+    if sizes:
+        print_progress(f"  {', '.join(f'{name}={value}' for name, value in sizes.items())}")
     prepared = prepare(
         options.target,
         shapes=[parse_shape(text) for text in options.input_shape],

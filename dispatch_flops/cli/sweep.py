@@ -37,6 +37,7 @@ from dispatch_flops.cli.sweep_machine import (
 from dispatch_flops.cli.sweep_plot import SweepPlot, add_plot_option, numeric_names, sizes_text
 from dispatch_flops.errors import DispatchFlopsError, TargetError
 from dispatch_flops.profile import MemoryProfile, Profile
+from dispatch_flops.renderers.memory_table import marked_bytes
 from dispatch_flops.renderers.text import Style, at_least, code, table
 from dispatch_flops.units import bytes_text, count_text, number_text, params_text, seconds_text
 
@@ -203,7 +204,7 @@ def _machine_columns(rows: Sequence[Row]) -> tuple[MachineColumn, ...]:
 def _peak_text(memory: MemoryProfile | None) -> str:
     if memory is None:
         return ""
-    return at_least(bytes_text(memory.peak_bytes), memory.is_lower_bound)
+    return marked_bytes(memory.peak_bytes, memory)
 
 
 def _peaks(rows: Sequence[Row]) -> list[int]:

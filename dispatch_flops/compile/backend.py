@@ -153,7 +153,7 @@ class CountingBackend(MeteredRun):
         self._problems: dict[type, str] = {}
         self._warned_of: set[type] = set()
         self._warned_of_composites: set[str] = set()
-        self._eager_parts = EagerParts(self)
+        self._eager_parts = EagerParts(self, self._names)
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
         self._runs_at_last_step: Counter[GraphRun] = Counter()
         self._graphs_at_last_step = 0
@@ -218,7 +218,7 @@ class CountingBackend(MeteredRun):
         self._runs_at_last_step = runs
         has_compiled = self._graphs_at_last_step != len(self.graphs)
         self._graphs_at_last_step = len(self.graphs)
-        left_eager = self._eager_parts.found()
+        left_eager = self._left_eager()
         with _torch.modes_disabled():
             costs = costs_by_phase(self.graphs, new)
             parts = self._step_parts.of(new, left_eager)
@@ -237,7 +237,7 @@ class CountingBackend(MeteredRun):
     def total(self) -> OpCost:
         """Return the cost of all runs so far; raises as ``step`` does."""
         runs = runs_of(self.graphs)
-        self._report_uncounted(runs, self._eager_parts.found())
+        self._report_uncounted(runs, self._left_eager())
         with _torch.modes_disabled():
             return add_costs(costs_by_phase(self.graphs, runs).values())
 
@@ -256,7 +256,7 @@ class CountingBackend(MeteredRun):
             for name in composite_formulas.formulas_not_asked(self._own_rules):
                 notes[f"{name}: {composite_formulas.REASON}"] = None
             used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
-            for cost in self._eager_parts.found():
+            for cost in self._left_eager():
                 outside: tuple[str, Phase] = (OUTSIDE, "forward")
                 module_phases.setdefault(outside, ModulePhase(*outside)).counts[cost] = 1
             self._names.read_facts()
@@ -267,6 +267,9 @@ class CountingBackend(MeteredRun):
                 run_info(self._names.modules(), self._conventions, self._first_call),
                 notes=tuple(notes),
             )
+
+    def _left_eager(self) -> tuple[CallCost, ...]:
+        return self._eager_parts.found(has_graphs=bool(self.graphs))
 
     def _formulas_not_asked(self) -> dict[type, str]:
         """Return ``{class: why its formula is not asked}`` of modules that have one."""

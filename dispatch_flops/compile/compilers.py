@@ -72,7 +72,7 @@ class Compiler:
             raise ConfigError(f"mode={mode!r} and options are given; pass one of them")
         given = {"mode": mode, "options": options}
         if self._backend == "inductor":
-            return _options_of(mode) | dict(options or {})
+            return _options_of(mode) | _checked(options)
         if self._backend == "aot_eager" and (mode or options):
             raise ConfigError(_NO_OPTIONS)
         return {name: value for name, value in given.items() if value is not None}
@@ -169,3 +169,12 @@ def _options_of(mode: str | None) -> dict[str, Any]:
         return _torch.options_of_mode(mode)
     except RuntimeError as error:
         raise ConfigError(f"mode={mode!r}: {error}") from error
+
+
+def _checked(options: Options | None) -> dict[str, Any]:
+    if options is None:
+        return {}
+    try:
+        return _torch.checked_options(options)
+    except RuntimeError as error:
+        raise ConfigError(f"options: {str(error).partition(', known options')[0]}") from error

@@ -14,14 +14,17 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.nn import parallel
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.operators.costing import CallCost
 
 # Graph breaks at which only Python runs, or a tensor is read. Beginnings of torch's reasons.
 _WITHOUT_ARITHMETIC = (
     "Call to `torch._dynamo.graph_break()`",
+    "DDPOptimizer intentional graph-break",
     "generic_jump",
     "Data-dependent branching",
     "Unsupported Tensor.item()",
@@ -29,7 +32,14 @@ _WITHOUT_ARITHMETIC = (
 )
 # Files whose functions run no operator themselves: the standard library's, and DDP's.
 _FOLDERS = frozenset(Path(str(m.__file__)).parent for m in (contextlib, logging, parallel))
+_LAYERS = Path(str(nn.modules.__file__)).parent
+_LEFT_EAGER = "torch.compile does not compile torch's own layers in it one by one"
 _PRINTING = ("Failed to trace builtin operator", "`print`")
+_NO_GRAPH = CallCost(
+    "eager code: all of it",
+    "unknown",
+    error="torch.compile made no graph, as of torch.nn's own classes behind hooks of DDP or FSDP",
+)
 
 
 class _BreakOwners:
@@ -38,6 +48,7 @@ class _BreakOwners:
     def __init__(self) -> None:
         self._owners: dict[int, int] = {}  # ids of a reason and of a backend
         self._compiling: tuple[int, Any] = (0, None)
+        self._asked = weakref.WeakSet[Any]()
 
     def watch(self) -> None:
         """Follow compilations from now on."""
@@ -48,8 +59,14 @@ class _BreakOwners:
         """Return True if the graph was compiled for another backend."""
         return self._owners.get(id(reason), id(backend)) != id(backend)
 
+    def was_asked(self, backend: Any) -> bool:
+        """Return True if torch.compile has traced code for the backend."""
+        return backend in self._asked
+
     def _begin(self, _: Any) -> None:
         self._compiling = len(_torch.graph_breaks()), _torch.compiling_backend()
+        with contextlib.suppress(TypeError):  # a backend that cannot be referred to weakly
+            self._asked.add(self._compiling[1])
 
     def _end(self, _: Any) -> None:
         known, backend = self._compiling
@@ -64,30 +81,38 @@ _BREAK_OWNERS = _BreakOwners()
 class EagerParts:
     """Collects what was left eager since this object was made.
 
-    backend: whose graphs are counted.
+    backend: whose graphs are counted. names: of the modules of its models.
     """
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, names: ModuleNames) -> None:
         self._backend = weakref.ref(backend)
+        self._names = names
         _BREAK_OWNERS.watch()
         self._found: dict[str, CallCost] = {}
         self._last_break = _last(_torch.graph_breaks())
         self._last_compilation = _last(_torch.compilations())
 
-    def found(self) -> tuple[CallCost, ...]:
-        """Return an unknown cost for each part found so far."""
+    def found(self, *, has_graphs: bool) -> tuple[CallCost, ...]:
+        """Return an unknown cost for each part found so far.
+
+        has_graphs: False if torch.compile has given the backend nothing to compile.
+        """
         self.read()
-        return tuple(self._found.values())
+        is_all_eager = not has_graphs and _BREAK_OWNERS.was_asked(self._backend())
+        return tuple(self._found.values()) or (_NO_GRAPH,) * is_all_eager
 
     def read(self) -> None:
         """Read what torch has recorded; it keeps the last compilations only."""
         breaks, backend = _torch.graph_breaks(), self._backend()
         _BREAK_OWNERS.watch()
         for reason in _after(self._last_break, breaks):
-            if not (
-                _is_without_arithmetic(reason.reason) or _BREAK_OWNERS.is_of_other(reason, backend)
-            ):
+            if _BREAK_OWNERS.is_of_other(reason, backend):
+                continue
+            if not _is_without_arithmetic(reason.reason):
                 self._add(*_where(reason.user_stack), reason.reason)
+            for frame in reason.user_stack or ():
+                if self._leaves_layers_eager(frame):
+                    self._add(frame.name, frame.filename, frame.lineno, _LEFT_EAGER)
         self._last_break = _last(breaks)
         records = _torch.compilations()
         for record in _after(self._last_compilation, records):
@@ -95,6 +120,26 @@ class EagerParts:
                 place = record.co_filename, record.co_firstlineno
                 self._add(record.co_name, *place, str(record.fail_reason))
         self._last_compilation = _last(records)
+
+    def _leaves_layers_eager(self, frame: Any) -> bool:
+        """Return True if a module of torch's, in which a graph ended, calls layers of torch's.
+
+        Such a module, as ``nn.Sequential``, then runs eagerly. torch.compile compiles the modules
+        that it calls one by one, except torch's own.
+        """
+        file = Path(frame.filename)
+        if file.parent != _LAYERS:
+            return False
+        modules = list(self._names.modules())
+        called = [
+            _file_of(child)
+            for module in modules
+            if _file_of(module) == file
+            for child in module.children()
+        ]
+        return not modules or any(
+            other is not None and other != file and other.parent == _LAYERS for other in called
+        )
 
     def _add(self, function: Any, file: Any, line: Any, reason: str) -> None:
         if Path(str(file)).parent in _FOLDERS:
@@ -114,6 +159,12 @@ def _after(known: Any, records: list[Any]) -> list[Any]:
     """Return what follows ``known``; everything if torch dropped it, as ``reset`` does."""
     positions = [i for i, record in enumerate(records) if record is known]
     return records[positions[-1] + 1 if positions else 0 :]
+
+
+def _file_of(module: nn.Module) -> Path | None:
+    """Return the file with the code of the module's forward."""
+    code = getattr(type(module).forward, "__code__", None)
+    return Path(code.co_filename) if code is not None else None
 
 
 def _where(stack: Any) -> tuple[Any, Any, Any]:

@@ -2,11 +2,13 @@
 
 The formula is called as ``formula(module, *args, out=output, **kwargs)``. What the module runs in
 forward or recomputation is not counted besides. Its backward pass is counted as for any other
-module: as operators, under the modules that made them.
+module: as operators, under the modules that made them. So is a part of the call that a checkpoint
+recomputes: it ends a recomputation as soon as backward has what it needs.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +22,7 @@ from dispatch_flops import _torch
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadState
 from dispatch_flops.counting.undo import UndoStack
+from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
@@ -43,7 +46,9 @@ class OpaqueModules:
         self._conventions = conventions
         self._rules = registry.module_rules(own_rules)
         self._costs: dict[Any, CallCost] = {}
+        self._warned_of: set[type] = set()
         self._open: dict[ThreadState, OpenCall] = {}
+        self._discarded: dict[ThreadState, list[ModulePhase]] = {}  # of the open calls
 
     def start(self, undo: UndoStack) -> None:
         """Install the hooks until ``undo`` runs."""
@@ -60,12 +65,14 @@ class OpaqueModules:
         if call.owner is not module or call.module_phase is None:
             return
         if self._open.get(thread) not in thread.stack:
-            if type(module) not in self._rules:
+            if type(module) not in self._rules or self._is_in_vmap(module):
                 return
             self._open[thread] = call
-        # This ModulePhase is never aggregated: what is recorded there is discarded.
+            self._discarded[thread] = []
+        # This ModulePhase is not aggregated: what is recorded there is discarded.
         discarded = ModulePhase(call.module_phase.fqn, call.module_phase.phase)
         thread.current = call.module_phase = discarded
+        self._discarded[thread].append(discarded)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _FAILED) -> None:
         # torch calls this without kwargs where forward raised.
@@ -76,13 +83,33 @@ class OpaqueModules:
         if call in thread.stack and not call.is_in_hooks:
             return
         del self._open[thread]
-        if output is not _FAILED and call.module_phase is not None:
+        discarded = self._discarded.pop(thread)
+        if call.module_phase is None:
+            return
+        if output is not _FAILED:
             module_phase = thread.module_phase(call.module_phase.fqn, call.module_phase.phase)
             with _torch.modes_disabled():
                 module_phase.counts[self._cost_of(module, args, kwargs, output)] += 1
+        elif call.module_phase.phase == "recompute":
+            for part in discarded:
+                counts = thread.module_phase(part.fqn, part.phase).counts
+                for cost, calls in part.counts.items():
+                    counts[cost] += calls
+
+    def _is_in_vmap(self, module: nn.Module) -> bool:
+        """Return True if the module is called on a sample of torch.vmap; warn once of its class."""
+        cls = type(module)
+        if not _torch.is_in_vmap():
+            return False
+        if cls not in self._warned_of:
+            self._warned_of.add(cls)
+            text = f"the operators of {name_of(cls)} are counted: its formula is not asked in vmap"
+            warnings.warn(text, UncountedWarning, stacklevel=2)
+        return True
 
     def _cost_of(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> CallCost:
         cls = type(module)
+        args, kwargs, output = _torch.without_gradient_wrappers((args, kwargs, output))
         cost = cost_of_call(
             name_of(cls), cls, self._rules[cls], (module, *args), kwargs, output,
             self._conventions, read=(args, kwargs, tuple(module.parameters())),

@@ -42,7 +42,7 @@ _FILLED = (
     "rank; ranks that differ otherwise, as by uneven sequences or code that asks for its rank, are "
     "not told apart: name them in ranks="
 )
-_VERIFIED = "verified: the counts of rank {}, chosen at random, equal those of a representative"
+_VERIFIED = "verified: the counts of {}, chosen at random, equal those of a representative"
 _DIFFERS = "rank {} differs from rank {}, which represents it: {}; name such ranks in ranks="
 _VALUES_READ = (
     "values were read {} times, as by .item(), and each was taken as 1: costs that depend on data, "
@@ -266,7 +266,7 @@ def _verification_notes(
             yield _DIFFERS.format(rank, compared[rank], ", ".join(texts))
     equal = [rank for rank, texts in found.items() if not texts]
     if equal:
-        yield _VERIFIED.format(ranks_text(equal))
+        yield _VERIFIED.format(f"rank{'s' * (len(equal) > 1)} {ranks_text(equal)}")
 
 
 def as_step(result: Any) -> tuple[Any, Callable[[], Any]]:

@@ -196,6 +196,12 @@ class Blocks:
                 again = self.live[id(storage)] = self._new_block(storage, device, 0)
             again.role = block.role
 
+    def reused(self, storage: Storage) -> None:
+        """Note that a result takes the place of what this storage holds."""
+        block = self.live.get(id(storage))
+        if block is not None and block.made_in is not None:
+            self._released(block)
+
     def forget(self) -> None:
         """Let go of all storages: what is released from now on is not noted."""
         self.live.clear()

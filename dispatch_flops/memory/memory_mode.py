@@ -16,9 +16,11 @@ from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.memory.blocks import Block, DeviceBlocks, ModulePeak
 from dispatch_flops.memory.kernel_allocations import KernelAllocations
+from dispatch_flops.memory.reused_arguments import reused_storage
 from dispatch_flops.memory.run_memory import Memory
 from dispatch_flops.memory.storages import Allocation, allocation_of, storages_of
 from dispatch_flops.operators.conventions import Conventions
+from dispatch_flops.operators.formulas.copying_workspaces import report_condition
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.operators.workspaces import workspace_of
@@ -98,6 +100,10 @@ class MemoryMode(CountingMode):
             before, self._phase = self._phase, made_in.phase
             self._memory.changed_phase(before, self._phase)
         device = self._device
+        if allocation == "reuse" and made_in.phase == "backward":
+            storage = reused_storage(args, kwargs, out)
+            if storage is not None:
+                self._blocks.reused(storage)
         if allocation != "none":
             if out.__class__ is not _Tensor or allocation == "argument":
                 device = self._allocated_all((args, kwargs), out, allocation, made_in)
@@ -145,7 +151,7 @@ class MemoryMode(CountingMode):
         plan = super()._adapt(plan)
         if workspace_of(plan.func) is None:
             return plan
-        return replace(plan, call=self._kernel.reported(plan.call))
+        return replace(plan, call=self._kernel.reported(plan.call, report_condition(plan.func)))
 
     def _raise_peak(
         self, found: ModulePeak, device: DeviceBlocks, made_in: ModulePhase, func: Any, now: int
@@ -186,13 +192,13 @@ class MemoryMode(CountingMode):
 
     def _workspace(self, func: Any, workspace: Any, args: Any, kwargs: Any, out: Any) -> int:
         """Return the bytes that the kernel allocated for itself while it ran."""
+        size: int | None
         try:
-            size: int | None = workspace(args, kwargs or {}, out)
-        except Exception:  # a workspace of the user's own
+            size = workspace(args, kwargs or {}, out)
+        except Exception:  # a workspace of the user's own, or a tensor without strides
             size = None
-        reported = self._kernel.take()
         if size is None:
-            size = reported
+            size = self._kernel.take()
         if size is None:
             self._memory.unseen.add(str(func))
             return 0

@@ -62,6 +62,7 @@ class _Builder:
             devices=used,
             unseen=tuple(sorted(self._memory.unseen)),
             rounding=self._memory.rounding,
+            decomposed=tuple(sorted(self._memory.decomposed)),
         )
         main = used[0].device if used else ""
         peaks = self._module_peaks(main)

@@ -50,6 +50,7 @@ class Memory:
     """Memory of a run: what its operators allocate, and what its optimizers hold.
 
     A ``ModuleObserver``. unseen: operators whose kernels allocated memory that is not known.
+    decomposed: operators that ran on the meta device as others than a device's kernel.
     gradient_bytes, state_bytes: by the id of the parameter.
     device: where an operator allocated last.
     """
@@ -60,6 +61,7 @@ class Memory:
         self.blocks = Blocks(options.rounding, has_timeline=options.has_timeline)
         self.device = self.blocks.on(torch.device("cpu"))
         self.unseen: set[str] = set()
+        self.decomposed: set[str] = set()
         self.gradient_bytes: dict[int, int] = {}
         self.state_bytes: dict[int, int] = {}
         self._largest_caches: dict[str, Counter[str]] = {}  # by the model that was given it
@@ -158,6 +160,8 @@ class Memory:
             self._note_cache(thread, call)
         if _is_fsdp2(call.owner.__class__):
             self._note_unsharded(call.owner)
+        if isinstance(call.owner, nn.RNNBase):
+            self._note_recurrent(call.owner)
         if call.task != NO_TASK:
             return
         for other in thread.stack:
@@ -208,6 +212,15 @@ class Memory:
                     block = self.blocks.live.get(id(storage))
                     if block is not None and block.role is None:
                         block.role = "unsharded parameters"
+
+    def _note_recurrent(self, module: nn.RNNBase) -> None:
+        """Note a recurrent layer on the meta device.
+
+        oneDNN and cuDNN run it by one kernel. The meta device has none, and torch projects the
+        inputs of all steps at once on the CPU alone (FullLayer, aten/src/ATen/native/RNN.cpp).
+        """
+        if any(parameter.is_meta for parameter in module._flat_weights if parameter is not None):
+            self.decomposed.add(f"aten.{module.mode.lower()}.input")
 
     # -- operators ------------------------------------------------------------------------------
 

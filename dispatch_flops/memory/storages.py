@@ -9,9 +9,10 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
+from dispatch_flops.memory.reused_arguments import may_reuse
 from dispatch_flops.operators.tensors import is_sparse
 
-Allocation = Literal["none", "result", "argument", "arrival", "gathering", "annotation"]
+Allocation = Literal["none", "result", "reuse", "argument", "arrival", "gathering", "annotation"]
 Storage = torch.UntypedStorage
 
 # A zero tensor of forward-mode differentiation has a storage without memory.
@@ -56,10 +57,11 @@ def _sparse_parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def allocation_of(func: Any) -> Allocation:
     """Return which tensors of a call may have memory that was allocated in it.
 
-    "none": results share the memory of arguments. "result": the results. "argument": the results,
-    and arguments that the call may resize. "arrival": an argument, which no operator made.
-    "gathering": the results, into which FSDP2 gathers parameters. "annotation": the call only names
-    a range for torch.profiler, as around an optimizer's step.
+    "none": results share the memory of arguments. "result": the results. "reuse": the results; in a
+    backward pass perhaps none, if no dispatch mode were on. "argument": the results, and arguments
+    that the call may resize. "arrival": an argument, which no operator made. "gathering": the
+    results, into which FSDP2 gathers parameters. "annotation": the call only names a range for
+    torch.profiler, as around an optimizer's step.
     """
     if not isinstance(func, OpOverload):
         return "result"
@@ -75,5 +77,7 @@ def allocation_of(func: Any) -> Allocation:
     schema = _torch.schema_of(func)
     if "resize" in name or name == "aten::set_" or any(arg.is_out for arg in schema.arguments):
         return "argument"
+    if may_reuse(func.name()):
+        return "reuse"
     is_shared = all(out.alias_info is not None for out in schema.returns)
     return "none" if is_shared else "result"

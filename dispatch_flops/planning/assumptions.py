@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
 from dispatch_flops.analysis.machines import Link, Machine
 from dispatch_flops.planning.meshes import DATA_DIMS, SHARING_DIMS
+from dispatch_flops.profile import MemoryProfile
 from dispatch_flops.profile.mesh_positions import STAGE_DIMS
 
 
@@ -74,3 +75,17 @@ def _link_text(link: Link | None) -> str:
     latency = f"{link.latency_s * 1e6:g} us" if link.latency_s else "latency not known, taken as 0"
     name = f"{link.name}, " if link.name else ""
     return f"{name}{link.bytes_per_s / 1e9:g} GB/s, {latency}"
+
+
+def of_memory(memories: Iterable[MemoryProfile | None]) -> Iterator[str]:
+    """Yield what the peaks of these runs leave out."""
+    known = [memory for memory in memories if memory is not None]
+    decomposed = sorted({name for memory in known for name in memory.decomposed})
+    if decomposed:
+        yield (
+            f"memory is approximate: {', '.join(decomposed)} ran on the meta device by other "
+            "operators than a device's kernels"
+        )
+    if any(memory.is_lower_bound for memory in known):
+        yield "memory is a lower bound: some kernels allocate an unknown workspace"
+    yield "memory: blocks rounded to 512 bytes; without fragmentation and the driver's own part"

@@ -22,6 +22,7 @@ from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.memory.caches import tensors_of_cache
 from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.planning.assumptions import of_memory
 from dispatch_flops.planning.packed_sequences import (
     NewTokens,
     PackedCache,
@@ -280,15 +281,7 @@ class _Planner:
                 "written in place; a prompt has the logits of its last token, other sequences of "
                 "all new tokens"
             )
-        if any(
-            step.profile.memory and step.profile.memory.is_lower_bound
-            for choice in choices
-            for step in choice.passes
-        ):
-            found.append("memory is a lower bound: some kernels allocate an unknown workspace")
-        found.append(
-            "memory: blocks rounded to 512 bytes; without fragmentation and the driver's own part"
-        )
+        found += of_memory(step.profile.memory for choice in choices for step in choice.passes)
         return found
 
 

@@ -16,7 +16,7 @@ from dispatch_flops.analysis.planned_cluster import planned_cluster
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.operators.tensors import tensors_in
-from dispatch_flops.planning.assumptions import of_communication, of_sharding
+from dispatch_flops.planning.assumptions import of_communication, of_memory, of_sharding
 from dispatch_flops.planning.meshes import check_dims, is_job, observed_samples, of_all_ranks
 from dispatch_flops.planning.model_inputs import converted, model_and_inputs, samples_and_tokens
 from dispatch_flops.planning.search import largest_that_fits
@@ -269,11 +269,7 @@ class _Planner:
                 "parameters' dtype; a steady step, gradients freed at its end"
             )
             found.append("gradients start at the model's loss, or at the sum of its outputs")
-        if any(step.memory and step.memory.is_lower_bound for step in steps):
-            found.append("memory is a lower bound: some kernels allocate an unknown workspace")
-        found.append(
-            "memory: blocks rounded to 512 bytes; without fragmentation and the driver's own part"
-        )
+        found += of_memory(step.memory for step in steps)
         return found
 
     def _assumptions_of(self, mesh: Mapping[str, int], steps: Sequence[PlannedStep]) -> list[str]:

@@ -154,6 +154,8 @@ class MemoryProfile:
     unseen: operators that ran and whose kernels allocate memory that is not known: where they
         have no formula for it, and run elsewhere than on the CPU, whose allocator reports it, or
         while another profiler of torch is on. The peaks are then lower bounds.
+    decomposed: operators that ran on the meta device as several operators, where devices have a
+        kernel with results and workspaces of its own. The peaks are then approximate.
     rounding: bytes that each block is rounded up to a multiple of.
 
     Example::
@@ -166,6 +168,7 @@ class MemoryProfile:
     devices: tuple[DeviceMemory, ...]
     unseen: tuple[str, ...] = ()
     rounding: int = 1
+    decomposed: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -195,8 +198,13 @@ class MemoryProfile:
 
     @property
     def is_lower_bound(self) -> bool:
-        """True if a kernel allocated memory that is not known."""
-        return bool(self.unseen)
+        """True if a kernel allocated memory that is not known, and nothing is approximate."""
+        return bool(self.unseen) and not self.decomposed
+
+    @property
+    def is_approximate(self) -> bool:
+        """True if other operators ran than a device's kernels: memory may be less or more."""
+        return bool(self.decomposed)
 
     def peak(self, phase: Phase | None = None) -> MemoryPeak | None:
         """Return the highest peak, of one phase or of all; None if the phase did not run.

@@ -24,11 +24,14 @@ from dispatch_flops.profile.memory import (
 
 def memory_to_row(memory: MemoryProfile) -> dict[str, Any]:
     """Return the memory as plain data; ``memory_from_row`` gives back an equal one."""
-    return {
+    row: dict[str, Any] = {
         "devices": [_device_to_row(device) for device in memory.devices],
         "unseen": list(memory.unseen),
         "rounding": memory.rounding,
     }
+    if memory.decomposed:
+        row["decomposed"] = list(memory.decomposed)
+    return row
 
 
 def _device_to_row(device: DeviceMemory) -> dict[str, Any]:
@@ -53,7 +56,13 @@ def memory_from_row(row: Any) -> MemoryProfile:
     """Return the memory that ``memory_to_row`` wrote; raises ValueError on other data."""
     values = _table(row)
     devices = tuple(_device_from_row(device) for device in values.pop("devices"))
-    return build(MemoryProfile, values, devices=devices, unseen=texts(list(values.pop("unseen"))))
+    return build(
+        MemoryProfile,
+        values,
+        devices=devices,
+        unseen=texts(list(values.pop("unseen"))),
+        decomposed=texts(list(values.pop("decomposed", ()))),
+    )
 
 
 def _device_from_row(row: Any) -> DeviceMemory:

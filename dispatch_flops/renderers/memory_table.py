@@ -43,6 +43,11 @@ def render(profile: Profile, view: View | None = None) -> str:
     if peak is not None:
         parts.append(_uses(profile, profile.memory, view))
     parts.append(_modules(profile, view))
+    if profile.memory.decomposed:
+        parts.append(
+            "These ran on the meta device by other operators than a device's kernels: "
+            + ", ".join(map(one_line, profile.memory.decomposed))
+        )
     if profile.memory.unseen:
         parts.append(
             "What these kernels allocate for themselves is not known: "
@@ -58,6 +63,13 @@ def memory_text(profile: Profile) -> str:
         return ""
     roles = ", ".join(f"{role} {bytes_text(count)}" for role, count in memory.by_role().items())
     return f"{_peak_text(profile, memory, None)}: {roles}"
+
+
+def marked_bytes(count: int, memory: MemoryProfile) -> str:
+    """Return bytes of this memory, marked with ``>=`` or ``~`` if they are not exact."""
+    if memory.is_approximate:
+        return f"~ {bytes_text(count)}"
+    return at_least(bytes_text(count), memory.is_lower_bound)
 
 
 def _peak_line(profile: Profile, memory: MemoryProfile, phase: Phase | None) -> str:
@@ -76,7 +88,7 @@ def _peak_line(profile: Profile, memory: MemoryProfile, phase: Phase | None) -> 
 def _peak_text(profile: Profile, memory: MemoryProfile, phase: Phase | None) -> str:
     peak = memory.peak(phase)
     assert peak is not None
-    size = at_least(bytes_text(peak.peak_bytes), memory.is_lower_bound)
+    size = marked_bytes(peak.peak_bytes, memory)
     return f"{size} at {_moment_text(profile, peak.peak_at)}"
 
 

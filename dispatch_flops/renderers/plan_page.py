@@ -19,8 +19,9 @@ from dispatch_flops.renderers.generation_column import (
     seconds_range_text,
 )
 from dispatch_flops.renderers.html.document import document
+from dispatch_flops.renderers.memory_table import marked_bytes
 from dispatch_flops.renderers.plan_table import columns_of, rows_of, titles_of
-from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import bytes_text, fraction_text
 
@@ -126,5 +127,5 @@ def _largest(batch: int | None) -> list[str]:
 
 
 def _memory(peak: int, roles: Mapping[str, int], memory: MemoryProfile | None) -> Data:
-    is_bound = memory is not None and memory.is_lower_bound
-    return {"peak": peak, "roles": dict(roles), "memory": at_least(bytes_text(peak), is_bound)}
+    text = bytes_text(peak) if memory is None else marked_bytes(peak, memory)
+    return {"peak": peak, "roles": dict(roles), "memory": text}

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import ModuleType
 
 import pytest
 
 import dispatch_flops
 from dispatch_flops import distributed
+from tests.helpers.interpreters import run_python
 
 
 def python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.helpers.interpreters import run_python
 from tests.helpers.paths import BENCHMARKS, REPOSITORY
 
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
@@ -18,9 +17,7 @@ def test_scripts_can_be_imported() -> None:
     pytest.importorskip("transformers")
     paths = [str(REPOSITORY), str(BENCHMARKS)]
     code = f"import sys; sys.path[:0] = {paths}; import {', '.join(SCRIPTS)}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
 
 

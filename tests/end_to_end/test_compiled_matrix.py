@@ -307,3 +307,14 @@ def test_backend_of_distributed_model_is_exact_or_names_what_it_lacks(wrapper: s
             assert counting.step().is_lower_bound
     else:
         assert not counting.step().is_lower_bound
+
+
+@pytest.mark.usefixtures("process_group")
+def test_backend_names_a_distributed_model_of_which_nothing_is_compiled() -> None:
+    """torch.compile does not compile the forward of a class of torch.nn behind DDP's."""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 5), nn.ReLU()))
+    counting = counting_backend("aot_eager", model)
+    torch.compile(model, backend=counting)(torch.ones(2, 3))
+    assert not counting.graphs
+    with pytest.warns(UncountedWarning, match="torch.compile made no graph"):
+        assert counting.step().is_lower_bound

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
+from tests.helpers.interpreters import run_python
 from tests.helpers.paths import REPOSITORY
 
 ALARMS = 400
@@ -58,13 +57,6 @@ def test_counter_interrupted_at_random_moments_leaves_nothing(
     request: pytest.FixtureRequest,
 ) -> None:
     alarms = 2000 if request.config.getoption("--whole", default=False) else ALARMS
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(alarms)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run_python("-c", SCRIPT, str(alarms), cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) > alarms / 4  # the rest came before or after the counter

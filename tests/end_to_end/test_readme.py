@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from dispatch_flops import Profile, unregister_flops
 from dispatch_flops.cli import main
 from dispatch_flops.errors import UnknownOperatorError
 from dispatch_flops.operators import registry
+from tests.helpers.interpreters import run_python
 from tests.helpers.paths import BENCHMARKS, REPOSITORY
 
 README = REPOSITORY / "README.md"
@@ -158,15 +158,8 @@ def pytest_exit(folder: Path, code: str, *options: str) -> tuple[int, str]:
     """Run a file of tests with the package's plugin; return the exit status and the output."""
     (folder / "test_cost.py").write_text(code, encoding="utf-8")
     plugin = ("-p", "dispatch_flops.integrations.pytest_plugin", "-p", "no:cacheprovider")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugin, *options, "test_cost.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = run_python("-m", "pytest", "-q", *plugin, *options, "test_cost.py", cwd=folder, env=env)
     return done.returncode, done.stdout
 
 
@@ -195,6 +188,7 @@ class TestCookbook:
         expected = shown.splitlines()
         assert lines[: len(expected)] == expected
 
+    @pytest.mark.slow
     def test_usage_runs_in_order(self, library: None) -> None:
         skipped = blocks(section(COOKBOOK, NOT_RUN))
         names: dict[str, Any] = {}

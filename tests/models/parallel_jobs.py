@@ -144,20 +144,20 @@ SEQUENCE_PARALLEL_ROWS = 8  # of the whole sequence; each of up to 4 ranks has i
 
 
 class Mlp(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.relu(self.up(x)))
 
 
 class NormedMlp(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, hidden: int = HIDDEN) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH, bias=False)
-        self.mlp = Mlp()
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.mlp = Mlp(width, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.mlp(self.norm(x))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from tests.helpers.interpreters import run_python
 from tests.helpers.modes import OperatorNames
 
 aten = torch.ops.aten
@@ -264,9 +263,8 @@ with Mode():
 heavy = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy")
 print(*[name for name in heavy if name in sys.modules])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [], f"now imported at once: {done.stdout}"
 
 

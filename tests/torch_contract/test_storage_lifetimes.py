@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from dispatch_flops import _torch
+from tests.helpers.interpreters import run_python
 
 TWO_TRACKERS = """
 import warnings
@@ -54,13 +53,7 @@ print("finished", counter.profile.memory.peak_bytes > 0)
 
 @pytest.mark.slow
 def test_process_with_another_memory_tracker_ends_normally() -> None:
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", TWO_TRACKERS],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run_python("-c", TWO_TRACKERS)
     assert (done.returncode, done.stdout.strip()) == (0, "finished True"), done.stderr
 
 

@@ -171,3 +171,38 @@ def test_compiled_frame_of_a_function_with_a_graph_break_has_no_values(follower:
     first, rest = (frame for _, frame in follower.compiled)
     assert (first.code is function.__code__, first.read) == (True, None)
     assert rest.code.co_name.startswith(_torch.RESUMING)
+
+
+def test_wrappers_of_torch_func_are_taken_off() -> None:
+    """dispatch_flops relies on this for formulas of module classes in gradients of torch.func
+    (counting/opaque_modules.py).
+    """
+    x = torch.ones(2, 3)
+    found: list[Any] = []
+
+    def function(x: Tensor) -> Tensor:
+        with pytest.raises(NotImplementedError):
+            x.untyped_storage()
+        found.append(_torch.without_gradient_wrappers({"x": [x]})["x"][0])
+        found.append(_torch.is_in_vmap())
+        return x.sum()
+
+    torch.func.grad(function)(x)
+    assert found[0].data_ptr() == x.data_ptr()
+    assert found[1] is False
+
+
+def test_samples_of_vmap_are_known() -> None:
+    """dispatch_flops relies on this where a formula would be given the shapes of one sample
+    (counting/opaque_modules.py: ``is_in_vmap``).
+    """
+    found: list[bool] = []
+
+    def function(x: Tensor) -> Tensor:
+        found.extend((_torch.is_in_vmap(), _torch.is_batched(x)))
+        return x * 2
+
+    torch.func.vmap(torch.func.grad(lambda x: function(x).sum()))(torch.ones(2, 3))
+    assert found == [True, True]
+    assert not _torch.is_in_vmap()
+    assert not _torch.is_batched(torch.ones(2))

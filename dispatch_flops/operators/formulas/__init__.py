@@ -8,7 +8,8 @@ Where a new formula goes, by what the operator does:
   ``fft``
 - attention: ``attention`` (the SDPA kernels), ``attention_packed`` (those below them),
   ``flex_attention``, ``transformer`` (encoder layers and their pieces)
-- other libraries, by name: ``flash_libraries`` (attention), ``quantized_libraries`` (products),
+- other libraries, by name: ``flash_libraries`` and ``flash_attn_3`` (attention),
+  ``quantized_libraries`` (products), ``optimizer_libraries``, ``vision_libraries``,
   ``layer_libraries`` (other layers)
 - recurrence: ``rnn`` (layers), ``rnn_cells``, ``quantized_recurrent``
 - per element: ``pointwise`` (a table), ``activation``, ``loss``, ``fused_optimizers``
@@ -19,7 +20,8 @@ Where a new formula goes, by what the operator does:
   ``triangle_access``
 - reals to integers and back: ``fake_quantize``
 - random numbers and dropout: ``sampling``
-- memory that kernels allocate for themselves: ``kernel_workspaces``
+- memory that kernels allocate for themselves: ``kernel_workspaces``, ``product_workspaces``,
+  ``copying_workspaces``
 - no arithmetic: ``free``, each group with its reason; ``collectives``; ``runtime`` (operators of
   torch's own machinery)
 

@@ -58,8 +58,8 @@ def _scores(
     """
     if not is_given(offsets):
         return batched(q, k, v, band)
-    lengths_q = _lengths(offsets)
-    lengths_k = _values(used_k) if is_given(used_k) else None if paged else _lengths(offsets_k)
+    lengths_q = lengths_between(offsets)
+    lengths_k = values_at_hand(used_k) if is_given(used_k) else lengths_between(offsets_k)
     if lengths_q is not None and lengths_k is not None and len(lengths_q) == len(lengths_k):
         heads, d = q.shape[-2:]
         return total(
@@ -78,15 +78,15 @@ def _scores(
     )
 
 
-def _lengths(offsets: Tensor | None) -> list[int] | None:
+def lengths_between(offsets: Tensor | None) -> list[int] | None:
     """Return the lengths of the sequences between offsets; None if those are not at hand."""
-    values = _values(offsets)
+    values = values_at_hand(offsets)
     if values is None or values != sorted(values):
         return None
     return [end - start for start, end in pairwise(values)]
 
 
-def _values(tensor: Tensor | None) -> list[int] | None:
+def values_at_hand(tensor: Tensor | None) -> list[int] | None:
     """Return the numbers of a tensor in the CPU's memory; no other device is waited for."""
     if type(tensor) is not Tensor or tensor.device.type != "cpu":
         return None
@@ -98,7 +98,7 @@ def _values(tensor: Tensor | None) -> list[int] | None:
 # -- flash ---------------------------------------------------------------------------------
 
 
-def _flash_band(is_causal: bool, left: int | None, right: int | None) -> Band:
+def flash_band(is_causal: bool, left: int | None, right: int | None) -> Band:
     """Return the band of a flash kernel: aligned to the end, with -1 or None for "no limit"."""
     limit_left = None if left is None or left < 0 else left
     limit_right = 0 if is_causal else None if right is None or right < 0 else right
@@ -137,7 +137,7 @@ def flash_forward(
     MACs: pairs·(d+dv); packed, with lengths on a device: an upper bound. FLOPs:
     ``_attention.forward``'s. The scales of 8-bit operands are merged into the softmax's scale.
     """
-    band = _flash_band(is_causal, window_size_left, window_size_right)
+    band = flash_band(is_causal, window_size_left, window_size_right)
     paged = block_table is not None
     scores = _scores(
         query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, band, used_k=seqused_k, paged=paged
@@ -164,7 +164,7 @@ def flash_backward(
     **_: Any,
 ) -> Split:
     """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
-    band = _flash_band(is_causal, window_size_left, window_size_right)
+    band = flash_band(is_causal, window_size_left, window_size_right)
     offsets = cum_seq_q if query.dim() == 3 else None
     scores = _scores(query, key, value, offsets, cum_seq_k, max_q, max_k, band)
     return backward(scores, masked=band != FULL, dropout=dropout_p > 0)

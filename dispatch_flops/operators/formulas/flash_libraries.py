@@ -1,4 +1,4 @@
-"""Attention kernels of the libraries flash_attn and xformers, once they are loaded.
+"""Attention kernels of the libraries flash_attn 2 and xformers, once they are loaded.
 
 Letters as in ``_attention``; what torch has of the same kernels is in ``attention_packed``. Queries
 are q[B,Sq,H,d], or with offsets packed q[Tq,H,d]; windows are aligned to the end.
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.formulas.attention_packed import flash_backward, flash_forward
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
@@ -22,7 +21,7 @@ Tensor = torch.Tensor
 
 # softcap·tanh(score / softcap): quotient, tanh, product. Backward: the product, tanh's derivative
 # (square, difference, product), the quotient.
-_SOFTCAP, _SOFTCAP_BACKWARD = 3, 5
+SOFTCAP, _SOFTCAP_BACKWARD = 3, 5
 
 
 def _pairs(cost: OpCost, q: Tensor, v: Tensor) -> int:
@@ -32,20 +31,20 @@ def _pairs(cost: OpCost, q: Tensor, v: Tensor) -> int:
 
 def _forward(q: Tensor, v: Tensor, softcap: float, **arguments: Any) -> OpCost:
     cost: OpCost = flash_forward(query=q, value=v, **arguments)
-    return cost + flops(_SOFTCAP * _pairs(cost, q, v) if softcap else 0)
+    return cost + flops(SOFTCAP * _pairs(cost, q, v) if softcap else 0)
 
 
-def _backward(q: Tensor, v: Tensor, softcap: float, **arguments: Any) -> Split:
+def backward_of(q: Tensor, v: Tensor, softcap: float, **arguments: Any) -> Split:
     split: Split = flash_backward(query=q, value=v, **arguments)
     if not softcap:
         return split
     (again,) = split.shares
     pairs = again.cost.macs // q.shape[-1] if again.cost.macs else 0
-    more = dataclasses.replace(again, cost=again.cost + flops(_SOFTCAP * pairs))
+    more = dataclasses.replace(again, cost=again.cost + flops(SOFTCAP * pairs))
     return Split(own=split.own + flops(_SOFTCAP_BACKWARD * pairs), shares=(more,))
 
 
-def _moving(split: Split, read: int, written: Any) -> Split:
+def moving(split: Split, read: int, written: Any) -> Split:
     """Return the split with the bytes that a backward of these libraries moves."""
     own = dataclasses.replace(split.own, bytes_read=read, bytes_written=nbytes(written))
     return dataclasses.replace(split, own=own)
@@ -151,106 +150,13 @@ def flash_attn_backward(
 
     Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
     """
-    split = _backward(
+    split = backward_of(
         q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k, max_q=max_seqlen_q,
         max_k=max_seqlen_k, dropout_p=dropout_p, is_causal=causal,
         window_size_left=window_size_left, window_size_right=window_size_right, out=out,
     )  # fmt: skip
     read = nbytes((dout, q, k, v, softmax_lse)) + nbytes(dout)
-    return _moving(split, read, (dq, dk, dv, out))
-
-
-# -- flash_attn 3 ----------------------------------------------------------------------------
-# Its functions call the C++ operators, or in newer releases operators of their own around them.
-
-
-@register_flops(
-    ["flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward"], by_name=True, cacheable=False
-)
-@tells_apart(0)
-def flash_attn_3_forward(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_new: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    page_table: Tensor | None = None,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    attention_chunk: int = 0,
-    softcap: float = 0.0,
-    out: Any,
-    **named: Any,
-) -> OpCost:
-    """As ``flash_attn_forward``, or packed as ``flash_attn_varlen_forward``, without dropout.
-
-    A cache that the call extends, pages without offsets, chunks and a second query are not covered.
-    MACs: pairs·(d+dv). FLOPs: ``_attention.forward``'s, and 3 per pair for a softcap.
-    Source: Dao-AILab/flash-attention, hopper/flash_api.cpp, hopper/flash_attn_interface.py.
-    """
-    is_paged = page_table is not None
-    second_query = named.get("q_v", named.get("qv"))
-    if (
-        k_new is not None
-        or second_query is not None
-        or attention_chunk
-        or (is_paged and not max_seqlen_k)
-    ):
-        raise FormulaError(
-            "k_new, a second query, attention_chunk and page_table without max_seqlen_k are not "
-            "covered; register a formula for these calls with override=True"
-        )
-    return _forward(
-        q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k,
-        max_q=max_seqlen_q or 0, max_k=max_seqlen_k or 0, dropout_p=0.0,
-        is_causal=named.get("is_causal", named.get("causal")),
-        window_size_left=window_size_left, window_size_right=window_size_right,
-        seqused_k=seqused_k, block_table=page_table, out=out,
-    )  # fmt: skip
-
-
-@register_flops(
-    ["flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward"], by_name=True, cacheable=False
-)
-@tells_apart(0)
-def flash_attn_3_backward(
-    *,
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None = None,
-    dk: Tensor | None = None,
-    dv: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    is_causal: bool = False,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
-    out: Any,
-    **_: Any,
-) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: as ``flash_attn_backward``'s. The
-    gradients are written into ``dq``, ``dk`` and ``dv``.
-
-    Source: Dao-AILab/flash-attention, hopper/flash_api.cpp, hopper/flash_attn_interface.py.
-    """
-    split = _backward(
-        q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k,
-        max_q=max_seqlen_q or 0, max_k=max_seqlen_k or 0, dropout_p=0.0, is_causal=is_causal,
-        window_size_left=window_size_left, window_size_right=window_size_right, out=out,
-    )  # fmt: skip
-    read = nbytes((dout, q, k, v, softmax_lse)) + nbytes(dout)
-    return _moving(split, read, (dq, dk, dv, out))
+    return moving(split, read, (dq, dk, dv, out))
 
 
 # -- xformers --------------------------------------------------------------------------------
@@ -311,7 +217,7 @@ def xformers_flash_backward(
 
     Source: facebookresearch/xformers, xformers/ops/fmha/flash.py.
     """
-    return _backward(
+    return backward_of(
         query, value, 0.0, key=key, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k,
         max_q=max_seqlen_q, max_k=max_seqlen_k, dropout_p=p, is_causal=is_causal,
         window_size_left=window_left, window_size_right=window_right, out=out,

@@ -1,4 +1,4 @@
-"""Layers of vLLM, torchvision, causal_conv1d and DeepSpeed, once they are loaded."""
+"""Layers of vLLM, causal_conv1d and DeepSpeed, once they are loaded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.errors import FormulaError
-from dispatch_flops.operators.formulas._arithmetic import contract, same_shaped
-from dispatch_flops.operators.formulas._attention import forward, rectangle
+from dispatch_flops.operators.formulas._arithmetic import same_shaped
+from dispatch_flops.operators.formulas._attention import forward, rectangle, total
+from dispatch_flops.operators.formulas.attention_packed import values_at_hand
 from dispatch_flops.operators.formulas.norm import fused_rms_norm
 from dispatch_flops.operators.formulas.partial_access import picked_bytes
-from dispatch_flops.operators.formulas.sorting import comparisons
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import declare_free, register_flops
@@ -106,13 +105,14 @@ def rotary_embedding(
     return dataclasses.replace(cost, bytes_read=read, bytes_written=nbytes((query, key)))
 
 
-@register_flops(["_C::paged_attention_v1", "_C::paged_attention_v2"], by_name=True)
+@register_flops(["_C::paged_attention_v1", "_C::paged_attention_v2"], by_name=True, cacheable=False)
 @depends_on_numbers
 def paged_attention(
     *,
     query: Tensor,
     key_cache: Tensor,
     num_kv_heads: int,
+    seq_lens: Tensor,
     max_seq_len: int,
     alibi_slopes: Tensor | None,
     out: None,
@@ -120,78 +120,17 @@ def paged_attention(
 ) -> OpCost:
     """query[sequences,H,d], one query each, and keys and values in pages.
 
-    Lengths are on a device: every sequence counts as ``max_seq_len`` long, an upper bound.
-    MACs: sequences·H·max_seq_len·2d. FLOPs: ``_attention.forward``'s.
+    MACs: Σ H·length·2d; with lengths on a device every sequence counts as ``max_seq_len`` long, an
+    upper bound. FLOPs: ``_attention.forward``'s.
     Source: vllm-project/vllm, csrc/torch_bindings.cpp.
     """
     sequences, heads, size = query.shape
-    scores = rectangle(sequences, heads, num_kv_heads, 1, max_seq_len, size, size)
+    lengths = values_at_hand(seq_lens) or [max_seq_len] * sequences
+    scores = total(rectangle(1, heads, num_kv_heads, 1, length, size, size) for length in lengths)
     cost = forward(scores, masked=alibi_slopes is not None, dropout=False)
-    cached = 2 * sequences * max_seq_len * num_kv_heads * size * key_cache.element_size()
+    cached = 2 * sum(lengths) * num_kv_heads * size * key_cache.element_size()
     read = nbytes(query) + cached
     return dataclasses.replace(cost, bytes_read=read, bytes_written=nbytes(query))
-
-
-# -- torchvision ---------------------------------------------------------------------------------
-
-# Of two boxes: four corners of the overlap, its sides and their bounds by 0, its area, the union
-# (sum and difference), the quotient, the comparison. The area of one box: two sides, their product.
-_OVERLAP, _AREA = 4 + 4 + 1 + 2 + 1 + 1, 3
-
-
-@register_flops("torchvision::nms", by_name=True)
-def nms(*, dets: Tensor, scores: Tensor, out: Tensor, **_: Any) -> OpCost:
-    """dets[N,4]. Which boxes are compared depends on data: all pairs are an upper bound.
-
-    FLOPs: 13·N·(N-1)/2, 3·N (areas), and the comparisons that order the scores.
-    Source: pytorch/vision, torchvision/csrc/ops/cpu/nms_kernel.cpp.
-    """
-    boxes = dets.shape[0]
-    return flops(_OVERLAP * (boxes * (boxes - 1) // 2) + _AREA * boxes + comparisons(boxes))
-
-
-# Four neighbours times their weights, and their sum.
-_BILINEAR = 4 + 3
-
-
-@register_flops("torchvision::roi_align", by_name=True)
-@depends_on_numbers
-def roi_align(*, input: Tensor, rois: Tensor, sampling_ratio: int, out: Tensor, **_: Any) -> OpCost:
-    """Average s·s bilinear samples for each result, s the sampling ratio.
-
-    FLOPs: per result 7·s² for the samples, s²-1 for their sum, 1 for the mean. What is computed
-    once for all channels is not counted.
-    Source: pytorch/vision, torchvision/csrc/ops/cpu/roi_align_kernel.cpp.
-    """
-    if sampling_ratio <= 0:
-        raise FormulaError(
-            "sampling_ratio is not positive: the number of samples depends on the boxes; pass one"
-        )
-    samples = sampling_ratio**2
-    return flops(out.numel() * (samples * _BILINEAR + samples - 1 + 1))
-
-
-@register_flops("torchvision::deform_conv2d", by_name=True)
-@depends_on_numbers
-def deform_conv2d(
-    *,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    offset_groups: int,
-    use_mask: bool,
-    out: Tensor,
-    **_: Any,
-) -> OpCost:
-    """weight[O,I/g,kh,kw] on samples of input[B,I,H,W], moved by offsets.
-
-    MACs: B·O·H'·W'·(I/g)·kh·kw. FLOPs: 2·MACs + per sampled element, B·I·kh·kw·H'·W', 7 and 1 for
-    the mask + 1 per result (bias). Positions, the same for all channels, are not counted.
-    Source: pytorch/vision, torchvision/csrc/ops/deform_conv2d.cpp.
-    """
-    samples = out.numel() // out.shape[1] * input.shape[1] * weight.shape[2:].numel()
-    extra = samples * (_BILINEAR + use_mask) + out.numel()
-    return contract(out.numel() * weight.shape[1:].numel(), input, weight, extra_flops=extra)
 
 
 # -- causal_conv1d -------------------------------------------------------------------------------

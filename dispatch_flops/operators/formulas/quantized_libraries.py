@@ -32,7 +32,7 @@ def _into(cost: OpCost, result: Tensor, *read: Tensor | None) -> OpCost:
 # bitsandbytes/backends/default/ops.py (what is computed).
 
 # Values are looked up in a code, which is free, and multiplied with the maximum of their block.
-_DEQUANTISE = 1
+DEQUANTISE = 1
 # Row scale times column scale, times the integer, times a constant.
 _RESCALE = 3
 # |x| and its maximum; the reciprocal per block; the product with it, and two bounds. The search in
@@ -144,7 +144,7 @@ def gemm_4bit(
     """
     weights = prod(shapeB)
     rows = A.numel() // shapeB[-1] if shapeB[-1] else 0
-    extra = weights * _DEQUANTISE + (rows * shapeB[0] if bias is not None else 0)
+    extra = weights * DEQUANTISE + (rows * shapeB[0] if bias is not None else 0)
     if absmax_8bit is not None:
         extra += 2 * absmax_8bit.numel()
     return contraction(rows * weights, extra_flops=extra)
@@ -154,13 +154,13 @@ def gemm_4bit(
 @depends_on_numbers
 def dequantize_4bit(*, shape: Sequence[int], out: Any, **_: Any) -> OpCost:
     """FLOPs: 1 per element. Source: bitsandbytes/backends/default/ops.py."""
-    return flops(prod(shape) * _DEQUANTISE)
+    return flops(prod(shape) * DEQUANTISE)
 
 
 @register_flops("bitsandbytes::dequantize_blockwise", by_name=True)
 def dequantize_blockwise(*, A: Tensor, out: Any, **_: Any) -> OpCost:
     """FLOPs: 1 per element. Source: bitsandbytes/backends/default/ops.py."""
-    return flops(A.numel() * _DEQUANTISE)
+    return flops(A.numel() * DEQUANTISE)
 
 
 @register_flops(["bitsandbytes::quantize_blockwise", "bitsandbytes::quantize_4bit"], by_name=True)

@@ -9,6 +9,7 @@ function fillMemory(data, tables) {
   if (!memory) return null;
   byId("memory-section").hidden = false;
   const notes = [`Peak ${memory.text.replace(">=", "≥")}.`];
+  if (memory.decomposed.length) notes.push(`These ran on the meta device by other operators than a device's kernels: ${memory.decomposed.join(", ")}.`);
   if (memory.unseen.length) notes.push(`What these kernels allocate for themselves is not known: ${memory.unseen.join(", ")}.`);
   byId("memory-note").textContent = notes.join(" ");
   const roles = [...new Set([...memory.roles, ...memory.peaks.flatMap((peak) => Object.keys(peak.roles))])].filter((role) => memory.peaks.some((peak) => peak.roles[role]));

@@ -26,6 +26,7 @@ def memory_data(profile: Profile, machine: Machine | None) -> Data | None:
         "text": memory_text(profile),
         "lower_bound": memory.is_lower_bound,
         "unseen": list(memory.unseen),
+        "decomposed": list(memory.decomposed),
         "device": memory.devices[0].device,
         "roles": list(ROLES),
         "peaks": [peak for device in memory.devices for peak in _peaks(device)],

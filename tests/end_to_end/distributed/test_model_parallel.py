@@ -13,6 +13,7 @@ from torch import nn
 from dispatch_flops import FlopCounterMode, Profile
 from tests.helpers.parallel_nets import FLOAT
 from tests.helpers.ranks import Results, rows_of, run_on_ranks
+from tests.models.parallel_jobs import NormedMlp
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,30 +27,10 @@ ACTIVATION = FLOAT * ROWS * WIDE
 LAYERS = 2
 
 
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDE, HIDDEN, bias=False)
-        self.down = nn.Linear(HIDDEN, WIDE, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x)))
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDE, bias=False)
-        self.mlp = Mlp()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.mlp(self.norm(x))
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Layer() for _ in range(LAYERS)])
+        self.layers = nn.ModuleList([NormedMlp(WIDE, HIDDEN) for _ in range(LAYERS)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from dispatch_flops.distributed import ClusterProfile
 from tests.helpers.clusters import four_ranks, of_rank, represented
 from tests.helpers.command_line import Run, error_line
+from tests.helpers.interpreters import run_python
 from tests.helpers.paths import REPOSITORY
 
 ROWS, IN, OUT = 3, 5, 7
@@ -135,10 +134,19 @@ class TestSimulate:
         assert result.out.startswith("7 of 7 ranks, 2 simulated, mesh dp 7\n")
         assert "chosen at random, equal those of a representative" in result.out
         error = error_line(run("simulate", "job.py:job", "--mesh=dp=7", "--rank=0", "--verify"))
-        assert "verify=True needs representatives" in error
+        assert error == "--verify is for one rank of each kind; omit --rank or --verify"
 
 
 class TestShow:
+    @pytest.mark.parametrize("command", ["report c.json c.html", "diff c.json c.json"])
+    def test_other_commands_name_those_that_read_a_saved_cluster(
+        self, run: Run, command: str
+    ) -> None:
+        Path("c.json").write_text(four_ranks().to_json())
+        assert error_line(run(*command.split())) == (
+            "c.json: these are the merged profiles of several ranks; only show and merge read them"
+        )
+
     def test_saved_cluster_is_shown_as_its_tables(self, run: Run) -> None:
         Path("c.json").write_text(four_ranks().to_json())
         assert run("show", "c.json").out.startswith("4 of 4 ranks, mesh pp 2 x dp 2\n")
@@ -187,16 +195,8 @@ class TestProfileOnRanks:
             "-m torch.distributed.run --standalone --nproc-per-node 2 -m dispatch_flops profile "
             "job.py:job --mesh dp=2 --memory --format json"
         )
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-        done = subprocess.run(
-            [sys.executable, *command.split()],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=180,
-            cwd=tmp_path,
-            env=environment,
-        )
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        done = run_python(*command.split(), cwd=tmp_path, env=env)
         assert done.returncode == 0, done.stderr[-3000:]
         cluster = ClusterProfile.from_json(done.stdout)
         assert list(cluster.ranks) == [0, 1]

@@ -90,6 +90,18 @@ def test_check_of_a_lower_bound_fails_unless_it_is_allowed(run: Run) -> None:
     assert run("check", "p.json", "--max-macs", "200").code == 0
 
 
+def test_check_of_an_approximate_peak_fails_unless_it_is_allowed(run: Run) -> None:
+    profile = profile_with(100)
+    assert profile.memory is not None
+    memory = dataclasses.replace(profile.memory, decomposed=("aten.lstm.input",))
+    save(dataclasses.replace(profile, memory=memory))
+    result = run("check", "p.json", "--max-memory", "200")
+    assert result.code == 1
+    assert "memory: ~ 100 B may exceed" in result.out
+    assert "no workspace is known for aten.lstm.input" in result.out
+    assert run("check", "p.json", "--max-memory", "200", "--allow-uncounted").code == 0
+
+
 def test_check_of_a_profile_without_memory_fails(run: Run) -> None:
     save(tree({"a": 3}))
     result = run("check", "p.json", "--max-memory", "80GiB")

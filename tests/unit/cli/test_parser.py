@@ -10,6 +10,7 @@ COMMANDS = (
     "profile",
     "demo",
     "sweep",
+    "plan",
     "show",
     "report",
     "diff",
@@ -35,6 +36,7 @@ def test_help_of_a_command_shows_examples(run: Run, command: str) -> None:
     assert f"  dispatch-flops {command} " in result.out or f"  dispatch-flops {command}\n" in (
         result.out
     )
+    assert max(map(len, result.out.splitlines())) <= 100
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,12 @@ def test_plan_prints_a_column_for_each_batch(run: Run) -> None:
     assert "planning linear.py:make on mine" in result.err
 
 
+def test_plan_without_sizes_shows_no_empty_progress(run: Run) -> None:
+    result = run("plan", "linear.py:make", "--input-shape", "3,7", "--machine", "mine.json")
+    assert result.code == 0, result.err
+    assert all(line.strip() for line in result.err.splitlines())
+
+
 def test_plan_of_a_training_step_checkpoints_and_measures_the_host(run: Run) -> None:
     result = run(
         "plan", "linear.py:make", "--input-shape", "batch,7", "--set", "batch=3",
@@ -97,6 +103,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
     return {name: values for name, *values in cells}
 
 
+@pytest.mark.slow
 def test_plan_of_a_model_on_a_mesh_shards_it_by_itself(run: Run) -> None:
     pytest.importorskip("transformers")
     result = run(

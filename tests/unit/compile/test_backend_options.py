@@ -241,6 +241,19 @@ def test_counting_backend_refuses_an_unknown_mode() -> None:
         counting_backend("inductor", mode="fastest")
 
 
+@pytest.mark.parametrize("options", [{"not_an_option": True}, {"max_autotune": 3}])
+def test_counting_backend_refuses_options_that_inductor_does_not_have(options: Any) -> None:
+    with pytest.raises(ConfigError, match=f"options: Unexpected .* {next(iter(options))}"):
+        counting_backend("inductor", options=options)
+
+
+def test_counting_backend_takes_options_spelt_as_torch_compile_does() -> None:
+    backend = counting_backend("inductor", options={"epilogue-fusion": False})
+    with torch.no_grad():
+        torch.compile(Net(), backend=backend)(torch.ones(A, B))
+    assert backend.total().macs == 2 * A * B * C
+
+
 def test_backend_cannot_be_pickled_and_says_why() -> None:
     with pytest.raises(TypeError, match="in each process"):
         pickle.dumps(counting_backend("aot_eager"))

@@ -147,6 +147,31 @@ def test_strict_backend_raises_where_code_is_left_eager() -> None:
         backend.step()
 
 
+def broken_in_sequential() -> nn.Module:
+    return nn.Sequential(Broken(), nn.Linear(B, B))
+
+
+def broken_in_nested_sequentials() -> nn.Module:
+    return nn.Sequential(nn.Sequential(Broken(), Net()), Net())
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_layer_of_torch_beside_a_graph_break_is_named(named: bool) -> None:
+    model = broken_in_sequential()
+    backend = counting_backend("aot_eager", model if named else None)
+    run(model, backend, A)
+    with pytest.warns(UncountedWarning, match=r"forward \(container.py:.*torch's own layers"):
+        step = backend.step()
+    assert step.total.macs == 2 * ONE
+
+
+def test_modules_of_the_program_beside_a_graph_break_are_counted() -> None:
+    model = broken_in_nested_sequentials()
+    backend = counting_backend("aot_eager", model, strict=True)
+    run(model, backend, A)
+    assert backend.step().total.macs == 3 * 2 * ONE
+
+
 @pytest.mark.parametrize("model", [Net, Printing, Branching, Reading, Broken])
 def test_break_at_which_no_arithmetic_runs_is_exact(model: Any) -> None:
     backend = counting_backend("aot_eager", strict=True)

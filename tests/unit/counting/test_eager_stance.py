@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_flops import FlopCounterMode, FlopsProfiler, Profile
+from tests.helpers.interpreters import run_python
 from tests.helpers.profiling import profile_of
 
 # a warning of torch.compile at graph breaks
@@ -368,7 +367,7 @@ assert counters["stats"]["unique_graphs"] == 1
 
 @pytest.mark.slow
 def test_first_compilation_of_a_process_within_the_block_runs_eagerly() -> None:
-    done = subprocess.run([sys.executable, "-c", FIRST_EVER], capture_output=True, text=True)
+    done = run_python("-c", FIRST_EVER)
     assert done.returncode == 0, done.stderr
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import dispatch_flops
@@ -123,6 +124,44 @@ def test_opaque_module_in_a_checkpoint_is_recomputed() -> None:
     assert [profile.total(phase).macs for phase in ("forward", "recompute", "backward")] == [
         1000, 1000, 2 * 2 * (2 * 3 * 5),
     ]  # fmt: skip
+
+
+def test_part_of_an_opaque_module_that_a_checkpoint_recomputes_is_counted_as_operators() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model = nn.Sequential(Block(), Block())
+
+    def call() -> None:
+        checkpoint(model, rows(2, 3, grad=True), use_reentrant=False).sum().backward()
+
+    profile = profile_of(call, model=model, custom_mapping={Block: block_formula})
+    # Backward needs the result of the first block, and in the second the input of ``down``.
+    assert profile.node("0").total("recompute").macs == 1000
+    assert profile.node("1.up").own("recompute").macs == 2 * 3 * 5
+    assert profile.node("1.down").own("recompute").macs == 0
+    assert "module.Block" not in [op.op for op in profile.node("1").ops if op.phase == "recompute"]
+
+
+def test_opaque_module_within_a_gradient_of_torch_func_is_one_operator() -> None:
+    model = nn.Sequential(Block())
+    gradient = torch.func.grad(lambda x: model(x).sum())
+    profile = profile_of(gradient, rows(2, 3), model=model, custom_mapping={Block: block_formula})
+    assert profile.total("forward").macs == 1000
+    assert profile.total("backward").macs == 2 * (2 * 3 * 5)
+    assert not profile.uncounted_ops()
+
+
+def test_opaque_module_within_vmap_is_counted_as_operators_with_a_warning() -> None:
+    """Its formula would be given the shapes of one sample."""
+    model = Block()
+    with pytest.warns(UncountedWarning, match=r"module\.Block .* not asked in vmap") as caught:
+        profile = profile_of(
+            lambda: [torch.func.vmap(model)(rows(4, 3)) for _ in range(2)],
+            model=model,
+            custom_mapping={Block: block_formula},
+        )
+    assert profile.total().macs == 2 * 2 * (4 * 3 * 5)
+    assert len(caught) == 1
 
 
 def test_opaque_module_whose_call_raises_is_not_counted() -> None:

@@ -17,10 +17,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.distributed import ClusterProfile, gather, simulate
+from dispatch_flops.distributed.simulation import _verification_notes
 from dispatch_flops.errors import ConfigError, TargetError
 from tests.helpers.paths import REPOSITORY
 from tests.helpers.profiling import TORCH
 from tests.helpers.ranks import ATTEMPTS, figures, peaks, run_on_ranks
+from tests.helpers.trees import training_step
 from tests.models import parallel
 
 pytestmark = [
@@ -143,6 +145,14 @@ def test_verified_representatives_are_those_of_a_random_rank_of_each_kind() -> N
     note = f"verified: the counts of rank {chosen}, chosen at random,"
     assert any(text.startswith(note) for text in cluster.notes)
     assert cluster.total() == simulated("fsdp_from_meta").total()
+
+
+def test_note_of_several_verified_ranks_names_them_all() -> None:
+    profile = training_step()
+    notes = _verification_notes(dict.fromkeys(range(4), profile), {1: 0, 3: 2})
+    assert [note.partition(", chosen")[0] for note in notes] == [
+        "verified: the counts of ranks 1, 3"
+    ]
 
 
 def uneven_rows(mesh: Any) -> Callable[[], Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from torch import nn
 
 from dispatch_flops.errors import TargetError
 from dispatch_flops.integrations.testing import assert_as_baseline, assert_flops, profile_of
+from tests.helpers.interpreters import run_python
 from tests.helpers.paths import REPOSITORY
 
 B, D, H = 2, 3, 5
@@ -99,19 +98,8 @@ def test_plugin_turns_red_when_a_model_doubles(tmp_path: Path) -> None:
     def pytest_in_a_folder(width: int, *options: str) -> tuple[int, str]:
         (tmp_path / "test_net.py").write_text(TEST.replace("WIDTH", str(width)))
         plugin = ("-p", "dispatch_flops.integrations.pytest_plugin", "-p", "no:cacheprovider")
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", *plugin, *options],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = run_python("-m", "pytest", "-q", *plugin, *options, cwd=tmp_path, env=env)
         return done.returncode, done.stdout
 
     assert pytest_in_a_folder(5, "--update-flops")[0] == 0

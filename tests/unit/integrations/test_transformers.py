@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,16 +204,7 @@ class Small(Net):
         return super().forward(x)
 
 
-@pytest.fixture
-def small_heap() -> Iterator[None]:
-    """Exclude all present objects from garbage collection, which then takes little time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @needs_accelerate
-@pytest.mark.usefixtures("small_heap")  # the Trainer collects garbage three times for each try
 def test_batch_size_found_by_the_trainer_is_stated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,13 +6,11 @@ Neither may disturb the other, in either order, one within the other, or while P
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.helpers.interpreters import run_python
+from tests.helpers.paths import REPOSITORY
+
 PROGRAM = """
 import gc, sys, threading
 import torch
@@ -93,9 +91,6 @@ print("whole")
 @pytest.mark.slow
 @pytest.mark.parametrize(("order", "threads"), [("toia", 0), ("aiot", 1)])
 def test_memory_mode_and_mem_tracker_share_a_process(order: str, threads: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", PROGRAM, order, str(threads), "20"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_python("-c", PROGRAM, order, str(threads), "20", cwd=REPOSITORY)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
     assert "Traceback" not in done.stderr  # of a thread, or of a callback

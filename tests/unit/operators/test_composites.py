@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch._ops import OpOverload
@@ -13,6 +10,7 @@ from dispatch_flops import _torch
 from dispatch_flops.cli.ops import coverage
 from dispatch_flops.operators import composites
 from dispatch_flops.operators.composites import is_composite
+from tests.helpers.interpreters import run_python
 from tests.helpers.profiling import profile_of
 
 aten = torch.ops.aten
@@ -97,5 +95,5 @@ for name in {MODULES_WITH_LIBRARIES}:
 from dispatch_flops.operators.composites import operators_of_extensions
 print(*operators_of_extensions())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_python("-c", program)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

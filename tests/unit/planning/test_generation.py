@@ -160,6 +160,7 @@ def test_packed_attention_is_undone() -> None:
     assert "dispatch_flops_packed" not in ALL_ATTENTION_FUNCTIONS
 
 
+@pytest.mark.slow
 def test_compute_bound_batch_is_where_computing_takes_as_long_as_reading() -> None:
     ratio = 20  # FLOPs at the peak in the time of a byte
     machine = Machine(name="slow", flops_per_s={"float32": ratio * 1e8}, bytes_per_s=1e8)

@@ -140,9 +140,9 @@ def test_memory_holds_the_shards_of_the_fullest_rank(step: PlannedStep) -> None:
     assert step.fits and step.headroom_bytes == 10e6 - step.peak_bytes
 
 
-def test_adamw_holds_two_shards_of_each_parameter() -> None:
+def test_adamw_holds_two_shards_of_each_parameter(step: PlannedStep) -> None:
     state = planned(optimizer="adamw").memory_by_role["optimizer state"]
-    shards = planned().memory_by_role["parameters"]
+    shards = step.memory_by_role["parameters"]
     steps = 512 * (6 * LAYERS + 2)  # a number for each parameter, in a block of its own
     assert state == 2 * shards + steps
 
@@ -193,6 +193,7 @@ def test_plan_without_an_optimizer_gathers_for_a_forward_pass() -> None:
     assert step.profile.comm_by("kind").keys() == {"all_gather"}
 
 
+@pytest.mark.slow
 def test_largest_batch_is_the_last_one_that_fits_on_the_fullest_rank() -> None:
     largest = planned(mesh={"dp": 2}, sizes={"batch": 1}, search_batch=True).largest_batch
     assert largest is not None and largest > 1
@@ -274,6 +275,7 @@ class Tied(Stated):
         self.out.weight = self.tok.weight
 
 
+@pytest.mark.slow
 def test_tied_parameter_stays_one_parameter() -> None:
     def tied() -> tuple[nn.Module, torch.Tensor]:
         return Tied(), torch.zeros(BATCH, SEQUENCE, dtype=torch.long)

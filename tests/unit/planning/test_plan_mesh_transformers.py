@@ -37,6 +37,7 @@ def planned(mesh: dict[str, int] | None, **changes: Any) -> PlannedStep:
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"dp": 3}, {"tp": 3}, {"dp": 2, "tp": 3}])
 def test_rank_has_the_products_of_its_heads_and_columns(mesh: dict[str, int]) -> None:
     step, tp = planned(mesh), mesh.get("tp", 1)
@@ -72,6 +73,7 @@ def test_sums_over_tp_have_the_closed_form() -> None:
     assert (tp.cost.calls, tp.cost.payload_bytes) == (sums + 1, sums * hidden + logits)
 
 
+@pytest.mark.slow
 def test_norms_of_heads_add_the_gradients_of_their_weights() -> None:
     def qwen() -> Any:
         config = transformers.Qwen3Config(
@@ -93,6 +95,7 @@ def test_norms_of_heads_add_the_gradients_of_their_weights() -> None:
     assert tp.cost.payload_bytes == sums * hidden + logits + norms * BF16 * HEAD
 
 
+@pytest.mark.slow
 def test_tied_embedding_is_one_parameter() -> None:
     apart, tied = planned({"dp": 2, "tp": 3}), planned({"dp": 2, "tp": 3}, tie_word_embeddings=True)
     assert apart.cluster is not None and tied.cluster is not None

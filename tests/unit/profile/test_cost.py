@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +24,7 @@ from dispatch_flops.profile.cost import (
     counts_of,
     in_order,
 )
+from tests.helpers.interpreters import run_python
 
 PACKAGE = Path(dispatch_flops.__file__).parent
 COST = OpCost(macs=2, flops=3, bytes_read=5, bytes_written=7)
@@ -170,12 +169,5 @@ def test_new_field_of_a_cost_is_recorded_summed_saved_checked_and_shown(tmp_path
     changed = re.sub(r"(    bytes_written: int = 0\n)", rf"\1{NEW_FIELD}", source)
     assert changed.count(NEW_FIELD) == 1
     cost.write_text(changed, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK.format(package=str(tmp_path))],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_python("-c", CHECK.format(package=str(tmp_path)), cwd=tmp_path)
     assert (done.stdout.strip(), done.returncode) == ("done", 0), done.stderr

@@ -47,6 +47,7 @@ MEMORY = MemoryProfile(
     unseen=("aten.x.default",),
     rounding=512,
 )
+APPROXIMATE = dataclasses.replace(MEMORY, decomposed=("aten.lstm.input",))
 HELD = ModuleMemory(
     own=HeldBytes(parameters=3),
     total=HeldBytes(parameters=3, activations=5),
@@ -82,11 +83,12 @@ def test_memory_of_a_run_without_operators_is_0() -> None:
     assert (empty.peak_bytes, empty.peak_at, empty.at_peak, empty.by_role()) == (0, None, (), {})
 
 
-def test_profile_with_memory_survives_json() -> None:
-    profile = profile_with(MEMORY).check()
+@pytest.mark.parametrize("memory", [MEMORY, APPROXIMATE])
+def test_profile_with_memory_survives_json(memory: MemoryProfile) -> None:
+    profile = profile_with(memory).check()
     again = Profile.from_json(profile.to_json())
     assert again == profile
-    assert again.memory == MEMORY and again.root.memory == HELD
+    assert again.memory == memory and again.root.memory == HELD
 
 
 def test_kv_cache_of_a_module_survives_json_and_may_be_missing() -> None:

@@ -6,8 +6,6 @@ import copy
 import json
 import pickle
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from dispatch_flops.compile.step import Step
 from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError, UncountedWarning
 from dispatch_flops.profilers import step_positions
+from tests.helpers.interpreters import run_python
 
 B, IN, HID, OUT = 2, 3, 5, 7
 SHAPES = (2, 11, 13)
@@ -572,6 +571,7 @@ def test_way_through_a_step_that_was_never_counted_is_an_estimate(
     assert meter.total_flops == 4 * (batch(B) + UPDATE)
 
 
+@pytest.mark.slow
 def test_hook_of_a_pickled_model_does_not_meet_another_hook(
     model: Net, meter: FlopMeter, tmp_path: Path
 ) -> None:
@@ -588,7 +588,7 @@ model = torch.load({str(tmp_path / "model.pt")!r}, weights_only=False)
 (key,) = model._forward_pre_hooks
 print(RemovableHandle.next_id > key, model(torch.ones(2, 3)).shape)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     assert done.stdout.strip() == "True torch.Size([2, 7])", done.stderr
 
 

@@ -139,6 +139,14 @@ def test_peak_with_unknown_workspaces_is_marked_and_they_are_named() -> None:
     assert text.endswith("allocate for themselves is not known: aten.convolution.default")
 
 
+def test_peak_of_decomposed_operators_is_marked_as_approximate_and_they_are_named() -> None:
+    memory = dataclasses.replace(MEMORY, decomposed=("aten.lstm.input",), unseen=("aten.x",))
+    assert memory.is_approximate and not memory.is_lower_bound
+    text = memory_table.render(dataclasses.replace(PROFILE, memory=memory))
+    assert text.startswith("Peak ~ 12 KB")
+    assert "by other operators than a device's kernels: aten.lstm.input" in text
+
+
 def test_overview_has_a_line_on_memory() -> None:
     assert (
         "Memory   12 KB at Net in backward (aten.mul.Tensor): gradients 9 KB, parameters 3 KB"

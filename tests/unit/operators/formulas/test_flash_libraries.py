@@ -171,12 +171,83 @@ def test_flash_attn_3_forward_counts_as_attention(
 ) -> None:
     with stand_in("flash_attn_3", schema, flash) as op:
         cost = profile_of(lambda: op(*q_k_v(), **{causal: True}), causal="half").total()
-        with pytest.warns(UncountedWarning, match="are not covered"):
-            profile_of(lambda: op(*q_k_v(), attention_chunk=2))
-        with pytest.warns(UncountedWarning, match="are not covered"):
-            profile_of(lambda: op(*q_k_v(), **{second_query: q_k_v()[0]}))
+        chunked = profile_of(lambda: op(*q_k_v(), attention_chunk=2)).total()
+        with pytest.warns(UncountedWarning, match="attention_chunk is not covered"):
+            profile_of(lambda: op(*q_k_v(), attention_chunk=2), causal="half")
+        twice = profile_of(lambda: op(*q_k_v(), **{second_query: q_k_v()[0]})).total()
     assert cost.macs == CAUSAL_PAIRS * 2 * D
     assert cost.flops == forward_flops(CAUSAL_PAIRS, ROWS, SCALING, masked=1)
+    assert chunked.macs == PAIRS * 2 * D
+    # The scores are q·k + q_v·v: products over 2·D, and twice as much is scaled.
+    assert twice.macs == PAIRS * 3 * D
+    assert twice.flops == forward_flops(PAIRS, ROWS, 2 * SCALING, masked=0) + 2 * PAIRS * D
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+CAPACITY, PAGE = 64, 16
+USED = (10, 23)
+
+
+def cached(op: Any, queries: int = 1, **options: Any) -> OpCost:
+    """Return the cost of a call with ``queries`` each for B sequences and a cache of keys."""
+    cache = torch.ones(B, CAPACITY, HKV, D)
+    return profile_of(lambda: op(torch.ones(B, queries, H, D), cache, cache, **options)).total()
+
+
+def test_flash_attn_3_counts_of_a_cache_the_keys_that_are_used() -> None:
+    with stand_in("flash_attn_3", FLASH_3, flash) as op:
+        used = cached(op, seqused_k=ints(*USED))
+        padded = cached(op, seqused_k=ints(*USED), leftpad_k=ints(4, 0))
+        unknown = cached(op, seqused_k=torch.empty(B, dtype=torch.int32, device="meta"))
+    assert used.macs == H * sum(USED) * 2 * D
+    assert padded.macs == H * (sum(USED) - 4) * 2 * D
+    assert unknown.macs == B * H * CAPACITY * 2 * D  # an upper bound
+    assert used.bytes_read == 4 * (B * H * D + 2 * sum(USED) * HKV * D)
+
+
+def test_flash_attn_3_adds_new_keys_to_those_of_the_cache_and_rotates_them() -> None:
+    new, queries, rotated = torch.ones(B, 3, HKV, D), 3, 4
+    with stand_in("flash_attn_3", FLASH_3, flash) as op:
+        cost = cached(op, queries, k_new=new, v_new=new, seqused_k=ints(*USED),
+                      rotary_cos=torch.ones(CAPACITY, rotated // 2))  # fmt: skip
+    keys = sum(USED) + B * 3
+    pairs, rows = H * queries * keys, B * H * queries
+    assert cost.macs == pairs * 2 * D
+    scaling = (B * H * queries + H * keys) * D
+    rotation = 3 * B * (queries * H + 3 * HKV) * rotated
+    assert cost.flops == forward_flops(pairs, rows, scaling, masked=0) + rotation
+
+
+def test_flash_attn_3_counts_of_pages_the_keys_that_are_used() -> None:
+    pages, table = torch.ones(9, PAGE, HKV, D), torch.zeros(B, 4, dtype=torch.int32)
+    q, offsets = torch.ones(3 + 4, H, D), ints(0, 3, 3 + 4)
+    device = torch.empty(B, dtype=torch.int32, device="meta")
+    with stand_in("flash_attn_3", FLASH_3, flash) as op:
+
+        def macs(used: Tensor) -> int:
+            options = {"cu_seqlens_q": offsets, "max_seqlen_q": 4, "page_table": table}
+            return profile_of(lambda: op(q, pages, pages, seqused_k=used, **options)).total().macs
+
+        known, unknown = macs(ints(*USED)), macs(device)
+    assert known == H * (3 * USED[0] + 4 * USED[1]) * 2 * D
+    assert unknown == H * (3 + 4) * 4 * PAGE * 2 * D  # all that the table has, an upper bound
+
+
+@pytest.mark.parametrize("is_used_given", [False, True])
+def test_flash_attn_varlen_forward_counts_of_pages_the_keys_that_are_used(
+    is_used_given: bool,
+) -> None:
+    pages, table = torch.ones(9, PAGE, HKV, D), torch.zeros(B, 4, dtype=torch.int32)
+    q, offsets = torch.ones(3 + 4, H, D), ints(0, 3, 3 + 4)
+    offsets_k = ints(0, 33, 66) if is_used_given else ints(0, USED[0], sum(USED))
+    used = {"seqused_k": ints(*USED)} if is_used_given else {}
+    with stand_in("flash_attn", VARLEN, flash) as op:
+        call = (q, pages, pages, offsets, offsets_k, 4, 33, 0.0, 1.0, False)
+        cost = profile_of(lambda: op(*call, block_table=table, **used)).total()
+    assert cost.macs == H * (3 * USED[0] + 4 * USED[1]) * 2 * D
 
 
 FLASH_3_BACKWARD = (

@@ -88,6 +88,46 @@ CASES: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...], int, int]]
         (IMAGE, torch.ones(BOXES, 5), 1.0, 3, 2, SAMPLES, False),
         0, BOXES * 6 * 3 * 2 * (4 * 7 + 3 + 1),
     ),
+    "position-sensitive roi align": (
+        "torchvision",
+        "ps_roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, "
+        "SymInt pooled_width, int sampling_ratio) -> (Tensor, Tensor)",
+        lambda *_: (torch.empty(BOXES, 1, 3, 2), torch.empty(BOXES, 1, 3, 2, dtype=torch.int32)),
+        (IMAGE, torch.ones(BOXES, 5), 1.0, 3, 2, SAMPLES),
+        0, BOXES * 3 * 2 * (4 * 7 + 3 + 1),
+    ),
+    "roi align, backward": (
+        "torchvision",
+        "_roi_align_backward(Tensor grad, Tensor rois, float spatial_scale, SymInt pooled_height, "
+        "SymInt pooled_width, SymInt batch_size, SymInt channels, SymInt height, SymInt width, "
+        "int sampling_ratio, bool aligned) -> Tensor",
+        lambda *_: torch.empty(2, 6, 9, 8),
+        (torch.ones(BOXES, 6, 3, 2), torch.ones(BOXES, 5), 1.0, 3, 2, 2, 6, 9, 8, SAMPLES, False),
+        # each of 4 samples adds (gradient · weight / 4) to four neighbours
+        0, BOXES * 6 * 3 * 2 * 4 * 4 * (1 + 1 + 1),
+    ),
+    "deformable convolution, backward": (
+        "torchvision",
+        "_deform_conv2d_backward(Tensor grad, Tensor input, Tensor weight, Tensor offset, "
+        "Tensor mask, Tensor bias, SymInt stride_h, SymInt stride_w, SymInt pad_h, SymInt pad_w, "
+        "SymInt dilation_h, SymInt dilation_w, SymInt groups, SymInt offset_groups, "
+        "bool use_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        lambda grad, image, weight, offset, mask, bias, *_: tuple(
+            torch.empty_like(t) for t in (image, weight, offset, mask, bias)
+        ),
+        (CONVOLVED, IMAGE, torch.ones(4, 6 // GROUPS, 3, 3), torch.ones(2, 18, 7, 6),
+         torch.ones(2, 9, 7, 6), torch.ones(4), 1, 1, 0, 0, 1, 1, GROUPS, 1, True),
+        2 * (2 * 4 * 7 * 6 * 3 * 3 * 3),
+        2 * 2 * (2 * 4 * 7 * 6 * 3 * 3 * 3)
+        # image: to four neighbours sample · weight · mask, summed
+        + SAMPLED * 4 * (2 + 1)
+        # offset: in two directions a slope (5) · sample · mask, summed
+        + SAMPLED * 2 * (5 + 2 + 1) - 2 * 18 * 7 * 6
+        # mask: the value (7) · sample, summed; bias
+        + SAMPLED * (7 + 1 + 1) - 2 * 9 * 7 * 6 + 2 * 4 * 7 * 6 - 4
+        # the masked values again, for the gradient of the weight
+        + SAMPLED * (7 + 1),
+    ),
     "deformable convolution": (
         "torchvision",
         "deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, "
@@ -140,19 +180,23 @@ PAGED = (
 )
 
 
-def test_paged_attention_counts_the_longest_length_for_each_sequence() -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_paged_attention_counts_the_lengths_that_are_at_hand(device: str) -> None:
+    """Lengths on a device count as the longest one."""
     longest = 7
+    lengths = torch.arange(longest - T + 1, longest + 1, dtype=torch.int32, device=device)
+    keys = sum(range(longest - T + 1, longest + 1)) if device == "cpu" else T * longest
     query = torch.ones(T, HEADS, SIZE)
     cache: Tensor = torch.ones(11, KV_HEADS, SIZE, 16)
-    tables, lengths, scale = torch.ones(T, 1), torch.ones(T), torch.ones(1)
+    tables, scale = torch.ones(T, 1), torch.ones(1)
     args = (torch.empty_like(query), query, cache, cache, KV_HEADS, 1.0, tables, lengths, 16,
             longest, None, "auto", scale, scale, 0, 0, 0, 0, 0)  # fmt: skip
     with stand_in("_C", PAGED, nothing) as op:
         total = profile_of(op, *args).total()
-    pairs, rows = T * HEADS * longest, T * HEADS
+    pairs, rows = HEADS * keys, T * HEADS
     assert total.macs == pairs * 2 * SIZE
     assert total.flops == 2 * total.macs + (rows + pairs) * SIZE + 6 * pairs - 2 * rows
-    assert total.bytes_read == 4 * (query.numel() + 2 * T * longest * KV_HEADS * SIZE)
+    assert total.bytes_read == 4 * (query.numel() + 2 * keys * KV_HEADS * SIZE)
     assert total.bytes_written == 4 * query.numel()
 
 

@@ -1,0 +1,63 @@
+"""Arguments that torch computes a backward pass's results in, where no dispatch mode is on.
+
+Under a dispatch mode, torch treats every tensor as a subclass, and then computes out of place.
+Sources: can_accumulate_inplace, torch/csrc/autograd/input_buffer.cpp; areAnyTensorSubclassLike
+in torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/TensorSubclassLikeUtils.h.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+
+from dispatch_flops import _torch
+
+_ALONE = 2  # references to a storage: of its only tensor, and of its Python object
+_ACCUMULATION = "aten::add.Tensor"
+_INTO_ZEROS = frozenset((
+    "aten::index_add", "aten::index_put", "aten::masked_scatter", "aten::put", "aten::scatter.src",
+    "aten::scatter_add",
+))  # fmt: skip
+
+
+def may_reuse(name: str) -> bool:
+    """Return True for the name of an operator that the engine may compute in its first argument."""
+    return name == _ACCUMULATION or name in _INTO_ZEROS
+
+
+def reused_storage(args: Any, kwargs: Any, out: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return the storage that would hold ``out``; None if torch allocates one in any case.
+
+    Called by a dispatch mode, of an operator in a backward pass for which ``may_reuse`` is true.
+    A sum of gradients is computed in the one that has fewer references.
+    """
+    if kwargs or torch.is_grad_enabled() or not _is_called_by_engine():
+        return None
+    candidates = [arg for arg in args[:2] if _can_hold(arg, out)]
+    if not candidates:
+        return None
+    reused: torch.Tensor = min(candidates, key=_torch.tensor_use_count)
+    return reused.untyped_storage()
+
+
+def _can_hold(tensor: Any, out: torch.Tensor) -> bool:
+    """Return True for a tensor like ``out`` that fills its storage and shares it with no other."""
+    if tensor.__class__ is not torch.Tensor or tensor.shape != out.shape:
+        return False
+    storage = tensor.untyped_storage()
+    return (
+        tensor.dtype is out.dtype
+        and tensor.nbytes == storage.nbytes()
+        and _torch.storage_use_count(storage._cdata) == _ALONE
+    )
+
+
+def _is_called_by_engine() -> bool:
+    """Return True if autograd's engine or one of its C++ nodes runs the operator."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__package__", "").startswith(__package__):
+        frame = frame.f_back
+    return frame is None or frame.f_code is _torch.ENGINE_CODE

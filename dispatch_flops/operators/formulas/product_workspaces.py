@@ -1,0 +1,88 @@
+"""Contiguous copies of factors that the kernels of matrix products make.
+
+BLAS takes factors whose rows or whose columns are contiguous, as a slice's or a transpose's are.
+Factors with other strides, such as an expanded gradient, are copied.
+Source: addmm_impl_cpu_ and bmm_out_or_baddbmm_, aten/src/ATen/native/LinearAlgebra.cpp; gemv,
+aten/src/ATen/native/Blas.cpp; prepare_matrix_for_cublas, aten/src/ATen/native/cuda/Blas.cpp. On the
+CPU, oneDNN multiplies in half precision. What it needs has no formula; the allocator reports it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.workspaces import register_workspace
+
+_MATRICES = packets("mm", "addmm", "_addmm_activation")
+_VECTORS = packets("mv", "addmv")
+_BATCHES = packets("bmm", "baddbmm")
+PRODUCTS = frozenset((*_MATRICES, *_VECTORS, *_BATCHES))
+_HALF = (torch.bfloat16, torch.float16)
+_OTHER = (*_HALF, torch.complex64, torch.complex128)  # of which more than strides is asked
+_FEWEST = 400  # of one matrix; smaller products of a batch run without BLAS
+
+
+@register_workspace(_MATRICES)
+def matrices(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
+    """Bytes: those of each factor that is copied."""
+    a, b = operands[-2:]
+    if a.is_contiguous() and b.is_contiguous() and a.dtype not in _OTHER:
+        return 0
+    if _is_unknown(a):
+        return None
+    return _copied(a, a.shape, a.stride()) + _copied(b, b.shape, b.stride())
+
+
+@register_workspace(_VECTORS)
+def vectors(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
+    """Bytes: those of the matrix, if it is copied."""
+    matrix = operands[-2]
+    if _is_unknown(matrix):
+        return None
+    return _copied(matrix, matrix.shape, matrix.stride())
+
+
+@register_workspace(_BATCHES)
+def batches(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
+    """Bytes: those of one matrix of each factor that is copied; on CUDA, of the whole batch.
+
+    The CPU copies neither factor unless both go to BLAS one matrix at a time.
+    """
+    a, b = operands[-2:]
+    if a.is_contiguous() and b.is_contiguous() and a.dtype not in _OTHER:
+        return 0
+    if _is_unknown(a):
+        return None
+    batch, rows, inner = a.shape
+    on_cuda = a.device.type == "cuda"
+    if not on_cuda and (
+        rows * inner * b.shape[2] < _FEWEST or (_are_items_adjacent(a) and _are_items_adjacent(b))
+    ):
+        return 0
+    copied = sum(_copied(factor, factor.shape[1:], factor.stride()[1:]) for factor in (a, b))
+    return copied * batch if on_cuda else copied
+
+
+def _is_unknown(factor: torch.Tensor) -> bool:
+    return factor.dtype in _HALF and factor.device.type == "cpu"
+
+
+def _copied(factor: torch.Tensor, shape: Any, strides: Any) -> int:
+    """Return the bytes of the copy of a matrix, 0 if none is made."""
+    (rows, columns), (down, right) = shape, strides
+    if right == 1 and down >= max(1, columns):
+        is_copied = factor.is_conj()  # BLAS conjugates a factor only as it transposes it
+    else:
+        is_copied = not (down == 1 and right >= max(1, rows))
+    return int(rows * columns * factor.element_size()) if is_copied else 0
+
+
+def _are_items_adjacent(batch: torch.Tensor) -> bool:
+    """Return True if the rows, or the columns, of each matrix are contiguous."""
+    (_, rows, columns), (_, down, right) = batch.shape, batch.stride()
+    return (right == 1 and (rows == 1 or down >= columns)) or (
+        down == 1 and (columns == 1 or right >= rows)
+    )

@@ -1,0 +1,135 @@
+"""Peaks of backward passes that torch computes in place, against its allocator's events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dispatch_flops import FlopCounterMode
+from tests.helpers.allocator import peak_bytes
+
+ROWS, COLUMNS = 211, 97
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def residuals(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = x + x.sin() * x.cos()
+    return x
+
+
+def residuals_with_kept_gradients(x: torch.Tensor) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+    for _ in range(3):
+        y = x.sin()
+        y.register_hook(kept.append)
+        x = x + y * x.cos()
+        x.register_hook(kept.append)
+    return x
+
+
+def slices(x: torch.Tensor) -> torch.Tensor:
+    return x[:3].sin() + x[5:8]
+
+
+def slices_with_kept_gradients(x: torch.Tensor) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+    parts = [x.narrow(0, start, 3) * 1 for start in (0, 5)]
+    x.register_hook(kept.append)
+    return parts[0] + parts[1]
+
+
+class SumOfRows(torch.autograd.Function):
+    """Adds up its gradient in Python, out of place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        first, second = (gradient.expand(ROWS, COLUMNS) * part for part in (0.3, 0.7))
+        return first + second
+
+
+def recomputed(x: torch.Tensor) -> torch.Tensor:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(ROWS, COLUMNS).index_put((torch.arange(3),), torch.ones(COLUMNS))
+        return (x * mask).sin()[torch.arange(5)]
+
+    return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "residual connections": residuals,
+    "residual connections, gradients kept": residuals_with_kept_gradients,
+    "four branches": lambda x: x + x.sin() + x.cos() + x.tanh(),
+    "slices": slices,
+    "slices, gradients kept": slices_with_kept_gradients,
+    "gradients added in Python": SumOfRows.apply,
+    "index": lambda x: x.sin()[torch.arange(3)],
+    "index_select": lambda x: x.sin().index_select(0, torch.arange(3)),
+    "gather": lambda x: x.sin().gather(1, torch.zeros(ROWS, 1, dtype=torch.long)),
+    "take": lambda x: x.sin().take(torch.arange(3)),
+    "max": lambda x: x.sin().max(1)[0],
+    "index, recomputed": recomputed,
+}
+
+
+def truth_and_ours(
+    make: Callable[[], tuple[nn.Module | None, list[torch.Tensor], Callable[[], Any]]],
+) -> tuple[int, int]:
+    """Return the allocator's peak of a run, and the peak of the same run under a counter."""
+    _, held, run = make()
+    truth = peak_bytes(run, held)
+    model, _, run = make()
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        run()
+    memory = counter.profile.memory
+    assert memory is not None
+    assert not memory.is_lower_bound
+    assert sum(use.bytes for use in memory.at_peak) == memory.peak_bytes
+    return truth, memory.peak_bytes
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_backward_pass_that_reuses_arguments_peaks_at_the_allocators_bytes(name: str) -> None:
+    def make() -> tuple[None, list[torch.Tensor], Callable[[], Any]]:
+        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+
+        def run() -> None:
+            FUNCTIONS[name](x.exp()).sum().backward()
+
+        return None, [x], run
+
+    truth, ours = truth_and_ours(make)
+    assert abs(ours - truth) <= 16  # scalars of the profiler's run
+
+
+def test_shared_weight_has_its_second_gradient_added_out_of_place() -> None:
+    """The first gradient is a transpose of a product, which shares its storage with it."""
+
+    def make() -> tuple[nn.Module, list[torch.Tensor], Callable[[], Any]]:
+        model, x = nn.Linear(COLUMNS, COLUMNS), torch.randn(5, COLUMNS)
+        return model, [*model.parameters(), x], lambda: model(model(model(x))).sum().backward()
+
+    truth, ours = truth_and_ours(make)
+    assert ours == truth
+
+
+def test_gradients_with_a_graph_are_added_out_of_place() -> None:
+    def make() -> tuple[None, list[torch.Tensor], Callable[[], Any]]:
+        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+
+        def run() -> None:
+            torch.autograd.grad(slices(x * 2).sum(), x, create_graph=True)
+
+        return None, [x], run
+
+    truth, ours = truth_and_ours(make)
+    assert abs(ours - truth) <= 16
