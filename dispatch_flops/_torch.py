@@ -673,6 +673,11 @@ def fake_mode() -> AbstractContextManager[Any]:
     )
 
 
+def fakes_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Return the fake tensor's own mode, or a new one for another tensor. Public: none."""
+    return tensor.fake_mode if isinstance(tensor, FakeTensor) else fake_mode()
+
+
 def no_autograd_cache() -> AbstractContextManager[Any]:
     """Return a block in which AOTAutograd compiles anew, instead of reusing cached code.
 
