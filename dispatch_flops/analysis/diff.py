@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dispatch_flops.analysis.figures import Figures, tree_figures
 from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import OpTotal, Profile
 from dispatch_flops.profile.cost import ZERO, Phase, check_phase
 
@@ -114,11 +115,16 @@ def diff(
         for change in diff(before, after).changed_modules():
             print(change.name, change.before, change.after)
 
-    Raises ConfigError for a phase that is neither a standard one nor in either profile.
+    Raises ConfigError for a phase that is neither a standard one nor in either profile, and for a
+    renamed module that ``before`` does not have.
     """
     check_phase(phase, (*phases_of(before), *phases_of(after)))
     modules = [_modules(profile, phase) for profile in (before, after)]
+    for old in rename or ():
+        if not any(_is_within(fqn, old) for fqn in modules[0]):
+            raise ConfigError(f"{old!r} is renamed, but is not a module of the earlier profile")
     modules[0] = _renamed(modules[0], lambda fqn: _rename(fqn, rename or {}))
+    strip_prefix = strip_prefix.removesuffix(".")
     if strip_prefix:
         modules = [_renamed(side, lambda fqn: _strip(fqn, strip_prefix)) for side in modules]
     return Diff(
@@ -139,9 +145,13 @@ def _renamed(side: _Side, new_name: Callable[[str], str]) -> _Side:
     return renamed
 
 
+def _is_within(fqn: str, module: str) -> bool:
+    return f"{fqn}.".startswith(f"{module}.")
+
+
 def _rename(fqn: str, names: Mapping[str, str]) -> str:
     for old, new in names.items():
-        if fqn == old or fqn.startswith(f"{old}."):
+        if _is_within(fqn, old):
             return new + fqn[len(old) :]
     return fqn
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dispatch_flops.cli.exit_codes import ERROR, INTERRUPTED
 from dispatch_flops.cli.formats import choose_format
-from dispatch_flops.cli.output import check_folder, flush_stdout, print_error
+from dispatch_flops.cli.output import check_writable, flush_stdout, print_error
 from dispatch_flops.cli.parser import FIRST_STEPS, build_parser, complete_shell
 from dispatch_flops.errors import DispatchFlopsError
 
@@ -75,7 +75,7 @@ def _check_output(options: Namespace) -> None:
     """Raise TargetError for an --output that cannot be written, before anything runs."""
     output = getattr(options, "output", None)
     if output:
-        check_folder(Path(output))
+        check_writable(Path(output))
         if hasattr(options, "detailed"):  # the file's suffix may choose the format of a profile
             choose_format(options.format, output)
 

@@ -15,6 +15,7 @@ from dispatch_flops.cli.formats import DEFAULT, FORMATS
 from dispatch_flops.cli.output import print_progress
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile.cost import PHASES
+from dispatch_flops.renderers.overview.columns import column_names
 from dispatch_flops.renderers.text import Style
 
 Commands = Any  # argparse's _SubParsersAction, which has no public name
@@ -228,7 +229,7 @@ def add_view_options(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--columns",
-        type=lambda text: tuple(text.split(",")),
+        type=_columns,
         metavar="NAME,...",
         help="columns of the overview, such as params,macs,forward_flops,bytes,latency,rate",
     )
@@ -347,6 +348,16 @@ def parse_value(text: str) -> Any:
 def natural(text: str) -> int:
     """Parse a whole number of at least 0, as an argparse type."""
     return _at_least(0, text)
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names, known = tuple(text.split(",")), column_names()
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is not a column; choose from {', '.join(known)}"
+            )
+    return names
 
 
 def _positive(text: str) -> int:

@@ -137,6 +137,8 @@ def add_simulate(commands: Commands) -> None:
 
 
 def run_simulate(options: Namespace) -> int:
+    if options.verify and options.rank is not None:
+        raise TargetError("--verify is for one rank of each kind; omit --rank or --verify")
     mesh = parse_mesh(options.mesh)
     job = find_job(options.target)
 

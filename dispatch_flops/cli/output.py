@@ -60,7 +60,7 @@ def _stdout_errors() -> Iterator[None]:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file; raises TargetError if that fails, as where its folder does not exist."""
-    check_folder(path)
+    check_writable(path)
     try:
         path.write_bytes(content)
     except OSError as error:
@@ -68,8 +68,10 @@ def write_file(path: Path, content: bytes) -> None:
     print_progress(f"written to {path}")
 
 
-def check_folder(path: Path) -> None:
-    """Raise TargetError if the folder of a file does not exist."""
+def check_writable(path: Path) -> None:
+    """Raise TargetError if a file is a folder, or if its folder does not exist."""
+    if path.is_dir():
+        raise TargetError(f"cannot write {str(path)!r}: it is a folder; name a file in it")
     if not path.parent.is_dir():
         raise TargetError(
             f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; make it "

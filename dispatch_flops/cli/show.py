@@ -42,6 +42,7 @@ examples:
   dispatch-flops report profile.json report.html --machine 'NVIDIA H200'
 """
 
+_MERGED = "these are the merged profiles of several ranks; only show and merge read them"
 _MACHINE_HELP = (
     "compare the run in an HTML page with this machine's peak rates: the name of a device, such as "
     "'NVIDIA H200', or measure for this machine (default: the profiled device)"
@@ -102,6 +103,8 @@ def load_profile(path: str) -> Profile:
     try:
         return Profile.from_json(text)
     except ProfileFormatError as error:
+        if is_cluster(text):
+            raise ProfileFormatError(f"{path}: {_MERGED}") from None
         raise ProfileFormatError(f"{path}: {error}") from None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from dispatch_flops.cli.output import write_file
+from dispatch_flops.cli.output import check_writable, write_file
 from dispatch_flops.cli.sweep_machine import MachinePoint
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.renderers import plots, scaling_panels
@@ -49,6 +49,7 @@ class SweepPlot:
         """Return the plot of a full grid; raises TargetError if it cannot be drawn."""
         if Path(path).suffix.lower()[1:] not in _FORMATS:
             raise TargetError(f"--plot {path} has an unknown suffix; use .png, .svg or .pdf")
+        check_writable(Path(path))
         _require_matplotlib()
         values = {name: {sizes[name] for sizes in grid} for name in numeric_names(grid)}
         axis = max(values, key=lambda name: len(values[name]), default="")

@@ -12,7 +12,6 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops.operators.tensors import tensors_in
 
-_HALF = (torch.bfloat16, torch.float16)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -25,14 +24,19 @@ class KernelAllocations(threading.local):
 
     workspace: int | None = None
 
-    def reported(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def reported(
+        self, call: Callable[..., Any], condition: Callable[[Any], bool] | None = None
+    ) -> Callable[..., Any]:
         """Return ``call``, which notes the workspace of each call with tensors on the CPU.
 
+        condition: what is true of the arguments of the calls that are noted; None: all are.
         The allocator reports to one profiler of a thread. A profiler of the program goes first.
         """
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self.workspace = None
+            if condition is not None and not condition(args):
+                return call(*args, **kwargs)
             if _torch.is_profiling() or not _are_on_cpu((args, kwargs)):
                 return call(*args, **kwargs)
             sizes: list[int] | None = None
@@ -44,15 +48,6 @@ class KernelAllocations(threading.local):
             if _are_on_cpu(out):
                 self.workspace = _most_over_the_last(sizes)
             return out
-
-        return run
-
-    def reported_in_half(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call``, which notes its workspace where it multiplies in half precision."""
-        reported = self.reported(call)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return (reported if args[-1].dtype in _HALF else call)(*args, **kwargs)
 
         return run
 

@@ -20,7 +20,7 @@ from dispatch_flops.memory.reused_arguments import reused_storage
 from dispatch_flops.memory.run_memory import Memory
 from dispatch_flops.memory.storages import Allocation, allocation_of, storages_of
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.formulas.product_workspaces import PRODUCTS
+from dispatch_flops.operators.formulas.copying_workspaces import report_condition
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.operators.workspaces import workspace_of
@@ -151,9 +151,7 @@ class MemoryMode(CountingMode):
         plan = super()._adapt(plan)
         if workspace_of(plan.func) is None:
             return plan
-        if plan.func.overloadpacket in PRODUCTS:
-            return replace(plan, call=self._kernel.reported_in_half(plan.call))
-        return replace(plan, call=self._kernel.reported(plan.call))
+        return replace(plan, call=self._kernel.reported(plan.call, report_condition(plan.func)))
 
     def _raise_peak(
         self, found: ModulePeak, device: DeviceBlocks, made_in: ModulePhase, func: Any, now: int

@@ -368,6 +368,10 @@ class Profile:
             raise ProfileFormatError(
                 "the saved profile is damaged: it is nested too deep"
             ) from None
+        except KeyError as error:
+            raise ProfileFormatError(
+                f"the saved profile is damaged: the key {error} is missing"
+            ) from error
         except (*_OF_DAMAGED_DATA, InconsistentProfileError) as error:
             raise ProfileFormatError(f"the saved profile is damaged: {error}") from error
 

@@ -9,8 +9,8 @@ from dispatch_flops.analysis.communication import inclusive_communication
 from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import Profile
-from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.profile.cost import PHASES, Phase
 from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.overview.fitting import TextColumn, fitted_table
 from dispatch_flops.renderers.overview.rows import Row, output_text
@@ -76,6 +76,16 @@ def tree_table(
     )
 
 
+def column_names() -> tuple[str, ...]:
+    """Return the names of the columns that a profile can have."""
+    nothing = Profile(root=ModuleNode(fqn="", class_name=""))
+    return tuple(dict.fromkeys((*_columns(nothing), *map(_flops_in, PHASES))))
+
+
+def _flops_in(phase: Phase) -> str:
+    return f"{phase}_flops"
+
+
 def _columns(profile: Profile) -> dict[str, Column]:
     whole = profile.total().flops
     inexact = inexact_latencies(profile.root, profile.timing)
@@ -107,7 +117,7 @@ def _columns(profile: Profile) -> dict[str, Column]:
         size = sum(known) / row.copies
         return bytes_text(int(size) if size.is_integer() else size) if known else ""
 
-    phases = {f"{phase}_flops": flops_in(phase) for phase in phases_of(profile)}
+    phases = {_flops_in(phase): flops_in(phase) for phase in phases_of(profile)}
     return {
         "output": Column("Output", output_text, "left"),
         "params": Column("Params", lambda row: _unless_0(row.figures.params, params_text)),

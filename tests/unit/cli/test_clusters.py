@@ -134,10 +134,19 @@ class TestSimulate:
         assert result.out.startswith("7 of 7 ranks, 2 simulated, mesh dp 7\n")
         assert "chosen at random, equal those of a representative" in result.out
         error = error_line(run("simulate", "job.py:job", "--mesh=dp=7", "--rank=0", "--verify"))
-        assert "verify=True needs representatives" in error
+        assert error == "--verify is for one rank of each kind; omit --rank or --verify"
 
 
 class TestShow:
+    @pytest.mark.parametrize("command", ["report c.json c.html", "diff c.json c.json"])
+    def test_other_commands_name_those_that_read_a_saved_cluster(
+        self, run: Run, command: str
+    ) -> None:
+        Path("c.json").write_text(four_ranks().to_json())
+        assert error_line(run(*command.split())) == (
+            "c.json: these are the merged profiles of several ranks; only show and merge read them"
+        )
+
     def test_saved_cluster_is_shown_as_its_tables(self, run: Run) -> None:
         Path("c.json").write_text(four_ranks().to_json())
         assert run("show", "c.json").out.startswith("4 of 4 ranks, mesh pp 2 x dp 2\n")

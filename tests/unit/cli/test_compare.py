@@ -123,7 +123,13 @@ class TestNames:
         message = error_line(run("diff", "a.json", "a.json", "--rename", "encoder"))
         assert message == "--rename 'encoder' is not a pair of names; write OLD=NEW"
 
-    def test_prefix_of_a_wrapped_model_is_stripped(self, run: Run) -> None:
+    def test_rename_of_a_module_that_is_not_there_is_refused(self, run: Run) -> None:
+        self._save("a.json", encoder=30)
+        message = error_line(run("diff", "a.json", "a.json", "--rename", "encode=body"))
+        assert message == "'encode' is renamed, but is not a module of the earlier profile"
+
+    @pytest.mark.parametrize("prefix", ["base.model", "base.model."])
+    def test_prefix_of_a_wrapped_model_is_stripped(self, run: Run, prefix: str) -> None:
         base = ModuleNode(fqn="", class_name="Net", calls=1, children=(_linear("q", 30),))
         inner = ModuleNode(
             fqn="base.model",
@@ -136,7 +142,7 @@ class TestNames:
         lora = ModuleNode(fqn="", class_name="Peft", calls=1, children=(wrapper,))
         for name, root in (("a", base), ("b", lora)):
             Path(f"{name}.json").write_text(Profile(root=root).check().to_json())
-        out = run("diff", "a.json", "b.json", "--strip-prefix", "base.model").out
+        out = run("diff", "a.json", "b.json", "--strip-prefix", prefix).out
         rows = {line.split()[0]: line for line in out.splitlines() if "->" in line or "new" in line}
         assert list(rows) == ["everything", "(model)", "q", "q.lora", "aten.mm.default"]
         assert "30 -> 37" in rows["q"] and "new: 7" in rows["q.lora"]

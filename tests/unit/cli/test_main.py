@@ -58,6 +58,14 @@ class TestMain:
         )
         assert "profiling" not in result.err and not Path("folder").exists()
 
+    @pytest.mark.parametrize("options", [("--output", "."), ("--columns", "speed")])
+    def test_unusable_output_is_refused_before_anything_runs(
+        self, run: Run, options: tuple[str, str]
+    ) -> None:
+        result = run("profile", "net.py:make", *options)
+        assert "it is a folder" in error_line(result) or "is not a column" in error_line(result)
+        assert "profiling" not in result.err
+
     def test_unknown_suffix_is_refused_before_anything_runs(self, run: Run) -> None:
         result = run("profile", "net.py:make", "--output", "p.yaml")
         assert error_line(result).startswith(

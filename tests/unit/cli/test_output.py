@@ -41,7 +41,7 @@ class TestEmit:
         "output,message",
         [
             (" ", "--output is empty; name a file, or omit --output for stdout"),
-            (".", "cannot write '.': Is a directory"),
+            (".", "cannot write '.': it is a folder; name a file in it"),
             (
                 "none/x",
                 "cannot write 'none/x': the folder 'none' does not exist; make it first",

@@ -47,6 +47,11 @@ def test_lower_bound_is_marked() -> None:
     "sizes,name,message",
     [
         (("batch=2,4",), "p.gif", "--plot p.gif has an unknown suffix; use .png, .svg or .pdf"),
+        (
+            ("batch=2,4",),
+            "none/p.svg",
+            "cannot write 'none/p.svg': the folder 'none' does not exist; make it first",
+        ),
         (("batch=2",), "p.svg", NO_AXIS),
         (("batch=0,2",), "p.svg", NO_AXIS),
         (("kind=a,b",), "p.svg", NO_AXIS),

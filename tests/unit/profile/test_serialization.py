@@ -134,7 +134,7 @@ def test_from_json_of_a_version_1_file_reads_the_same_figures() -> None:
         ('{"schema": "other"}', "not a dispatch_flops profile"),
         ('{"schema": "dispatch_flops.profile", "version": 99}', "version 99"),
         ('{"schema": "dispatch_flops.profile", "version": 1}', "damaged"),
-        ('{"schema": "dispatch_flops.profile", "version": 2}', "damaged"),
+        ('{"schema": "dispatch_flops.profile", "version": 2}', "the key 'root' is missing"),
     ],
 )
 def test_from_json_of_other_text_raises_format_error(text: str, message: str) -> None:
