@@ -14,7 +14,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.counting.module_tracker import Tracker
-from dispatch_flops.counting.thread_state import AMBIGUOUS, UNATTRIBUTED
+from dispatch_flops.counting.thread_state import AMBIGUOUS, UNATTRIBUTED, ThreadState
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import PHASES
@@ -73,7 +73,8 @@ class _OwnBackward:
         mode: Any = self._mode()
         if mode is None or mode not in _torch.modes_in_force():
             return None
-        phases = mode.tracker.join_thread().module_phases
+        thread: ThreadState = mode.tracker.join_thread()
+        phases = thread.module_phases
         return sum(
             calls
             for fqn in (self._fqn, AMBIGUOUS, UNATTRIBUTED)
