@@ -11,6 +11,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from torch import fx, nn
@@ -19,6 +20,7 @@ from dispatch_flops import _torch
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.call_recorder import RECORDER, Trace
 from dispatch_flops.compile.node_calls import NodeCall
+from dispatch_flops.compile.node_stacks import module_stack
 from dispatch_flops.compile.opaque_calls import OpaqueCall
 from dispatch_flops.counting.python_frames import call_arguments
 from dispatch_flops.operators.registry import Rule
@@ -61,7 +63,7 @@ class OpaqueRegions:
         self._own = self._find_own(trace)
         marks = set[str]()
         for node in _all_nodes(traced):
-            marks.update(_stack(node))
+            marks.update(module_stack(node))
             self._note_problems(node)
         calls = [call for call in trace.calls.values() if call.problem is None]
         here = [call for call in calls if call.mark in marks or not call.has_nodes]
@@ -73,7 +75,7 @@ class OpaqueRegions:
 
     def around(self, node: fx.Node) -> tuple[OpaqueCall, ...]:
         """Return the opaque calls in which a forward node was made, outermost first."""
-        return self._around(_stack(node))
+        return self._around(module_stack(node))
 
     def formula_calls(
         self, node_calls: Iterable[NodeCall], *, is_backward: bool
@@ -116,7 +118,7 @@ class OpaqueRegions:
     def _note_problems(self, node: fx.Node) -> None:
         if self._own is not None:
             return
-        for key, (_, cls) in _stack(node).items():
+        for key, (_, cls) in module_stack(node).items():
             call = RECORDER.call(key)
             if call is None:
                 self.problems.setdefault(cls, self._problem_of_unrecorded(cls))
@@ -147,19 +149,26 @@ def _own_call(attribution: NodeAttribution, rules: Mapping[type, Rule]) -> Opaqu
     if frame is None or module is None:
         return None
     call = OpaqueCall("", module, {})
-    forward = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
+    forward = _wrapped_with(frame.code, getattr(module.forward, "__func__", module.forward))
     given = call_arguments(module)
     if type(module) not in rules:
         call.problem = _LATER
-    elif frame.code is not getattr(forward, "__code__", None):
+    elif forward is None:
         is_rest = frame.code.co_name.startswith(_torch.RESUMING)
         call.problem = call.problem if is_rest else _PART
     elif given is None:
         call.problem = _NOT_CALLED
     elif frame.read is not None:
-        read, signature = frame.read, inspect.signature(forward)
+        read, signature = frame.read, inspect.signature(forward, follow_wrapped=False)
         call.take(lambda: _read_arguments(read, signature, module, *given))
     return call
+
+
+def _wrapped_with(code: CodeType, function: Any) -> Any:
+    """Return the function of that code among a function and those that it wraps; None if none."""
+    while function is not None and getattr(function, "__code__", None) is not code:
+        function = getattr(function, "__wrapped__", None)
+    return function
 
 
 def _read_arguments(
@@ -186,11 +195,6 @@ def _read_arguments(
         else:
             positional.append(by_name[name])
     return _torch.TracedValues((tuple(positional), keywords, out), leaves, kept)
-
-
-def _stack(node: fx.Node) -> Mapping[str, Any]:
-    """Return the module calls in which a forward node was made, marks among their keys."""
-    return node.meta.get("nn_module_stack") or {}
 
 
 def _all_nodes(traced: fx.GraphModule) -> Iterator[fx.Node]:
