@@ -29,6 +29,7 @@ import functools
 import importlib
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -672,6 +673,11 @@ def fake_mode() -> AbstractContextManager[Any]:
     )
 
 
+def fakes_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Return the fake tensor's own mode, or a new one for another tensor. Public: none."""
+    return tensor.fake_mode if isinstance(tensor, FakeTensor) else fake_mode()
+
+
 def no_autograd_cache() -> AbstractContextManager[Any]:
     """Return a block in which AOTAutograd compiles anew, instead of reusing cached code.
 
@@ -904,11 +910,29 @@ class TracedCallFollower(Protocol):
         """
 
 
+_UNUSED = "an argument that the compiled code does not use may have another value in each run"
+
+
+class UnknownValue:
+    """Stands for a value that is not known; to read it raises TypeError with the reason."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(self._reason)
+
+    __getattr__ = __getitem__ = __call__ = __iter__ = __len__ = __contains__ = _refuse
+    __bool__ = __int__ = __float__ = __index__ = __hash__ = __eq__ = __lt__ = __gt__ = _refuse
+    __le__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = _refuse
+
+
 class TracedValues(NamedTuple):
     """Values that torch.compile traces, with fake tensors and symbolic sizes in them.
 
     leaves: ``(part of the value, the fake tensor or symbolic size that it is)`` of each.
-    kept: objects of the program in it, of which the sizes are not known.
+    kept: objects of the program in it, and instances of UnknownValue.
     """
 
     value: Any
@@ -1023,7 +1047,12 @@ def compiled_frame() -> CompiledFrame | None:
             for source, found in translator.output.variable_tracker_cache.items()
             if isinstance(source, LocalSource) and source.is_input
         }
-        return _read_traced(translator.output, ([known[name] for name in names], out))
+        reader = _TracedReader(translator.output)
+        values = [
+            reader.read(known[name]) if name in known else reader.unused(variables.get(name))
+            for name in names
+        ]
+        return TracedValues((values, reader.read(out)), reader.leaves, reader.kept)
 
     return CompiledFrame(code, variables, read)
 
@@ -1032,6 +1061,13 @@ def _read_traced(output: Any, traced: Any) -> TracedValues:
     """Return the values of torch.compile's variables; raises TypeError for one of unknown kind."""
     reader = _TracedReader(output)
     return TracedValues(reader.read(traced), reader.leaves, reader.kept)
+
+
+def _is_below(source: Any, other: Any) -> bool:
+    """Return True if torch.compile reads a value through another one."""
+    while source is not None and source != other:
+        source = getattr(source, "base", None)
+    return source is not None
 
 
 class _TracedReader:
@@ -1050,8 +1086,8 @@ class _TracedReader:
         if isinstance(variable, dict):
             return {key: self.read(value) for key, value in variable.items()}
         if isinstance(variable, variables.LazyVariableTracker):
-            if not variable.is_realized():  # nothing has used it
-                return self._program_value(variable.original_value())
+            if not variable.is_realized():
+                return self.unused(variable.original_value())
             variable = variable.unwrap()
         if isinstance(variable, UnspecializedPythonVariable):
             raise TypeError("a number that is not fixed at compilation")
@@ -1076,40 +1112,66 @@ class _TracedReader:
         from torch._dynamo.variables.base import AttributeMutationNew
 
         cls = variable.value_type
-        items = getattr(variable, "items", None)
-        if isinstance(items, (list, tuple)) and issubclass(cls, tuple):
-            values = list(map(self.read, items))
+        elements = getattr(variable, "items", None)
+        if isinstance(elements, (list, tuple)) and issubclass(cls, tuple):
+            values = list(map(self.read, elements))
             return cls._make(values) if hasattr(cls, "_make") else tuple.__new__(cls, values)
         changes = self._output.side_effects.store_attr_mutations.get(variable, {})
         if not isinstance(variable.mutation_type, AttributeMutationNew):
             if changes:
                 raise TypeError(f"a {cls.__name__} that the program changes")
-            return self._program_value(variable.value)
+            return self._program_object(variable)
         made = cls.__new__(cls)
         content = getattr(variable, "_base_vt", None)
-        if content is not None:
-            getattr(made, "update" if isinstance(made, dict) else "extend")(self.read(content))
+        items: Any = () if content is None else self.read(content)
+        if isinstance(made, dict):  # not by its own methods, which may refuse
+            base = OrderedDict if isinstance(made, OrderedDict) else dict
+            for key, value in items.items():
+                base.__setitem__(made, key, value)
+        elif isinstance(made, list):
+            list.extend(made, items)
         fields = getattr(variable, "fields", None)  # of a frozen dataclass
         for name, value in {**(fields if isinstance(fields, dict) else {}), **changes}.items():
             object.__setattr__(made, name, self.read(value))
         return made
 
+    def _program_object(self, variable: Any) -> Any:
+        """Return an object of the program; a dataclass with the values that are known."""
+        value, source = variable.value, variable.source
+        if not dataclasses.is_dataclass(value):
+            for attribute, known in self._output.variable_tracker_cache.items():
+                if _is_below(attribute, source) and self._is_symbolic(known):
+                    raise TypeError(f"a {type(value).__name__} with a number that varies")
+            return self._program_value(value)
+        made = object.__new__(type(value))
+        attributes = {
+            attribute.member: known
+            for attribute, known in self._output.variable_tracker_cache.items()
+            if getattr(attribute, "base", None) == source and hasattr(attribute, "member")
+        }
+        for field in dataclasses.fields(value):
+            known = attributes.get(field.name)
+            given = getattr(value, field.name, None)
+            part = self.unused(given) if known is None else self.read(known)
+            object.__setattr__(made, field.name, part)
+        return made
+
+    def _is_symbolic(self, variable: Any) -> bool:
+        from torch._dynamo import variables
+
+        if isinstance(variable, variables.LazyVariableTracker):
+            if not variable.is_realized():
+                return False
+            variable = variable.unwrap()
+        return isinstance(variable, variables.SymNodeVariable)
+
+    def unused(self, value: Any) -> Any:
+        """Return what stands for a value that nothing has used: torch.compile does not guard it."""
+        return None if value is None else self._program_value(UnknownValue(_UNUSED))
+
     def _program_value(self, value: Any) -> Any:
-        """Return a value of the program as it is; note the tensors in it."""
-        if isinstance(value, torch.Tensor):
-            # An input of the function has a fake tensor, of which sizes may be symbolic.
-            fake = self._output.fake_mode.fake_tensor_converter._get_memo(value)
-            self.leaves.append((value, value if fake is None else fake))
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                self._program_value(item)
-        elif isinstance(value, dict):
-            for item in value.values():
-                self._program_value(item)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            for field in dataclasses.fields(value):
-                self._program_value(getattr(value, field.name, None))
-        else:
+        """Return a value of the program as it is."""
+        if not isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
             self.kept.append(value)
         return value
 

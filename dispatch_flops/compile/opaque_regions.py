@@ -11,6 +11,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from torch import fx, nn
@@ -147,19 +148,26 @@ def _own_call(attribution: NodeAttribution, rules: Mapping[type, Rule]) -> Opaqu
     if frame is None or module is None:
         return None
     call = OpaqueCall("", module, {})
-    forward = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
+    forward = _wrapped_with(frame.code, getattr(module.forward, "__func__", module.forward))
     given = call_arguments(module)
     if type(module) not in rules:
         call.problem = _LATER
-    elif frame.code is not getattr(forward, "__code__", None):
+    elif forward is None:
         is_rest = frame.code.co_name.startswith(_torch.RESUMING)
         call.problem = call.problem if is_rest else _PART
     elif given is None:
         call.problem = _NOT_CALLED
     elif frame.read is not None:
-        read, signature = frame.read, inspect.signature(forward)
+        read, signature = frame.read, inspect.signature(forward, follow_wrapped=False)
         call.take(lambda: _read_arguments(read, signature, module, *given))
     return call
+
+
+def _wrapped_with(code: CodeType, function: Any) -> Any:
+    """Return the function of that code among a function and those that it wraps; None if none."""
+    while function is not None and getattr(function, "__code__", None) is not code:
+        function = getattr(function, "__wrapped__", None)
+    return function
 
 
 def _read_arguments(

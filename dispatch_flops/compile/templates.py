@@ -79,6 +79,11 @@ def is_symbolic(value: Any) -> bool:
     )
 
 
+def is_number(template: Any) -> bool:
+    """Return True for the template of a symbolic number."""
+    return isinstance(template, _SizeTemplate)
+
+
 def fill_in(template: Any, values: Values, *, fakes: AbstractContextManager[Any] | None) -> Any:
     """Return the template with tensors that have no data; raises TypeError for an unknown size.
 

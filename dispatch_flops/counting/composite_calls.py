@@ -18,6 +18,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.counting.module_tracker import Tracker
+from dispatch_flops.counting.own_backward import watch_backward
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.registry import Rule
@@ -57,7 +58,10 @@ def run_composite(
         raise
     if has_formula:
         with _torch.modes_disabled(), untraced():
-            seconds.give_to(here, mode.record_call(func, args, kwargs, out))
+            cost = mode.record_call(func, args, kwargs, out)
+            seconds.give_to(here, cost)
+        if not any(share.phase == "backward" for share in cost.shares):
+            watch_backward(mode, func, out, here.fqn)
         return out
     if _computes_unseen(func, args, kwargs, out, parts):
         here.counts[CallCost(str(func), "unknown", error=BYPASSES)] += 1

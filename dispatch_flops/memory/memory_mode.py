@@ -194,7 +194,7 @@ class MemoryMode(CountingMode):
         """Return the bytes that the kernel allocated for itself while it ran."""
         size: int | None
         try:
-            size = workspace(args, kwargs or {}, out)
+            size = workspace(*args, out=out, **kwargs) if kwargs else workspace(*args, out=out)
         except Exception:  # a workspace of the user's own, or a tensor without strides
             size = None
         if size is None:

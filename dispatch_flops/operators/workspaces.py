@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from dispatch_flops import _torch
@@ -49,13 +49,8 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
     return decorate
 
 
-def workspace_of(
-    func: Any,
-) -> Callable[[tuple[Any, ...], Mapping[str, Any], Any], int | None] | None:
-    """Return ``(args, kwargs, out) -> bytes`` of an operator; None if its kernel needs none."""
+def workspace_of(func: Any) -> Workspace | None:
+    """Return the workspace of an operator; None if its kernel needs none."""
     if not isinstance(func, OpOverload):
         return None
-    workspace = _WORKSPACES.get(func) or _WORKSPACES.get(func.overloadpacket)
-    if workspace is None:
-        return None
-    return lambda args, kwargs, out: workspace(*args, out=out, **kwargs)
+    return _WORKSPACES.get(func) or _WORKSPACES.get(func.overloadpacket)

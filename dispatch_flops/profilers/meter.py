@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from threading import get_ident
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -33,6 +33,8 @@ from dispatch_flops.profilers.step_positions import KnownPositions
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
 from dispatch_flops.timing.devices import Now
 
+_EARLY: Final = (10, 100)  # steps that are verified, too: many runs are short
+
 
 class FlopMeter(MeteredRun):
     """Meter of the FLOPs, FLOP/s and MFU of every step of an eager run.
@@ -51,7 +53,8 @@ class FlopMeter(MeteredRun):
     optimizer: the optimizer whose step ends a step after ``start()``. All that step are counted.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device's own
         peaks, if they are known.
-    verify_every: every so many steps one is counted anew and compared (default 1000). 0: never.
+    verify_every: every so many steps one is counted anew and compared (default 1000), and before
+        that steps 10 and 100. 0: never.
     window: number of steps of ``meter.window`` (default 100).
     causal, flops, custom_mapping: as in ``FlopCounterMode``.
     now: clock that returns seconds (default ``time.perf_counter``).
@@ -199,11 +202,10 @@ class FlopMeter(MeteredRun):
 
     def _begin(self) -> None:
         self._thread = get_ident()
-        every = self.verify_every
+        every, number, states = self.verify_every, self._totals.steps + 1, self._states
         if self._varies:
             every = every and max(1, every // 10)
-        is_whole = every > 0 and (self._totals.steps + 1) % every == 0
-        states = self._states
+        is_whole = every > 0 and (number % every == 0 or (number in _EARLY and number < every))
         if states.blocked:
             is_whole = states.asks_for_whole_step() or is_whole
         self._step = step = RunningStep(states, self._positions, self._counter, is_whole)

@@ -19,7 +19,7 @@ _graph_task = _torch.graph_task_id
 
 OnCall = Callable[[nn.Module, Any, Any], None]
 OnStep = Callable[[Optimizer, Any, Any], None]
-_Entry = tuple[dict[int, Any], Any]  # one of torch's tables, and what is put into it
+_Table = dict[int, Any]  # one of torch's, of hooks by key
 
 
 def _ignore(*_: Any) -> None:
@@ -53,8 +53,7 @@ class MeterHooks:
         self._on_stepped = on_stepped
         self._handle = RemovableHandle(OrderedDict())
         self._key = self._handle.id
-        self._of_optimizers: tuple[_Entry, ...] = ()
-        self._installed: tuple[_Entry, ...] = ()
+        self._installed: tuple[_Table, ...] = ()
         self.renew()
 
     def __reduce__(self) -> Any:
@@ -68,10 +67,6 @@ class MeterHooks:
             _torch.keep_from_compiling("dispatch_flops")
         held = [] if self._optimizer is None else with_inner_optimizers(self._optimizer)
         self._held = frozenset(map(id, held))
-        self._of_optimizers = (
-            (_torch.all_step_pre_hooks, self._follow),
-            *(one for each in held for one in self._of_steps(each)),
-        )
 
     def is_held(self, optimizer: Optimizer) -> bool:
         """Return True if this is the given optimizer or one that it holds."""
@@ -80,23 +75,22 @@ class MeterHooks:
     def install(self, *, with_return: bool = False) -> None:
         """Add the hooks. with_return: tell of the end of each call of the model, too."""
         assert self._model is not None
-        key, (before, takes_kwargs, after) = self._key, _torch.call_hooks(self._model)
-        self._installed = ((takes_kwargs, True), (before, self._call), *self._of_optimizers)
+        key, every = self._key, _torch.all_step_pre_hooks
+        before, takes_kwargs, after = _torch.call_hooks(self._model)
+        self._installed = (every, before, takes_kwargs)  # while a hook is there, it takes kwargs
+        takes_kwargs[key] = True
+        before[key] = self._call
+        every[key] = self._follow
         if with_return:
-            self._installed += ((after, self._return),)
-        for table, hook in self._installed:
-            table[key] = hook
+            self._installed = (after, *self._installed)
+            after[key] = self._return
 
     def remove(self) -> None:
         """Remove the hooks."""
         key = self._key
-        for table, _ in reversed(self._installed):  # while a hook is there, it takes kwargs
+        for table in self._installed:
             table.pop(key, None)
         self._installed = ()
-
-    def _of_steps(self, optimizer: Optimizer) -> tuple[_Entry, _Entry]:
-        before, after = _torch.step_hooks(optimizer)
-        return (before, self._on_stepping), (after, self._on_stepped)
 
     def _follow(self, optimizer: Optimizer, *_: Any) -> None:
         """Add hooks to an optimizer, before its own are asked for.
@@ -104,12 +98,11 @@ class MeterHooks:
         The global hooks of the counter cannot be added by another global hook, which is called
         from a loop over them.
         """
-        if self._key in _torch.step_hooks(optimizer)[0]:
-            return
-        entries = self._of_steps(optimizer)
-        self._installed += entries
-        for table, hook in entries:
-            table[self._key] = hook
+        key, (before, after) = self._key, _torch.step_hooks(optimizer)
+        if key not in before:
+            self._installed = (before, after, *self._installed)
+            before[key] = self._on_stepping
+            after[key] = self._on_stepped
 
     def _call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         # A call in a backward pass recomputes an earlier one.

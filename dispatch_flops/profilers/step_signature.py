@@ -17,6 +17,7 @@ from dispatch_flops.profilers.model_state import ModelState
 OPAQUE: Final = "opaque"  # stands for inputs whose size only their data tells
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device))
+_COST_NOTHING = frozenset(("params", "lr", "initial_lr"))  # of an optimizer's options
 _DEEPEST = 12  # levels of nested inputs; a deeper one, or a cycle, is opaque
 
 
@@ -50,21 +51,15 @@ def optimizer_signature(optimizer: Optimizer) -> Hashable:
     It holds which parameters have gradients, how many have a state, and which options are set.
     Values such as the learning rate do not change the cost; whether they are 0 does.
     """
-    groups = getattr(optimizer, "param_groups", ())
-    return (
-        len(getattr(optimizer, "state", ())),
-        tuple(
-            (
-                bytes([one.grad is not None for one in group["params"]]),
-                tuple(
-                    (name, bool(value) if isinstance(value, (int, float)) else type(value))
-                    for name, value in group.items()
-                    if name not in ("params", "lr", "initial_lr")
-                ),
-            )
-            for group in groups
-        ),
-    )
+    found: list[Hashable] = [len(getattr(optimizer, "state", ()))]
+    for group in getattr(optimizer, "param_groups", ()):
+        found.append(bytes([one.grad is not None for one in group["params"]]))
+        found += [
+            (name, bool(value) if isinstance(value, (int, float)) else value.__class__)
+            for name, value in group.items()
+            if name not in _COST_NOTHING
+        ]
+    return tuple(found)
 
 
 def _autocast() -> Hashable:

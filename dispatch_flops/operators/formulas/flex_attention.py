@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.conventions import conventions
+from dispatch_flops.operators.formulas._arithmetic import adds
 from dispatch_flops.operators.formulas._attention import Scores, rectangle, softmax
 from dispatch_flops.operators.formulas._ops import higher_order
+from dispatch_flops.operators.formulas._score_functions import flops_per_score
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import has_no_data
 from dispatch_flops.profile.cost import OpCost, Share, Split, contraction
@@ -50,25 +52,40 @@ def _flex_scores(q: Tensor, k: Tensor, v: Tensor, block_mask: tuple[Any, ...]) -
     return dataclasses.replace(scores, pairs=min(scores.pairs, pairs))
 
 
+def _buffers(rest: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what score_mod takes besides: after the scale and the kernel's options."""
+    return tuple(rest[2]) if len(rest) > 2 else ()
+
+
+@register_flops("flex_lib::zeros_and_scatter", by_name=True)
+def zeros_and_scatter(*, vals: Tensor, out: Tensor, **_: Any) -> int:
+    """Gradient of a tensor that a score_mod indexes. FLOPs: 1 per value (a sum).
+
+    Source: torch._higher_order_ops.flex_attention.
+    """
+    return adds(vals.numel(), vals)
+
+
 @register_flops(higher_order("flex_attention"), cacheable=False)
 def flex_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    _score_mod: Any,
+    score_mod: Any,
     block_mask: tuple[Any, ...],
-    *_: Any,
+    *rest: Any,
     out: Any,
-    **__: Any,
+    **_: Any,
 ) -> OpCost:
     """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv]; k and v may have batch size 1.
 
     MACs: pairs·(d+dv). FLOPs: 2·MACs + 1 per pair (scale) + ``_safe_softmax``'s + 4 per row (log
-    and sum of logsumexp, it and the maximum divided by log 2). score_mod is not counted.
+    and sum of logsumexp, it and the maximum divided by log 2) + score_mod's operators per pair.
     Source: math_attention of torch._higher_order_ops.flex_attention, one pass for maximum and sum.
     """
     scores = _flex_scores(q, k, v, block_mask)
     extra = scores.pairs + 4 * scores.rows + softmax(scores.pairs, scores.rows, safe=True)
+    extra += scores.pairs * flops_per_score(score_mod, q, _buffers(rest))
     return contraction(scores.pairs * (scores.d + scores.dv), extra_flops=extra)
 
 
@@ -81,24 +98,27 @@ def flex_attention_backward(
     _logsumexp: Tensor,
     _grad: Tensor | None,
     grad_logsumexp: Tensor | None,
-    _fw_graph: Any,
-    _joint_graph: Any,
+    fw_graph: Any,
+    joint_graph: Any,
     block_mask: tuple[Any, ...],
-    *_: Any,
+    *rest: Any,
     out: Any,
-    **__: Any,
+    **_: Any,
 ) -> Split:
     """MACs: 2·pairs·(d+dv), and pairs·d recomputed.
 
     FLOPs, own: 2·MACs + 2·dv-1 per row (sum of output times gradient) + 3 per pair (difference,
     product, scale; 4 with a gradient of logsumexp) + sums over heads and batches that share keys.
-    Recomputed: 2·MACs + 3 per pair (scale, exp(score - logsumexp)).
+    Recomputed: 2·MACs + 3 per pair (scale, exp(score - logsumexp)). score_mod's operators per pair
+    are recomputed, those of its gradient are own.
     Source: sdpa_dense_backward of torch._higher_order_ops.flex_attention.
     """
     scores = _flex_scores(q, k, v, block_mask)
     pairs, d, dv = scores.pairs, scores.d, scores.dv
     extra = scores.rows * max(0, 2 * dv - 1) + pairs * (3 + (grad_logsumexp is not None))
     extra += scores.repeats * (d + dv)
+    extra += pairs * flops_per_score(joint_graph, q, _buffers(rest), takes_grad=True)
     own = contraction(2 * pairs * (d + dv), extra_flops=extra)
-    again = contraction(pairs * d, extra_flops=3 * pairs)
+    changed = flops_per_score(fw_graph, q, _buffers(rest))
+    again = contraction(pairs * d, extra_flops=pairs * (3 + changed))
     return Split(own=own, shares=(Share(cost=again, phase="recompute"),))

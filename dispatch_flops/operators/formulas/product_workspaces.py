@@ -29,11 +29,15 @@ _FEWEST = 400  # of one matrix; smaller products of a batch run without BLAS
 def matrices(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
     """Bytes: those of each factor that is copied."""
     a, b = operands[-2:]
-    if a.is_contiguous() and b.is_contiguous() and a.dtype not in _OTHER:
-        return 0
-    if _is_unknown(a):
+    is_other = a.dtype in _OTHER
+    if is_other and _is_unknown(a):
         return None
-    return _copied(a, a.shape, a.stride()) + _copied(b, b.shape, b.stride())
+    copied = 0
+    if is_other or not a.is_contiguous():
+        copied = _copied(a, a.shape, a.stride())
+    if is_other or not b.is_contiguous():
+        copied += _copied(b, b.shape, b.stride())
+    return copied
 
 
 @register_workspace(_VECTORS)
@@ -52,10 +56,10 @@ def batches(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
     The CPU copies neither factor unless both go to BLAS one matrix at a time.
     """
     a, b = operands[-2:]
-    if a.is_contiguous() and b.is_contiguous() and a.dtype not in _OTHER:
-        return 0
     if _is_unknown(a):
         return None
+    if a.is_contiguous() and b.is_contiguous() and not a.is_complex():
+        return 0
     batch, rows, inner = a.shape
     on_cuda = a.device.type == "cuda"
     if not on_cuda and (
@@ -73,10 +77,10 @@ def _is_unknown(factor: torch.Tensor) -> bool:
 def _copied(factor: torch.Tensor, shape: Any, strides: Any) -> int:
     """Return the bytes of the copy of a matrix, 0 if none is made."""
     (rows, columns), (down, right) = shape, strides
-    if right == 1 and down >= max(1, columns):
+    if right == 1 and down >= columns:
         is_copied = factor.is_conj()  # BLAS conjugates a factor only as it transposes it
     else:
-        is_copied = not (down == 1 and right >= max(1, rows))
+        is_copied = not (down == 1 and right >= rows)
     return int(rows * columns * factor.element_size()) if is_copied else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import subprocess
 import sys
@@ -19,13 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from dispatch_flops import OpCost, Profile, overridden, register_flops, unregister_flops
 from dispatch_flops.compile import CountingBackend, counting_backend
 from dispatch_flops.errors import UncountedWarning
+from tests.helpers.opaque_blocks import BLOCK, LINEAR, A, Block, H, I, block_formula, five
 from tests.helpers.profiling import profile_of
 
 # a warning of torch.compile at graph breaks
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-
-A, I, H = 2, 3, 5  # noqa: E741
-LINEAR = A * I * H  # MACs of one layer of a block
 
 
 @pytest.fixture(autouse=True)
@@ -33,26 +30,6 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(I, H, bias=False)
-        self.down = nn.Linear(H, I, bias=False)
-
-    def forward(self, x: Tensor, scale: int = 1) -> Tensor:
-        return self.down(torch.relu(self.up(x))) * scale
-
-
-def block_formula(module: Block, x: Tensor, scale: int = 1, *, out: Tensor, **_: Any) -> OpCost:
-    assert isinstance(module, Block)
-    assert out.shape == x.shape
-    macs = 1000 * x.shape[0] + module.up.out_features
-    return OpCost(macs=macs, flops=2 * macs + scale)
-
-
-BLOCK = 1000 * A + H  # MACs that the formula states
 
 
 class Chain(nn.Module):
@@ -158,10 +135,6 @@ class Hooked(Chain):
 
 def linear_formula(module: nn.Linear, x: Tensor, *, out: Tensor) -> OpCost:
     return OpCost(macs=77, flops=154)
-
-
-def five(module: nn.Module, x: Tensor, *, out: Tensor) -> OpCost:
-    return OpCost(macs=5, flops=10)
 
 
 def compile_whole(model: nn.Module, backend: CountingBackend) -> Callable[..., Any]:
@@ -311,98 +284,6 @@ def test_formula_is_asked_for_each_size_of_a_dynamic_graph(model: Callable[[], n
             bytes_written=calls * 4 * size * I,
         )
     assert sum(not graph.is_backward for graph in backend.graphs) == 2
-
-
-def test_formula_is_given_a_number_that_varies() -> None:
-    backend = counting_backend("aot_eager", custom_mapping={Block: block_formula})
-    compiled = torch.compile(Block(), backend=backend)
-    for scale in (2, 3, 4, 5):
-        compiled(torch.ones(A, I), scale)
-        assert backend.step().total.flops == 2 * BLOCK + scale
-
-
-@dataclasses.dataclass
-class Output:
-    y: Tensor
-    name: str = "x"
-
-
-@dataclasses.dataclass(frozen=True)
-class FrozenOutput:
-    y: Tensor
-
-
-class PairOutput(NamedTuple):
-    y: Tensor
-    n: int
-
-
-class Head(nn.Module):
-    def __init__(self, kind: Any) -> None:
-        super().__init__()
-        self.kind = kind
-        self.layer = nn.Linear(I, H)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.layer(x)
-        return self.kind(y, 13) if self.kind is PairOutput else self.kind(y)
-
-
-class Reader(nn.Module):
-    def __init__(self, head: Head) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(x).y
-        return y
-
-
-@pytest.mark.parametrize("kind", [Output, FrozenOutput, PairOutput])
-@pytest.mark.parametrize("whole", [True, False])
-def test_formula_is_given_the_structure_of_the_result(kind: Any, whole: bool) -> None:
-    def formula(module: Head, x: Tensor, *, out: Any) -> int:
-        assert type(out) is kind
-        return int(out.y.shape[1]) * 11
-
-    head = Head(kind)
-    backend = counting_backend("aot_eager", custom_mapping={Head: formula})
-    torch.compile(Reader(head) if whole else head, backend=backend)(torch.ones(A, I))
-    assert backend.total().flops == H * 11
-
-
-class Many(nn.Module):
-    def forward(self, x: Tensor, *rest: Tensor, scale: int = 1, **more: Any) -> dict[str, Any]:
-        return {"sum": x + rest[0].sum() + more["z"][0].sum(), "all": (x, scale, None)}
-
-
-class CallsMany(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.many = Many()
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.many(x, x[:, :2], z=[x[:1]])["sum"]
-        return found
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_formula_is_given_the_arguments_as_the_call_has_them(whole: bool) -> None:
-    def formula(module: Many, *args: Tensor, out: Any, **kwargs: Any) -> int:
-        assert [tuple(arg.shape) for arg in args] == [(A, I), (A, 2)]
-        assert list(kwargs) == ["z"]
-        assert kwargs["z"][0].shape == (1, I)
-        assert out["sum"].shape == (A, I)
-        assert out["all"][1:] == (1, None)
-        return 17
-
-    backend = counting_backend("aot_eager", custom_mapping={Many: formula})
-    x = torch.ones(A, I)
-    if whole:
-        torch.compile(CallsMany(), backend=backend)(x)
-    else:
-        torch.compile(Many(), backend=backend)(x, x[:, :2], z=[x[:1]])
-    assert backend.total().flops == 17
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dispatch_flops import FlopCounterMode, OpCost, Profile, overridden
+from dispatch_flops import FlopCounterMode, OpCost, Profile, Share, Split, overridden
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators import composites
 from dispatch_flops.operators.registry import register_flops, unregister_flops
@@ -356,3 +356,70 @@ def test_formulas_that_are_known_are_not_looked_up_again(monkeypatch: pytest.Mon
             pass
     finally:
         unregister_flops(names)
+
+
+class Tripling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return bypassing(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return bypassing(grads[0])
+
+
+class VisiblyTripling(Tripling):
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 3
+
+
+def trained(op: Any) -> Callable[[], None]:
+    def step() -> None:
+        op(ROWS.clone().requires_grad_()).backward(torch.ones(2, 3))
+
+    return step
+
+
+def test_backward_of_an_extension_that_bypasses_the_dispatcher_is_listed(
+    library: torch.library.Library,
+) -> None:
+    op = defined(library, Tripling.apply, "Autograd")
+    with pytest.warns(UncountedWarning, match="its backward ran no operator that computes"):
+        profile = profile_of(trained(op), custom_mapping={op: stated})
+    assert profile.total("forward").flops == FLOPS
+    assert profile.by_operator("backward")[str(op.default)].uncounted == 1
+
+
+def test_backward_of_an_extension_that_its_formula_states_is_not_listed(
+    library: torch.library.Library,
+) -> None:
+    def both(*_: Any, out: Any, **__: Any) -> Split:
+        return Split(own=OpCost(flops=5), shares=(Share(cost=OpCost(flops=7), phase="backward"),))
+
+    op = defined(library, Tripling.apply, "Autograd")
+    profile = profile_of(trained(op), custom_mapping={op: both})
+    assert (profile.total("forward").flops, profile.total("backward").flops) == (5, 7)
+    assert not profile.is_lower_bound
+
+
+def test_backward_of_an_extension_that_runs_operators_is_not_listed(
+    library: torch.library.Library,
+) -> None:
+    op = defined(library, VisiblyTripling.apply, "Autograd")
+    profile = profile_of(trained(op), custom_mapping={op: stated})
+    assert profile.total("backward").flops == 2 * 3
+    assert not profile.is_lower_bound
+
+
+def test_backward_of_an_extension_after_the_block_runs_as_before(
+    library: torch.library.Library,
+) -> None:
+    op = defined(library, Tripling.apply, "Autograd")
+    x = ROWS.clone().requires_grad_()
+    with FlopCounterMode(display=False, custom_mapping={op: stated}) as counter:
+        out = op(x)
+    out.backward(torch.ones(2, 3))
+    assert x.grad is not None
+    assert x.grad.tolist() == [[3.0] * 3] * 2
+    assert not counter.profile.is_lower_bound

@@ -410,6 +410,30 @@ def test_verified_step_that_costs_the_same_is_not_reported(model: Net, optimizer
     assert meter.run.timed_steps == 12 - 1 - 3
 
 
+@pytest.mark.parametrize(("steps", "verified"), [(9, 0), (99, 1), (100, 2), (1000, 3), (2000, 4)])
+def test_run_that_is_short_is_verified_too(steps: int, verified: int) -> None:
+    model = nn.Linear(IN, OUT, bias=False)
+    meter = FlopMeter(model)
+    with torch.no_grad():
+        for _ in range(steps):
+            with meter.step():
+                model(torch.ones(B, IN))
+    assert meter.run.timed_steps == steps - 1 - verified
+    assert meter.total_flops == steps * 2 * B * IN * OUT
+
+
+def test_first_step_that_costs_more_is_reported_at_step_10(model: Net) -> None:
+    """As the first update of an averaged model, or what a program prepares once."""
+    meter = FlopMeter(model)
+    with torch.no_grad(), pytest.warns(UserWarning, match="step 10 has the signature"):
+        for step in range(12):
+            with meter.step():
+                out = model(torch.ones(B, IN))
+                if step == 0:
+                    out.exp()
+    assert meter.is_estimate
+
+
 def test_input_that_only_its_data_describe_is_counted_every_time() -> None:
     class Dense(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

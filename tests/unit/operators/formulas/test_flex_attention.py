@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
+from dispatch_flops import FlopCounterMode, counting_backend
 from dispatch_flops.operators.conventions import Conventions, using
 from dispatch_flops.profile.cost import OpCost, Split
 from tests.helpers.attention import (
@@ -68,3 +73,74 @@ def test_flex_attention_backward_recomputes_the_scores() -> None:
     with_lse = formula(flex, q, k, k, q, LSE, q, LSE, None, None, blocks, 1.0, {})
     assert isinstance(with_lse, Split)
     assert with_lse.own.flops - split.own.flops == PAIRS
+
+
+BIAS = torch.ones(H, SK)
+
+# FLOPs of each per score: integer arithmetic, comparisons of indices and selections are free.
+SCORE_MODS: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "affine": (lambda score, b, h, q, k: score * 2 + 1, 2),
+    "bias": (lambda score, b, h, q, k: score + BIAS[h, k], 1),
+    "softcap": (lambda score, b, h, q, k: 20 * torch.tanh(score / 20), 3),
+    "causal": (lambda score, b, h, q, k: torch.where(q >= k, score, -float("inf")), 0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("name", SCORE_MODS)
+def test_flex_attention_counts_score_mod_per_pair(name: str) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    score_mod, per_pair = SCORE_MODS[name]
+    q, k, v = operands(KV)
+
+    def attend(score_mod: Any) -> Tensor:
+        out: Tensor = flex_attention(q, k, v, score_mod=score_mod, enable_gqa=True)
+        return out
+
+    backend = counting_backend("aot_eager", strict=True)
+    with torch.no_grad():
+        plain, changed = (profile_of(attend, mod).total() for mod in (None, score_mod))
+        torch.compile(attend, backend=backend)(score_mod)
+    assert changed.flops - plain.flops == per_pair * PAIRS
+    assert backend.total().flops == changed.flops
+
+
+def test_score_mod_is_counted_once_in_nested_counters() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = operands(KV)
+    with (
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        FlopCounterMode(display=False) as outer,
+        FlopCounterMode(display=False) as inner,
+    ):
+        warnings.simplefilter("ignore", UserWarning)
+        flex_attention(q, k, v, score_mod=SCORE_MODS["affine"][0], enable_gqa=True)
+    assert outer.get_total_flops() == inner.get_total_flops()
+
+
+def test_flex_attention_backward_recomputes_score_mod_and_counts_its_gradient() -> None:
+    flex = torch.ops.higher_order.flex_attention_backward
+    blocks = (None,) * 15 + (128, None)
+    q, k = meta(B, H, SQ, D), meta(1, KV, SK, D)
+
+    def forward(score: Tensor, b: Any, h: Any, q: Any, k: Any, bias: Tensor) -> Tensor:
+        return torch.tanh(score + bias[h, k])
+
+    def joint(
+        score: Tensor, b: Any, h: Any, q: Any, k: Any, grad: Tensor, bias: Tensor
+    ) -> tuple[Tensor, ...]:
+        return (grad * torch.tanh(score + bias[h, k]) * 3,)
+
+    def split(*functions: Any) -> Split:
+        buffers = ((meta(H, SK),), ())
+        found = formula(flex, q, k, k, q, LSE, q, None, *functions, blocks, 1.0, {}, *buffers)
+        assert isinstance(found, Split)
+        return found
+
+    plain, changed = split(None, None), split(forward, joint)
+    assert changed.own.flops - plain.own.flops == 4 * PAIRS
+    assert changed.shares[0].cost.flops - plain.shares[0].cost.flops == 2 * PAIRS
