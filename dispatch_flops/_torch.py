@@ -1457,9 +1457,10 @@ def _completed_work_class() -> Any:
 # operators/tensors           tensors' _nested_tensor_size(), _values(), _indices(); in formulas
 #                             _nnz(), _is_zerotensor()
 # operators/torch_formulas    _get_raw of torch's formulas
-# compile/attribution         node.meta: nn_module_stack, fwd_nn_module_stack, is_gradient_acc,
-#                             partitioner_tag, stack_trace, grapharg (source, example); the
-#                             graph's dynamo_compile_id; source_fn_stack
+# compile/attribution         node.meta: is_gradient_acc, partitioner_tag, stack_trace, grapharg
+#                             (source, example); the graph's dynamo_compile_id; source_fn_stack
+# compile/node_stacks         node.meta: nn_module_stack, fwd_nn_module_stack, stack_trace, seq_nr,
+#                             from_node
 # compile/contractions        node.meta: original_aten
 # compile/opaque_regions      node.meta: nn_module_stack
 # compile/instances           node.meta: desc; variable of AccumulateGrad

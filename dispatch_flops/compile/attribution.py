@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from dispatch_flops import _torch
+from dispatch_flops.compile.node_stacks import module_stack
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.thread_state import ACCUMULATION
 from dispatch_flops.profile import OUTSIDE
@@ -102,7 +103,7 @@ class NodeAttribution:
 
     def _stack_of(self, node: fx.Node) -> list[tuple[str, str]]:
         """Return the running calls as ``(torch.compile's key, fqn)``, outermost first."""
-        return self._fqns_of(_keys_of(node))
+        return self._fqns_of(module_stack(node))
 
     def _fqns_of(self, keys: Iterable[str]) -> list[tuple[str, str]]:
         callers = list(self._names.roots)
@@ -128,7 +129,7 @@ class NodeAttribution:
         ):
             return OUTSIDE
         entered = {
-            id(m) for node in traced.graph.nodes for _, m in self._modules_of(_keys_of(node))
+            id(m) for node in traced.graph.nodes for _, m in self._modules_of(module_stack(node))
         }
         for _, source, value in _inputs(traced):
             owner = self._find_owner(value, _ATTRIBUTE.findall(source))
@@ -161,10 +162,6 @@ class NodeAttribution:
             if _held(module, attributes) is value:
                 return module
         return None
-
-
-def _keys_of(node: fx.Node) -> Iterable[str]:
-    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or ()
 
 
 def _held(module: nn.Module | None, attributes: Sequence[str]) -> Any:

@@ -20,6 +20,7 @@ from dispatch_flops import _torch
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.call_recorder import RECORDER, Trace
 from dispatch_flops.compile.node_calls import NodeCall
+from dispatch_flops.compile.node_stacks import module_stack
 from dispatch_flops.compile.opaque_calls import OpaqueCall
 from dispatch_flops.counting.python_frames import call_arguments
 from dispatch_flops.operators.registry import Rule
@@ -62,7 +63,7 @@ class OpaqueRegions:
         self._own = self._find_own(trace)
         marks = set[str]()
         for node in _all_nodes(traced):
-            marks.update(_stack(node))
+            marks.update(module_stack(node))
             self._note_problems(node)
         calls = [call for call in trace.calls.values() if call.problem is None]
         here = [call for call in calls if call.mark in marks or not call.has_nodes]
@@ -74,7 +75,7 @@ class OpaqueRegions:
 
     def around(self, node: fx.Node) -> tuple[OpaqueCall, ...]:
         """Return the opaque calls in which a forward node was made, outermost first."""
-        return self._around(_stack(node))
+        return self._around(module_stack(node))
 
     def formula_calls(
         self, node_calls: Iterable[NodeCall], *, is_backward: bool
@@ -117,7 +118,7 @@ class OpaqueRegions:
     def _note_problems(self, node: fx.Node) -> None:
         if self._own is not None:
             return
-        for key, (_, cls) in _stack(node).items():
+        for key, (_, cls) in module_stack(node).items():
             call = RECORDER.call(key)
             if call is None:
                 self.problems.setdefault(cls, self._problem_of_unrecorded(cls))
@@ -194,11 +195,6 @@ def _read_arguments(
         else:
             positional.append(by_name[name])
     return _torch.TracedValues((tuple(positional), keywords, out), leaves, kept)
-
-
-def _stack(node: fx.Node) -> Mapping[str, Any]:
-    """Return the module calls in which a forward node was made, marks among their keys."""
-    return node.meta.get("nn_module_stack") or {}
 
 
 def _all_nodes(traced: fx.GraphModule) -> Iterator[fx.Node]:

@@ -177,8 +177,8 @@ def test_meta_val_is_a_fake_of_what_the_node_returns(trained: tuple[Net, Graphs]
 
 
 def test_meta_nn_module_stack_is_keyed_by_ids_of_modules(trained: tuple[Net, Graphs]) -> None:
-    """dispatch_flops relies on this for a forward node's module (compile/attribution.py:
-    ``_modules_of``): ids, with "@1" and so on where a module is called again.
+    """dispatch_flops relies on this for a forward node's module (compile/node_stacks.py:
+    ``module_stack``): ids, with "@1" and so on where a module is called again.
     """
     model, graphs = trained
     keys = [str(list(n.meta["nn_module_stack"])[-1]) for n in products(graphs.forward[0])]
@@ -192,8 +192,8 @@ def test_meta_nn_module_stack_is_keyed_by_ids_of_modules(trained: tuple[Net, Gra
 def test_meta_fwd_nn_module_stack_of_backward_nodes_is_their_forwards(
     trained: tuple[Net, Graphs],
 ) -> None:
-    """dispatch_flops relies on this for a backward node's module (compile/attribution.py:
-    ``_modules_of``).
+    """dispatch_flops relies on this for a backward node's module (compile/node_stacks.py:
+    ``module_stack``).
     """
     model, graphs = trained
     found = [n.meta.get("fwd_nn_module_stack") for n in products(graphs.backward[0])]

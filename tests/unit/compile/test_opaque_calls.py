@@ -250,6 +250,39 @@ def test_opaque_calls_count_as_in_an_eager_program_under_inductor(name: str) -> 
     check_program(name, "inductor")  # from inductor's cache
 
 
+class Attending(nn.Module):
+    """Model with an attention that inductor fuses where it needs no gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.attention(x, x, x)[0]
+        return found * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mapping", "macs"),
+    [
+        ({}, 4 * 5 * 6 * 6 + 2 * 5 * 5 * 6),
+        ({nn.MultiheadAttention: lambda *_, **__: OpCost(macs=7, flops=14)}, 7),
+    ],
+)
+def test_operators_that_inductor_fuses_belong_to_the_module_of_their_parts(
+    mapping: Mapping[Any, Any], macs: int
+) -> None:
+    model = Attending()
+    backend = counting_backend("inductor", model, custom_mapping=mapping)
+    with torch.no_grad():
+        torch.compile(model, backend=backend)(torch.ones(1, 5, 6))
+    profile = backend.profile()
+    assert profile.total().macs == profile.node("attention").total().macs == macs
+    operators = profile.by_operator()
+    assert bool(mapping) or "aten._scaled_dot_product_flash_attention_for_cpu.default" in operators
+
+
 def test_opaque_calls_without_gradients_count_as_in_an_eager_program() -> None:
     for block in (torch.no_grad(), torch.inference_mode()):
         torch._dynamo.reset()
