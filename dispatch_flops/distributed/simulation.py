@@ -102,6 +102,10 @@ def simulate(
     Raises TargetError if the job does not return a step, if it does not end, or if a process group
     exists already. What the job raises is raised here, with a note that names the rank.
     """
+    if not callable(job):
+        raise TargetError(
+            f"the job is of type {type(job).__name__}; pass a function that takes a DeviceMesh"
+        )
     dims = _checked_mesh(mesh)
     chosen = _checked_ranks(ranks, math.prod(dims.values()))
     if verify and chosen is not None:

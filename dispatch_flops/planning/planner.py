@@ -80,10 +80,11 @@ def plan(
     The model is in training mode. Backward starts at the output's ``loss``, else at the sum of the
     outputs. Times are lower bounds, with the assumptions in the plan.
 
-    Raises ConfigError for an unknown machine or optimizer, and for a mesh that does not suit
-    ``build``. Raises TargetError if ``build`` does not return a model and its inputs, if nothing
-    requires a gradient, and if the model states no tensor-parallel plan.
+    Raises ConfigError for an unknown machine or optimizer, arguments of another type, and a mesh
+    that does not suit ``build``. Raises TargetError if ``build`` does not return a model and its
+    inputs, if nothing requires a gradient, and if the model states no tensor-parallel plan.
     """
+    _check_types(build, sizes, dtype)
     planner = _Planner(
         build, machine_of(machine), optimizer, dtype, checkpoint, causal, target,
         host_s_per_operator, dict(mesh) if mesh is not None else None, mixed_precision,
@@ -95,6 +96,18 @@ def plan(
     return Plan(
         machine=planner.machine, steps=tuple(steps), assumptions=tuple(planner.assumptions(steps))
     )
+
+
+def _check_types(build: Any, sizes: Any, dtype: Any) -> None:
+    if not callable(build) or isinstance(build, torch.nn.Module):
+        raise ConfigError(
+            f"build is of type {type(build).__name__}; pass a function that returns the model and "
+            "its inputs"
+        )
+    if not isinstance(sizes, Mapping | None):
+        raise ConfigError(f"sizes={sizes!r}: pass a dict of names and values")
+    if not isinstance(dtype, torch.dtype | None):
+        raise ConfigError(f"dtype={dtype!r}: pass a dtype of torch, such as torch.bfloat16")
 
 
 def machine_of(machine: Machine | str) -> Machine:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import nn
@@ -116,6 +116,8 @@ class FlopCounterMode:
         optimizers: Sequence[Any] = (),
     ) -> None:
         self._roots = _as_modules(mods)
+        if not isinstance(depth, SupportsIndex | None):
+            raise ConfigError(f"depth={depth!r}: pass an int, or None for all levels")
         self.depth = depth
         self.display = display
         self._strict = strict

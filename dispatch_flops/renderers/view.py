@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 from dispatch_flops.analysis.figures import Key
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import Style
 
@@ -37,6 +38,8 @@ class View:
     columns: names of the columns of modules; None takes those that hold something.
     width: characters of a line; None for no limit.
     is_colored: whether text has the colours of a terminal, as ANSI escape sequences.
+
+    Raises ConfigError for a depth or top that is not a number.
     """
 
     depth: int | None = None
@@ -54,3 +57,9 @@ class View:
     columns: tuple[str, ...] | None = None
     width: int | None = 100
     is_colored: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "top"):
+            value = getattr(self, name)
+            if not isinstance(value, SupportsIndex | None):
+                raise ConfigError(f"{name}={value!r}: pass an int, or None")

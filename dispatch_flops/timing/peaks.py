@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 import torch
 
 from dispatch_flops.analysis.kernel_families import KernelFamily
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.counting.placement import device_name
-from dispatch_flops.errors import TargetError
+from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.profile.cost import FLOPS_PER_MAC
 from dispatch_flops.timing.devices import Devices
 from dispatch_flops.timing.kernels import kernels_of
@@ -41,9 +42,16 @@ def measure_machine(
     of a datasheet, so that utilization against a measured machine is slightly higher. The
     machine's ``source`` says that it was measured.
 
-    Raises TargetError for the meta device, which does not compute.
+    Raises TargetError for an unknown device and for the meta device, which does not compute, and
+    ConfigError for unusable dtypes, sizes, repeats or families.
     """
-    where = torch.device(device)
+    _check_options(dtypes, size, repeats, families)
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise TargetError(
+            f'device={device!r} is not a device of torch; pass one such as "cpu" or "cuda"'
+        ) from None
     if where.type == "meta":
         raise TargetError("the meta device does not compute and has no peak; pass another device")
     edge = size or (1024 if where.type == "cpu" else 8192)
@@ -66,6 +74,17 @@ def measure_machine(
         bytes_per_s=_copy_bytes_per_s(copied_mib * _MIB, where, repeats),
         source=f"measured: {edge} x {edge} matmul and {copied_mib} MiB copy, best of {repeats}",
     )
+
+
+def _check_options(dtypes: Any, size: Any, repeats: Any, families: Any) -> None:
+    if not isinstance(dtypes, Sequence) or not all(isinstance(d, torch.dtype) for d in dtypes):
+        raise ConfigError(f"dtypes={dtypes!r}: pass a list of dtypes, such as [torch.float32]")
+    for name, value in (("size", 1 if size is None else size), ("repeats", repeats)):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name}={value!r}: pass an int of at least 1")
+    known = get_args(KernelFamily)
+    if not isinstance(families, Sequence) or not all(family in known for family in families):
+        raise ConfigError(f"families={families!r}: pass a list of {', '.join(known)}")
 
 
 def _matmul_flops_per_s(operand: torch.Tensor, repeats: int) -> float:

@@ -41,7 +41,7 @@ for _name, _form in FORMS.items():
 
 _OTHERS = {
     "c10d": "check_for_nan gather_into_tensor_",
-    "_c10d_functional": "_wrap_tensor_autograd batch_p2p_ops",
+    "_c10d_functional": "batch_p2p_ops",
     "symm_mem": """
         _barrier _low_contention_all_gather _low_contention_all_gather_ce_multicast
         _low_contention_all_gather_ce_multicast_out _low_contention_reduce_scatter _rendezvous
@@ -61,7 +61,11 @@ _OTHERS = {
 for _library, _names in _OTHERS.items():
     declare_free(named(_library, _names), "communication, not compute")
 
-declare_free(named("_c10d_functional", "wait_tensor wait_tensors"), "waits for communication")
+declare_free(
+    named("_c10d_functional", "wait_tensor wait_tensors _wrap_tensor_autograd"),
+    "waits for communication, and returns what it is given",
+    moves=False,
+)
 
 
 @register_flops(named("symm_mem", "_async_input_mm"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import SupportsIndex
 
 from dispatch_flops.analysis.latency import latency_of
 from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers import table
 from dispatch_flops.renderers.deepspeed import aggregated, detailed, summary
@@ -45,7 +47,13 @@ def make_view(
     detailed: bool = True,
     fold: bool = False,
 ) -> View:
-    """Return the view that DeepSpeed's own parameters describe; ``module_depth=-1`` shows all."""
+    """Return the view that DeepSpeed's own parameters describe; ``module_depth=-1`` shows all.
+
+    Raises ConfigError for a depth or number of modules that is not an int.
+    """
+    for name, value in (("module_depth", module_depth), ("top_modules", top_modules)):
+        if not isinstance(value, SupportsIndex):
+            raise ConfigError(f"{name}={value!r}: pass an int")
     depth = None if module_depth < 0 else module_depth
     return View(step=profile_step, depth=depth, top=top_modules, detailed=detailed, fold=fold)
 

@@ -266,6 +266,11 @@ def test_job_that_returns_no_step_is_a_target_error() -> None:
         simulate(lambda mesh: nn.Linear(3, 5), {"dp": 2}, [0])
 
 
+def test_job_that_is_not_a_function_is_a_target_error() -> None:
+    with pytest.raises(TargetError, match="the job is of type int; pass a function"):
+        simulate(3, {"dp": 2})  # type: ignore[arg-type]
+
+
 def test_error_of_the_job_names_the_rank_and_leaves_nothing_behind() -> None:
     before = dict(os.environ)
 

@@ -142,6 +142,9 @@ def test_token_ids_give_tokens() -> None:
     ("build", "options", "error", "message"),
     [
         (linear, {"machine": "abacus"}, ConfigError, "machine='abacus' is unknown"),
+        (nn.Linear(7, 11), {}, ConfigError, "build is of type Linear; pass a function"),
+        (linear, {"sizes": [3]}, ConfigError, "pass a dict of names and values"),
+        (linear, {"dtype": "bf16"}, ConfigError, "dtype='bf16': pass a dtype of torch"),
         (linear, {"optimizer": "lion"}, ConfigError, "optimizer='lion': choose one of adamw"),
         (linear, {"sizes": {"batch": []}}, ConfigError, "at least one value"),
         (lambda batch: 3, {}, TargetError, "return a pair of the model and its inputs"),

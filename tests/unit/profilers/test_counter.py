@@ -722,3 +722,11 @@ def test_one_module_under_two_names_is_refused() -> None:
     model = nn.Linear(3, 5)
     with pytest.raises(TargetError, match="twice, 'G' and 'D'"):
         FlopCounterMode({"G": model, "D": model})
+
+
+@pytest.mark.parametrize("depth", ["2", 2.5])
+def test_depth_that_is_not_a_number_of_levels_is_refused_before_the_block(depth: Any) -> None:
+    with pytest.raises(ConfigError, match="depth=.*: pass an int, or None"):
+        FlopCounterMode(depth=depth)
+    with pytest.raises(ConfigError, match="depth=.*: pass an int, or None"):
+        View(depth=depth)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, RunInfo, StepTiming
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.renderers import View, deepspeed
@@ -321,3 +322,9 @@ def test_summary_marks_latencies_that_are_inexact() -> None:
     assert _value(text, "bwd latency") == "~240.09 us"
     assert _value(text, "step latency") == "~314.47 us"
     assert _value(text, "iter latency") == "~652.07 us"
+
+
+@pytest.mark.parametrize("name", ["module_depth", "top_modules"])
+def test_view_of_a_parameter_that_is_not_a_number_names_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}='all': pass an int"):
+        deepspeed.make_view(**{name: "all"})  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dispatch_flops import FlopCounterMode
 from dispatch_flops.analysis.kernel_families import KernelFamily, family_of
-from dispatch_flops.errors import TargetError
+from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.timing.kernels import kernels_of
 from dispatch_flops.timing.peaks import measure_machine
 
@@ -63,6 +64,27 @@ def test_kernels_of_a_family_run_the_macs_they_state(family: KernelFamily) -> No
         assert counter.get_total_macs() == macs
         ran = {op.op for op in counter.profile.op_totals() if op.cost and op.cost.macs}
         assert ran and all(family_of(op) == family for op in ran)
+
+
+def test_measure_machine_of_an_unknown_device_raises() -> None:
+    with pytest.raises(TargetError, match="device='gpu' is not a device of torch"):
+        measure_machine("gpu")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtypes": torch.float32},
+        {"dtypes": ["float32"]},
+        {"size": 0},
+        {"repeats": 0},
+        {"families": ["softmax"]},
+    ],
+    ids=str,
+)
+def test_measure_machine_with_an_unusable_option_names_it(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}=.*: pass "):
+        measure_machine(**options)
 
 
 def test_measure_machine_of_families_has_their_peaks() -> None:

@@ -44,6 +44,15 @@ def test_collectives_are_free_and_counted(group: None) -> None:
     assert reduced.cost is not None and reduced.cost.bytes_read == 4 * 5 * 7
 
 
+def test_waiting_for_a_collective_moves_no_bytes(group: None) -> None:
+    x = torch.ones(5, 7, requires_grad=True)
+    profile = profile_of(lambda: functional.all_reduce(x, "sum", dist.group.WORLD).add(1))
+    moved = {name: op.cost and op.cost.bytes_total for name, op in profile.by_operator().items()}
+    assert moved.pop("_c10d_functional.wait_tensor.default") == 0
+    assert moved.pop("_c10d_functional._wrap_tensor_autograd.default", 0) == 0
+    assert moved["_c10d_functional.all_reduce.default"] == 2 * 4 * 5 * 7
+
+
 def test_every_collective_of_torch_is_declared() -> None:
     """A torch with a new collective fails here. Some libraries are loaded late."""
     import torch.distributed._symmetric_memory
