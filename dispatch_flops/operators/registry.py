@@ -96,12 +96,14 @@ _BUILTIN: dict[Any, Rule] = {}
 _USER: dict[Any, Rule] = {}
 _OVERRIDES: list[_Override] = []  # of all threads, in the order of entry
 _READERS: weakref.WeakSet[RuleReader] = weakref.WeakSet()
+_readers_lock = threading.RLock()  # a set may not grow while another thread reads it
 _changes = 0
 
 
 def watch(reader: RuleReader) -> None:
     """Call ``reader.rules_changed()`` on every change of a rule, for as long as it lives."""
-    _READERS.add(reader)
+    with _readers_lock:
+        _READERS.add(reader)
 
 
 def changes() -> int:
@@ -112,7 +114,9 @@ def changes() -> int:
 def _notify_readers() -> None:
     global _changes
     _changes += 1
-    for reader in list(_READERS):
+    with _readers_lock:
+        readers = list(_READERS)
+    for reader in readers:
         reader.rules_changed()
 
 
@@ -379,7 +383,9 @@ def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:
     """Return the rules of ``nn.Module`` classes; those in ``extra`` replace the registry's."""
     overrides = reversed(list(_overrides_in(threading.get_ident())))
     layers = (_USER, *overrides, extra)
-    return {key: rule for rules in layers for key, rule in rules.items() if isinstance(key, type)}
+    return {
+        key: rule for rules in layers for key, rule in dict(rules).items() if isinstance(key, type)
+    }
 
 
 def rules() -> dict[str, Rule]:

@@ -13,7 +13,7 @@ class ModelState:
     """The state of a model that every call reads.
 
     A flag is an attribute that is True or False, such as ``training`` or one that turns activation
-    checkpointing on. Modules may be replaced, added and removed, and so may flags and parameters.
+    checkpointing on. Modules may be replaced, added and removed, and so may attributes.
 
     A large model has thousands of modules and parameters, and all are looked at: plain loops over
     tables, which take about 0.1 us for each.
@@ -21,8 +21,9 @@ class ModelState:
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
-        # A number for each set of modules. Weak references are equal if their modules are one.
-        self._structures: dict[tuple[ref[nn.Module], ...], int] = {}
+        # A number for the modules and how many attributes each has: pruning adds some, and so does
+        # a ``forward`` of a module's own. Weak references are equal if their modules are one.
+        self._structures: dict[tuple[tuple[ref[nn.Module], int], ...], int] = {}
         self._read()
 
     def __reduce__(self) -> Any:
@@ -42,11 +43,7 @@ class ModelState:
             bytes([one.training for one in self._scripted]) if self._scripted else b"",
             bytes(
                 [
-                    0
-                    if p is None
-                    else 1 + p.requires_grad
-                    if p.grad is None
-                    else 3 + p.requires_grad
+                    0 if p is None else 1 + p.requires_grad + 2 * (p.grad is not None)
                     for held in self._attributes
                     for p in held["_parameters"].values()
                 ]
@@ -67,7 +64,7 @@ class ModelState:
         self._attributes: list[dict[str, Any]] = [*map(vars, modules)]
         self._children = self._children_now()
         self._sizes = [*map(len, self._attributes)]
-        key = tuple(map(ref, modules))
+        key = tuple(zip(map(ref, modules), self._sizes, strict=True))
         self._structure = self._structures.setdefault(key, len(self._structures))
         self._flags = [
             (held, name)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -360,6 +362,26 @@ def test_register_flops_by_name_applies_to_overloads_and_in_place_forms() -> Non
     later = torch.ops.dispatch_flops_forms
     assert (flops_of(later.exact), flops_of(later.plain_)) == (7, 7)
     unregister_flops(["dispatch_flops_forms::exact.default", "dispatch_flops_forms::plain"])
+
+
+class Reader:
+    def rules_changed(self) -> None:
+        pass
+
+
+def test_register_flops_while_other_threads_begin_to_read_rules_does_not_raise() -> None:
+    interval = sys.getswitchinterval()
+    readers = [Reader() for _ in range(20_000)]
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(lambda: [registry.watch(reader) for reader in readers])
+            while not watching.done():
+                register_flops("dispatch_flops_threads::op", override=True)(costs(1))
+            watching.result()
+    finally:
+        sys.setswitchinterval(interval)
+        unregister_flops("dispatch_flops_threads::op")
 
 
 # -- custom operators ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
@@ -133,6 +134,33 @@ def test_flag_of_a_module_belongs_to_the_signature() -> None:
     assert meter.model_flops == 7 * step_flops(B, IN, HID, OUT)
     assert meter.run.costs["recompute"].flops == 3 * 2 * B * IN * HID
     assert not meter.is_estimate
+
+
+def test_pruning_in_mid_run_is_counted() -> None:
+    """The weight is then the product of a parameter and a mask, which a hook computes."""
+    model = nn.Sequential(nn.Linear(IN, OUT))
+    meter = FlopMeter(model, verify_every=0)
+    for step in range(6):
+        if step == 3:
+            prune.l1_unstructured(model[0], "weight", amount=0.5)
+        with meter.step(), torch.no_grad():
+            model(torch.ones(B, IN))
+    assert meter.total_flops == 6 * (2 * B * IN * OUT + B * OUT) + 3 * IN * OUT
+    assert meter.run.timed_steps == 4
+
+
+def test_forward_of_a_module_that_is_replaced_is_counted() -> None:
+    model = nn.Sequential(nn.ReLU())
+    meter = FlopMeter(model, verify_every=0)
+    for is_replaced in (False, False, True, True, False):
+        if is_replaced:
+            model[0].forward = lambda x: x * x + x
+        else:
+            vars(model[0]).pop("forward", None)
+        with meter.step(), torch.no_grad():
+            model(torch.ones(B, IN))
+    assert meter.total_flops == (3 + 2 * 2) * B * IN
+    assert meter.run.timed_steps == 3
 
 
 def test_training_flag_of_a_scripted_module_belongs_to_the_signature() -> None:
