@@ -1105,7 +1105,7 @@ class _TracedReader:
         if isinstance(variable, variables.UserDefinedObjectVariable):
             return self._object(variable)
         if isinstance(variable, variables.ConstDictVariable):
-            return {key.vt.as_python_constant(): self.read(v) for key, v in variable.items.items()}
+            return self._pairs(variable.items)
         if isinstance(variable, BaseListVariable) and not isinstance(variable, RangeVariable):
             items = list(map(self.read, variable.items))
             return items if variable.python_type() is list else tuple(items)
@@ -1129,10 +1129,7 @@ class _TracedReader:
                 raise TypeError(f"a {cls.__name__} that the program changes")
             return self._program_object(variable)
         made = cls.__new__(cls)
-        # One attribute since torch 2.13.
-        contents = (getattr(variable, name, None) for name in ("_base_vt", "_dict_vt", "_list_vt"))
-        content = next((found for found in contents if found is not None), None)
-        items: Any = () if content is None else self.read(content)
+        items = self._content(variable)
         if isinstance(made, dict):  # not by its own methods, which may refuse
             base = OrderedDict if isinstance(made, OrderedDict) else dict
             for key, value in items.items():
@@ -1143,6 +1140,21 @@ class _TracedReader:
         for name, value in {**(fields if isinstance(fields, dict) else {}), **changes}.items():
             object.__setattr__(made, name, self.read(value))
         return made
+
+    def _content(self, variable: Any) -> Any:
+        """Return what an object of a subclass of dict or list holds; () for another object.
+
+        In torch 2.13 one attribute has it, before several, and since 2.15 the object itself.
+        """
+        for name in ("_base_vt", "_dict_vt", "_list_vt"):
+            found = getattr(variable, name, None)
+            if found is not None:
+                return self.read(found)
+        own = getattr(variable, "items", ())
+        return self._pairs(own) if isinstance(own, dict) else [self.read(item) for item in own]
+
+    def _pairs(self, items: dict[Any, Any]) -> dict[Any, Any]:
+        return {key.vt.as_python_constant(): self.read(value) for key, value in items.items()}
 
     def _program_object(self, variable: Any) -> Any:
         """Return an object of the program; a dataclass with the values that are known."""
