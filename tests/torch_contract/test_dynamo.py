@@ -411,15 +411,15 @@ def test_mode_entered_in_a_compiled_call_sees_nothing_after_it() -> None:
     assert seen == [torch.ops.aten.relu, torch.ops.aten.cos]
 
 
-def test_functions_of_an_added_package_are_not_compiled() -> None:
+def test_functions_of_an_added_module_are_not_compiled() -> None:
     """dispatch_flops relies on this for its hooks in compiled code, which would otherwise be
     traced (_torch: ``keep_from_compiling``).
     """
     from torch._dynamo import trace_rules
 
     skipped = list(trace_rules.SKIP_DIRS)
-    _torch.keep_from_compiling("dispatch_flops")
+    _torch.keep_from_compiling("dispatch_flops._torch")
     assert trace_rules.check(_torch.is_in_compiled_call)
     assert trace_rules.check(_torch.is_in_compiled_call.__code__)
-    _torch.keep_from_compiling("dispatch_flops")
+    _torch.keep_from_compiling("dispatch_flops._torch")
     assert len(trace_rules.SKIP_DIRS) <= len(skipped) + 1
