@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload, OpOverloadPacket
 from dispatch_flops.errors import DuplicateFormulaError, FormulaError, UnknownOperatorError
-from dispatch_flops.operators.formula_signatures import check_formula
+from dispatch_flops.operators.formula_signatures import check_formula, required_defaults
 from dispatch_flops.operators.misspelt_names import warn_of_misspelt
 from dispatch_flops.operators.operator_keys import (
     candidate_keys,
@@ -73,8 +73,12 @@ class Rule:
         """Return the formula's result for a call of ``op`` that returned ``out``."""
         if not self.by_name:
             return self.formula(*args, out=out, **kwargs)
-        names = (argument.name for argument in schema_of(op).arguments)
-        return self.formula(**{**dict(zip(names, args, strict=False)), **kwargs, "out": out})
+        schema = schema_of(op)
+        names = (argument.name for argument in schema.arguments)
+        given = {**dict(zip(names, args, strict=False)), **kwargs, "out": out}
+        # torch omits arguments that are equal to their defaults.
+        omitted = {} if self.builtin else required_defaults(self.formula, schema)
+        return self.formula(**{**omitted, **given})
 
 
 class RuleReader(Protocol):
@@ -143,7 +147,8 @@ def register_flops(
         whose library may not be loaded yet, or a list of these.
     override: replace an existing formula instead of raising.
     by_name: pass every argument under its name in the schema. One formula can then serve
-        operators with different argument orders, and names only the arguments that it reads. An
+        operators with different argument orders, and names only the arguments that it reads. One
+        that a call omits has the schema's default, or that of the formula's parameter. An
         operator's argument called ``out`` is replaced by the result.
     cacheable: pass False if the cost depends on more than shapes, dtypes and plain arguments.
     note: the cost in words for ``dispatch-flops ops``; by default taken from the docstring.

@@ -352,6 +352,24 @@ def test_register_flops_with_by_name_and_no_schema_raises(target: Any) -> None:
         register_flops(target, by_name=True)(costs(1))
 
 
+@pytest.mark.parametrize(
+    ("given", "scale"), [({}, 1.0), ({"scale": 1.0}, 1.0), ({"scale": 3.0}, 3)]
+)
+def test_register_flops_with_by_name_passes_the_defaults_that_a_formula_requires(
+    library: torch.library.Library, given: dict[str, float], scale: int
+) -> None:
+    library.define("scaled(Tensor x, int times, *, float scale=1.0, int more=5) -> Tensor")
+    library.impl("scaled", lambda x, times, **_: x.clone(), "CPU")
+    scaled = torch.ops.dispatch_flops_test.scaled
+
+    @register_flops(scaled, by_name=True)
+    def formula(*, times: int, scale: float, more: int = 7, out: Any, **_: Any) -> int:
+        return times * int(scale) * 11 + more
+
+    assert flops_of(lambda x: scaled(x, 2, **given)) == 2 * scale * 11 + 7
+    unregister_flops(scaled)
+
+
 def test_register_flops_by_name_applies_to_overloads_and_in_place_forms() -> None:
     register_flops(["dispatch_flops_forms::exact.default", "dispatch_flops_forms::plain"])(costs(7))
     library = torch.library.Library("dispatch_flops_forms", "FRAGMENT")
