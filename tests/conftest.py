@@ -14,8 +14,8 @@ SWEEP = "tests/end_to_end/sweep/"
 SHARDS = 32
 
 # A busy machine may take longer than hypothesis allows for an example.
-settings.register_profile("without deadline", settings.default, deadline=None)
-settings.load_profile("without deadline")
+settings.register_profile("whole", settings.default, deadline=None)
+settings.register_profile("sample", settings.get_profile("whole"), max_examples=25)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,18 +23,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--whole",
         action="store_true",
         help="run all of what is sampled by default: every sample of torch's operator database, "
-        "1,000 random models, more programs on real ranks",
+        "1,000 random models, 100 examples of a property, more programs on real ranks",
     )
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing"
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # --hypothesis-profile may name another
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("whole" if config.getoption("--whole") else "sample")
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     from tests.end_to_end.sweep.sampling import EIGHTH, SEED
 
     share = "all samples" if config.getoption("--whole") else f"one sample in {EIGHTH}"
-    return f"operator sweep: {share}, seed {SEED}"
+    return (
+        f"operator sweep: {share}, seed {SEED}; "
+        f"properties of any profile: {settings().max_examples} examples"
+    )
 
 
 def spare_the_collector() -> None:

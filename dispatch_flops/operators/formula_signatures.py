@@ -40,6 +40,17 @@ def check_formula(formula: Formula, keys: Iterable[Any], *, by_name: bool) -> No
         _refuse_unknown_names(signature, schemas)
 
 
+def required_defaults(formula: Formula, schema: torch.FunctionSchema) -> dict[str, Any]:
+    """Return the schema's defaults of the parameters for which the formula has none."""
+    signature = _signature_of(formula)
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    return {
+        name: defaults[name]
+        for name, parameter in (signature.parameters.items() if signature else ())
+        if parameter.default is Parameter.empty and name in defaults
+    }
+
+
 def _signature_of(formula: Formula) -> Signature | None:
     try:
         return inspect.signature(formula)

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload, OpOverloadPacket
 from dispatch_flops.errors import DuplicateFormulaError, FormulaError, UnknownOperatorError
-from dispatch_flops.operators.formula_signatures import check_formula
+from dispatch_flops.operators.formula_signatures import check_formula, required_defaults
 from dispatch_flops.operators.misspelt_names import warn_of_misspelt
 from dispatch_flops.operators.operator_keys import (
     candidate_keys,
@@ -73,8 +73,12 @@ class Rule:
         """Return the formula's result for a call of ``op`` that returned ``out``."""
         if not self.by_name:
             return self.formula(*args, out=out, **kwargs)
-        names = (argument.name for argument in schema_of(op).arguments)
-        return self.formula(**{**dict(zip(names, args, strict=False)), **kwargs, "out": out})
+        schema = schema_of(op)
+        names = (argument.name for argument in schema.arguments)
+        given = {**dict(zip(names, args, strict=False)), **kwargs, "out": out}
+        # torch omits arguments that are equal to their defaults.
+        omitted = {} if self.builtin else required_defaults(self.formula, schema)
+        return self.formula(**{**omitted, **given})
 
 
 class RuleReader(Protocol):
@@ -96,12 +100,14 @@ _BUILTIN: dict[Any, Rule] = {}
 _USER: dict[Any, Rule] = {}
 _OVERRIDES: list[_Override] = []  # of all threads, in the order of entry
 _READERS: weakref.WeakSet[RuleReader] = weakref.WeakSet()
+_readers_lock = threading.RLock()  # a set may not grow while another thread reads it
 _changes = 0
 
 
 def watch(reader: RuleReader) -> None:
     """Call ``reader.rules_changed()`` on every change of a rule, for as long as it lives."""
-    _READERS.add(reader)
+    with _readers_lock:
+        _READERS.add(reader)
 
 
 def changes() -> int:
@@ -112,7 +118,9 @@ def changes() -> int:
 def _notify_readers() -> None:
     global _changes
     _changes += 1
-    for reader in list(_READERS):
+    with _readers_lock:
+        readers = list(_READERS)
+    for reader in readers:
         reader.rules_changed()
 
 
@@ -139,7 +147,8 @@ def register_flops(
         whose library may not be loaded yet, or a list of these.
     override: replace an existing formula instead of raising.
     by_name: pass every argument under its name in the schema. One formula can then serve
-        operators with different argument orders, and names only the arguments that it reads. An
+        operators with different argument orders, and names only the arguments that it reads. One
+        that a call omits has the schema's default, or that of the formula's parameter. An
         operator's argument called ``out`` is replaced by the result.
     cacheable: pass False if the cost depends on more than shapes, dtypes and plain arguments.
     note: the cost in words for ``dispatch-flops ops``; by default taken from the docstring.
@@ -379,7 +388,9 @@ def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:
     """Return the rules of ``nn.Module`` classes; those in ``extra`` replace the registry's."""
     overrides = reversed(list(_overrides_in(threading.get_ident())))
     layers = (_USER, *overrides, extra)
-    return {key: rule for rules in layers for key, rule in rules.items() if isinstance(key, type)}
+    return {
+        key: rule for rules in layers for key, rule in dict(rules).items() if isinstance(key, type)
+    }
 
 
 def rules() -> dict[str, Rule]:

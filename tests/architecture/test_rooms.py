@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,19 +53,22 @@ def room_of(path: str) -> str:
     return path.split("/")[0].removesuffix(".py")
 
 
-def imports(source: str) -> Iterator[str]:
-    """Yield every module that ``source`` imports at run time, wherever in it."""
+@functools.cache
+def imports(source: str) -> list[str]:
+    """Return every module that ``source`` imports at run time, wherever in it."""
     tree = ast.parse(source)
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "imports are absolute"
             assert node.module is not None
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
 
 
 def own_imports(path: str, source: str) -> Iterator[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dispatch_flops import OpCost, Profile, overridden, register_flops, unregister_flops
 from dispatch_flops.compile import CountingBackend, counting_backend
 from dispatch_flops.errors import UncountedWarning
+from tests.helpers.interpreters import run_python
 from tests.helpers.opaque_blocks import BLOCK, LINEAR, A, Block, H, I, block_formula, five
 from tests.helpers.profiling import profile_of
 
@@ -449,6 +448,7 @@ def test_formula_of_a_model_that_is_deleted_was_asked() -> None:
     assert backend.total().macs == 3 * BLOCK
 
 
+@pytest.mark.slow
 def test_counting_backend_leaves_torch_as_it_was_when_none_is_alive() -> None:
     """In a process of its own: another test's backend may be alive."""
     code = """
@@ -468,5 +468,5 @@ gc.collect()
 found.append(Variable.call_function is before)
 print(found)
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[False, False, True]"
+    ran = run_python("-c", code)
+    assert ran.stdout.strip() == "[False, False, True]", ran.stderr

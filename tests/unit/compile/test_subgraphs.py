@@ -25,6 +25,7 @@ from dispatch_flops import OpCost
 from dispatch_flops.compile import counting_backend
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.graph import GraphCost
+from dispatch_flops.compile.opaque_regions import OpaqueRegions
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.conventions import Conventions
@@ -239,12 +240,14 @@ def test_triton_kernel_in_a_graph_is_asked_for_its_formula() -> None:
         asked.append((x_ptr.shape, n, BLOCK, grid))
         return OpCost(flops=n)
 
+    attribution, rules = NodeAttribution(ModuleNames(()), graph), rules_from({kernel: formula})
     cost = GraphCost(
         graph,
-        NodeAttribution(ModuleNames(()), graph),
+        attribution,
+        regions=OpaqueRegions(attribution, graph, {}),
         is_backward=False,
         conventions=Conventions(),
-        own_rules=rules_from({kernel: formula}),
+        own_rules=rules,
     ).cost((None, False, ()))
     assert cost.by_phase["forward"].flops == A * B
     assert asked == [((A, B), A * B, 4, [(4, 1, 1)])]

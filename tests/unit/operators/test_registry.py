@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -350,6 +352,24 @@ def test_register_flops_with_by_name_and_no_schema_raises(target: Any) -> None:
         register_flops(target, by_name=True)(costs(1))
 
 
+@pytest.mark.parametrize(
+    ("given", "scale"), [({}, 1.0), ({"scale": 1.0}, 1.0), ({"scale": 3.0}, 3)]
+)
+def test_register_flops_with_by_name_passes_the_defaults_that_a_formula_requires(
+    library: torch.library.Library, given: dict[str, float], scale: int
+) -> None:
+    library.define("scaled(Tensor x, int times, *, float scale=1.0, int more=5) -> Tensor")
+    library.impl("scaled", lambda x, times, **_: x.clone(), "CPU")
+    scaled = torch.ops.dispatch_flops_test.scaled
+
+    @register_flops(scaled, by_name=True)
+    def formula(*, times: int, scale: float, more: int = 7, out: Any, **_: Any) -> int:
+        return times * int(scale) * 11 + more
+
+    assert flops_of(lambda x: scaled(x, 2, **given)) == 2 * scale * 11 + 7
+    unregister_flops(scaled)
+
+
 def test_register_flops_by_name_applies_to_overloads_and_in_place_forms() -> None:
     register_flops(["dispatch_flops_forms::exact.default", "dispatch_flops_forms::plain"])(costs(7))
     library = torch.library.Library("dispatch_flops_forms", "FRAGMENT")
@@ -360,6 +380,26 @@ def test_register_flops_by_name_applies_to_overloads_and_in_place_forms() -> Non
     later = torch.ops.dispatch_flops_forms
     assert (flops_of(later.exact), flops_of(later.plain_)) == (7, 7)
     unregister_flops(["dispatch_flops_forms::exact.default", "dispatch_flops_forms::plain"])
+
+
+class Reader:
+    def rules_changed(self) -> None:
+        pass
+
+
+def test_register_flops_while_other_threads_begin_to_read_rules_does_not_raise() -> None:
+    interval = sys.getswitchinterval()
+    readers = [Reader() for _ in range(20_000)]
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(lambda: [registry.watch(reader) for reader in readers])
+            while not watching.done():
+                register_flops("dispatch_flops_threads::op", override=True)(costs(1))
+            watching.result()
+    finally:
+        sys.setswitchinterval(interval)
+        unregister_flops("dispatch_flops_threads::op")
 
 
 # -- custom operators ------------------------------------------------------------------------

@@ -210,6 +210,7 @@ def staged() -> PlannedStep:
     return only(plan(job.run, MACHINE, mesh=job.mesh, search_batch=False, target="cpu"))
 
 
+@pytest.mark.slow
 class TestJob:
     """A user's job: two pipeline stages, each sharded over dp and tp."""
 
