@@ -278,8 +278,8 @@ def as_step(result: Any) -> tuple[Any, Callable[[], Any]]:
     model, step = result if isinstance(result, tuple) and len(result) == 2 else (None, result)
     if not callable(step) or isinstance(step, nn.Module):
         raise TargetError(
-            f"the job returned a {type(result).__name__}; return a function without arguments that "
-            "runs one step, or a pair of the model and that function"
+            f"the job returned an object of type {type(result).__name__}; return a function "
+            "without arguments that runs one step, or a pair of the model and that function"
         )
     return model, step
 

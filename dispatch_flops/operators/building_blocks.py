@@ -74,7 +74,7 @@ def attention_cost(
     is_backward: return the cost of the gradients of q, k and v. The scores that a fused kernel
         computes again are a share of the phase "recompute".
 
-    Raises FormulaError for another layout.
+    Raises FormulaError for another layout, and for tensors without a dimension of heads.
 
     Example::
 
@@ -84,6 +84,8 @@ def attention_cost(
     """
     if layout not in _SCORES:
         raise FormulaError(f'layout={layout!r}: choose "BHSD" or "BSHD"')
+    if not all(isinstance(t, torch.Tensor) and t.dim() > 2 for t in (q, k, v)):
+        raise FormulaError("q, k and v are not all tensors with heads; pass [B, H, S, D]")
     band: Band = causal_band(causal)
     scores = _SCORES[layout](q, k, v, band)
     cost: Any = backward if is_backward else forward
@@ -97,7 +99,7 @@ def matmul_cost(a: Operand, b: Operand, *, bias: torch.Tensor | None = None) -> 
     a, b: tensors, or their shapes where a kernel's tensors have others, as packed weights do.
     bias: None for a product without one.
 
-    Raises FormulaError if the contracted sizes differ.
+    Raises FormulaError if the contracted sizes differ, or if an operand is neither.
 
     Example::
 
@@ -120,4 +122,7 @@ def matmul_cost(a: Operand, b: Operand, *, bias: torch.Tensor | None = None) -> 
 
 
 def _shape(operand: Operand) -> tuple[int, ...]:
-    return tuple(operand.shape if isinstance(operand, torch.Tensor) else operand)
+    try:
+        return tuple(operand.shape if isinstance(operand, torch.Tensor) else operand)
+    except TypeError:
+        raise FormulaError(f"{operand!r} is not a tensor or a shape; pass one") from None

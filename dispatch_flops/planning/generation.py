@@ -244,7 +244,9 @@ class _Planner:
             with torch.device("meta"):
                 model = self.build(**others)
             if not isinstance(model, nn.Module):
-                raise TargetError(f"build returned a {type(model).__name__}; return a model")
+                raise TargetError(
+                    f"build returned an object of type {type(model).__name__}; return a model"
+                )
             self.models[key] = (model if self.dtype is None else model.to(self.dtype)).eval()
         return self.models[key]
 

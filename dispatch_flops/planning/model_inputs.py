@@ -16,7 +16,8 @@ def model_and_inputs(made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, A
     """Return the model with its positional and named inputs; TargetError for another result."""
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise TargetError(
-            f"build returned a {type(made).__name__}; return a pair of the model and its inputs"
+            f"build returned an object of type {type(made).__name__}; return a pair of the model "
+            "and its inputs"
         )
     model, inputs = made
     if isinstance(inputs, Mapping):

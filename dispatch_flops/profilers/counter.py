@@ -132,7 +132,7 @@ class FlopCounterMode:
             MemoryOptions(memory_rounding, tuple(optimizers), wants_timeline) if memory else None
         )
         if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
-            raise ConfigError(f"mesh is a {type(mesh).__name__}; pass a DeviceMesh or None")
+            raise ConfigError(f"mesh is of type {type(mesh).__name__}; pass a DeviceMesh or None")
         self._mesh = mesh
         self._profile: Profile | None = None
         self._set_inactive()
@@ -351,8 +351,8 @@ def _as_modules(mods: Any) -> tuple[nn.Module, ...] | dict[str, nn.Module]:
     for module in modules:
         if not isinstance(module, nn.Module):
             raise TargetError(
-                f"mods holds a {type(module).__name__}; pass an nn.Module, a list or a dict of "
-                "them, or None"
+                f"mods holds an object of type {type(module).__name__}; pass an nn.Module, a list "
+                "or a dict of them, or None"
             )
     return _with_checked_names(mods) if is_named else modules
 

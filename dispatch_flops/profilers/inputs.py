@@ -51,7 +51,7 @@ def bind_inputs(
     """Return calls of the model with these inputs; parameters are those of ``profile_model``."""
     inputs = make_inputs(model, input_shape, args, device)
     if not isinstance(kwargs or {}, Mapping):
-        raise TargetError(f"kwargs is a {type(kwargs).__name__}; pass a dict of named inputs")
+        raise TargetError(f"kwargs is of type {type(kwargs).__name__}; pass a dict of named inputs")
     named_inputs = move_to(dict(kwargs or {}), device)
     method = _find_method(model, mode)
     forward = _bind(method, inputs, named_inputs)
@@ -72,7 +72,7 @@ def make_inputs(
     """Return the positional inputs: ``args`` on ``device``, or a tensor of ones of ``shape``."""
     if isinstance(args, (torch.Tensor, str)) or not isinstance(args or (), Iterable):
         raise TargetError(
-            f"args is a {type(args).__name__}; pass a list of the inputs, such as [x]"
+            f"args is of type {type(args).__name__}; pass a list of the inputs, such as [x]"
         )
     if shape is None:
         return list(move_to(list(args or ()), device))
@@ -96,7 +96,7 @@ def move_to(value: Any, device: str | None) -> Any:
 def check_model(model: Any) -> None:
     """Raise TargetError if ``model`` is not a module."""
     if not isinstance(model, nn.Module):
-        raise TargetError(f"model is a {type(model).__name__}; pass an nn.Module")
+        raise TargetError(f"model is of type {type(model).__name__}; pass an nn.Module")
 
 
 def _execution_device(model: nn.Module) -> str | None:

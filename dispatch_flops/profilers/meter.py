@@ -105,7 +105,8 @@ class FlopMeter(MeteredRun):
         check_model(model)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise TargetError(
-                f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer or None"
+                f"optimizer is of type {type(optimizer).__name__}; pass a torch.optim.Optimizer "
+                "or None"
             )
         super().__init__(machine, window)
         check_steps("verify_every", verify_every, least=0)

@@ -127,7 +127,7 @@ class StepProfiler(ProfiledStep):
     def __init__(self, model: nn.Module, optimizer: Optimizer, config: ConfigSource) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TargetError(
-                f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer"
+                f"optimizer is of type {type(optimizer).__name__}; pass a torch.optim.Optimizer"
             )
         super().__init__(FlopsProfilerConfig.load(config))
         check_model(model)

@@ -104,7 +104,7 @@ class TestSimulate:
             (("job.py:job", "--mesh", "dp=2,dp=3"), "dp is given twice"),
             (("job.py:job", "--mesh", "dp=2", "--rank", "2"), "rank 2 is out of range"),
             (("job.py:broken", "--mesh", "dp=2"), "simulating job.py:broken raised ValueError"),
-            (("job.py:model", "--mesh", "dp=2"), "the job returned a Linear"),
+            (("job.py:model", "--mesh", "dp=2"), "the job returned an object of type Linear"),
             (("job.py:nothing", "--mesh", "dp=2"), "job.py has no 'nothing'"),
         ],
     )

@@ -262,7 +262,7 @@ def test_unusable_mesh_or_rank_is_a_config_error(mesh: Any, ranks: Any, message:
 
 
 def test_job_that_returns_no_step_is_a_target_error() -> None:
-    with pytest.raises(TargetError, match="the job returned a Linear"):
+    with pytest.raises(TargetError, match="the job returned an object of type Linear"):
         simulate(lambda mesh: nn.Linear(3, 5), {"dp": 2}, [0])
 
 

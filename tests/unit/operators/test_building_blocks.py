@@ -109,6 +109,17 @@ def test_matmul_cost_of_complex_operands_is_four_times_as_many_macs() -> None:
     assert matmul_cost(x, w).macs == 4 * M * K * N
 
 
+@pytest.mark.parametrize("operand", [torch.ones(SQ, D), SQ])
+def test_attention_cost_of_operands_without_heads_raises(operand: Any) -> None:
+    with pytest.raises(FormulaError, match="pass .B, H, S, D."):
+        attention_cost(operand, operand, operand)
+
+
+def test_matmul_cost_of_numbers_raises() -> None:
+    with pytest.raises(FormulaError, match="3 is not a tensor or a shape"):
+        matmul_cost(3, 5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("shapes", [((M, K), (N, K)), ((), (K,)), ((M, K), (N,))])
 def test_matmul_cost_of_shapes_that_do_not_match_raises(shapes: Any) -> None:
     with pytest.raises(FormulaError, match="is not a product"):

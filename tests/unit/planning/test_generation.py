@@ -212,7 +212,7 @@ def test_other_sizes_are_passed_to_build() -> None:
         (llama, {"prompt": 3}, ConfigError, "new=None: pass a whole number of at least 1"),
         (llama, {**SIZES, "prompt": 0}, ConfigError, "prompt=0: pass a whole number"),
         (llama, {**SIZES, "draft": -1}, ConfigError, "draft=-1: pass a whole number"),
-        (lambda: 3, SIZES, TargetError, "build returned a int; return a model"),
+        (lambda: 3, SIZES, TargetError, "build returned an object of type int; return a model"),
     ],
 )
 def test_plan_of_unusable_sizes_says_what_to_pass(build, sizes, error, message: str) -> None:

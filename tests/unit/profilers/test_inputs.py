@@ -78,7 +78,7 @@ def test_inputs_in_a_named_tuple_keep_their_class(device: str | None) -> None:
 
 @pytest.mark.parametrize("args", [torch.ones(2, 5), "x", 3])
 def test_args_that_are_not_a_list_raise_target_error(args: Any) -> None:
-    with pytest.raises(TargetError, match="args is a .*list"):
+    with pytest.raises(TargetError, match="args is of type .*list"):
         profile_model(Net(), args=args)
 
 

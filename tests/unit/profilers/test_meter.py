@@ -759,7 +759,7 @@ def test_step_inside_a_step_is_refused(model: Net, meter: FlopMeter) -> None:
 
 
 def test_wrong_arguments_are_refused(model: Net) -> None:
-    with pytest.raises(TargetError, match="optimizer is a str"):
+    with pytest.raises(TargetError, match="optimizer is of type str"):
         FlopMeter(model, "SGD")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="window=0"):
         FlopMeter(model, window=0)

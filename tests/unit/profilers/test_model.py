@@ -129,7 +129,7 @@ def test_profile_model_without_tensors_on_meta_has_device_meta() -> None:
         ({"causal": "quarter"}, "causal='quarter'"),
         ({"device": "cuda"}, "device='cuda': only"),
         ({"mode": None}, "mode=None"),
-        ({"kwargs": [1]}, "kwargs is a list"),
+        ({"kwargs": [1]}, "kwargs is of type list"),
         ({"ignore_modules": ["Linear"]}, "pass classes, such as"),
         ({"ignore_modules": "Linear"}, "pass classes, such as"),
         ({"ignore_modules": [nn.Linear(2, 2)]}, "pass classes, such as"),
