@@ -24,6 +24,7 @@ Each ``type: ignore`` here is for a name that torch's type stubs lack.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib
@@ -1063,6 +1064,12 @@ def _read_traced(output: Any, traced: Any) -> TracedValues:
     return TracedValues(reader.read(traced), reader.leaves, reader.kept)
 
 
+def _snapshot(value: Any) -> Any:
+    """Return an object with the attributes of now, for which torch.compile guards them."""
+    is_plain = "__dict__" in dir(value) and not isinstance(value, (type, torch.nn.Module))
+    return copy.copy(value) if is_plain else value
+
+
 def _is_below(source: Any, other: Any) -> bool:
     """Return True if torch.compile reads a value through another one."""
     while source is not None and source != other:
@@ -1122,7 +1129,9 @@ class _TracedReader:
                 raise TypeError(f"a {cls.__name__} that the program changes")
             return self._program_object(variable)
         made = cls.__new__(cls)
-        content = getattr(variable, "_base_vt", None)
+        # One attribute since torch 2.13.
+        contents = (getattr(variable, name, None) for name in ("_base_vt", "_dict_vt", "_list_vt"))
+        content = next((found for found in contents if found is not None), None)
         items: Any = () if content is None else self.read(content)
         if isinstance(made, dict):  # not by its own methods, which may refuse
             base = OrderedDict if isinstance(made, OrderedDict) else dict
@@ -1142,7 +1151,7 @@ class _TracedReader:
             for attribute, known in self._output.variable_tracker_cache.items():
                 if _is_below(attribute, source) and self._is_symbolic(known):
                     raise TypeError(f"a {type(value).__name__} with a number that varies")
-            return self._program_value(value)
+            return self._program_value(_snapshot(value))
         made = object.__new__(type(value))
         attributes = {
             attribute.member: known

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.variables import UnspecializedNNModuleVariable
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils.checkpoint import checkpoint
 
@@ -91,9 +92,11 @@ class Follower:
 def follower() -> Iterator[Follower]:
     torch._dynamo.reset()
     found = Follower()
+    before = UnspecializedNNModuleVariable.call_function  # a counting backend may be alive
+    _torch.follow_traced_calls(None)
     _torch.follow_traced_calls(found)
     yield found
-    _torch.follow_traced_calls(None)
+    UnspecializedNNModuleVariable.call_function = before  # type: ignore[method-assign]
     torch._dynamo.reset()
 
 

@@ -193,6 +193,61 @@ def test_formula_is_given_the_sizes_within_an_argument(model: Callable[[], nn.Mo
         assert backend.step().total.flops == size * 100 + times
 
 
+class Settings:
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+
+class TakesSettings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(I, H)
+
+    def forward(self, x: Tensor, settings: Settings) -> Tensor:
+        found: Tensor = self.layer(x) * settings.times
+        return found
+
+
+class HasSettings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = TakesSettings()
+        self.settings = Settings(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x, self.settings)
+        return found
+
+
+@pytest.mark.slow
+def test_formula_is_given_an_object_as_it_was_when_the_call_was_compiled() -> None:
+    def formula(module: nn.Module, x: Tensor, settings: Settings, *, out: Tensor) -> int:
+        return settings.times
+
+    model = HasSettings()
+    backend = counting_backend("aot_eager", custom_mapping={TakesSettings: formula})
+    compiled = torch.compile(model, backend=backend)
+    for times in (3, 5, 7):
+        model.settings.times = times
+        compiled(torch.ones(A, I))
+    assert backend.step().total.flops == 3 + 5 + 7
+
+
+@pytest.mark.slow
+def test_formula_is_not_asked_where_an_object_has_a_number_that_varies() -> None:
+    """The graph that takes any number is compiled at the second one."""
+
+    def formula(module: nn.Module, x: Tensor, settings: Settings, *, out: Tensor) -> int:
+        return settings.times
+
+    backend = counting_backend("aot_eager", custom_mapping={TakesSettings: formula})
+    compiled = torch.compile(TakesSettings(), backend=backend)
+    for times in (3, 5):
+        compiled(torch.ones(A, I), Settings(times))
+    with pytest.warns(UncountedWarning, match="a Settings with a number that varies"):
+        assert backend.step().total.flops == 3 + A * H * (2 * I + 1) + A * H
+
+
 class Unused(nn.Module):
     def __init__(self) -> None:
         super().__init__()
