@@ -592,15 +592,15 @@ def is_in_compiled_call() -> bool:
 
 
 @functools.cache
-def keep_from_compiling(package: str) -> None:
-    """Have torch.compile run the functions of a package, in place of compiling them.
+def keep_from_compiling(module: str) -> None:
+    """Have torch.compile run the functions of a module or package, in place of compiling them.
 
     Public: ``torch.compiler.disable``, for one function. Inside of it the code that called it
     looks eager, compiled or not.
     """
     from torch._dynamo import trace_rules
 
-    trace_rules.add(package)
+    trace_rules.add(module)
 
 
 def answer_set_stance(answer: Callable[[Any], Any] | None) -> None:

@@ -17,9 +17,11 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
+from dispatch_flops.counting.higher_order import HigherOrderState
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.own_backward import watch_backward
 from dispatch_flops.counting.thread_state import ModulePhase
+from dispatch_flops.operators.composites import is_of_extension
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in, untraced
@@ -27,12 +29,16 @@ from dispatch_flops.operators.tensors import tensors_in, untraced
 BYPASSES = (
     "it ran no operator that computes: its kernels bypass the dispatcher. Register a formula for it"
 )
+PARTS_ALONE = (
+    "the operators that it runs are counted. If it computes by itself as well, register a formula"
+)
 
 
 class Recorder(Protocol):
     """Dispatch mode that counts, as far as it is used here."""
 
     tracker: Tracker
+    higher_order: HigherOrderState
 
     def rule_of(self, func: OpOverload) -> Rule | None:
         """Return the rule that applies in this thread."""
@@ -65,6 +71,8 @@ def run_composite(
         return out
     if _computes_unseen(func, args, kwargs, out, parts):
         here.counts[CallCost(str(func), "unknown", error=BYPASSES)] += 1
+    elif is_of_extension(func) and any(cost.kind != "free" for cost in parts.counts):
+        mode.higher_order.notes[f"{func}: {PARTS_ALONE}"] = None
     _give(parts, seconds, here)
     return out
 

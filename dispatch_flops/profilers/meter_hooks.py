@@ -64,7 +64,9 @@ class MeterHooks:
     def renew(self) -> None:
         """Ask again which optimizers the given one holds, and keep the hooks uncompiled."""
         if _torch.DYNAMO in sys.modules:
-            _torch.keep_from_compiling("dispatch_flops")
+            # Not the package: torch.cond compiles the hooks of a counter, and must be able to.
+            for name in ("dispatch_flops.profilers", "dispatch_flops._torch"):
+                _torch.keep_from_compiling(name)
         held = [] if self._optimizer is None else with_inner_optimizers(self._optimizer)
         self._held = frozenset(map(id, held))
 

@@ -423,3 +423,21 @@ def test_backward_of_an_extension_after_the_block_runs_as_before(
     assert x.grad is not None
     assert x.grad.tolist() == [[3.0] * 3] * 2
     assert not counter.profile.is_lower_bound
+
+
+@pytest.mark.parametrize("mapping", ["none", "formula"])
+def test_extension_of_which_operators_are_seen_is_noted_without_a_formula(
+    library: torch.library.Library, mapping: str
+) -> None:
+    op = defined(library, lambda x: bypassing(x) + 1, "CompositeImplicitAutograd")
+    mine = {op: stated} if mapping == "formula" else None
+    profile = profile_of(op, ROWS, custom_mapping=mine)
+    noted = [note for note in profile.notes if note.startswith(f"{op.default}: the operators that")]
+    assert len(noted) == (mapping == "none")
+    assert profile.total().flops == (FLOPS if mine else 2 * 3)
+
+
+def test_composite_of_torch_is_not_noted_where_another_counter_has_a_formula() -> None:
+    layer = nn.Linear(3, 5)
+    with FlopCounterMode(display=False, custom_mapping={aten.linear: stated}):
+        assert profile_of(layer, ROWS).notes == ()

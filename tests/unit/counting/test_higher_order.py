@@ -19,7 +19,7 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from dispatch_flops import OpCost, register_flops, unregister_flops
+from dispatch_flops import FlopMeter, OpCost, register_flops, unregister_flops
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.profiling import TORCH, profile_of
 
@@ -79,6 +79,16 @@ class TestCond:
                 profile = profile_of(torch.cond, torch.ones((), dtype=torch.bool), *pair, (x,))
                 assert profile.total().macs == 3 * ONE
                 assert profile.notes == ("cond without data: the costlier branch is counted",)
+
+    def test_cond_of_a_module_is_counted_after_a_meter(self) -> None:
+        """A meter keeps its own hooks from being compiled; torch.cond compiles the counter's."""
+        import torch._dynamo  # without it there is nothing to keep them from
+
+        model = nn.Linear(K, K)
+        FlopMeter(model)
+        branches = (model, lambda y: y.clone())
+        run = lambda x: torch.cond(x.sum() > 0, *branches, (x,))  # noqa: E731
+        assert profile_of(run, torch.ones(M, K), model=model).total("forward").macs == ONE
 
     @pytest.mark.parametrize("latency", [False, True])
     def test_cond_names_modules_in_a_branch_below_their_caller(self, latency: bool) -> None:

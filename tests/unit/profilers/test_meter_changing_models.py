@@ -14,12 +14,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopMeter
 
 B, IN, HID, OUT = 2, 3, 5, 7
+# Torch 2.11 runs a module with a hook that it cannot trace as eager code.
+COMPILES_AROUND_HOOKS = TorchVersion(torch.__version__) >= (2, 13)
 
 
 def linears(*sizes: int) -> nn.Sequential:
@@ -259,7 +262,8 @@ def test_new_shape_of_compiled_code_is_counted_when_it_comes_again(way: str, ord
     before = len(compiled)
     with meter.step():
         run(called, rows)
-    assert before == len(compiled) > 0
+    assert before == len(compiled)
+    assert (before > 0) is COMPILES_AROUND_HOOKS
     assert meter.run.timed_steps > 1
 
 
