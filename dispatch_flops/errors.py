@@ -184,7 +184,7 @@ class TargetError(DispatchFlopsError):
         try:
             profile_model(model, args=x)
         except TargetError as error:
-            print(error)  # prints args is a Tensor; pass a list of the inputs, such as [x]
+            print(error)  # prints args is of type Tensor; pass a list of the inputs, such as [x]
     """
 
 
