@@ -36,11 +36,34 @@ def reused_storage(args: Any, kwargs: Any, out: torch.Tensor) -> torch.UntypedSt
     """
     if kwargs or torch.is_grad_enabled() or not _is_called_by_engine():
         return None
-    candidates = [arg for arg in args[:2] if _can_hold(arg, out)]
+    held_by = _python_references(args)
+    candidates = [
+        arg
+        for arg, references in zip(args, held_by, strict=False)
+        if references == _FEWEST_REFERENCES and _can_hold(arg, out)
+    ]
     if not candidates:
         return None
     reused: torch.Tensor = min(candidates, key=_torch.tensor_use_count)
     return reused.untyped_storage()
+
+
+def _python_references(args: Any) -> list[int]:
+    """Return the number of references to the Python objects of the first two arguments."""
+    return [sys.getrefcount(args[position]) for position in range(min(2, len(args)))]
+
+
+def _fewest_references() -> int:
+    """Return how many there are where only C++ and the tuple of arguments hold the tensor.
+
+    What the program holds, such as a gradient that a hook kept, torch does not compute in.
+    """
+    with _torch.modes_disabled(), torch.inference_mode(False):
+        view = torch.empty(1, device="meta")[:]  # holds the tensor that it is a view of, in C++
+        return _python_references((view._base,))[0]
+
+
+_FEWEST_REFERENCES = _fewest_references()
 
 
 def _can_hold(tensor: Any, out: torch.Tensor) -> bool:
@@ -58,6 +81,11 @@ def _can_hold(tensor: Any, out: torch.Tensor) -> bool:
 def _is_called_by_engine() -> bool:
     """Return True if autograd's engine or one of its C++ nodes runs the operator."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__package__", "").startswith(__package__):
+    while frame is not None and _is_of_this_package(frame):
         frame = frame.f_back
     return frame is None or frame.f_code is _torch.ENGINE_CODE
+
+
+def _is_of_this_package(frame: FrameType) -> bool:
+    # A script has the package None.
+    return (frame.f_globals.get("__package__") or "").startswith(__package__)

@@ -33,6 +33,15 @@ def residuals_with_kept_gradients(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def residual_with_kept_gradient(x: torch.Tensor) -> torch.Tensor:
+    """The gradient that a hook keeps is the first term of a sum; the peak comes after that."""
+    kept: list[torch.Tensor] = []
+    y = x.repeat(4, 1).sin().narrow(0, 0, ROWS)
+    y = y + y.abs()
+    y.register_hook(kept.append)
+    return y * 2
+
+
 def slices(x: torch.Tensor) -> torch.Tensor:
     return x[:3].sin() + x[5:8]
 
@@ -68,6 +77,7 @@ def recomputed(x: torch.Tensor) -> torch.Tensor:
 FUNCTIONS: dict[str, Function] = {
     "residual connections": residuals,
     "residual connections, gradients kept": residuals_with_kept_gradients,
+    "residual connection, gradient kept": residual_with_kept_gradient,
     "four branches": lambda x: x + x.sin() + x.cos() + x.tanh(),
     "slices": slices,
     "slices, gradients kept": slices_with_kept_gradients,
@@ -128,6 +138,25 @@ def test_gradients_with_a_graph_are_added_out_of_place() -> None:
 
         def run() -> None:
             torch.autograd.grad(slices(x * 2).sum(), x, create_graph=True)
+
+        return None, [x], run
+
+    truth, ours = truth_and_ours(make)
+    assert abs(ours - truth) <= 16
+
+
+def test_sum_in_a_scripts_backward_is_computed_out_of_place() -> None:
+    """A script's functions run in a module whose package is None."""
+    script: dict[str, Any] = {"__name__": "__main__", "__package__": None}
+    exec("def add(first, second):\n    return first + second", script)
+
+    def make() -> tuple[None, list[torch.Tensor], Callable[[], Any]]:
+        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+
+        def run() -> None:
+            y = x.exp()
+            y.register_hook(lambda gradient: script["add"](gradient * 2, gradient * 3))
+            y.sum().backward()
 
         return None, [x], run
 
