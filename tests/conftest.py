@@ -33,6 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # --hypothesis-profile may name another
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("whole" if config.getoption("--whole") else "sample")
+    # Workers of pytest-xdist end together if the short files of tests/unit come last, as they are
+    # collected; by default those with the fewest tests do.
+    config.option.loadscopereorder = False
 
 
 def pytest_report_header(config: pytest.Config) -> str:

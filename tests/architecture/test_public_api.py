@@ -70,6 +70,7 @@ def test_public_names_of_distributed_are_these_alone() -> None:
         assert getattr(distributed, name).__module__ == "dispatch_flops.distributed"
 
 
+@pytest.mark.slow
 def test_a_saved_cluster_is_read_without_torch() -> None:
     code = """
 import sys

@@ -53,6 +53,7 @@ def bert() -> Profile:
         return profile_of(lambda: model(ids, torch.ones_like(ids)), model=model)
 
 
+@pytest.mark.slow
 class TestBertBase:
     """transformers' BERT-base from its configuration, 4 sequences of 128."""
 

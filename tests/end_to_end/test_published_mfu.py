@@ -27,6 +27,7 @@ def test_parameters_of_every_row_are_those_the_publisher_states() -> None:
         assert config_of(row.model, row.sequence).params == row.params, row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", SMALL, ids=lambda row: f"{row.model} {row.gpus} {row.machine}")
 def test_mfu_of_a_published_row_is_that_of_the_publishers_definition(row: Row) -> None:
     ours = figures(row)

@@ -299,6 +299,7 @@ def autograd_compiler() -> Any:
     return compiler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_compiled_autograd_active_before_the_block_keeps_backward_per_module(

@@ -147,6 +147,7 @@ def test_adamw_holds_two_shards_of_each_parameter(step: PlannedStep) -> None:
     assert state == 2 * shards + steps
 
 
+@pytest.mark.slow
 def test_checkpointed_layers_are_recomputed_with_their_sums_over_tp() -> None:
     found = planned(checkpoint=True)
     assert found.cluster is not None
@@ -159,6 +160,7 @@ def test_checkpointed_layers_are_recomputed_with_their_sums_over_tp() -> None:
     assert found.profile.total("recompute").macs == LAYERS * (layer - unneeded + scores)
 
 
+@pytest.mark.slow
 def test_mixed_precision_gathers_half_the_bytes_and_keeps_float32_shards() -> None:
     mesh = {"dp": 2}
     whole = planned(mesh=mesh)
@@ -327,6 +329,7 @@ def test_mesh_that_cannot_be_planned_says_what_to_do(build, options, error, mess
         plan(build, MACHINE, **{"mesh": DP_TP, "search_batch": False, **options})
 
 
+@pytest.mark.slow
 def test_table_shows_devices_dimensions_and_what_is_assumed() -> None:
     text = plan_table.render(plan(build, MACHINE, mesh=DP_TP, optimizer="sgd", search_batch=False))
     cells = (re.split(r"  +", line.strip()) for line in text.splitlines())

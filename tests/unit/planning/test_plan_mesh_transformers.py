@@ -56,6 +56,7 @@ def test_rank_has_the_products_of_its_heads_and_columns(mesh: dict[str, int]) ->
     assert (step.samples, step.tokens) == (times * BATCH, times * ROWS)
 
 
+@pytest.mark.slow
 def test_mesh_of_one_rank_has_the_work_of_a_device() -> None:
     one, mesh = planned(None), planned({"dp": 1})
     for phase in ("forward", "backward", "recompute"):
@@ -63,6 +64,7 @@ def test_mesh_of_one_rank_has_the_work_of_a_device() -> None:
         assert mesh.profile.total(phase).flops == one.profile.total(phase).flops
 
 
+@pytest.mark.slow
 def test_sums_over_tp_have_the_closed_form() -> None:
     step = planned({"tp": 3})
     assert step.cluster is not None
