@@ -576,7 +576,7 @@ def test_capacity_is_drawn_where_the_peak_is_visible_beside_it(
 ) -> None:
     machine = dataclasses.replace(A100, memory_bytes=times * 12_000)
     report = open_report(with_timelines(), machine=machine)
-    report.until(lambda: report.texts("#memory-timeline-1 .band"))
+    report.until(lambda: report.texts("#memory-timeline-0 .band"))
     written = units.bytes_text(times * 12_000)
     assert report.texts(".capacity text") == ([f"capacity {written}"] if is_drawn else [])
     note = f"The peak takes {units.fraction_text(1 / times)} of the {written} of {A100.name}"
