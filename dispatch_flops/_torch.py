@@ -247,10 +247,67 @@ def set_mode_flags(flags: tuple[bool, ...]) -> None:
     torch.utils._python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
 
 
-# A block in which no mode sees the profiler's own operators. Public: none.
-modes_disabled: Callable[[], AbstractContextManager[Any]] = (
-    torch.utils._python_dispatch._disable_current_modes
-)
+# Modes of tracers that see operators before autograd does: how many, and taking one off.
+# ``push_mode`` puts one on. Public: none.
+_modes_before_autograd: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
+_pop_mode_before_autograd: Callable[[], TorchDispatchMode] = torch._ops._pop_mode_from_pre_dispatch
+
+
+class _HiddenModes(threading.local):
+    """The modes that each block of ``modes_disabled`` took off in a thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.stacks: list[list[TorchDispatchMode]] = []
+
+
+_HIDDEN = _HiddenModes()
+
+
+class modes_disabled:
+    """Block in which no mode sees the profiler's own operators. Public: none.
+
+    torch's own, ``_disable_current_modes``, is a generator. After an interrupt as its block begins
+    or ends it puts the modes back when it is freed, also one that was left before that.
+    """
+
+    def __init__(self) -> None:
+        self._hidden: list[TorchDispatchMode] = []
+        self._before_autograd: list[TorchDispatchMode] = []
+
+    def __enter__(self) -> None:
+        self._hidden.extend(modes_in_force())
+        _HIDDEN.stacks.append(self._hidden)
+        try:
+            while _modes_before_autograd():
+                self._before_autograd.append(_pop_mode_before_autograd())
+            while modes_in_force():
+                pop_mode()
+        except BaseException:
+            self._put_back()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._put_back()
+
+    def __del__(self) -> None:
+        self._put_back()  # where an interrupt came before the first line of ``__exit__``
+
+    def _put_back(self) -> None:
+        """Put the modes back, once; may run again after an interrupt."""
+        if not any(stack is self._hidden for stack in _HIDDEN.stacks):
+            return
+        while len(modes_in_force()) < len(self._hidden):
+            push_mode(self._hidden[len(modes_in_force())])
+        while self._before_autograd:
+            push_mode(self._before_autograd.pop())
+        _HIDDEN.stacks[:] = [stack for stack in _HIDDEN.stacks if stack is not self._hidden]
+
+
+def leave_hidden_mode(mode: TorchDispatchMode) -> None:
+    """Make sure that no block of ``modes_disabled`` in this thread puts the mode back."""
+    for stack in _HIDDEN.stacks:
+        stack[:] = [hidden for hidden in stack if hidden is not mode]
+
 
 # Reads a tensor's properties without ``__torch_function__`` of its class or of modes. Public:
 # ``torch._C`` alone has it.

@@ -173,6 +173,7 @@ class CountingMode(TorchDispatchMode):
         ``TorchDispatchMode.__exit__`` takes off whichever mode is on top. An interrupt can leave
         the mode on the stack more than once, for it enters itself again in composite operators.
         """
+        _torch.leave_hidden_mode(self)
         above = []
         while any(mode is self for mode in _torch.modes_in_force()):
             mode = _torch.pop_mode()

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch, _pop_mode_from_pre_dispatch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.func import jvp
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
-    _disable_current_modes,
     _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
 )
 
 from tests.helpers.modes import OperatorNames
@@ -72,17 +75,31 @@ def test_mode_exit_takes_off_the_top_of_the_stack() -> None:
     assert _get_current_dispatch_mode_stack() == []
 
 
-def test_disable_current_modes_hides_operators_and_restores_the_stack() -> None:
-    """dispatch_flops relies on this for its own work inside the user's block (profilers/session.py,
-    counting/opaque_modules.py, compile/backend.py, integrations/generation.py).
+def test_modes_taken_off_and_put_back_one_by_one_make_the_same_stack() -> None:
+    """dispatch_flops relies on this for its own work inside the user's block (``modes_disabled`` in
+    profilers/session.py, counting/opaque_modules.py, compile/backend.py,
+    integrations/generation.py).
     """
     with FakeTensorMode(), OperatorNames() as mode:
         before = _get_current_dispatch_mode_stack()
-        with _disable_current_modes():
-            made = torch.ones(2)
-        assert _get_current_dispatch_mode_stack() == before
+        taken_off = [_pop_mode() for _ in before]
+        made = torch.ones(2)
+        for each in reversed(taken_off):
+            _push_mode(each)
+        assert _get_current_dispatch_mode_stack() == before == taken_off[::-1]
     assert mode.seen == [], "operators inside must not reach the mode"
     assert not isinstance(made, FakeTensor), "fake tensor modes must be off, too"
+
+
+def test_tracers_before_autograd_are_counted_and_taken_off_apart_from_the_stack() -> None:
+    """dispatch_flops relies on this for its own work while torch.export traces."""
+    with FunctionalTensorMode(pre_dispatch=True) as mode:
+        assert _get_current_dispatch_mode_stack() == []
+        assert _len_torch_dispatch_stack_pre_dispatch() == 1
+        assert _pop_mode_from_pre_dispatch() is mode
+        assert _len_torch_dispatch_stack_pre_dispatch() == 0
+        _push_mode(mode)
+        assert _len_torch_dispatch_stack_pre_dispatch() == 1, "_push_mode must find their stack"
 
 
 # -- what a class of modes may say ------------------------------------------------------------
