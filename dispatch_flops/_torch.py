@@ -401,6 +401,51 @@ has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 # NotImplementedError for a tensor without one. Public: untyped_storage().data_ptr() is 0 on meta.
 storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
+# Whether two of these tensors show the same storage, in one call. Public: none.
+share_storage: Callable[[tuple[torch.Tensor, ...]], bool] = functools.partial(
+    torch._C._any_output_is_alias_to_input_or_output,
+    (),
+    {},  # type: ignore[attr-defined]
+)
+
+
+def tensor_comparison(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Return what compares as many tensors with these. Public: none in one call.
+
+    They are the same if types, dtypes, devices, layouts, shapes, strides and whether they require a
+    gradient are. A tensor that is given twice is never the same. The result takes anything but
+    strided nested tensors: their exception ends the process.
+    """
+    guards = torch._C._dynamo.guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[[*tensor.shape] for tensor in tensors],  # type: ignore[misc]
+        dynamic_dims_strides=[[*tensor.stride()] for tensor in tensors],  # type: ignore[misc]
+    )
+    found: Callable[..., bool] = guards.check
+    return found
+
+
+def takes_nested_tensors(op: OpOverload) -> bool:
+    """Return True if the operator has a kernel for strided nested tensors. Public: none."""
+    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    try:
+        return any(has_kernel(op.name(), key) for key in _nested_keys())
+    except RuntimeError:  # torch's own table does not know this operator
+        return True
+
+
+@functools.cache
+def _nested_keys() -> tuple[str, ...]:
+    """Return the dispatch keys of nested tensors, one for each kind of device that torch knows."""
+    found = []
+    for key in torch._C.DispatchKey.__members__:
+        if key.startswith("NestedTensor") and key != "NestedTensor":
+            with suppress(RuntimeError):
+                torch._C._dispatch_key_parse(key)
+                found.append(key)
+    return tuple(found)
+
+
 # Tensors without data; those that tracers compute with; jagged nested ones. Public: none.
 FakeTensor = torch._subclasses.fake_tensor.FakeTensor
 FakeTensorMode = torch._subclasses.fake_tensor.FakeTensorMode
