@@ -48,6 +48,7 @@ from dispatch_flops.profile.cost import ZERO
 _sequence_nr = _torch.sequence_nr
 _graph_task = _torch.graph_task_id
 _Parameter = torch.nn.Parameter
+_Tensor = torch.Tensor
 _LIMIT = 8192  # signatures kept before all are dropped
 
 
@@ -109,8 +110,9 @@ class CountingMode(TorchDispatchMode):
                 return self.__torch_dispatch__(func, types, args, kwargs)
             finally:
                 timer.end()
-        plan = self._plans.get(id(func))  # an overload's own hash runs in Python
-        if plan is None:
+        try:
+            plan = self._plans[id(func)]  # an overload's own hash runs in Python
+        except KeyError:
             plan = self._decide(func)
         if plan.strategy is not None or (
             types and (self._subclass.depth or types not in self._plain_types)
@@ -123,7 +125,21 @@ class CountingMode(TorchDispatchMode):
             thread: ThreadState = self._local.thread
             cost = plan.fixed
             if cost is None:
-                cost = plan.calls.find(args, kwargs, thread.param_sink)
+                pair = plan.calls.last_pair
+                if (  # ``find``, written out for two tensors, as residual connections add
+                    pair is not None
+                    and len(args) == 2
+                    and not kwargs
+                    and (a := args[0]).__class__ is _Tensor
+                    and (b := args[1]).__class__ is _Tensor
+                    and not a.is_nested  # to compare one ends the process
+                    and not b.is_nested
+                    and pair.is_same(a, b)
+                    and not pair.low < b.data_ptr() - a.data_ptr() < pair.high
+                ):
+                    cost = pair.cost
+                else:
+                    cost = plan.calls.find(args, kwargs, thread.param_sink)
             elif args and args[0].__class__ is _Parameter:
                 thread.param_sink.add(id(args[0]))
         except (AttributeError, KeyError, TypeError, RuntimeError):

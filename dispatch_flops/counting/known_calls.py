@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -38,17 +39,36 @@ _VALUES = frozenset(
 _MIXED = frozenset(("Tensor", "number"))  # a number of any type can stand for a tensor
 
 
+@dataclass(slots=True, eq=False)
+class Pair:
+    """A call of two tensors.
+
+    is_same: compares two tensors with these. They share memory only if the address of the second,
+    less that of the first, is between ``low`` and ``high``.
+    """
+
+    is_same: Callable[..., bool]
+    low: int
+    high: int
+    cost: CallCost
+
+
+# A comparison, the cost, the positions of parameters, and the pair if there are no other arguments.
+_Call = tuple[Comparison, CallCost, tuple[int, ...], Pair | None]
+
+
 class KnownCalls:
     """Costs of the calls of an operator, by signature and by comparison.
 
     by_signature: the cost of each signature (see ``call_signature``).
+    last_pair: the last call of two tensors that ``find`` has found by comparison.
     """
 
     def __init__(self, func: Any = None, numbers: NumberKeys = BY_VALUE) -> None:
         self.by_signature: dict[Any, CallCost] = {}
         self._numbers = numbers
-        # By the shape of the first argument: a comparison, the positions of parameters, the cost.
-        self._by_shape: dict[Any, list[tuple[Comparison, tuple[int, ...], CallCost]]] = {}
+        self.last_pair: Pair | None = None
+        self._by_shape: dict[Any, list[_Call]] = {}  # by the shape of the first argument
         self._attempts: defaultdict[Any, int] = defaultdict(int)
         self._mixed = _mixed_arguments(func)
         self._takes_nested = self._mixed is not None and _torch.takes_nested_tensors(func)
@@ -56,6 +76,7 @@ class KnownCalls:
     def clear(self) -> None:
         """Forget all calls."""
         self.by_signature.clear()
+        self.last_pair = None
         self._by_shape.clear()
         self._attempts.clear()
 
@@ -70,8 +91,10 @@ class KnownCalls:
         shape = args[0].shape  # raises for a nested tensor
         calls = self._by_shape.get(shape)
         if calls is not None:
-            for is_like, params, cost in calls:
+            for is_like, cost, params, pair in calls:
                 if is_like(args):
+                    if pair is not None:
+                        self.last_pair = pair
                     for index in params:
                         used_params.add(id(args[index]))
                     return cost
@@ -90,15 +113,17 @@ class KnownCalls:
         tensors = tuple([args[index] for index in indices])
         if all(map(_is_comparable, tensors)) and not _share_storage(tensors):
             values = self._comparison_of_values(args) if len(indices) < len(args) else None
-            is_same = _torch.tensor_comparison(tensors)
+            params = tuple([index for index in indices if args[index].__class__ is Parameter])
+            is_same, pair = _torch.tensor_comparison(tensors), None
             if len(indices) == 1:
                 is_like = _compare_one(is_same, len(args), values)
             elif len(indices) == 2:
-                is_like = _compare_two(is_same, len(args), values, indices[1], tensors)
+                found = Pair(is_same, -_reach(tensors[1]), _reach(tensors[0]), cost)
+                is_like = _compare_two(found, len(args), values, indices[1], tensors[1].__class__)
+                pair = found if len(args) == 2 and not params else None
             else:
                 is_like = _compare_many(is_same, len(args), values, indices, self._takes_nested)
-            params = tuple([index for index in indices if args[index].__class__ is Parameter])
-            self._by_shape.setdefault(shape, []).append((is_like, params, cost))
+            self._by_shape.setdefault(shape, []).append((is_like, cost, params, pair))
 
     def _comparison_of_values(self, args: Any) -> Comparison:
         """Return what compares the arguments that are not tensors."""
@@ -144,24 +169,18 @@ def _compare_one(is_same: Callable[..., bool], arity: int, values: Comparison | 
 
 
 def _compare_two(
-    is_same: Callable[..., bool],
-    arity: int,
-    values: Comparison | None,
-    index: int,
-    tensors: Sequence[Tensor],
+    pair: Pair, arity: int, values: Comparison | None, index: int, kind: type[Tensor]
 ) -> Comparison:
-    """Compare with a call of two tensors; ``index`` is the position of the second."""
-    kind = tensors[1].__class__
-    first_reach, second_reach = map(_reach, tensors)
+    """Compare with a call of two tensors; the second is of type ``kind``, at position ``index``."""
+    is_same, low, high = pair.is_same, pair.low, pair.high
 
     def is_like(args: Any) -> bool:
-        if len(args) != arity or (second := args[index]).__class__ is not kind or second.is_nested:
+        if len(args) != arity or args[index].__class__ is not kind or args[index].is_nested:
             return False
-        first = args[0]
+        first, second = args[0], args[index]
         if not is_same(first, second) or not (values is None or values(args)):
             return False
-        gap = second.data_ptr() - first.data_ptr()
-        if gap >= first_reach or -gap >= second_reach:
+        if not low < second.data_ptr() - first.data_ptr() < high:
             return True
         return not _share_storage((first, second))  # the addresses of meta tensors are 0
 

@@ -49,6 +49,9 @@ def ones(*shape: int, **options: Any) -> Tensor:
 
 x, w, bias = ones(3, 5), ones(7, 5), ones(7)
 rows = ones(11, 13)
+z, scales = ones(3, 5), (ones(5), ones(5))
+signal, kernel = ones(1, 2, 9), ones(3, 2, 3)
+meta = ones(6, device="meta"), ones(6, device="meta")
 y = ones(3, 5, dtype=torch.int32)
 
 # Pairs of calls of one operator that cost differently. The first argument has the same shape.
@@ -135,13 +138,14 @@ def unsigned(monkeypatch: pytest.MonkeyPatch) -> Program:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: x + ones(3, 5),
+        lambda: x + z,
+        lambda: x @ w.t(),
         lambda: F.linear(x, w, bias),
         lambda: torch.softmax(x, -1),
         lambda: x * 0.5,
-        lambda: F.layer_norm(x, (5,), ones(5), ones(5)),
-        lambda: F.conv1d(ones(1, 2, 9), ones(3, 2, 3)),
-        lambda: ones(6, device="meta") * ones(6, device="meta"),
+        lambda: F.layer_norm(x, (5,), *scales),
+        lambda: F.conv1d(signal, kernel),
+        lambda: meta[0] * meta[1],
     ],
 )
 def test_call_like_an_earlier_one_needs_no_signature(unsigned: Program, call: Program) -> None:
@@ -171,7 +175,7 @@ def test_parameters_of_calls_like_earlier_ones_are_used() -> None:
     cost_of(*[lambda: first(x)] * 3)
     with FlopCounterMode(second, display=False) as counter:
         second(x)
-    assert counter.profile.root.used_params == 10
+    assert counter.profile.root.active_params == 10
 
 
 NESTED = """
@@ -189,9 +193,10 @@ with torch.no_grad(), FlopCounterMode(display=False) as counter:
         torch.mul(tensor, 2.0)
         torch.nn.functional.layer_norm(tensor, (4,), weight, weight.clone())
         torch.softmax(tensor, -1)
-    for other in (torch.ones(2, 1, 1), torch.ones(2, 1, 1), torch.ones(2, 1, 1)):
-        torch.mul(other, dense)
-        torch.mul(nested, other)
+    factor = torch.tensor(2.0)
+    for tensor in (dense, dense, dense, nested):
+        torch.mul(factor, tensor)
+        torch.mul(tensor, factor)
 print("done")
 """
 
