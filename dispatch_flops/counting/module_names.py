@@ -94,16 +94,21 @@ class ModuleNames:
         with untraced():
             alive = (named.module() for named in list(self._by_id.values()))
             flat = flat_parameters(module for module in alive if module is not None)
-            known = list(self.by_fqn.values())
-            for named in (*known, *(n.canonical() for n in known if n.same_as is not None)):
+            for named in self._known():
                 module = named.module()
                 if module is not None:
                     named.facts = facts_of(module, flat)
 
     def packed(self) -> Iterator[int]:
         """Yield the number of values of each packed weight, each once."""
-        for named in {named.canonical() for named in self.by_fqn.values()}:
+        for named in {named.canonical() for named in self._known() if named.facts.packed}:
             yield from named.facts.packed
+
+    def _known(self) -> list[ModuleName]:
+        """Return every name, and the canonical one of each that is another name of a module."""
+        known = list(self.by_fqn.values())
+        known += [named.canonical() for named in known if named.same_as is not None]
+        return known
 
     def children(self) -> dict[str, list[str]]:
         """Return ``{fqn: fqns of its children}`` in the order of the model."""
@@ -123,10 +128,6 @@ class ModuleNames:
         if prefix and (fqn == prefix or fqn.startswith(f"{prefix}.")):
             return fqn[len(prefix) + 1 :]
         return fqn
-
-    def experts(self) -> list[str]:
-        """Return the fqns of the experts of mixtures."""
-        return [fqn for fqn, named in list(self.by_fqn.items()) if named.is_expert]
 
     def owners_of_parameters(self) -> dict[int, str]:
         """Return ``{id of a parameter: fqn of the first module that holds it}``."""
