@@ -108,7 +108,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    # All that an import makes is kept: a collection would search what torch has made for nothing.
+    # Everything that an import creates is kept, so a collection would find nothing to release.
     was_collecting = gc.isenabled()
     gc.disable()
     try:

@@ -405,7 +405,7 @@ ENGINE_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
 # -- tensors ----------------------------------------------------------------------------------
 
 # Whether a tensor has memory that torch shows; sparse tensors, oneDNN's, and those of function
-# transforms have not. Public: ``untyped_storage()``, which raises.
+# transforms do not. Public: ``untyped_storage()``, which raises.
 has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 
 # The address of a tensor's StorageImpl, the same for all views of a storage, also on meta; raises
@@ -983,7 +983,7 @@ _UNUSED = "an argument that the compiled code does not use may have another valu
 
 
 class UnknownValue:
-    """Stands for a value that is not known; to read it raises TypeError with the reason."""
+    """Stands for a value that is not known; reading it raises TypeError with the reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

@@ -90,6 +90,13 @@ def number_text(value: float | None) -> str:
     return "<0.01" if text == "0" and value > 0 else text
 
 
+def calls_text(calls: int | None) -> str:
+    """Format a number of calls: ``1 -> "1 call"``, ``3 -> "3 calls"``."""
+    if calls is None:
+        return NOT_AVAILABLE
+    return f"{calls} call{'' if calls == 1 else 's'}"
+
+
 def ratio(part: Number | None, whole: Number | None) -> float | None:
     """Return ``part / whole``; None if a side is unknown, ``whole`` is 0, or it exceeds a float."""
     if part is None or not whole:

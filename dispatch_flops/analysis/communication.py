@@ -6,7 +6,7 @@ from dispatch_flops.profile import CommCost, CommGroup, Profile
 
 
 def inclusive_communication(profile: Profile) -> dict[str, CommCost]:
-    """Return ``{fqn: calls and bytes of the module and all below it}``, without those of none."""
+    """Return ``{fqn: calls and bytes of it and all below}`` of the modules that communicate."""
     own = profile.comm_by("module")
     sums: dict[str, CommCost] = {}
     for root in (profile.root, profile.outside) if own else ():

@@ -16,7 +16,7 @@ def fold(root: ModuleNode) -> ModuleNode:
     """Return the tree with each run of siblings merged that differ only in number and latency.
 
     The parameters, operators, calls and latencies of a merged node are the sums over the run,
-    and so are those of the nodes below it; their classes say of how many, "12 x Linear".
+    and so are those of the nodes below it; their class names say how many: "12 x Linear".
     Parameters that the siblings share count once: the sum is at most the parent's.
 
     Example::

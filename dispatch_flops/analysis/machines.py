@@ -28,10 +28,14 @@ in decimal bytes; a driver reports a little more or less, and takes a part for i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any
 
 from dispatch_flops.analysis.kernel_families import KernelFamily
+from dispatch_flops.errors import ConfigError
 
 T = 1e12
 G = 1e9
@@ -44,11 +48,18 @@ class Link:
     bytes_per_s: in one direction, of a device to all others together.
     latency_s: the least time of a collective; 0 (the default) where it is not known.
     name: such as "NVLink 4".
+
+    Raises ConfigError for a value that is not a number, and for a rate that is not above 0.
     """
 
     bytes_per_s: float
     latency_s: float = 0.0
     name: str = ""
+
+    def __post_init__(self) -> None:
+        _check_positive("bytes_per_s", self.bytes_per_s)
+        if not _is_finite(self.latency_s) or self.latency_s < 0:
+            raise ConfigError(f"latency_s is {self.latency_s!r:.60}; expected seconds, 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +73,9 @@ class Machine:
     memory_bytes: capacity of the device's memory; None if unknown.
     devices_per_node: devices that ``node_link`` connects; network_link connects the nodes.
     source: the document or measurement that the figures are from.
+
+    Raises ConfigError for a value of the wrong type, and for a rate or a capacity that is not
+    above 0.
 
     Example::
 
@@ -78,6 +92,25 @@ class Machine:
     node_link: Link | None = None
     network_link: Link | None = None
     source: str = ""
+
+    def __post_init__(self) -> None:
+        _check_rates("flops_per_s", self.flops_per_s)
+        if not isinstance(self.kernel_flops_per_s, Mapping):
+            raise ConfigError(
+                f"kernel_flops_per_s is {self.kernel_flops_per_s!r:.60}; expected a dict of tables"
+            )
+        for family, rates in self.kernel_flops_per_s.items():
+            _check_rates(f"kernel_flops_per_s.{family}", rates)
+        for name in ("bytes_per_s", "memory_bytes"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
+        if not isinstance(self.devices_per_node, int) or self.devices_per_node < 1:
+            raise ConfigError(
+                f"devices_per_node is {self.devices_per_node!r:.60}; expected an int above 0"
+            )
+        for name in ("node_link", "network_link"):
+            if not isinstance(getattr(self, name), Link | None):
+                raise ConfigError(f"{name} is {getattr(self, name)!r:.60}; expected a Link or None")
 
     def peak(self, dtype: str | None, family: KernelFamily | None = None) -> float | None:
         """Return the dense peak FLOP/s for a dtype; None if unknown.
@@ -107,6 +140,25 @@ class Machine:
             flops_per_s={**self.flops_per_s, "float32": self.flops_per_s["tf32"]},
             source=f"{self.source}; float32 work in TF32",
         )
+
+
+def _check_rates(name: str, rates: Any) -> None:
+    if not isinstance(rates, Mapping) or not all(type(dtype) is str for dtype in rates):
+        raise ConfigError(
+            f"{name} is {rates!r:.60}; expected numbers by the names of dtypes, such as "
+            '{"bfloat16": 125e12}'
+        )
+    for dtype, rate in rates.items():
+        _check_positive(f"{name}.{dtype}", rate)
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if not _is_finite(value) or value <= 0:
+        raise ConfigError(f"{name} is {value!r:.60}; expected a number above 0")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # A complex contraction is counted in real MACs, so its peak is that of the real dtype.

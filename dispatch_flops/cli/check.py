@@ -142,7 +142,7 @@ _LIMITS = {
         unknown=_uncounted,
     ),
     "memory": _Limit(
-        help="at most N bytes allocated at a time, such as 80GiB; of a profile with --memory",
+        help="at most N bytes allocated at once, such as 80GiB; of a profile with --memory",
         label="memory",
         value=_peak_bytes,
         parse=parse_bytes,

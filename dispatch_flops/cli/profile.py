@@ -84,7 +84,9 @@ def add_profile(commands: Commands) -> None:
         "device, such as 'NVIDIA H200', or measure for this machine",
     )
     add_view_options(parser)
-    parser.set_defaults(run=run_profile)
+    defaults = vars(parser.parse_args(["TARGET"]))
+    del defaults["target"], defaults["debug"]
+    parser.set_defaults(run=run_profile, defaults=defaults)
 
 
 def run_profile(options: Namespace) -> int:

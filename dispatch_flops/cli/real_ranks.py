@@ -17,15 +17,13 @@ from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.output import print_progress
 from dispatch_flops.errors import DispatchFlopsError, TargetError
 
-_FOR_MODELS = ("input_shape", "inputs", "backward", "compile", "set", "sweep", "operator_latency")
+# What applies to a job.
+_OPTIONS = frozenset(("mesh", "device", "memory", "causal", "flops", "format", "output", "depth"))
 
 
 def run_profile_on_ranks(options: Namespace) -> int:
     """Run one step of the job on every rank; rank 0 shows the merged profile."""
-    for name in _FOR_MODELS:
-        if getattr(options, name):
-            option = f"--{name.replace('_', '-')}"
-            raise TargetError(f"{option} is for a model; with --mesh TARGET is a job, so omit it")
+    _refuse_options_of_models(options)
     mesh = parse_mesh(options.mesh)
     world_size, ranks = os.environ.get("WORLD_SIZE"), math.prod(mesh.values())
     if "RANK" not in os.environ or world_size is None:
@@ -56,6 +54,13 @@ def run_profile_on_ranks(options: Namespace) -> int:
     if cluster is not None:
         show_cluster(cluster, options)
     return OK
+
+
+def _refuse_options_of_models(options: Namespace) -> None:
+    for name, default in options.defaults.items():
+        if name not in _OPTIONS and getattr(options, name) != default:
+            option = f"--{name.replace('_', '-')}"
+            raise TargetError(f"{option} is for a model; with --mesh TARGET is a job, so omit it")
 
 
 def _profile(job: Any, mesh: Mapping[str, int], options: Namespace) -> Any:

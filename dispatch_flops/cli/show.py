@@ -88,6 +88,11 @@ def add_report(commands: Commands) -> None:
 
 
 def run_report(options: Namespace) -> int:
+    if Path(options.output).suffix.lower() not in ("", ".html", ".htm"):
+        raise TargetError(
+            f"report writes HTML, and {options.output!r} does not end in .html; for other formats "
+            "use dispatch-flops show"
+        )
     profile = load_profile(options.file)
     view = View(machine=machine_named(options.machine, profile.run.device))
     emit(FORMATS["html"].render(profile, view), options.output)

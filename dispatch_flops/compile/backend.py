@@ -52,6 +52,7 @@ from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
 from dispatch_flops.profile.cost import OpCost, Phase
+from dispatch_flops.units import calls_text
 
 
 def counting_backend(
@@ -363,7 +364,7 @@ def _as_models(given: Any) -> tuple[nn.Module, ...]:
 
 def _describe(uncounted: Mapping[str, int], errors: Mapping[str, str]) -> str:
     listed = ", ".join(
-        f"{name} ({calls} calls{'; ' + errors[name] if name in errors else ''})"
+        f"{name} ({calls_text(calls)}{'; ' + errors[name] if name in errors else ''})"
         for name, calls in uncounted.items()
     )
     return f"no cost is known for {listed}: totals are lower bounds"

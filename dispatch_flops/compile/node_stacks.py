@@ -1,7 +1,7 @@
 """Module calls in which the nodes of compiled graphs were traced.
 
 A node that a pass of the compiler makes, such as fused attention in place of two products, has no
-such record, and neither a place in the program. It belongs to the module of the nodes that use its
+such record, nor a position in the program. It belongs to the module of the nodes that use its
 result: the last node of what replaces an operator takes over the record.
 """
 

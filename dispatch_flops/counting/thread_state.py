@@ -72,7 +72,7 @@ class ThreadState:
     in_forward: the phase "forward" of the modules that were entered, by fqn.
     used_params: ids of the parameters that took part in an operator.
     is_in_setup: a pipeline infers its metadata; whatever runs then is of the phase "setup".
-    known_task: the graph task of which that was last asked.
+    known_task: the graph task in which ``is_in_setup`` was last determined.
     param_sink: the set to which the mode adds ids: ``used_params``, or in an optimizer step
         ``discarded_params``.
     output_shapes: of what the first call of each module returned, by fqn.

@@ -192,7 +192,7 @@ class Blocks:
             self._released(block)
             self.allocated(storage, device, made_in)
             again = self.live.get(id(storage))
-            if again is None:  # FSDP releases a parameter so, and later gives it its size again
+            if again is None:  # FSDP releases a parameter by it, and later resizes it back
                 again = self.live[id(storage)] = self._new_block(storage, device, 0)
             again.role = block.role
 

@@ -128,7 +128,7 @@ class Memory:
             self.blocks.resized(storage, block.device, made_in)
         elif storage.nbytes():
             # It had no size when the run began: an earlier step made it. FSDP keeps the storages
-            # of gathered parameters so. The storage of a fake tensor does not know its device.
+            # of gathered parameters. The storage of a fake tensor does not know its device.
             self.blocks.allocated(storage, self.device, made_in)
             self.blocks.give_role(storage, "unsharded parameters")
 

@@ -17,7 +17,7 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
     """Register the decorated function as the workspace of an operator, or of several.
 
     The function is called as ``workspace(*args, out=out, **kwargs)`` with the operator's own
-    arguments and its result. It returns the bytes that the kernel has allocated at a time, besides
+    arguments and its result. It returns the bytes that the kernel has allocated at once, besides
     its results, or None where they are not known. On the CPU, torch's allocator then reports them;
     elsewhere the peak is a lower bound. It may read shapes, dtypes and devices, never data.
 

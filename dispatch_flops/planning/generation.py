@@ -112,7 +112,7 @@ def _checked(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Planner:
-    """Counts passes of one model and holds them against one machine."""
+    """Counts passes of one model and compares them with one machine."""
 
     build: Callable[..., nn.Module]
     machine: Machine

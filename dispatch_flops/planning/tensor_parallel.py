@@ -53,7 +53,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
 
     The plan is ``{name of modules: style}`` as transformers has it: the model's ``tp_plan``, or
     ``base_model_tp_plan`` of its config. Raises TargetError if there is none, if it has a style
-    that torch's ``parallelize_module`` has not, and if heads cannot be divided.
+    that torch's ``parallelize_module`` lacks, and if heads cannot be divided.
     """
     stated = stated_plan(model)
     if not stated:
@@ -65,7 +65,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     if unknown:
         raise TargetError(
             f"the tensor-parallel plan of {type(model).__name__} has the style "
-            f"{', '.join(unknown)}, which parallelize_module has not; write a job that shards it"
+            f"{', '.join(unknown)}, which parallelize_module lacks; write a job that shards it"
         )
     _check_heads(model, mesh.size())
     _check_sizes(model, stated, mesh.size())

@@ -172,7 +172,7 @@ class MemoryProfile:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes that were allocated at a time; 0 where nothing was."""
+        """Most bytes that were allocated at once; 0 where nothing was."""
         return self.devices[0].peak_bytes if self.devices else 0
 
     @property

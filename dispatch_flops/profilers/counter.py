@@ -40,6 +40,7 @@ from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.profile.memory import FollowMemory, check_rounding, has_timeline
 from dispatch_flops.profilers.session import Session
+from dispatch_flops.units import calls_text
 
 
 class FlopCounterMode:
@@ -413,7 +414,7 @@ def _describe_uncounted(recorded: RecordedCalls) -> str:
     """Return the warning's text: operators without a formula, and formulas that failed."""
     uncounted, errors = recorded.uncounted_ops(), recorded.formula_errors()
     listed = ", ".join(
-        f"{op} ({calls} calls{'; ' + errors[op] if op in errors else ''})"
+        f"{op} ({calls_text(calls)}{'; ' + errors[op] if op in errors else ''})"
         for op, calls in uncounted.items()
     )
     broken = [op for op in uncounted if _is_exception(errors.get(op, ""))]

@@ -19,6 +19,7 @@ from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
     NOT_AVAILABLE,
     bytes_text,
+    calls_text,
     count_text,
     flops_text,
     fraction_text,
@@ -113,7 +114,7 @@ def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
         yield f"<p>{facts}</p>"
     if bound:
         calls = profile.uncounted_ops()
-        listed = ", ".join(f"{op} ({n} calls)" for op, n in islice(calls.items(), 10))
+        listed = ", ".join(f"{op} ({calls_text(n)})" for op, n in islice(calls.items(), 10))
         more = f" and {len(calls) - 10} more" if len(calls) > 10 else ""
         yield f"<p><b>Lower bound</b>: no cost is known for {_escaped(listed + more)}</p>"
 

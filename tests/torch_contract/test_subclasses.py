@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -94,6 +95,7 @@ def test_strided_nested_tensor_keeps_its_sizes_in_a_tensor() -> None:
     assert strided._nested_tensor_size().tolist() == [[2, 3], [4, 3]]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # before torch 2.13
 def test_sparse_tensor_gives_its_indices_and_values() -> None:
     """dispatch_flops relies on this for bytes and costs of COO tensors (operators/tensors.py),
     uncoalesced ones included, for which the public ``values()`` raises.

@@ -123,3 +123,7 @@ def test_ratio_beyond_a_float_is_none() -> None:
     assert units.ratio(float("nan"), 3) is None
     assert units.ratio(3, 0) is None
     assert units.ratio(None, 3) is None
+
+
+def test_one_call_is_not_several() -> None:
+    assert [units.calls_text(calls) for calls in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]

@@ -9,7 +9,7 @@ from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.explanations import attention_counting
 from dispatch_flops.renderers.table import uncounted_rows
 from dispatch_flops.renderers.text import one_line
-from dispatch_flops.units import flops_text, macs_text
+from dispatch_flops.units import calls_text, flops_text, macs_text
 
 _MOST = 6  # names that one remark lists
 
@@ -18,7 +18,7 @@ def remarks(profile: Profile) -> Iterator[str]:
     """Yield one line per remark."""
     uncounted = list(uncounted_rows(profile))
     if uncounted:
-        listed = [f"{op} ({calls} calls: {why})" for op, calls, why in uncounted]
+        listed = [f"{op} ({calls_text(calls)}: {why})" for op, calls, why in uncounted]
         yield f"Not counted, so that numbers marked >= are lower bounds: {_some(listed)}."
     outside = profile.outside.total()
     if outside.flops:

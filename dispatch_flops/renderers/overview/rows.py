@@ -45,7 +45,7 @@ def output_text(row: Row) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Modules of equal cost that one row stands for, out of ``copies`` equal places in the tree."""
+    """Modules of equal cost that one row stands for; the tree has ``copies`` such groups."""
 
     nodes: tuple[ModuleNode, ...]
     copies: int

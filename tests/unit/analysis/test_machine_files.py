@@ -50,12 +50,12 @@ def test_load_machine_reads_every_field(tmp_path: Path) -> None:
         ([1], "is not a JSON object"),
         ({}, "missing 1 required keyword-only argument: 'name'"),
         ({"name": "x", "speed": 3}, "unknown field 'speed'"),
-        ({"name": "x", "flops_per_s": {"float32": 0}}, "flops_per_s is"),
+        ({"name": "x", "flops_per_s": {"float32": 0}}, "flops_per_s.float32 is 0"),
         ({"name": "x", "flops_per_s": 3}, "flops_per_s is 3"),
         ({"name": "x", "kernel_flops_per_s": {"product": 3}}, "kernel_flops_per_s.product is 3"),
         ({"name": "x", "memory_bytes": -1}, "memory_bytes is -1"),
         ({"name": "x", "node_link": {"latency_s": 1}}, "Link: .*missing"),
-        ({"name": "x", "aliases": "y"}, "expected a list of texts"),
+        ({"name": "x", "aliases": "y"}, "'y' is not a list of texts"),
     ],
 )
 def test_load_machine_of_an_unusable_file_names_what_is_wrong(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from dispatch_flops.analysis.kernel_families import family_of
-from dispatch_flops.analysis.machines import MACHINES, Machine, find
+from dispatch_flops.analysis.machines import MACHINES, Link, Machine, find
+from dispatch_flops.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -141,3 +145,29 @@ def test_peak_of_a_kernel_family_is_its_own_where_measured() -> None:
 )
 def test_family_of_an_operator(op: str, family: str | None) -> None:
     assert family_of(op) == family
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"flops_per_s": 7e12}, r"flops_per_s is 7000000000000.0; expected numbers by the names"),
+        ({"flops_per_s": {torch.bfloat16: 7e12}}, r"flops_per_s is .torch.bfloat16: .*bfloat16"),
+        ({"flops_per_s": {"int8": "7e12"}}, "flops_per_s.int8 is '7e12'; expected a number above"),
+        ({"kernel_flops_per_s": 7e12}, "kernel_flops_per_s is 7.*; expected a dict of tables"),
+        ({"kernel_flops_per_s": {"product": {"int8": 0}}}, "kernel_flops_per_s.product.int8 is 0"),
+        ({"bytes_per_s": float("inf")}, "bytes_per_s is inf; expected a number above 0"),
+        ({"memory_bytes": True}, "memory_bytes is True; expected a number above 0"),
+        ({"devices_per_node": 2.5}, "devices_per_node is 2.5; expected an int above 0"),
+        ({"node_link": 3e9}, "node_link is 3000000000.0; expected a Link or None"),
+    ],
+)
+def test_machine_of_wrong_figures_names_the_field(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Machine(name="mine", **fields)
+
+
+def test_link_of_wrong_figures_names_the_field() -> None:
+    with pytest.raises(ConfigError, match="bytes_per_s is -3; expected a number above 0"):
+        Link(bytes_per_s=-3)
+    with pytest.raises(ConfigError, match="latency_s is -1e-06; expected seconds, 0 or more"):
+        Link(bytes_per_s=3e9, latency_s=-1e-6)

@@ -185,9 +185,13 @@ class TestProfileOnRanks:
         error = error_line(run("profile", "job.py:job", "--mesh", "dp=8"))
         assert "--mesh dp=8 has 8 ranks and torchrun started 4" in error
 
-    def test_options_of_a_model_are_an_error(self, run: Run) -> None:
-        error = error_line(run("profile", "job.py:job", "--mesh", "dp=8", "--input-shape", "1,3"))
-        assert "--input-shape is for a model" in error
+    @pytest.mark.parametrize(
+        "option",
+        ["--input-shape 1,3", "--train", "--warm-up 2", "--target-device cuda", "--sort flops"],
+    )
+    def test_options_of_a_model_are_an_error(self, run: Run, option: str) -> None:
+        result = run("profile", "job.py:job", "--mesh", "dp=8", *option.split())
+        assert f"{option.split()[0]} is for a model" in error_line(result)
 
     @pytest.mark.slow
     def test_torchrun_prints_one_merged_report(self, tmp_path: Path) -> None:

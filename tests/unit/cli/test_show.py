@@ -119,6 +119,12 @@ class TestReport:
             page = Path("r.html").read_text(encoding="utf-8")
             assert MACHINES["NVIDIA H200"].source in str(page_data(page))
 
+    def test_name_of_another_format_is_refused(self, run: Run, saved: Save) -> None:
+        saved("p.json", "net.py:make")
+        result = run("report", "p.json", "r.csv")
+        assert error_line(result).startswith("report writes HTML, and 'r.csv' does not end in ")
+        assert not Path("r.csv").exists()
+
     def test_unknown_machine_is_refused(self, run: Run, saved: Save) -> None:
         saved("p.json", "net.py:make")
         result = run("report", "p.json", "r.html", "--machine", "abacus")
