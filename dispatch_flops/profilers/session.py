@@ -184,7 +184,6 @@ class Session:
         with garbage_collection_later():
             self._names.read_facts()
             observed = Observed(
-                calls=self._tracker.calls(),
                 used_params=self._tracker.used_params(),
                 tokens=self._tracker.tokens(),
                 output_shapes=self._tracker.output_shapes(),
@@ -248,8 +247,9 @@ def _timed_pass(names: ModuleNames) -> UntimedPass:
     return counting_pass(names.modules())
 
 
-def _build(*parts: Any) -> Profile:
+def _build(calls: RecordedCalls, names: ModuleNames, observed: Observed, *parts: Any) -> Profile:
     # A profile consists of many new objects, none of them garbage: collection would take most of
     # the time.
     with garbage_collection_later():
-        return build_profile(*parts)
+        observed = dataclasses.replace(observed, calls=calls.module_calls())
+        return build_profile(calls, names, observed, *parts)
