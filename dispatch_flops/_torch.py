@@ -31,8 +31,8 @@ import importlib
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -951,6 +951,86 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     checked: dict[str, Any] = torch._TorchCompileInductorWrapper(None, dict(options), None).config
     return checked
+
+
+def _traced_keys(op: OpOverload) -> list[DispatchKey]:
+    """Return the keys of the kernels by which autograd takes ``op`` apart."""
+    if has_kernel(op.name(), COMPOSITE.name):
+        return [COMPOSITE]
+    keys = ("Autograd", *AUTOGRAD_KEYS)
+    return [getattr(DispatchKey, key) for key in keys if has_kernel(op.name(), key)]
+
+
+@contextmanager
+def kernels_in_traces(ops: Iterable[OpOverload], kernel: Callable[..., Any]) -> Iterator[None]:
+    """Have ``kernel(op, run, *args, **kwargs)`` run these operators where AOTAutograd traces them.
+
+    ops: operators that autograd takes apart. run: torch's own kernel.
+
+    Nothing changes for code that is not traced. Public: ``OpOverload.py_impl``, which cannot be
+    undone.
+    """
+    with ExitStack() as undo:
+        for op in ops:
+            undo.callback(op._dispatch_cache.clear)
+            for key in _traced_keys(op):
+                own = op.py_kernels.get(key)
+                run = partial(op._op_dk, key) if own is None else own
+                undo.callback(_restore_kernel, op, key, own)
+                op.py_kernels[key] = partial(kernel, op, run)
+            op._dispatch_cache.clear()
+        yield
+
+
+def _restore_kernel(op: OpOverload, key: DispatchKey, own: Callable[..., Any] | None) -> None:
+    if own is None:
+        del op.py_kernels[key]
+    else:
+        op.py_kernels[key] = own
+
+
+def traced_graph() -> fx.Graph | None:
+    """Return the graph in which operators are traced now, if there is one. Public: none."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return None if mode is None else mode.tracer.graph
+
+
+@contextmanager
+def marking_nodes(mark: str, kind: type) -> Iterator[None]:
+    """Give the nodes that are traced in the block an entry ``mark`` in ``nn_module_stack``.
+
+    Public: ``torch.fx.traceback.annotate``, whose entries nodes of backward take over from those
+    of forward.
+    """
+    from torch.fx import traceback
+
+    before = traceback.current_meta
+    stack = {**(before.get("nn_module_stack") or {}), mark: (mark, kind)}
+    traceback.current_meta = {**before, "nn_module_stack": stack}
+    try:
+        yield
+    finally:
+        traceback.current_meta = before
+
+
+def current_module_stack() -> Mapping[str, Any]:
+    """Return what nodes that are traced now have in ``nn_module_stack``. Public: none."""
+    from torch.fx.traceback import get_current_meta
+
+    return get_current_meta().get("nn_module_stack") or {}
+
+
+def interpreted_node() -> tuple[int, str]:
+    """Return the id of torch.compile's graph and the name of its node that AOTAutograd traces now.
+
+    ``(0, "")`` in a backward pass. Public: none.
+    """
+    from torch.fx.traceback import get_current_meta
+
+    sources = get_current_meta().get("from_node")
+    return (sources[-1].graph_id, sources[-1].name) if sources else (0, "")
 
 
 class TracedCallFollower(Protocol):
