@@ -71,6 +71,20 @@ def has_kernel(name: str, key: str) -> bool:
         return False
 
 
+def is_fallthrough(name: str, key: str) -> bool:
+    """Return True if what is registered under that key only goes on to the next. Public: none."""
+    return has_kernel(name, key) and (
+        torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(
+            name, DispatchKey.__members__[key]
+        )
+    )
+
+
+def is_custom_op(op: OpOverload) -> bool:
+    """Return True if ``torch.library.custom_op`` made it. Public: none."""
+    return op.name() in torch._library.custom_ops.OPDEFS
+
+
 # Every operator's name, for ``ops --coverage``. Public: none.
 all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_names
 
@@ -162,11 +176,13 @@ AUTOGRAD_KEYS = (
 def autograd_kernel(op: OpOverload, key: str) -> Callable[..., Any] | None:
     """Return the kernel of ``op`` under a key of autograd; called with the keyset and arguments.
 
-    None where there is none, and where the device has a kernel of its own, which a dispatch mode
-    sees. Public: ``torch.library.get_kernel``, whose result's method ``call_boxed`` is documented
-    with it.
+    None where there is none, and where autograd runs the kernel of the device, which a dispatch
+    mode sees. Public: ``torch.library.get_kernel``, whose result's method ``call_boxed`` is
+    documented with it.
     """
-    if has_kernel(op.name(), key.removeprefix("Autograd")):
+    name = op.name()
+    is_autograds = has_kernel(name, "Autograd") or has_kernel(name, key)
+    if has_kernel(name, key.removeprefix("Autograd")) and not is_autograds:
         return None
     try:
         kernel: Callable[..., Any] = torch.library.get_kernel(op, key).call_boxed
