@@ -31,8 +31,8 @@ import importlib
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -71,6 +71,20 @@ def has_kernel(name: str, key: str) -> bool:
         return False
 
 
+def is_fallthrough(name: str, key: str) -> bool:
+    """Return True if what is registered under that key only goes on to the next. Public: none."""
+    return has_kernel(name, key) and (
+        torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(
+            name, DispatchKey.__members__[key]
+        )
+    )
+
+
+def is_custom_op(op: OpOverload) -> bool:
+    """Return True if ``torch.library.custom_op`` made it. Public: none."""
+    return op.name() in torch._library.custom_ops.OPDEFS
+
+
 # Every operator's name, for ``ops --coverage``. Public: none.
 all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_names
 
@@ -82,11 +96,22 @@ def libraries_loaded() -> tuple[Any, ...]:
     torch.library. Listing all operators instead takes milliseconds. The package's own ``Kernels``
     do not change it. Public: none.
     """
-    defined = frozenset(torch.library._defs)  # type: ignore[attr-defined]
-    implemented = frozenset(torch.library._impls - _own_kernels)  # type: ignore[attr-defined]
-    return (len(sys.modules), len(torch.ops.loaded_libraries), defined, implemented)
+    global _libraries
+    defined, implemented = torch.library._defs, torch.library._impls  # type: ignore[attr-defined]
+    sizes = (
+        len(sys.modules),
+        len(torch.ops.loaded_libraries),
+        len(defined),
+        len(implemented) - len(_own_kernels),
+    )
+    # Every counter asks: comparing sets of names takes a tenth of what copying them does.
+    known = _libraries
+    if known[0] != sizes or not (known[1] <= defined and known[2] <= implemented):
+        _libraries = sizes, frozenset(defined), frozenset(implemented - _own_kernels)
+    return _libraries
 
 
+_libraries: tuple[Any, ...] = ((), frozenset(), frozenset())
 _own_kernels: set[str] = set()  # as torch.library names them
 
 
@@ -151,11 +176,13 @@ AUTOGRAD_KEYS = (
 def autograd_kernel(op: OpOverload, key: str) -> Callable[..., Any] | None:
     """Return the kernel of ``op`` under a key of autograd; called with the keyset and arguments.
 
-    None where there is none, and where the device has a kernel of its own, which a dispatch mode
-    sees. Public: ``torch.library.get_kernel``, whose result's method ``call_boxed`` is documented
-    with it.
+    None where there is none, and where autograd runs the kernel of the device, which a dispatch
+    mode sees. Public: ``torch.library.get_kernel``, whose result's method ``call_boxed`` is
+    documented with it.
     """
-    if has_kernel(op.name(), key.removeprefix("Autograd")):
+    name = op.name()
+    is_autograds = has_kernel(name, "Autograd") or has_kernel(name, key)
+    if has_kernel(name, key.removeprefix("Autograd")) and not is_autograds:
         return None
     try:
         kernel: Callable[..., Any] = torch.library.get_kernel(op, key).call_boxed
@@ -985,6 +1012,86 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     checked: dict[str, Any] = torch._TorchCompileInductorWrapper(None, dict(options), None).config
     return checked
+
+
+def _traced_keys(op: OpOverload) -> list[DispatchKey]:
+    """Return the keys of the kernels by which autograd takes ``op`` apart."""
+    if has_kernel(op.name(), COMPOSITE.name):
+        return [COMPOSITE]
+    keys = ("Autograd", *AUTOGRAD_KEYS)
+    return [getattr(DispatchKey, key) for key in keys if has_kernel(op.name(), key)]
+
+
+@contextmanager
+def kernels_in_traces(ops: Iterable[OpOverload], kernel: Callable[..., Any]) -> Iterator[None]:
+    """Have ``kernel(op, run, *args, **kwargs)`` run these operators where AOTAutograd traces them.
+
+    ops: operators that autograd takes apart. run: torch's own kernel.
+
+    Nothing changes for code that is not traced. Public: ``OpOverload.py_impl``, which cannot be
+    undone.
+    """
+    with ExitStack() as undo:
+        for op in ops:
+            undo.callback(op._dispatch_cache.clear)
+            for key in _traced_keys(op):
+                own = op.py_kernels.get(key)
+                run = partial(op._op_dk, key) if own is None else own
+                undo.callback(_restore_kernel, op, key, own)
+                op.py_kernels[key] = partial(kernel, op, run)
+            op._dispatch_cache.clear()
+        yield
+
+
+def _restore_kernel(op: OpOverload, key: DispatchKey, own: Callable[..., Any] | None) -> None:
+    if own is None:
+        del op.py_kernels[key]
+    else:
+        op.py_kernels[key] = own
+
+
+def traced_graph() -> fx.Graph | None:
+    """Return the graph in which operators are traced now, if there is one. Public: none."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return None if mode is None else mode.tracer.graph
+
+
+@contextmanager
+def marking_nodes(mark: str, kind: type) -> Iterator[None]:
+    """Give the nodes that are traced in the block an entry ``mark`` in ``nn_module_stack``.
+
+    Public: ``torch.fx.traceback.annotate``, whose entries nodes of backward take over from those
+    of forward.
+    """
+    from torch.fx import traceback
+
+    before = traceback.current_meta
+    stack = {**(before.get("nn_module_stack") or {}), mark: (mark, kind)}
+    traceback.current_meta = {**before, "nn_module_stack": stack}
+    try:
+        yield
+    finally:
+        traceback.current_meta = before
+
+
+def current_module_stack() -> Mapping[str, Any]:
+    """Return what nodes that are traced now have in ``nn_module_stack``. Public: none."""
+    from torch.fx.traceback import get_current_meta
+
+    return get_current_meta().get("nn_module_stack") or {}
+
+
+def interpreted_node() -> tuple[int, str]:
+    """Return the id of torch.compile's graph and the name of its node that AOTAutograd traces now.
+
+    ``(0, "")`` in a backward pass. Public: none.
+    """
+    from torch.fx.traceback import get_current_meta
+
+    sources = get_current_meta().get("from_node")
+    return (sources[-1].graph_id, sources[-1].name) if sources else (0, "")
 
 
 class TracedCallFollower(Protocol):

@@ -55,7 +55,6 @@ from dispatch_flops.counting.python_frames import (
 from dispatch_flops.counting.thread_state import (
     AFTER_BACKWARD,
     NO_TASK,
-    NOT_CALLS,
     UNATTRIBUTED,
     ModulePhase,
     OpenCall,
@@ -139,21 +138,12 @@ class Tracker:
         """Return every module and phase in which an operator may have been recorded."""
         return [found for thread in self._threads for found in list(thread.module_phases.values())]
 
-    def calls(self) -> Counter[str]:
-        """Return ``{fqn: times its forward ran}``."""
-        found: Counter[str] = Counter()
-        for module_phase in self.module_phases():
-            if module_phase.entered and module_phase.phase not in NOT_CALLS:
-                found[module_phase.fqn] += module_phase.entered
-        return found
-
-    def tokens(self) -> dict[str, int]:
-        """Return ``{fqn: rows that entered}`` of a mixture's experts; 0 for those not called."""
+    def tokens(self) -> Counter[str]:
+        """Return ``{fqn: rows that entered}`` of a mixture's experts that were called."""
         rows: Counter[str] = Counter()
         for thread in self._threads:
             rows.update(thread.tokens.copy())
-        calls = self.calls()
-        return {fqn: rows[fqn] for fqn in self.names.experts() if fqn in rows or not calls[fqn]}
+        return rows
 
     def output_shapes(self) -> dict[str, Shapes]:
         """Return ``{fqn: shapes of what its first call returned}``."""

@@ -138,13 +138,17 @@ def _devices_and_types(
     """Return the devices and the classes of the tensors that these modules hold."""
     devices: dict[torch.device, None] = {}
     types: set[type[torch.Tensor]] = set()
+    has_plain = False  # on the CPU: more of these add nothing
     for module in modules:
         for table in (module._parameters, module._buffers):
-            for tensor in table.values():
-                if tensor is not None:
+            for tensor in table.values() if table else ():
+                if tensor is None:
+                    continue
+                is_plain = type(tensor) in _PLAIN and tensor.is_cpu
+                if not (has_plain and is_plain):
+                    has_plain = has_plain or is_plain
                     types.add(type(tensor))
-                    if type(tensor) not in _PLAIN or not (tensor.is_cpu and _CPU in devices):
-                        devices[tensor.device] = None
+                    devices[tensor.device] = None
     return devices, types
 
 
