@@ -1556,12 +1556,14 @@ DDP_MODULE = "torch.nn.parallel.distributed"
 DDP_VERIFY = "_verify_param_shape_across_processes"
 
 
-def pipeline_schedule_class() -> type[Any]:
-    """Return the base of all pipeline schedules. Public: none.
+# Methods of pipeline schedules, called with ``(stages, has_backward, ...)``, by which the stages
+# agree whether they exchange metadata: by flags that they send to each other since torch 2.12, by
+# an all_reduce since 2.15. Public: none.
+PIPELINE_VOTES = ("_warmup_p2p", "_initialize_pipeline_distributed_state")
 
-    Its ``_warmup_p2p(stages, has_backward, p2p_done)`` sends flags between the stages, by which
-    they agree whether they exchange metadata. It is there since torch 2.12.
-    """
+
+def pipeline_schedule_class() -> type[Any]:
+    """Return the base of all pipeline schedules. Public: none."""
     from torch.distributed.pipelining import schedules
 
     found: type[Any] = schedules._PipelineSchedule
