@@ -12,11 +12,11 @@ from tests.helpers.paths import REPOSITORY
 ALARMS = 100
 
 SCRIPT = """
-import gc, random, signal, sys, time
+import gc, os, random, signal, sys, time
 import torch
 from torch import nn
 import torch._dynamo
-from dispatch_flops import FlopCounterMode, FlopMeter, profile_model
+from dispatch_flops import FlopCounterMode, FlopMeter, StepProfiler, profile_model
 from tests.helpers.untouched import model_state, process_state
 
 model, x = nn.Sequential(*[nn.Linear(8, 8) for _ in range(20)]), torch.ones(2, 8)
@@ -44,10 +44,23 @@ def meter():
         with meter.step():
             model(x[:rows]).sum().backward()
 
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+CONFIG = {"enabled": True, "profile_step": 2, "output_file": os.devnull}
+
+def training_step():
+    profiler = StepProfiler(model, optimizer, CONFIG)
+    for _ in range(3):
+        with profiler.step():
+            model(x).sum().backward()
+            optimizer.step()
+
 def state():
-    # The program that is interrupted makes gradients.
+    # The program that is interrupted makes gradients, and steps of optimizers switch them off.
     model.zero_grad(set_to_none=True)
-    return process_state() | model_state(model) | {"collector": gc.isenabled()}
+    torch.set_grad_enabled(True)
+    hooks = [*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks]
+    ours = {"collector": gc.isenabled(), "hooks of the optimizer": hooks}
+    return process_state() | model_state(model) | ours
 
 run = globals()[sys.argv[1]]
 signal.signal(signal.SIGALRM, interrupt)
@@ -76,7 +89,7 @@ print(interrupted)
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an interval timer")
 @pytest.mark.parametrize(
-    "program", ["counter", "memory", "model_with_data", "model_on_meta", "meter"]
+    "program", ["counter", "memory", "model_with_data", "model_on_meta", "meter", "training_step"]
 )
 def test_program_interrupted_at_random_moments_leaves_nothing(
     program: str, request: pytest.FixtureRequest

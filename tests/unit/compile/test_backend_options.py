@@ -59,13 +59,6 @@ def train(model: Any) -> None:
     model(torch.ones(A, B)).sum().backward()
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 # -- operators without a known cost -------------------------------------------------------------
 
 

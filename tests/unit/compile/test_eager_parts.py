@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -89,13 +88,6 @@ class Broken(Net):
         x = self.first(x)
         torch._dynamo.graph_break()
         return self.last(x)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def run(model: nn.Module, backend: Any, *batches: int, **options: Any) -> None:
