@@ -339,6 +339,8 @@ def leave_hidden_mode(mode: TorchDispatchMode) -> None:
 # Reads a tensor's properties without ``__torch_function__`` of its class or of modes. Public:
 # ``torch._C`` alone has it.
 torch_functions_disabled: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
+# The number of modes for ``__torch_function__`` in force in this thread. Public: none.
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 # -- autocast ---------------------------------------------------------------------------------
 
