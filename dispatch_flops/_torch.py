@@ -339,6 +339,8 @@ def leave_hidden_mode(mode: TorchDispatchMode) -> None:
 # Reads a tensor's properties without ``__torch_function__`` of its class or of modes. Public:
 # ``torch._C`` alone has it.
 torch_functions_disabled: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
+# The number of modes for ``__torch_function__`` in force in this thread. Public: none.
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 # -- autocast ---------------------------------------------------------------------------------
 
@@ -427,6 +429,51 @@ has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 # The address of a tensor's StorageImpl, the same for all views of a storage, also on meta; raises
 # NotImplementedError for a tensor without one. Public: untyped_storage().data_ptr() is 0 on meta.
 storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
+
+# Whether two of these tensors show the same storage, in one call. Public: none.
+share_storage: Callable[[tuple[torch.Tensor, ...]], bool] = functools.partial(
+    torch._C._any_output_is_alias_to_input_or_output,
+    (),
+    {},  # type: ignore[attr-defined]
+)
+
+
+def tensor_comparison(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Return what compares as many tensors with these. Public: none in one call.
+
+    They are the same if types, dtypes, devices, layouts, shapes, strides and whether they require a
+    gradient are. A tensor that is given twice is never the same. The result takes anything but
+    strided nested tensors: their exception ends the process.
+    """
+    guards = torch._C._dynamo.guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[[*tensor.shape] for tensor in tensors],  # type: ignore[misc]
+        dynamic_dims_strides=[[*tensor.stride()] for tensor in tensors],  # type: ignore[misc]
+    )
+    found: Callable[..., bool] = guards.check
+    return found
+
+
+def takes_nested_tensors(op: OpOverload) -> bool:
+    """Return True if the operator has a kernel for strided nested tensors. Public: none."""
+    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    try:
+        return any(has_kernel(op.name(), key) for key in _nested_keys())
+    except RuntimeError:  # torch's own table does not know this operator
+        return True
+
+
+@functools.cache
+def _nested_keys() -> tuple[str, ...]:
+    """Return the dispatch keys of nested tensors, one for each kind of device that torch knows."""
+    found = []
+    for key in torch._C.DispatchKey.__members__:
+        if key.startswith("NestedTensor") and key != "NestedTensor":
+            with suppress(RuntimeError):
+                torch._C._dispatch_key_parse(key)
+                found.append(key)
+    return tuple(found)
+
 
 # Tensors without data; those that tracers compute with; jagged nested ones. Public: none.
 FakeTensor = torch._subclasses.fake_tensor.FakeTensor
@@ -1533,12 +1580,14 @@ DDP_MODULE = "torch.nn.parallel.distributed"
 DDP_VERIFY = "_verify_param_shape_across_processes"
 
 
-def pipeline_schedule_class() -> type[Any]:
-    """Return the base of all pipeline schedules. Public: none.
+# Methods of pipeline schedules, called with ``(stages, has_backward, ...)``, by which the stages
+# agree whether they exchange metadata: by flags that they send to each other since torch 2.12, by
+# an all_reduce since 2.15. Public: none.
+PIPELINE_VOTES = ("_warmup_p2p", "_initialize_pipeline_distributed_state")
 
-    Its ``_warmup_p2p(stages, has_backward, p2p_done)`` sends flags between the stages, by which
-    they agree whether they exchange metadata. It is there since torch 2.12.
-    """
+
+def pipeline_schedule_class() -> type[Any]:
+    """Return the base of all pipeline schedules. Public: none."""
     from torch.distributed.pipelining import schedules
 
     found: type[Any] = schedules._PipelineSchedule

@@ -376,9 +376,8 @@ class Tracker:
         stamps = [observer.entering() for observer in self._observers]
         drop_calls_after_hooks(thread)
         fqn = self._optimizers.fqn_of(optimizer)
-        # A step that raises runs no post-hook. Whether the frame that runs it has returned tells
-        # that it is over; its id stands for it, for a reference would keep its variables alive.
-        step = id(calling_frame("enter_optimizer"))
+        # A step that raises runs no post-hook: it is over once its frame has returned.
+        step = calling_frame("enter_optimizer")
         drop_raised_steps(thread, step)
         has_closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
         module_phase = thread.module_phase(fqn, "optimizer")
