@@ -339,6 +339,8 @@ def leave_hidden_mode(mode: TorchDispatchMode) -> None:
 # Reads a tensor's properties without ``__torch_function__`` of its class or of modes. Public:
 # ``torch._C`` alone has it.
 torch_functions_disabled: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
+# The number of modes for ``__torch_function__`` in force in this thread. Public: none.
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 # -- autocast ---------------------------------------------------------------------------------
 
@@ -881,6 +883,28 @@ def _unwrapped_backend(backend: Any) -> Any:
         for name in ("_torchdynamo_orig_backend", "compiler_fn"):
             backend = getattr(backend, name, None) or backend
     return backend
+
+
+def backend_of_compiled_module(module: torch.nn.Module) -> Any:
+    """Return the backend for which ``module.compile()`` was called; None if it was not.
+
+    Public: none.
+    """
+    compiled = getattr(module, "_compiled_call_impl", None)
+    names = compiled.__code__.co_freevars if compiled is not None else ()
+    cells = compiled.__closure__ or () if compiled is not None else ()
+    context = next((cell for name, cell in zip(names, cells, strict=True) if name == "self"), None)
+    return None if context is None else _unwrapped_backend(context.cell_contents.callback)
+
+
+def is_never_compiled(function: Callable[..., Any]) -> bool:
+    """Return True if torch.compile leaves calls of a function eager, except from compiled code.
+
+    Public: none.
+    """
+    from torch._dynamo import trace_rules
+
+    return bool(trace_rules.check(function))
 
 
 def compilations() -> list[Any]:

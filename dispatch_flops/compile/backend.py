@@ -37,7 +37,7 @@ from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.meter_totals import Part, sample_count
 from dispatch_flops.counting.metered_run import MeteredRun
 from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.counting.placement import run_info
+from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.python_frames import call_arguments
 from dispatch_flops.counting.thread_state import ModulePhase
@@ -265,17 +265,18 @@ class CountingBackend(MeteredRun):
             for cost in self._left_eager():
                 outside: tuple[str, Phase] = (OUTSIDE, "forward")
                 module_phases.setdefault(outside, ModulePhase(*outside)).counts[cost] = 1
-            self._names.read_facts()
+            devices = DeviceSearch()
+            self._names.read_facts(devices.add)
             return build_profile(
                 CallAggregator().including(module_phases.values()),
                 self._names,
                 Observed(calls=module_calls_of(self.graphs), used_params=used_params),
-                run_info(self._names.modules(), self._conventions, self._first_call),
+                run_info(Placement.found_by(devices), self._conventions, self._first_call),
                 notes=tuple(notes),
             )
 
     def _left_eager(self) -> tuple[CallCost, ...]:
-        return self._eager_parts.found(has_graphs=bool(self.graphs))
+        return self._eager_parts.found(self.graphs)
 
     def _composites_with_formulas(self) -> set[OpOverload]:
         return taken_apart_of(registry.keys_with_formulas(self._own_rules))

@@ -86,29 +86,30 @@ class ModuleNames:
             if module is not None:
                 yield module
 
-    def read_facts(self) -> None:
-        """Read the facts of every module that is still alive.
+    def read_facts(self, visit: Callable[[nn.Module], object]) -> None:
+        """Read the facts of every module that is still alive, and pass each module to ``visit``.
 
         Later changes of the modules do not change what ``children`` and the names then tell.
         """
         with untraced():
             alive = (named.module() for named in list(self._by_id.values()))
             flat = flat_parameters(module for module in alive if module is not None)
-            for named in self._known():
+            known = list(self.by_fqn.values())
+            for named in known:
                 module = named.module()
                 if module is not None:
                     named.facts = facts_of(module, flat)
+                    visit(module)
+            for canonical in (named.canonical() for named in known if named.same_as is not None):
+                module = canonical.module()
+                if module is not None:
+                    canonical.facts = facts_of(module, flat)
 
     def packed(self) -> Iterator[int]:
         """Yield the number of values of each packed weight, each once."""
-        for named in {named.canonical() for named in self._known() if named.facts.packed}:
+        known = [named for named in self.by_fqn.values() if named.facts.packed or named.same_as]
+        for named in {named.canonical() for named in known}:
             yield from named.facts.packed
-
-    def _known(self) -> list[ModuleName]:
-        """Return every name, and the canonical one of each that is another name of a module."""
-        known = list(self.by_fqn.values())
-        known += [named.canonical() for named in known if named.same_as is not None]
-        return known
 
     def children(self) -> dict[str, list[str]]:
         """Return ``{fqn: fqns of its children}`` in the order of the model."""

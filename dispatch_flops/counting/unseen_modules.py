@@ -28,7 +28,10 @@ def unseen_modules(
     candidates = [
         fqn
         for fqn, named in list(names.items())
-        if fqn in returned and not named.is_wrapper and _is_untouched(named, used_params)
+        if (named.facts.parameters or named.same_as is not None)
+        and fqn in returned
+        and not named.is_wrapper
+        and _is_untouched(named, used_params)
     ]
     if not candidates:
         return ()

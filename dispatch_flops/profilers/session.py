@@ -20,7 +20,7 @@ from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.opaque_modules import OpaqueModules
 from dispatch_flops.counting.packed_weights import note_on_packed
-from dispatch_flops.counting.placement import run_info
+from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
@@ -179,7 +179,8 @@ class Session:
         """
         self._find_ranks()
         with garbage_collection_later():
-            self._names.read_facts()
+            devices = DeviceSearch()
+            self._names.read_facts(devices.add)
             observed = Observed(
                 used_params=self._tracker.used_params(),
                 tokens=self._tracker.tokens(),
@@ -189,7 +190,10 @@ class Session:
                 communication=self._mode.communication.calls(),
             )
             run = run_info(
-                self._names.modules(), self._conventions, self._tracker.first_call, self._ranks
+                Placement.found_by(devices),
+                self._conventions,
+                self._tracker.first_call,
+                self._ranks,
             )
             memory = None if self._memory is None else MemoryReading(self._memory, self._names)
         self.unseen_modules = self._find_unseen(calls, observed)
