@@ -885,6 +885,28 @@ def _unwrapped_backend(backend: Any) -> Any:
     return backend
 
 
+def backend_of_compiled_module(module: torch.nn.Module) -> Any:
+    """Return the backend for which ``module.compile()`` was called; None if it was not.
+
+    Public: none.
+    """
+    compiled = getattr(module, "_compiled_call_impl", None)
+    names = compiled.__code__.co_freevars if compiled is not None else ()
+    cells = compiled.__closure__ or () if compiled is not None else ()
+    context = next((cell for name, cell in zip(names, cells, strict=True) if name == "self"), None)
+    return None if context is None else _unwrapped_backend(context.cell_contents.callback)
+
+
+def is_never_compiled(function: Callable[..., Any]) -> bool:
+    """Return True if torch.compile leaves calls of a function eager, except from compiled code.
+
+    Public: none.
+    """
+    from torch._dynamo import trace_rules
+
+    return bool(trace_rules.check(function))
+
+
 def compilations() -> list[Any]:
     """Return the last compilations of this process, with what failed and why. Public: none."""
     from torch._dynamo.utils import get_compilation_metrics

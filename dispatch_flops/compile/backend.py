@@ -276,7 +276,7 @@ class CountingBackend(MeteredRun):
             )
 
     def _left_eager(self) -> tuple[CallCost, ...]:
-        return self._eager_parts.found(has_graphs=bool(self.graphs))
+        return self._eager_parts.found(self.graphs)
 
     def _composites_with_formulas(self) -> set[OpOverload]:
         return taken_apart_of(registry.keys_with_formulas(self._own_rules))

@@ -229,7 +229,7 @@ def test_triton_kernel_in_a_graph_is_asked_for_its_formula() -> None:
     cost = GraphCost(
         graph,
         attribution,
-        regions=OpaqueRegions(attribution, graph, {}),
+        regions=OpaqueRegions(attribution, graph, {}, (), is_rewritten=False),
         is_backward=False,
         conventions=Conventions(),
         own_rules=rules,
