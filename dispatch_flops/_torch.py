@@ -481,21 +481,11 @@ def stop_reporting_allocations() -> list[int]:
     return [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
 
 
-def dispatch_keys(tensor: torch.Tensor) -> int:
-    """Return a number for the device, layout and lazy operations of a tensor, such as conjugation.
-
-    Public: none for all of them.
-    """
-    keys: int = _dispatch_keys(tensor).raw_repr()
-    return keys
-
-
-_dispatch_keys: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
 _fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
 
 def kernel_settings() -> tuple[Any, ...]:
-    """Return the settings by which the kernels of the CPU are chosen.
+    """Return the settings by which the CPU's kernels of convolutions and layers are chosen.
 
     Public: ``torch.backends.mkldnn.flags`` and ``fp32_precision``, which take longer to read.
     """
@@ -507,8 +497,8 @@ def kernel_settings() -> tuple[Any, ...]:
         torch._C._get_nnpack_enabled(),
         torch._C._get_deterministic_algorithms(),
         _fp32_precision("mkldnn", "conv"),
-        _fp32_precision("mkldnn", "matmul"),
         _fp32_precision("mkldnn", "rnn"),
+        torch.autograd.forward_ad._current_level,  # of zero tensors, which have no memory
     )
 
 

@@ -79,29 +79,33 @@ class ModulePeak:
     """The most memory on a device while operators of one module ran in one phase.
 
     made_in: the module and phase; None for what no operator made. of_phase: the peak of the phase;
-    None until an operator has returned.
+    None until an operator has returned. unnoted: bytes up to which ``note`` has nothing to do.
     """
 
-    __slots__ = ("bytes", "device", "made_in", "of_phase")
+    __slots__ = ("bytes", "device", "made_in", "of_phase", "unnoted")
 
     def __init__(self, device: DeviceBlocks, made_in: ModulePhase | None) -> None:
-        self.bytes = -(1 << 62)
+        self.bytes = self.unnoted = -(1 << 62)
         self.device = device
         self.made_in = made_in
         self.of_phase: Peak | None = None
 
     def note(self, now: int, operator: Any, born: int) -> None:
-        """Note that ``now`` bytes, more than before, were allocated while an operator ran.
+        """Note that ``now`` bytes were allocated while an operator ran.
 
         born: number of the latest allocation.
         """
         made_in, device = self.made_in, self.device
         assert made_in is not None
-        self.bytes = now
         peak = self.of_phase
         if peak is None:
             device.modules[made_in] = self
             peak = self.of_phase = device.peak_of(made_in)
+        if device.timeline is None:
+            self.unnoted = now
+        else:
+            device.timeline.note(now, now - device.now, born, made_in, operator)
+        self.bytes = max(now, self.bytes)
         if now > peak.bytes:
             peak.bytes, peak.born = now, born
             peak.made_in, peak.operator = made_in, operator
@@ -283,7 +287,8 @@ class Blocks:
         """
         if self.live.pop(block.key, None) is None or not block.size:
             return
-        device, made_in = block.peak.device, block.peak.made_in
+        peak = block.peak
+        device, made_in = peak.device, peak.made_in
         device.now -= block.size
         timeline = device.timeline
         if block.born > device.born_at_peaks and timeline is None:
@@ -292,7 +297,10 @@ class Blocks:
             phase = made_in.phase
             if phase == "forward":
                 if block.born > self.born_in_calls:
-                    now = last_recorded_in(self.threads)
+                    try:
+                        now = self.threads.thread.recorded_in
+                    except AttributeError:
+                        now = last_recorded_in(self.threads)
                     if now is made_in or now is None or now.phase == phase:
                         return
             elif phase != "recompute":
@@ -300,9 +308,9 @@ class Blocks:
         role = self._role_of(block, is_over=True)
         if timeline is not None:
             timeline.released.append((block.born, block.size, role))
-        for peak in device.peaks:
-            if block.born <= peak.born:
-                peak.released.append((block, role))
+        for highest in device.peaks:
+            if block.born <= highest.born:
+                highest.released.append((block, role))
         if role == "activations" and made_in is not None:
             self._activations[block.step, made_in.fqn] += block.size
 

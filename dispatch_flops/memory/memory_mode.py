@@ -18,10 +18,9 @@ from dispatch_flops.memory.blocks import Block, ModulePeak
 from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.reused_arguments import reused_storage
 from dispatch_flops.memory.run_memory import Memory
-from dispatch_flops.memory.storages import Allocation, allocation_of, storages_of
+from dispatch_flops.memory.storages import Allocation, allocation_of, storages_in, tensors_taken
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.operators.workspaces import always, never, workspace_of
 from dispatch_flops.profile.cost import Phase
 
@@ -30,20 +29,21 @@ _Parameter = torch.nn.Parameter
 _WITHOUT_TENSORS = frozenset(
     (bool, int, float, str, type(None), torch.device, torch.dtype, torch.layout)
 ) | {torch.memory_format}
+_NOWHERE = ModulePhase("", "forward")
 _count = CountingMode.__torch_dispatch__  # super() takes longer to find it
 
 
 class _Operator:
-    """What an overload allocates, as its schema tells.
+    """What an overload takes and allocates, as its schema tells.
 
-    func: the overload, whose id must not be given to another. reads: it may be given tensors that
-    no operator made. is_followed: False for names of ranges. allocates: results may be new storages.
+    func: the overload, whose id must not be given to another. takes: its tensors; see
+    ``tensors_taken``. is_annotation: it only names a range. allocates: results may be new storages.
     is_plain: that is all that it allocates. may_reuse: in a backward pass, a result may take the
     place of an argument.
     """
 
     __slots__ = (
-        "allocates", "allocation", "func", "is_followed", "is_plain", "may_reuse", "reads",
+        "allocates", "allocation", "func", "is_annotation", "is_plain", "may_reuse", "takes",
         "workspace",
     )  # fmt: skip
 
@@ -51,8 +51,8 @@ class _Operator:
         self.func = func
         self.allocation = allocation_of(func)
         self.workspace = workspace_of(func)
-        self.reads = self.allocation != "arrival"
-        self.is_followed = self.allocation != "annotation"
+        self.takes = "none" if self.allocation == "arrival" else tensors_taken(func)
+        self.is_annotation = self.allocation == "annotation"
         self.allocates = self.allocation != "none"
         self.is_plain = is_exact and self.allocation in ("result", "reuse")
         self.may_reuse = self.allocation == "reuse"
@@ -79,7 +79,7 @@ class MemoryMode(CountingMode):
         self._on_release = memory.blocks.on_release
         self._kernel = KernelAllocations()
         self._operators: dict[int, _Operator] = {}
-        self._peak = memory.device.elsewhere  # of the last operator's module and device
+        self._peak = ModulePeak(memory.device, _NOWHERE)  # of the last operator's module and device
         self._phase: Phase = "forward"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -91,38 +91,42 @@ class MemoryMode(CountingMode):
                 timer.end()
         if self._has_subclasses and self._subclass.depth and in_sharding_propagation():
             return _count(self, func, types, args, kwargs)
-        operator = self._operators.get(id(func)) or self._add_operator(func)
+        try:
+            operator = self._operators[id(func)]  # an overload's own hash runs in Python
+        except KeyError:
+            operator = self._add_operator(func)
         live = self._live
-        if self._phase == "forward" and operator.reads:
+        if self._phase == "forward":
             # Later phases use what forward used, and what optimizers are known to hold.
-            for arg in (*args, *kwargs.values()) if kwargs else args:
-                cls = arg.__class__
-                if cls is _Tensor or cls is _Parameter:
-                    try:
-                        if id(arg.untyped_storage()) not in live:
-                            self._meet(arg)
-                    except RuntimeError:  # sparse and opaque tensors have no storage of their own
-                        self._meet(arg)
-                elif cls is list:
-                    if arg and arg[0].__class__ is not int:  # not a shape, nor dimensions
-                        self._meet(arg)
-                elif cls not in _WITHOUT_TENSORS:
-                    self._meet(arg)
+            takes = operator.takes
+            try:
+                if takes == "one":
+                    if id(args[0].untyped_storage()) not in live:
+                        self._meet(args)
+                elif takes == "two":
+                    a, b = args
+                    if id(a.untyped_storage()) not in live or id(b.untyped_storage()) not in live:
+                        self._meet(args)
+                elif takes == "any":
+                    self._meet_unknown((*args, *kwargs.values()) if kwargs else args)
+            except (AttributeError, IndexError, RuntimeError, ValueError):  # no storage, or omitted
+                self._meet((args, kwargs))
         out = _count(self, func, types, args, kwargs)
-        if out is NotImplemented or not operator.is_followed:
+        is_tensor = out.__class__ is _Tensor
+        if not is_tensor and (out is NotImplemented or operator.is_annotation):
             return out
         try:
             made_in: ModulePhase | None = self._local.thread.recorded_in
         except AttributeError:
             made_in = None
         peak = self._peak
-        if made_in is not peak.made_in or made_in is None:
+        if made_in is not peak.made_in:
             peak = self._moved_to(made_in)
-        if operator.may_reuse and peak.made_in.phase == "backward":
+        if operator.may_reuse and self._phase == "backward":
             storage = reused_storage(args, kwargs, out)
             if storage is not None:
                 self._blocks.reused(storage)
-        if operator.is_plain and out.__class__ is _Tensor:
+        if is_tensor and operator.is_plain:
             try:
                 storage = out.untyped_storage()
                 if out.device != peak.device.device:
@@ -144,16 +148,29 @@ class MemoryMode(CountingMode):
                 peak = self._allocated_all((args, kwargs), out, operator.allocation)
         elif operator.allocates:
             peak = self._allocated_all((args, kwargs), out, operator.allocation)
-        device = peak.device
-        now = device.now
+        now = peak.device.now
         if operator.workspace is not None:
             now += self._workspace(func, operator.workspace, args, kwargs, out)
-        if now > peak.bytes:
+        if now > peak.unnoted:
             peak.note(now, func, self._blocks.allocations)
-        if device.timeline is not None:
-            born = self._blocks.allocations
-            device.timeline.note(now, now - device.now, born, peak.made_in, func)
         return out
+
+    def _meet_unknown(self, arguments: Any) -> None:
+        """Note the storages among the arguments that no operator returned."""
+        live = self._live
+        for arg in arguments:
+            cls = arg.__class__
+            if cls is _Tensor or cls is _Parameter:
+                try:
+                    if id(arg.untyped_storage()) not in live:
+                        self._meet(arg)
+                except RuntimeError:  # sparse and opaque tensors have no storage of their own
+                    self._meet(arg)
+            elif cls is list:
+                if arg and arg[0].__class__ is not int:  # not a shape, nor dimensions
+                    self._meet(arg)
+            elif cls not in _WITHOUT_TENSORS:
+                self._meet(arg)
 
     def _add_operator(self, func: Any) -> _Operator:
         operator = _Operator(func, is_exact=self._memory.rounding == 1)
@@ -184,21 +201,18 @@ class MemoryMode(CountingMode):
         return replace(plan, call=self._kernel.reported(plan.func, plan.call, rule))
 
     def _meet(self, arguments: Any) -> None:
-        for tensor in tensors_in(arguments):
-            for storage, device in storages_of(tensor):
-                self._memory.meet(storage, device)
+        for storage, device in storages_in(arguments):
+            self._memory.meet(storage, device)
 
     def _allocated_all(self, arguments: Any, out: Any, allocation: Allocation) -> ModulePeak:
         blocks = self._blocks
-        for tensor in tensors_in(out):
-            for storage, device in storages_of(tensor):
-                blocks.allocated(storage, self._allocating_on(device))
-                if allocation == "gathering":
-                    blocks.give_role(storage, "unsharded parameters")
+        for storage, device in storages_in(out):
+            blocks.allocated(storage, self._allocating_on(device))
+            if allocation == "gathering":
+                blocks.give_role(storage, "unsharded parameters")
         if allocation == "argument":
-            for tensor in tensors_in((arguments, out)):
-                for storage, device in storages_of(tensor):
-                    blocks.resized(storage, self._allocating_on(device))
+            for storage, device in storages_in((arguments, out)):
+                blocks.resized(storage, self._allocating_on(device))
         return self._peak
 
     def _allocating_on(self, device: torch.device) -> ModulePeak:
@@ -206,6 +220,7 @@ class MemoryMode(CountingMode):
         peak = self._peak
         if peak.device.device != device:
             self._memory.device = blocks = self._blocks.on(device)
+            assert peak.made_in is not None
             self._peak = peak = blocks.module_peak(peak.made_in)
         return peak
 

@@ -71,7 +71,7 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
             )
 
     def decorate(workspace: Workspace) -> Workspace:
-        add_workspace(listed, WorkspaceRule(workspace))
+        _WORKSPACES.update(dict.fromkeys(listed, WorkspaceRule(workspace)))
         return workspace
 
     return decorate
