@@ -16,7 +16,6 @@ from dispatch_flops.operators.workspaces import WorkspaceRule
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _Tensor, _Parameter = _PLAIN
 _NUMBERS = frozenset((bool, int, float, str, type(None)))
-_REAL = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 _LIMIT = 8192  # workspaces that are kept before all are dropped
 # Workspaces of steady rules by signature, of all counters: a report takes longer than most kernels.
 _known: dict[Any, int] = {}
@@ -80,10 +79,9 @@ def _signature(func: Any, rule: WorkspaceRule, args: Any) -> Any:
         for arg in args:
             cls = arg.__class__
             if cls is _Tensor or cls is _Parameter:
-                dtype = arg.dtype
-                if dtype not in _REAL or arg.is_neg() or not arg.is_cpu:
-                    return None  # kernels first compute what is lazy, as a conjugate is
-                key += (arg.shape, arg.stride(), dtype)
+                if not arg.is_cpu:
+                    return None
+                key += (arg.shape, arg.stride(), arg.dtype)
             elif cls is list:
                 key.append(tuple(arg))
             elif cls in _NUMBERS:
