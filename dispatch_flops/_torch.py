@@ -31,8 +31,8 @@ import importlib
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -71,6 +71,20 @@ def has_kernel(name: str, key: str) -> bool:
         return False
 
 
+def is_fallthrough(name: str, key: str) -> bool:
+    """Return True if what is registered under that key only goes on to the next. Public: none."""
+    return has_kernel(name, key) and (
+        torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(
+            name, DispatchKey.__members__[key]
+        )
+    )
+
+
+def is_custom_op(op: OpOverload) -> bool:
+    """Return True if ``torch.library.custom_op`` made it. Public: none."""
+    return op.name() in torch._library.custom_ops.OPDEFS
+
+
 # Every operator's name, for ``ops --coverage``. Public: none.
 all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_names
 
@@ -82,11 +96,22 @@ def libraries_loaded() -> tuple[Any, ...]:
     torch.library. Listing all operators instead takes milliseconds. The package's own ``Kernels``
     do not change it. Public: none.
     """
-    defined = frozenset(torch.library._defs)  # type: ignore[attr-defined]
-    implemented = frozenset(torch.library._impls - _own_kernels)  # type: ignore[attr-defined]
-    return (len(sys.modules), len(torch.ops.loaded_libraries), defined, implemented)
+    global _libraries
+    defined, implemented = torch.library._defs, torch.library._impls  # type: ignore[attr-defined]
+    sizes = (
+        len(sys.modules),
+        len(torch.ops.loaded_libraries),
+        len(defined),
+        len(implemented) - len(_own_kernels),
+    )
+    # Every counter asks: comparing sets of names takes a tenth of what copying them does.
+    known = _libraries
+    if known[0] != sizes or not (known[1] <= defined and known[2] <= implemented):
+        _libraries = sizes, frozenset(defined), frozenset(implemented - _own_kernels)
+    return _libraries
 
 
+_libraries: tuple[Any, ...] = ((), frozenset(), frozenset())
 _own_kernels: set[str] = set()  # as torch.library names them
 
 
@@ -151,11 +176,13 @@ AUTOGRAD_KEYS = (
 def autograd_kernel(op: OpOverload, key: str) -> Callable[..., Any] | None:
     """Return the kernel of ``op`` under a key of autograd; called with the keyset and arguments.
 
-    None where there is none, and where the device has a kernel of its own, which a dispatch mode
-    sees. Public: ``torch.library.get_kernel``, whose result's method ``call_boxed`` is documented
-    with it.
+    None where there is none, and where autograd runs the kernel of the device, which a dispatch
+    mode sees. Public: ``torch.library.get_kernel``, whose result's method ``call_boxed`` is
+    documented with it.
     """
-    if has_kernel(op.name(), key.removeprefix("Autograd")):
+    name = op.name()
+    is_autograds = has_kernel(name, "Autograd") or has_kernel(name, key)
+    if has_kernel(name, key.removeprefix("Autograd")) and not is_autograds:
         return None
     try:
         kernel: Callable[..., Any] = torch.library.get_kernel(op, key).call_boxed
@@ -312,6 +339,8 @@ def leave_hidden_mode(mode: TorchDispatchMode) -> None:
 # Reads a tensor's properties without ``__torch_function__`` of its class or of modes. Public:
 # ``torch._C`` alone has it.
 torch_functions_disabled: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
+# The number of modes for ``__torch_function__`` in force in this thread. Public: none.
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 # -- autocast ---------------------------------------------------------------------------------
 
@@ -400,6 +429,51 @@ has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 # The address of a tensor's StorageImpl, the same for all views of a storage, also on meta; raises
 # NotImplementedError for a tensor without one. Public: untyped_storage().data_ptr() is 0 on meta.
 storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
+
+# Whether two of these tensors show the same storage, in one call. Public: none.
+share_storage: Callable[[tuple[torch.Tensor, ...]], bool] = functools.partial(
+    torch._C._any_output_is_alias_to_input_or_output,
+    (),
+    {},  # type: ignore[attr-defined]
+)
+
+
+def tensor_comparison(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Return what compares as many tensors with these. Public: none in one call.
+
+    They are the same if types, dtypes, devices, layouts, shapes, strides and whether they require a
+    gradient are. A tensor that is given twice is never the same. The result takes anything but
+    strided nested tensors: their exception ends the process.
+    """
+    guards = torch._C._dynamo.guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[[*tensor.shape] for tensor in tensors],  # type: ignore[misc]
+        dynamic_dims_strides=[[*tensor.stride()] for tensor in tensors],  # type: ignore[misc]
+    )
+    found: Callable[..., bool] = guards.check
+    return found
+
+
+def takes_nested_tensors(op: OpOverload) -> bool:
+    """Return True if the operator has a kernel for strided nested tensors. Public: none."""
+    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    try:
+        return any(has_kernel(op.name(), key) for key in _nested_keys())
+    except RuntimeError:  # torch's own table does not know this operator
+        return True
+
+
+@functools.cache
+def _nested_keys() -> tuple[str, ...]:
+    """Return the dispatch keys of nested tensors, one for each kind of device that torch knows."""
+    found = []
+    for key in torch._C.DispatchKey.__members__:
+        if key.startswith("NestedTensor") and key != "NestedTensor":
+            with suppress(RuntimeError):
+                torch._C._dispatch_key_parse(key)
+                found.append(key)
+    return tuple(found)
+
 
 # Tensors without data; those that tracers compute with; jagged nested ones. Public: none.
 FakeTensor = torch._subclasses.fake_tensor.FakeTensor
@@ -831,6 +905,28 @@ def _unwrapped_backend(backend: Any) -> Any:
     return backend
 
 
+def backend_of_compiled_module(module: torch.nn.Module) -> Any:
+    """Return the backend for which ``module.compile()`` was called; None if it was not.
+
+    Public: none.
+    """
+    compiled = getattr(module, "_compiled_call_impl", None)
+    names = compiled.__code__.co_freevars if compiled is not None else ()
+    cells = compiled.__closure__ or () if compiled is not None else ()
+    context = next((cell for name, cell in zip(names, cells, strict=True) if name == "self"), None)
+    return None if context is None else _unwrapped_backend(context.cell_contents.callback)
+
+
+def is_never_compiled(function: Callable[..., Any]) -> bool:
+    """Return True if torch.compile leaves calls of a function eager, except from compiled code.
+
+    Public: none.
+    """
+    from torch._dynamo import trace_rules
+
+    return bool(trace_rules.check(function))
+
+
 def compilations() -> list[Any]:
     """Return the last compilations of this process, with what failed and why. Public: none."""
     from torch._dynamo.utils import get_compilation_metrics
@@ -960,6 +1056,86 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     checked: dict[str, Any] = torch._TorchCompileInductorWrapper(None, dict(options), None).config
     return checked
+
+
+def _traced_keys(op: OpOverload) -> list[DispatchKey]:
+    """Return the keys of the kernels by which autograd takes ``op`` apart."""
+    if has_kernel(op.name(), COMPOSITE.name):
+        return [COMPOSITE]
+    keys = ("Autograd", *AUTOGRAD_KEYS)
+    return [getattr(DispatchKey, key) for key in keys if has_kernel(op.name(), key)]
+
+
+@contextmanager
+def kernels_in_traces(ops: Iterable[OpOverload], kernel: Callable[..., Any]) -> Iterator[None]:
+    """Have ``kernel(op, run, *args, **kwargs)`` run these operators where AOTAutograd traces them.
+
+    ops: operators that autograd takes apart. run: torch's own kernel.
+
+    Nothing changes for code that is not traced. Public: ``OpOverload.py_impl``, which cannot be
+    undone.
+    """
+    with ExitStack() as undo:
+        for op in ops:
+            undo.callback(op._dispatch_cache.clear)
+            for key in _traced_keys(op):
+                own = op.py_kernels.get(key)
+                run = partial(op._op_dk, key) if own is None else own
+                undo.callback(_restore_kernel, op, key, own)
+                op.py_kernels[key] = partial(kernel, op, run)
+            op._dispatch_cache.clear()
+        yield
+
+
+def _restore_kernel(op: OpOverload, key: DispatchKey, own: Callable[..., Any] | None) -> None:
+    if own is None:
+        del op.py_kernels[key]
+    else:
+        op.py_kernels[key] = own
+
+
+def traced_graph() -> fx.Graph | None:
+    """Return the graph in which operators are traced now, if there is one. Public: none."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return None if mode is None else mode.tracer.graph
+
+
+@contextmanager
+def marking_nodes(mark: str, kind: type) -> Iterator[None]:
+    """Give the nodes that are traced in the block an entry ``mark`` in ``nn_module_stack``.
+
+    Public: ``torch.fx.traceback.annotate``, whose entries nodes of backward take over from those
+    of forward.
+    """
+    from torch.fx import traceback
+
+    before = traceback.current_meta
+    stack = {**(before.get("nn_module_stack") or {}), mark: (mark, kind)}
+    traceback.current_meta = {**before, "nn_module_stack": stack}
+    try:
+        yield
+    finally:
+        traceback.current_meta = before
+
+
+def current_module_stack() -> Mapping[str, Any]:
+    """Return what nodes that are traced now have in ``nn_module_stack``. Public: none."""
+    from torch.fx.traceback import get_current_meta
+
+    return get_current_meta().get("nn_module_stack") or {}
+
+
+def interpreted_node() -> tuple[int, str]:
+    """Return the id of torch.compile's graph and the name of its node that AOTAutograd traces now.
+
+    ``(0, "")`` in a backward pass. Public: none.
+    """
+    from torch.fx.traceback import get_current_meta
+
+    sources = get_current_meta().get("from_node")
+    return (sources[-1].graph_id, sources[-1].name) if sources else (0, "")
 
 
 class TracedCallFollower(Protocol):
@@ -1424,12 +1600,14 @@ DDP_MODULE = "torch.nn.parallel.distributed"
 DDP_VERIFY = "_verify_param_shape_across_processes"
 
 
-def pipeline_schedule_class() -> type[Any]:
-    """Return the base of all pipeline schedules. Public: none.
+# Methods of pipeline schedules, called with ``(stages, has_backward, ...)``, by which the stages
+# agree whether they exchange metadata: by flags that they send to each other since torch 2.12, by
+# an all_reduce since 2.15. Public: none.
+PIPELINE_VOTES = ("_warmup_p2p", "_initialize_pipeline_distributed_state")
 
-    Its ``_warmup_p2p(stages, has_backward, p2p_done)`` sends flags between the stages, by which
-    they agree whether they exchange metadata. It is there since torch 2.12.
-    """
+
+def pipeline_schedule_class() -> type[Any]:
+    """Return the base of all pipeline schedules. Public: none."""
     from torch.distributed.pipelining import schedules
 
     found: type[Any] = schedules._PipelineSchedule

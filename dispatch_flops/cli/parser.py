@@ -73,6 +73,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise TargetError(f"{message} (see {self.prog} --help)")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the arguments of a command; an unknown one is reported with the command's help."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            help_of = f"{self.prog} {options.command} --help"
+            raise TargetError(f"unrecognized arguments: {' '.join(unknown)} (see {help_of})")
+        return options
+
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print the help or the version; argparse ignores that stdout cannot be written."""
         if file is sys.stdout:

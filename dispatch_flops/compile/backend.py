@@ -13,8 +13,8 @@ import torch
 from torch import fx, nn
 
 from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
 from dispatch_flops.analysis.machines import Machine
-from dispatch_flops.compile import composite_formulas
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.call_recorder import RECORDER
 from dispatch_flops.compile.compilers import Compiler
@@ -29,7 +29,7 @@ from dispatch_flops.compile.graph_runs import (
     runs_of,
     uncounted_calls,
 )
-from dispatch_flops.compile.opaque_regions import OpaqueRegions
+from dispatch_flops.compile.opaque_regions import LATER, OpaqueRegions
 from dispatch_flops.compile.step import Step
 from dispatch_flops.compile.step_parts import StepParts
 from dispatch_flops.counting.aggregation import CallAggregator
@@ -37,7 +37,7 @@ from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.meter_totals import Part, sample_count
 from dispatch_flops.counting.metered_run import MeteredRun
 from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.counting.placement import run_info
+from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.python_frames import call_arguments
 from dispatch_flops.counting.thread_state import ModulePhase
@@ -46,6 +46,7 @@ from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
 )
+from dispatch_flops.operators.composites import taken_apart_of
 from dispatch_flops.operators.conventions import Causal, Conventions, Flops
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.operator_keys import name_of
@@ -84,9 +85,9 @@ def counting_backend(
         for its calls in compiled code. Where it cannot be, the operators of the module are counted;
         an UncountedWarning, issued once for each class, and a note of the profile say why. That is
         so for a call with a graph break inside, for one in ``torch.cond`` or the like, and for a
-        formula that is registered after the call was compiled. Formulas of composite operators,
-        such as ``aten.linear``, are never asked, and a warning and a note say so: a graph holds
-        what they consist of.
+        formula that is registered after the call was compiled. The same goes for formulas of
+        composite operators, such as ``aten.linear``, and also where the compiler merges the
+        operators of the call with others.
     strict: ``step()`` and ``total()`` raise UncountedOpsError if something that ran has no known
         cost. Without it (the default) they issue an UncountedWarning, once.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device of
@@ -151,9 +152,9 @@ class CountingBackend(MeteredRun):
         self._own_rules = own_rules
         self._strict = strict
         self._warned = False
-        self._problems: dict[type, str] = {}
-        self._warned_of: set[type] = set()
-        self._warned_of_composites: set[str] = set()
+        self._problems: dict[Any, str] = {}  # of classes and operators
+        self._warned_of: set[str] = set()
+        self._followed: set[OpOverload] | None = None  # composite operators, by all functions
         self._eager_parts = EagerParts(self, self._names)
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
         self._runs_at_last_step: Counter[GraphRun] = Counter()
@@ -178,14 +179,18 @@ class CountingBackend(MeteredRun):
         with _torch.modes_disabled():
             attribution = NodeAttribution(self._names, graph)
             rules = registry.module_rules(self._own_rules)
-            regions = OpaqueRegions(attribution, graph, rules)
-        self._problems = regions.problems | self._problems
+            operators = self._composites_with_formulas()
+            is_rewritten = self._compiler.rewrites_graphs
+            regions = OpaqueRegions(attribution, graph, rules, operators, is_rewritten=is_rewritten)
+        self._note_problems(regions)
+        self._followed = operators & (operators if self._followed is None else self._followed)
         if attribution.is_of_compiled_autograd:
             _torch.keep_node_meta(graph)
         if self._first_call is None:
             self._first_call = self._facts_of_running_model()
         add_graph = partial(self._add_graph, attribution, regions)
-        return self._compiler.compile(graph, example_inputs, add_graph, mode, options)
+        with regions.recorded():
+            return self._compiler.compile(graph, example_inputs, add_graph, mode, options)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -250,52 +255,52 @@ class CountingBackend(MeteredRun):
         with _torch.modes_disabled():
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
             self._warn_of_formulas(stacklevel=3)
-            for cls, problem in self._formulas_not_asked().items():
-                notes[f"{name_of(cls)}: its operators are counted; {problem}"] = None
+            for name, problem in self._formulas_not_asked().items():
+                notes[f"{name}: its operators are counted; its formula is not asked: {problem}"] = (
+                    None
+                )
             module_phases, notes_on_runs = module_phases_of(self.graphs, runs_of(self.graphs))
             notes |= notes_on_runs
-            for name in composite_formulas.formulas_not_asked(self._own_rules):
-                notes[f"{name}: {composite_formulas.REASON}"] = None
             used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
             for cost in self._left_eager():
                 outside: tuple[str, Phase] = (OUTSIDE, "forward")
                 module_phases.setdefault(outside, ModulePhase(*outside)).counts[cost] = 1
-            self._names.read_facts()
+            devices = DeviceSearch()
+            self._names.read_facts(devices.add)
             return build_profile(
                 CallAggregator().including(module_phases.values()),
                 self._names,
                 Observed(calls=module_calls_of(self.graphs), used_params=used_params),
-                run_info(self._names.modules(), self._conventions, self._first_call),
+                run_info(Placement.found_by(devices), self._conventions, self._first_call),
                 notes=tuple(notes),
             )
 
     def _left_eager(self) -> tuple[CallCost, ...]:
-        return self._eager_parts.found(has_graphs=bool(self.graphs))
+        return self._eager_parts.found(self.graphs)
 
-    def _formulas_not_asked(self) -> dict[type, str]:
-        """Return ``{class: why its formula is not asked}`` of modules that have one."""
-        rules = registry.module_rules(self._own_rules)
+    def _composites_with_formulas(self) -> set[OpOverload]:
+        return taken_apart_of(registry.keys_with_formulas(self._own_rules))
+
+    def _note_problems(self, regions: OpaqueRegions) -> None:
+        self._problems = {**regions.problems, **self._problems}
+
+    def _formulas_not_asked(self) -> dict[str, str]:
+        """Return ``{class or operator: why its formula is not asked}`` of those that have one."""
+        followed = self._followed
+        later = set() if followed is None else self._composites_with_formulas() - followed
+        problems = {**dict.fromkeys(later, LATER), **self._problems}
         return {
-            cls: f"its formula is not asked: {problem}"
-            for cls, problem in self._problems.items()
-            if cls in rules
+            name_of(getattr(target, "overloadpacket", target)): problem
+            for target, problem in problems.items()
+            if registry.formula_of(target, self._own_rules) is not None
         }
 
     def _warn_of_formulas(self, stacklevel: int) -> None:
-        """Warn, once of each class, that its formula is not asked."""
-        for cls, problem in self._formulas_not_asked().items():
-            if cls not in self._warned_of:
-                self._warned_of.add(cls)
-                text = f"the operators of {name_of(cls)} are counted; {problem}"
-                warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
-
-    def _warn_of_composites(self, stacklevel: int) -> None:
-        """Warn, once of each composite operator, that its formula is not asked."""
-        found = composite_formulas.formulas_not_asked(self._own_rules) if self.graphs else []
-        for name in found:
-            if name not in self._warned_of_composites:
-                self._warned_of_composites.add(name)
-                text = f"{name}: {composite_formulas.REASON}"
+        """Warn, once of each class or operator, that its formula is not asked."""
+        for name, problem in self._formulas_not_asked().items():
+            if name not in self._warned_of:
+                self._warned_of.add(name)
+                text = f"the operators of {name} are counted; its formula is not asked: {problem}"
                 warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
 
     def _facts_of_running_model(self) -> dict[str, Any] | None:
@@ -315,7 +320,6 @@ class CountingBackend(MeteredRun):
     def _report_uncounted(self, runs: Runs, left_eager: Iterable[CallCost]) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
         self._warn_of_formulas(stacklevel=4)
-        self._warn_of_composites(stacklevel=4)
         costs: Counter[CallCost] = Counter(left_eager)
         with _torch.modes_disabled():
             costs += uncounted_calls(self.graphs, runs)
@@ -350,6 +354,7 @@ class CountingBackend(MeteredRun):
                 on_first_run=self._note_first_run if not self.graphs else None,
             )
         self.graphs.append(cost)
+        self._note_problems(regions)
         return cost
 
 

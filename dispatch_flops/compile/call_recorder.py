@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops import _torch
-from dispatch_flops.compile.node_calls import INLINED
+from dispatch_flops.compile.node_operators import INLINED
 from dispatch_flops.compile.opaque_calls import OpaqueCall
 from dispatch_flops.counting.higher_order import HANDLERS
 from dispatch_flops.operators import registry

@@ -37,6 +37,14 @@ class Compiler:
         self._backend = backend
         self._given = self._check_options(mode, options)
 
+    @property
+    def rewrites_graphs(self) -> bool:
+        """True if the backend may change a graph before it compiles the parts of it."""
+        return self._backend != "aot_eager" and (
+            self._backend == "inductor"
+            or _torch.is_aot_autograd(_torch.find_backend(self._backend))
+        )
+
     def compile(
         self,
         graph: fx.GraphModule,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch import nn
 from torch.nn import parallel
 
 from dispatch_flops import _torch
+from dispatch_flops.compile.graph import GraphCost
+from dispatch_flops.compile.graph_runs import module_calls_of
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.operators.costing import CallCost
 
@@ -34,6 +37,10 @@ _WITHOUT_ARITHMETIC = (
 _FOLDERS = frozenset(Path(str(m.__file__)).parent for m in (contextlib, logging, parallel))
 _LAYERS = Path(str(nn.modules.__file__)).parent
 _LEFT_EAGER = "torch.compile does not compile torch's own layers in it one by one"
+_COMPILED_IN_PLACE = (
+    "torch.compile leaves torch's own layers eager if their method compile() is called; compile "
+    "them by torch.compile(layer), or a module of your own around them"
+)
 _PRINTING = ("Failed to trace builtin operator", "`print`")
 _NO_GRAPH = CallCost(
     "eager code: all of it",
@@ -89,16 +96,20 @@ class EagerParts:
         self._names = names
         _BREAK_OWNERS.watch()
         self._found: dict[str, CallCost] = {}
+        self._known_graphs = 0
         self._last_break = _last(_torch.graph_breaks())
         self._last_compilation = _last(_torch.compilations())
 
-    def found(self, *, has_graphs: bool) -> tuple[CallCost, ...]:
+    def found(self, graphs: Sequence[GraphCost]) -> tuple[CallCost, ...]:
         """Return an unknown cost for each part found so far.
 
-        has_graphs: False if torch.compile has given the backend nothing to compile.
+        graphs: what torch.compile has given the backend to compile.
         """
         self.read()
-        is_all_eager = not has_graphs and _BREAK_OWNERS.was_asked(self._backend())
+        if not graphs or len(graphs) != self._known_graphs:
+            self._known_graphs = len(graphs)
+            self._read_modules(module_calls_of(graphs))
+        is_all_eager = not graphs and _BREAK_OWNERS.was_asked(self._backend())
         return tuple(self._found.values()) or (_NO_GRAPH,) * is_all_eager
 
     def read(self) -> None:
@@ -120,6 +131,20 @@ class EagerParts:
                 place = record.co_filename, record.co_firstlineno
                 self._add(record.co_name, *place, str(record.fail_reason))
         self._last_compilation = _last(records)
+
+    def _read_modules(self, counted: Mapping[str, int]) -> None:
+        """Find layers of torch's own that were compiled by their method ``compile``.
+
+        counted: fqns of the modules that graphs have.
+        """
+        backend = self._backend()
+        for module in self._names.modules():
+            if _torch.backend_of_compiled_module(module) is backend:
+                for layer in _layers_never_compiled(module):
+                    if self._names.find(layer, self._names.roots).fqn not in counted:
+                        code = type(layer).forward.__code__
+                        place = code.co_filename, code.co_firstlineno
+                        self._add(code.co_qualname, *place, _COMPILED_IN_PLACE)
 
     def _leaves_layers_eager(self, frame: Any) -> bool:
         """Return True if a module of torch's, in which a graph ended, calls layers of torch's.
@@ -149,6 +174,18 @@ class EagerParts:
         if function is not None:
             name = f"eager code: {function} ({Path(str(file)).name}:{line})"
         self._found.setdefault(name, CallCost(name, "unknown", error=why))
+
+
+def _layers_never_compiled(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers that torch.compile leaves eager in a module that is compiled in place.
+
+    ``nn.Sequential`` runs nothing itself, and its layers are compiled one by one.
+    """
+    if isinstance(module, nn.Sequential) and _torch.is_never_compiled(type(module).forward):
+        for child in module.children():
+            yield from _layers_never_compiled(child)
+    elif _torch.is_never_compiled(type(module).forward):
+        yield module
 
 
 def _last(records: list[Any]) -> Any:

@@ -104,7 +104,7 @@ class GraphCost:
         self._own_rules = own_rules
         self._calls = list(calls_of(graph, attribution, regions.around, is_backward=is_backward))
         self._opaque = OpaqueCosts(
-            regions.formula_calls(self._calls, is_backward=is_backward),
+            regions.formula_calls(graph, self._calls, is_backward=is_backward),
             attribution,
             conventions,
             own_rules,

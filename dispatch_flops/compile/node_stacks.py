@@ -1,4 +1,4 @@
-"""Module calls in which the nodes of compiled graphs were traced.
+"""Calls of modules and composite operators in which the nodes of compiled graphs were traced.
 
 A node that a pass of the compiler makes, such as fused attention in place of two products, has no
 such record, nor a position in the program. It belongs to the module of the nodes that use its
@@ -7,7 +7,7 @@ result: the last node of what replaces an operator takes over the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -18,18 +18,26 @@ _OF_THE_PROGRAM = ("nn_module_stack", "fwd_nn_module_stack", "stack_trace", "seq
 def module_stack(node: fx.Node) -> Mapping[str, Any]:
     """Return ``{torch.compile's key: (name, class)}`` of a node's module calls, outermost first.
 
-    A backward node has those of its forward node.
+    A backward node has those of its forward node, and then its own.
     """
+    return _stack(node, ("fwd_nn_module_stack", "nn_module_stack"))
+
+
+def own_stack(node: fx.Node) -> Mapping[str, Any]:
+    """Return those calls of ``module_stack`` that a backward node has not from its forward node."""
+    return _stack(node, ("nn_module_stack",))
+
+
+def _stack(node: fx.Node, names: Sequence[str]) -> Mapping[str, Any]:
+    def noted(one: fx.Node) -> Mapping[str, Any]:
+        return {key: call for name in names for key, call in (one.meta.get(name) or {}).items()}
+
     if not _is_made_by_a_pass(node):
-        return _own_stack(node)
+        return noted(node)
     known = list(_nearest(node, lambda one: one.users)) or list(
         _nearest(node, lambda one: one.all_input_nodes)
     )
-    return _common(list(map(_own_stack, known)))
-
-
-def _own_stack(node: fx.Node) -> Mapping[str, Any]:
-    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return _common(list(map(noted, known)))
 
 
 def _is_made_by_a_pass(node: fx.Node) -> bool:

@@ -32,6 +32,7 @@ class OpaqueCall:
     """One call of a module whose class has a formula, as torch.compile traced it.
 
     mark: stands for the call in nodes' ``nn_module_stack``; "" for the compiled function itself.
+    target: the class.
     stack: the module calls around it, as torch.compile keeps them.
     inside: names of the higher-order operators whose functions call the module.
     problem: why the formula cannot be asked; None if it can.
@@ -44,7 +45,7 @@ class OpaqueCall:
         self, mark: str, module: nn.Module, stack: Mapping[str, Any], inside: Sequence[str] = ()
     ) -> None:
         self.mark = mark
-        self.cls = type(module)
+        self.target = type(module)
         self.stack = stack
         self.inside = inside
         self.problem: str | None = _GRAPH_BREAK
@@ -103,7 +104,7 @@ class OpaqueCall:
 
         values: of the symbols. module: another module of the class, which runs the same code.
         """
-        name = name_of(self.cls)
+        name = name_of(self.target)
         key = rule, frozenset(values.items())
         owner = self.module() if module is None else module
         if owner is None:
@@ -114,7 +115,7 @@ class OpaqueCall:
             return CallCost(name, "unknown", error=_UNKNOWN_SIZE)
         args, kwargs, out = _with_parts(self._values, self._leaves, leaves, self._kept)
         cost = cost_of_call(
-            name, self.cls, rule, (owner, *args), kwargs, out, conventions,
+            name, self.target, rule, (owner, *args), kwargs, out, conventions,
             read=(args, kwargs, tuple(owner.parameters())),
         )  # fmt: skip
         if module is None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dispatch_flops.compile.attribution import NodeAttribution
-from dispatch_flops.compile.node_calls import NodeCall
+from dispatch_flops.compile.formula_calls import FormulaCall
+from dispatch_flops.compile.node_calls import NodeCall, Opaque
 from dispatch_flops.compile.opaque_calls import OpaqueCall
-from dispatch_flops.compile.opaque_regions import FormulaCall
 from dispatch_flops.compile.templates import Values
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
@@ -23,8 +23,8 @@ Costs = Counter[tuple[str, Phase, CallCost]]
 class OpaqueCosts:
     """Costs of the opaque calls of one graph.
 
-    The formulas in force decide which calls are opaque: of a call whose class has none any more,
-    the operators are counted.
+    The formulas in force decide which calls are opaque: of a call without one any more, the
+    operators are counted.
     """
 
     def __init__(
@@ -41,11 +41,12 @@ class OpaqueCosts:
         self._conventions = conventions
         self._own_rules = own_rules
         # Of a call that a backward graph recomputes in part, the operators are counted.
-        self._recomputed = {call.call for call in calls} if is_backward else None
+        self._counted = {call.call for call in calls}
+        self._is_backward = is_backward
         self.rules_changed()
         # Now, for the module may not exist any more when costs are asked for.
         for call in calls:
-            if call.call.cls in self._rules and not call.call.has_symbols:
+            if self._has_formula(call.call) and not call.call.has_symbols:
                 self._cost(call.call, {}, None)
 
     @property
@@ -55,7 +56,7 @@ class OpaqueCosts:
 
     def rules_changed(self) -> None:
         """Ask for the rules again."""
-        self._rules = registry.module_rules(self._own_rules)
+        self._rules: dict[Any, Rule | None] = {}
 
     def includes(self, node_call: NodeCall) -> bool:
         """Return True if the cost of an opaque call includes that operator call."""
@@ -68,21 +69,29 @@ class OpaqueCosts:
         """
         costs: Costs = Counter()
         for one in self.calls:
-            if one.call.cls not in self._rules or any(map(self._is_opaque, one.around)):
+            if not self._has_formula(one.call) or any(map(self._is_opaque, one.around)):
                 continue
             fqn = fqn_in_run(one.fqn)
             cost = self._cost(one.call, values, None if fqn == one.fqn else fqn)
             costs[one.fqn, one.phase, cost] += one.times
         return costs
 
-    def _cost(self, call: OpaqueCall, values: Values, sibling: str | None) -> CallCost:
+    def _cost(self, call: Opaque, values: Values, sibling: str | None) -> CallCost:
+        rule = self._rules[call.target]
+        assert rule is not None
         return call.cost(
-            self._rules[call.cls],
+            rule,
             values if call.has_symbols else {},
             self._conventions,
             module=None if sibling is None else self._attribution.module_named(sibling),
         )
 
-    def _is_opaque(self, call: OpaqueCall) -> bool:
-        is_counted = self._recomputed is None or call in self._recomputed
-        return is_counted and call.cls in self._rules
+    def _is_opaque(self, call: Opaque) -> bool:
+        # DDP splits a call of a module; one of the forward graphs counts it.
+        is_elsewhere = isinstance(call, OpaqueCall) and not self._is_backward
+        return (is_elsewhere or call in self._counted) and self._has_formula(call)
+
+    def _has_formula(self, call: Opaque) -> bool:
+        if call.target not in self._rules:
+            self._rules[call.target] = registry.formula_of(call.target, self._own_rules)
+        return self._rules[call.target] is not None

@@ -1,62 +1,59 @@
 """Opaque calls in the graphs of one compiled function: which nodes are theirs, who counts them.
 
-What an opaque call runs in forward is not counted besides its formula. Its backward pass is counted
-as operators. If a checkpoint recomputes the whole call, the formula is asked again; a part that is
-recomputed is counted as operators.
+They are calls of modules and of composite operators. What an opaque call runs in forward is not
+counted besides its formula. Its backward pass is counted as operators. If the whole call is
+recomputed, the formula is asked again; a part that is recomputed is counted as operators.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any
 
 from torch import fx, nn
 
 from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
 from dispatch_flops.compile.attribution import NodeAttribution
 from dispatch_flops.compile.call_recorder import RECORDER, Trace
-from dispatch_flops.compile.node_calls import NodeCall
+from dispatch_flops.compile.composite_regions import CompositeRegions
+from dispatch_flops.compile.formula_calls import FormulaCall, Region, regions_of
+from dispatch_flops.compile.node_calls import NodeCall, Opaque
 from dispatch_flops.compile.node_stacks import module_stack
 from dispatch_flops.compile.opaque_calls import OpaqueCall
 from dispatch_flops.counting.python_frames import call_arguments
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.profile.cost import Phase
 
-_LATER = "it was registered after the call was compiled"
+LATER = "it was registered after the call was compiled"
 _NOT_CALLED = "its forward was called without the module"
 _PART = "torch.compile compiled a part of the call"
 _UNSEEN = "torch.compile does not trace its call as that of a module"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormulaCall:
-    """Opaque call that a graph counts.
-
-    times: in one run. around: opaque calls that enclose it.
-    """
-
-    call: OpaqueCall
-    fqn: str
-    phase: Phase
-    times: int
-    around: tuple[OpaqueCall, ...]
-
-
 class OpaqueRegions:
     """Opaque calls of one function that a backend compiles.
 
-    rules: of module classes. problems: ``{class: why its formula is not asked}`` of the modules
-    that the function calls, and of its own, with a formula or without.
+    rules: of module classes. operators: composite ones that have a formula.
+    is_rewritten: the compiler may merge operators before the backend has the graphs.
     """
 
     def __init__(
-        self, attribution: NodeAttribution, traced: fx.GraphModule, rules: Mapping[type, Rule]
+        self,
+        attribution: NodeAttribution,
+        traced: fx.GraphModule,
+        rules: Mapping[type, Rule],
+        operators: Iterable[OpOverload],
+        *,
+        is_rewritten: bool,
     ) -> None:
-        self.problems: dict[type, str] = {}
+        self._problems: dict[type, str] = {}
+        self._composites = CompositeRegions(
+            attribution, traced, operators, self._around, is_rewritten=is_rewritten
+        )
         self._attribution = attribution
         self._rules = rules
         trace = RECORDER.trace()
@@ -73,38 +70,52 @@ class OpaqueRegions:
         for call in self._claimed:
             call.is_claimed = True
 
-    def around(self, node: fx.Node) -> tuple[OpaqueCall, ...]:
-        """Return the opaque calls in which a forward node was made, outermost first."""
-        return self._around(module_stack(node))
+    @property
+    def problems(self) -> Mapping[Any, str]:
+        """``{class or operator: why its formula is not asked}`` of what the function calls.
+
+        It has classes with a formula and without.
+        """
+        return {**self._problems, **self._composites.problems}
+
+    def recorded(self) -> AbstractContextManager[None]:
+        """Return a block in which AOTAutograd traces the function."""
+        return self._composites.recorded()
+
+    def around(self, phase: Phase, node: fx.Node) -> tuple[Opaque, ...]:
+        """Return the opaque calls in which a node was made, outermost first."""
+        modules = self._around(module_stack(node)) if phase in ("forward", "recompute") else ()
+        return (*modules, *self._composites.around(node))
 
     def formula_calls(
-        self, node_calls: Iterable[NodeCall], *, is_backward: bool
+        self, graph: fx.GraphModule, node_calls: Iterable[NodeCall], *, is_backward: bool
     ) -> tuple[FormulaCall, ...]:
         """Return the opaque calls that a graph with these operator calls counts."""
-        occurrences: dict[OpaqueCall, set[Any]] = {}
-        operators: dict[OpaqueCall, Counter[str]] = {}
-        for node_call in node_calls:
-            for call, occurrence in node_call.around:
-                occurrences.setdefault(call, set()).add(occurrence)
-                operators.setdefault(call, Counter()).update(node_call.arithmetic)
+        regions = regions_of(node_calls)
+        return (
+            *self._module_calls(regions, is_backward=is_backward),
+            *self._composites.formula_calls(graph, regions, is_backward=is_backward),
+        )
+
+    def _module_calls(
+        self, regions: Mapping[Opaque, Region], *, is_backward: bool
+    ) -> Iterator[FormulaCall]:
+        own = {call: regions[call] for call in regions if isinstance(call, OpaqueCall)}
         if is_backward:
-            counted = [call for call, found in operators.items() if call.is_recomputed_by(found)]
+            counted = [call for call in own if call.is_recomputed_by(own[call].operators)]
         else:
             counted = self._claimed
-            for call, found in operators.items():
-                call.operators += found
+            for call in own:
+                call.operators += own[call].operators
         for call in counted:
             call.make_templates()
-        return tuple(
-            FormulaCall(
+            yield FormulaCall(
                 call=call,
                 fqn=self._fqn_of(call),
                 phase="recompute" if is_backward else "forward",
-                times=max(1, len(occurrences.get(call, ()))),
+                times=len(own[call].runs) if call in own else 1,
                 around=() if call is self._own else self._around(call.stack),
             )
-            for call in counted
-        )
 
     def _around(self, stack: Iterable[str]) -> tuple[OpaqueCall, ...]:
         known = (call for key in stack if (call := RECORDER.call(key)) and call.problem is None)
@@ -121,14 +132,14 @@ class OpaqueRegions:
         for key, (_, cls) in module_stack(node).items():
             call = RECORDER.call(key)
             if call is None:
-                self.problems.setdefault(cls, self._problem_of_unrecorded(cls))
+                self._problems.setdefault(cls, self._problem_of_unrecorded(cls))
             elif call.problem is None:
                 return
             else:
-                self.problems[cls] = call.problem
+                self._problems[cls] = call.problem
 
     def _problem_of_unrecorded(self, cls: type) -> str:
-        return _UNSEEN if cls in self._rules else _LATER
+        return _UNSEEN if cls in self._rules else LATER
 
     def _find_own(self, trace: Trace) -> OpaqueCall | None:
         """Return the call that the function is; None if it is not that of an opaque module."""
@@ -136,7 +147,7 @@ class OpaqueRegions:
             trace.own = _own_call(self._attribution, self._rules)
         if trace.own is None or trace.own.problem is None:
             return trace.own
-        self.problems[trace.own.cls] = trace.own.problem
+        self._problems[trace.own.target] = trace.own.problem
         return None
 
 
@@ -152,7 +163,7 @@ def _own_call(attribution: NodeAttribution, rules: Mapping[type, Rule]) -> Opaqu
     forward = _wrapped_with(frame.code, getattr(module.forward, "__func__", module.forward))
     given = call_arguments(module)
     if type(module) not in rules:
-        call.problem = _LATER
+        call.problem = LATER
     elif forward is None:
         is_rest = frame.code.co_name.startswith(_torch.RESUMING)
         call.problem = call.problem if is_rest else _PART

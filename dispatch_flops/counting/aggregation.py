@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from dispatch_flops.counting.module_tree import ModuleName, join
-from dispatch_flops.counting.thread_state import ModulePhase
+from dispatch_flops.counting.thread_state import NOT_CALLS, ModulePhase
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OpTotal, sum_known
 from dispatch_flops.profile.cost import ZERO, OpCost, Phase, add_costs
@@ -70,25 +71,36 @@ class CallAggregator:
         with self._lock:
             sums = {key: replace(total) for key, total in self._sums.items()}
             calls = [
-                _Calls(
-                    found.fqn,
-                    found.phase,
-                    {**found.counts},
-                    {**found.seconds} if found.seconds else _NOT_MEASURED,
+                _calls(
+                    (
+                        found.fqn,
+                        found.phase,
+                        {**found.counts},
+                        {**found.seconds} if found.seconds else _NOT_MEASURED,
+                        found.entered,
+                    )
                 )
                 for found in module_phases
-                if found.counts or found.seconds
+                if found.counts or found.entered or found.seconds
             ]
         return RecordedCalls(sums, calls)
 
 
 class _Calls(NamedTuple):
-    """The calls recorded for one module in one phase: their number and seconds by cost."""
+    """The calls recorded for one module in one phase: their number and seconds by cost.
+
+    entered: times that the module's forward started in that phase.
+    """
 
     fqn: str
     phase: Phase
     counts: Mapping[CallCost, int]
     seconds: Mapping[CallCost, float]
+    entered: int = 0
+
+
+_no_calls: Callable[[], defaultdict[CallCost, int]] = partial(defaultdict, int)
+_calls = partial(tuple.__new__, _Calls)  # takes half of the constructor's time
 
 
 class RecordedCalls:
@@ -106,9 +118,10 @@ class RecordedCalls:
         costs: defaultdict[Phase, list[OpCost]] = defaultdict(list)
         for key, total in self._sums.items():
             costs[key.phase].append(total.cost)
-        for (phase, call), calls in self._by_cost().items():
-            for _, charged, cost in call.parts(phase):
-                costs[charged].append(cost * calls)
+        for phase, numbers in self._by_phase.items():
+            for call, calls in numbers.items():
+                for _, charged, cost in call.parts(phase):
+                    costs[charged].append(cost * calls)
         return {phase: add_costs(parts) for phase, parts in costs.items()}
 
     def total(self) -> OpCost:
@@ -120,15 +133,16 @@ class RecordedCalls:
         found: Counter[str] = Counter()
         for key, total in self._sums.items():
             found[key.op] += total.uncounted
-        for (_, call), calls in self._by_cost().items():
-            if call.cost is None:
-                found[call.op] += calls
+        for numbers in self._by_phase.values():
+            for call, calls in numbers.items():
+                if call.cost is None:
+                    found[call.op] += calls
         return {op: found[op] for op in sorted(found) if found[op]}
 
     def formula_errors(self) -> dict[str, str]:
         """Return ``{overload: error}`` of the operators whose formula raised."""
         errors = [(key.op, key.error) for key in self._sums]
-        errors += [(call.op, call.error) for _, call in self._by_cost()]
+        errors += [(call.op, call.error) for numbers in self._by_phase.values() for call in numbers]
         return {op: error for op, error in errors if error is not None}
 
     def computing_modules(self) -> set[str]:
@@ -141,12 +155,22 @@ class RecordedCalls:
             if found.phase in phases and any(call.kind != "free" for call in found.counts)
         }
 
-    def _by_cost(self) -> Mapping[tuple[Phase, CallCost], int]:
-        """Return the number of calls of each cost in each phase, in all modules."""
-        found: defaultdict[tuple[Phase, CallCost], int] = defaultdict(int)
-        for _, phase, counts, _ in self._calls:
+    def module_calls(self) -> dict[str, int]:
+        """Return ``{fqn: times its forward ran}``."""
+        found: Counter[str] = Counter()
+        for fqn, phase, _, _, entered in self._calls:
+            if entered and phase not in NOT_CALLS:
+                found[fqn] += entered
+        return found
+
+    @cached_property
+    def _by_phase(self) -> Mapping[Phase, Mapping[CallCost, int]]:
+        """The number of calls of each cost in each phase, in all modules."""
+        found: defaultdict[Phase, defaultdict[CallCost, int]] = defaultdict(_no_calls)
+        for _, phase, counts, _, _ in self._calls:
+            numbers = found[phase]
             for call, calls in counts.items():
-                found[phase, call] += calls
+                numbers[call] += calls
         return found
 
     def op_totals(self, names: Mapping[str, ModuleName]) -> dict[str, list[OpTotal]]:
@@ -170,7 +194,7 @@ class RecordedCalls:
             add(key.fqn, [(key._replace(fqn=""), _op_total(key, total))])
         # Most modules make the same calls as another one: they share these totals.
         shared: dict[Any, list[tuple[_Key, OpTotal]]] = {}
-        for fqn, phase, counts, seconds in self._calls:
+        for fqn, phase, counts, seconds, _ in self._calls:
             for call in {**counts, **seconds} if seconds else counts:
                 same = (phase, call, counts.get(call, 0), seconds.get(call))
                 if same not in shared:

@@ -1,9 +1,10 @@
 """Kernels that show active counters the operators which autograd takes apart.
 
 Outside inference mode, autograd takes a composite operator apart before a dispatch mode sees it,
-and an operator that has only an Autograd kernel never reaches one. While a counter is active, the
-operators of this kind that have a formula of the user's, or belong to an extension, get kernels
-for autograd's dispatch keys. Other operators, and threads without a counter, have no overhead.
+and an operator that has only an Autograd kernel never reaches one; nor does one whose Autograd
+kernel computes in place of the device's. While a counter is active, the operators of this kind that
+have a formula of the user's, or belong to an extension, get kernels for autograd's dispatch keys.
+Other operators, and threads without a counter, have no overhead.
 """
 
 from __future__ import annotations

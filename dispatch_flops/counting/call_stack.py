@@ -8,7 +8,12 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.python_frames import first_ended, has_returned, running_modules
+from dispatch_flops.counting.python_frames import (
+    FrameKey,
+    first_ended,
+    has_returned,
+    running_modules,
+)
 from dispatch_flops.counting.thread_state import OpenCall, ThreadState
 from dispatch_flops.profile import OUTSIDE
 
@@ -39,11 +44,10 @@ def drop_calls_after_hooks(thread: ThreadState, entering: nn.Module | None = Non
         resume(thread, thread.last_seq)  # the caller may have made nodes since
 
 
-def drop_raised_steps(thread: ThreadState, entering: int = 0) -> None:
+def drop_raised_steps(thread: ThreadState, entering: FrameKey | None = None) -> None:
     """Drop optimizer steps that raised: their post hooks did not run.
 
-    entering: the id of the frame whose step starts now. Ids of frames are reused, so an open
-    step with that id has ended.
+    entering: the frame whose step starts now. An open step with the same key has ended.
     """
     while (step := thread.stack[-1].step) and (step == entering or has_returned(step)):
         thread.stack.pop()

@@ -3,7 +3,8 @@
 With a formula of the user's such a call is one operator: its parts run, but are not recorded. What
 autograd runs for it in backward is recorded as for any other operator. Without a formula its parts
 are recorded. An extension's operator of which no part computes is recorded as unknown, for its
-kernels bypass the dispatcher.
+kernels bypass the dispatcher. If autograd's kernel calls that of the device by the dispatcher, the
+mode has recorded the operator.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ def run_composite(
     except BaseException:  # checkpointing raises once it has recomputed what it needs
         _give(parts, seconds, here)
         raise
+    if _was_seen(func, parts):  # autograd's kernel has called that of the device
+        _give(parts, seconds, here)
+        return out
     if has_formula:
         with _torch.modes_disabled(), untraced():
             cost = mode.record_call(func, args, kwargs, out)
@@ -75,6 +79,12 @@ def run_composite(
         mode.higher_order.notes[f"{func}: {PARTS_ALONE}"] = None
     _give(parts, seconds, here)
     return out
+
+
+def _was_seen(func: OpOverload, parts: ModulePhase) -> bool:
+    """Return True if the operator itself is among the operators that its call ran."""
+    name = str(func)
+    return any(cost.op == name for cost in parts.counts)
 
 
 def _give(parts: ModulePhase, seconds: _SecondsOfParts, here: ModulePhase) -> None:

@@ -20,10 +20,11 @@ from dispatch_flops.counting import autograd_kernels, meta_attention, meta_tenso
 from dispatch_flops.counting.communication import CommunicationRecorder
 from dispatch_flops.counting.composite_calls import run_composite
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
+from dispatch_flops.counting.known_calls import KnownCalls
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import SHARED_PLANS, Plan
-from dispatch_flops.counting.signatures import TWICE, call_signature, signature_of
+from dispatch_flops.counting.signatures import call_signature, signature_of
 from dispatch_flops.counting.strategies import (
     call_through,
     decompose,
@@ -46,8 +47,8 @@ from dispatch_flops.profile.cost import ZERO
 
 _sequence_nr = _torch.sequence_nr
 _graph_task = _torch.graph_task_id
-_Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
+_Tensor = torch.Tensor
 _LIMIT = 8192  # signatures kept before all are dropped
 
 
@@ -109,8 +110,9 @@ class CountingMode(TorchDispatchMode):
                 return self.__torch_dispatch__(func, types, args, kwargs)
             finally:
                 timer.end()
-        plan = self._plans.get(id(func))  # an overload's own hash runs in Python
-        if plan is None:
+        try:
+            plan = self._plans[id(func)]  # an overload's own hash runs in Python
+        except KeyError:
             plan = self._decide(func)
         if plan.strategy is not None or (
             types and (self._subclass.depth or types not in self._plain_types)
@@ -123,26 +125,21 @@ class CountingMode(TorchDispatchMode):
             thread: ThreadState = self._local.thread
             cost = plan.fixed
             if cost is None:
-                if (  # two tensors, as in every residual connection and product
-                    len(args) == 2
+                pair = plan.calls.last_pair
+                if (  # ``find``, written out for two tensors, as residual connections add
+                    pair is not None
+                    and len(args) == 2
                     and not kwargs
                     and (a := args[0]).__class__ is _Tensor
                     and (b := args[1]).__class__ is _Tensor
-                    and a.is_contiguous()  # then no elements share memory
-                    and b.is_contiguous()
+                    and not a.is_nested  # to compare one ends the process
+                    and not b.is_nested
+                    and pair.is_same(a, b)
+                    and not pair.low < b.data_ptr() - a.data_ptr() < pair.high
                 ):
-                    key: Any = (a.shape, a.dtype, b.shape, b.dtype)
-                    if a is b:
-                        cost = plan.cache[(*key, TWICE)]
-                    else:
-                        cost = plan.cache[key]
-                        gap = a.data_ptr() - b.data_ptr()
-                        if -cost.second_bytes < gap < cost.first_bytes:  # they may share memory
-                            key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
-                            cost = plan.cache[key]
+                    cost = pair.cost
                 else:
-                    key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
-                    cost = plan.cache[key]
+                    cost = plan.calls.find(args, kwargs, thread.param_sink)
             elif args and args[0].__class__ is _Parameter:
                 thread.param_sink.add(id(args[0]))
         except (AttributeError, KeyError, TypeError, RuntimeError):
@@ -256,6 +253,7 @@ class CountingMode(TorchDispatchMode):
         plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
         plan.reads_data = meta_tensors.reads_data(func)
         plan.numbers = number_keys(func, rule)
+        plan.calls = KnownCalls(func, plan.numbers)
         if runs_operators(func):
             plan.call = _torch.with_autocast(plan.call, func)
         plan.strategy = strategy_for(func, rule)
@@ -408,8 +406,8 @@ class CountingMode(TorchDispatchMode):
                 # The size of its result depends on values. A key with the signature of the result
                 # is never asked for in ``__torch_dispatch__``: every call comes here.
                 key = (key, signature_of(out, set(), [], BY_TYPE))
-            if key in plan.cache:
-                return plan.cache[key]
+            if key in plan.calls.by_signature:
+                return plan.calls.by_signature[key]
             if plan.is_shared and (plan.func, key) in self._own_costs:
                 return self._own_costs[plan.func, key]
         except (TypeError, RuntimeError):  # not hashable, or without a shape or strides
@@ -422,17 +420,15 @@ class CountingMode(TorchDispatchMode):
             self._forget_signatures()
         self._signatures += 1
         if key is not None and plan.rule.cacheable:
-            if len(args) == 2 and all(isinstance(a, _Tensor) for a in args):
-                cost.first_bytes, cost.second_bytes = (a.nbytes for a in args)
             if not plan.is_shared:
-                plan.cache[key] = cost
+                plan.calls.by_signature[key] = cost
             elif not SHARED_PLANS.add_cost(plan, key, cost):
                 self._own_costs[plan.func, key] = cost
         return cost
 
     def _forget_signatures(self) -> None:
         for plan in list(self._plans.values()):
-            plan.cache.clear()
+            plan.calls.clear()
         self._own_costs.clear()
         self._signatures = 0
         self._on_full()

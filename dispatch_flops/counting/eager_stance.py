@@ -40,12 +40,9 @@ def take_eager_stance(undo: UndoStack) -> None:
 @contextmanager
 def eager_stance() -> Iterator[None]:
     """Make compiled callables run their eager code inside the block, also those compiled in it."""
-    undo = UndoStack()
-    try:
+    with UndoStack() as undo:
         take_eager_stance(undo)
         yield
-    finally:
-        undo.run()
 
 
 class _Setting(Protocol):

@@ -15,10 +15,10 @@ from torch import nn
 from dispatch_flops.counting.module_facts import ModuleFacts, facts_of
 from dispatch_flops.counting.module_tree import (
     ModuleName,
+    children_last_first,
     find_path,
     is_expert,
     join,
-    own_children,
     sort_children,
 )
 from dispatch_flops.counting.parameters import parameter_facts
@@ -48,9 +48,12 @@ class ModuleNames:
         self.by_fqn: dict[str, ModuleName] = {}
         self.roots: list[ModuleName] = []
         self._has_given_roots = bool(roots)
+        self._is_named = False  # what the roots hold
+        self._unread: dict[type, ModuleFacts] = {}
         for fqn, root in zip(fqns, roots, strict=True):
             if id(root) not in self._by_id:
                 self.roots.append(self._add_tree(root, self._unique_fqn(fqn), None))
+        self._is_named = True
 
     @property
     def has_single_root(self) -> bool:
@@ -83,8 +86,8 @@ class ModuleNames:
             if module is not None:
                 yield module
 
-    def read_facts(self) -> None:
-        """Read the facts of every module that is still alive.
+    def read_facts(self, visit: Callable[[nn.Module], object]) -> None:
+        """Read the facts of every module that is still alive, and pass each module to ``visit``.
 
         Later changes of the modules do not change what ``children`` and the names then tell.
         """
@@ -92,14 +95,20 @@ class ModuleNames:
             alive = (named.module() for named in list(self._by_id.values()))
             flat = flat_parameters(module for module in alive if module is not None)
             known = list(self.by_fqn.values())
-            for named in (*known, *(n.canonical() for n in known if n.same_as is not None)):
+            for named in known:
                 module = named.module()
                 if module is not None:
                     named.facts = facts_of(module, flat)
+                    visit(module)
+            for canonical in (named.canonical() for named in known if named.same_as is not None):
+                module = canonical.module()
+                if module is not None:
+                    canonical.facts = facts_of(module, flat)
 
     def packed(self) -> Iterator[int]:
         """Yield the number of values of each packed weight, each once."""
-        for named in {named.canonical() for named in self.by_fqn.values()}:
+        known = [named for named in self.by_fqn.values() if named.facts.packed or named.same_as]
+        for named in {named.canonical() for named in known}:
             yield from named.facts.packed
 
     def children(self) -> dict[str, list[str]]:
@@ -120,10 +129,6 @@ class ModuleNames:
         if prefix and (fqn == prefix or fqn.startswith(f"{prefix}.")):
             return fqn[len(prefix) + 1 :]
         return fqn
-
-    def experts(self) -> list[str]:
-        """Return the fqns of the experts of mixtures."""
-        return [fqn for fqn, named in list(self.by_fqn.items()) if named.is_expert]
 
     def owners_of_parameters(self) -> dict[int, str]:
         """Return ``{id of a parameter: fqn of the first module that holds it}``."""
@@ -159,7 +164,7 @@ class ModuleNames:
     def _add_tree(self, top: nn.Module, fqn: str, parent: ModuleName | None) -> ModuleName:
         """Name ``top`` and every module below it, in the order of ``named_modules()``."""
         named = self._add(top, fqn, parent)
-        stack = list(reversed(own_children(named, top)))
+        stack = children_last_first(named, top)
         while stack:
             above, name, child = stack.pop()
             known = self._by_id.get(id(child))
@@ -167,19 +172,20 @@ class ModuleNames:
                 self._add_holder(above, name, known)
                 continue
             below = self._add_below(above, name, child)
-            stack.extend(reversed(own_children(below, child)))
+            if child._modules:
+                stack += children_last_first(below, child)
         return named
 
     def _add_below(self, above: ModuleName, name: str, child: nn.Module) -> ModuleName:
         """Name a new module, which ``above`` holds as ``name``."""
         if name == WRAPPED:
             above.is_wrapper = True
-            below = self._make_name(child, above.fqn, above.parent)
-            above.same_as = self._by_id[id(child)] = self.by_fqn[above.fqn] = below
+            fqn, parent = above.fqn, above.parent
         else:
-            below = self._add(child, self._child_fqn(above, name), above)
-        below.holders += ((above, name),)
-        below.is_shared = above.is_shared
+            fqn, parent = self._child_fqn(above, name), above
+        below = self._add(child, fqn, parent, ((above, name),), is_shared=above.is_shared)
+        if name == WRAPPED:
+            above.same_as = below
         return below
 
     def _add_holder(self, above: ModuleName, name: str, held: ModuleName) -> None:
@@ -196,10 +202,17 @@ class ModuleNames:
         held.holders = (*alive, (above, name))
         self._mark_shared(held)
 
-    def _add(self, module: nn.Module, fqn: str, parent: ModuleName | None) -> ModuleName:
-        named = self._make_name(module, fqn, parent)
-        self._by_id[id(module)] = named
-        self.by_fqn[fqn] = named
+    def _add(
+        self,
+        module: nn.Module,
+        fqn: str,
+        parent: ModuleName | None,
+        holders: tuple[tuple[ModuleName, str], ...] = (),
+        *,
+        is_shared: bool = False,
+    ) -> ModuleName:
+        named = self._make_name(module, fqn, parent, holders, is_shared=is_shared)
+        self._by_id[id(module)] = self.by_fqn[fqn] = named
         return named
 
     def _make_name(
@@ -207,6 +220,7 @@ class ModuleNames:
         module: nn.Module,
         fqn: str,
         parent: ModuleName | None,
+        holders: tuple[tuple[ModuleName, str], ...] = (),
         *,
         same_as: ModuleName | None = None,
         is_shared: bool = False,
@@ -215,22 +229,24 @@ class ModuleNames:
         holder = self.by_fqn[parent.fqn] if parent is not None else None
         return ModuleName(
             fqn,
-            weakref.ref(module, self._forget(id(module))),
+            weakref.ref(module, self._forget(id(module)) if self._is_named else None),
             holder,
-            is_shared=is_shared,
-            is_wrapper=is_wrapper,
-            is_expert=is_expert(module, holder),
-            facts=self._facts_when_named(module),
-            same_as=same_as,
+            is_shared,
+            is_wrapper,
+            holder is not None and is_expert(module, holder),
+            self._facts_when_named(module),
+            holders,
+            (),
+            same_as,
         )
 
     def _facts_when_named(self, module: nn.Module) -> ModuleFacts:
         # The user keeps given roots alive; other modules may be gone before facts are read.
-        name = type(module).__name__
+        cls = type(module)
         if self._has_given_roots:
-            return ModuleFacts(name)
+            return self._unread.get(cls) or self._unread.setdefault(cls, ModuleFacts(cls.__name__))
         with untraced():
-            return ModuleFacts(name, parameters=parameter_facts(module))
+            return ModuleFacts(cls.__name__, parameters=parameter_facts(module))
 
     def _forget(self, key: int) -> Callable[[weakref.ref[nn.Module]], None]:
         """Return what drops a module that is gone, for its id may be another module's later."""
@@ -252,8 +268,8 @@ class ModuleNames:
             at.is_shared = True
             module = at.module()
             for child in module._modules.values() if module is not None else ():
-                below = self._by_id.get(id(child)) if child is not None else None
-                if below is not None:
+                below = self._by_id.get(id(child))
+                if below is not None and below.module() is child:
                     stack.append(below)
 
     def _find_shared(self, named: ModuleName, callers: Sequence[ModuleName]) -> ModuleName:

@@ -55,7 +55,6 @@ from dispatch_flops.counting.python_frames import (
 from dispatch_flops.counting.thread_state import (
     AFTER_BACKWARD,
     NO_TASK,
-    NOT_CALLS,
     UNATTRIBUTED,
     ModulePhase,
     OpenCall,
@@ -139,21 +138,12 @@ class Tracker:
         """Return every module and phase in which an operator may have been recorded."""
         return [found for thread in self._threads for found in list(thread.module_phases.values())]
 
-    def calls(self) -> Counter[str]:
-        """Return ``{fqn: times its forward ran}``."""
-        found: Counter[str] = Counter()
-        for module_phase in self.module_phases():
-            if module_phase.entered and module_phase.phase not in NOT_CALLS:
-                found[module_phase.fqn] += module_phase.entered
-        return found
-
-    def tokens(self) -> dict[str, int]:
-        """Return ``{fqn: rows that entered}`` of a mixture's experts; 0 for those not called."""
+    def tokens(self) -> Counter[str]:
+        """Return ``{fqn: rows that entered}`` of a mixture's experts that were called."""
         rows: Counter[str] = Counter()
         for thread in self._threads:
             rows.update(thread.tokens.copy())
-        calls = self.calls()
-        return {fqn: rows[fqn] for fqn in self.names.experts() if fqn in rows or not calls[fqn]}
+        return rows
 
     def output_shapes(self) -> dict[str, Shapes]:
         """Return ``{fqn: shapes of what its first call returned}``."""
@@ -386,9 +376,8 @@ class Tracker:
         stamps = [observer.entering() for observer in self._observers]
         drop_calls_after_hooks(thread)
         fqn = self._optimizers.fqn_of(optimizer)
-        # A step that raises runs no post-hook. Whether the frame that runs it has returned tells
-        # that it is over; its id stands for it, for a reference would keep its variables alive.
-        step = id(calling_frame("enter_optimizer"))
+        # A step that raises runs no post-hook: it is over once its frame has returned.
+        step = calling_frame("enter_optimizer")
         drop_raised_steps(thread, step)
         has_closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
         module_phase = thread.module_phase(fqn, "optimizer")

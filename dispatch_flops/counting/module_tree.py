@@ -13,6 +13,7 @@ from dispatch_flops.profile import OUTSIDE
 
 _UNNAMED = "<unnamed>"
 _MODULE = "<module>"
+_LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(slots=True, eq=False)
@@ -48,19 +49,21 @@ class ModuleName:
         return named
 
 
-def own_children(named: ModuleName, module: nn.Module) -> list[tuple[ModuleName, str, nn.Module]]:
+def children_last_first(
+    named: ModuleName, module: nn.Module
+) -> list[tuple[ModuleName, str, nn.Module]]:
     """Return ``(named, attribute, child)`` for every child of ``module``, whose name is given.
 
     The attribute of the module that a wrapper holds is ``WRAPPED``.
     """
-    if not module._modules:
-        return []
     wrapping = wrapping_attribute(module)
-    return [
+    children = [
         (named, WRAPPED if name == wrapping else name, child)
         for name, child in module._modules.items()
         if child is not None
     ]
+    children.reverse()
+    return children
 
 
 def sort_children(named: ModuleName, children: list[str]) -> list[str]:
@@ -92,10 +95,10 @@ def find_path(top: nn.Module, module: nn.Module) -> list[str] | None:
     return path[::-1]
 
 
-def is_expert(module: nn.Module, parent: ModuleName | None) -> bool:
+def is_expert(module: nn.Module, parent: ModuleName) -> bool:
     """Return True for an entry of a ModuleList or ModuleDict whose names say "expert"."""
-    container = parent.module() if parent is not None else None
-    if parent is None or not isinstance(container, (nn.ModuleList, nn.ModuleDict)):
+    container = parent.module()
+    if not isinstance(container, _LISTS):
         return False
     holder = parent.fqn.rsplit(".", 1)[-1]
     return "expert" in f"{holder} {type(module).__name__} {type(container).__name__}".lower()

@@ -21,6 +21,8 @@ def shapes_of(output: Any) -> Shapes:
     A size that is a symbol is -1. An output that cannot be read has no shapes.
     """
     if output.__class__ is torch.Tensor and _torch.tracing_state() is None:
+        if not _torch.function_modes():
+            return (_shape(output),)
         with _torch.torch_functions_disabled():
             return (_shape(output),)
     try:
@@ -31,8 +33,6 @@ def shapes_of(output: Any) -> Shapes:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    return None if tensor.is_nested else _sizes(tensor)
-
-
-def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    if tensor.is_nested:
+        return None
     return tuple([size if type(size) is int else -1 for size in tensor.shape])

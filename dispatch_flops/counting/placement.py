@@ -44,16 +44,23 @@ class Placement:
         Modules below them do not count. Without a tensor, CUDA is assumed if the program uses it.
         Offloaded parameters count where ``brought_to`` says that they are used.
         """
-        modules = tuple(modules)
-        found, types = _devices_and_types(modules)
-        if brought := brought_to(modules) if _META in found else ():
+        search = DeviceSearch()
+        for module in modules:
+            search.add(module)
+        return cls.found_by(search)
+
+    @classmethod
+    def found_by(cls, search: DeviceSearch) -> Self:
+        """Return the devices of the modules of a search; see ``of``."""
+        found = search.devices.copy()
+        if brought := brought_to(search.modules) if _META in found else ():
             found.pop(_META, None)
             found |= dict.fromkeys(brought)
         if not found and torch.cuda.is_initialized():
             found = {torch.device("cuda", torch.cuda.current_device()): None}
         accelerators = tuple(device for device in found if device.type not in _SYNCHRONOUS)
         kind = next((device.type for device in (*accelerators, *found)), "cpu")
-        if any(issubclass(cls, FakeTensor) for cls in types):
+        if any(issubclass(cls, FakeTensor) for cls in search.types):
             return cls(kind, computes=False)
         return cls(kind, accelerators, computes=kind != "meta")
 
@@ -65,19 +72,45 @@ class Placement:
         return cls(device.type, accelerators, computes=device != _META)
 
 
+class DeviceSearch:
+    """Devices and classes of the tensors of modules, which are added one by one.
+
+    What reads modules for something else besides can add them in the same pass: tensors of a large
+    model are not in the processor's cache, so that each pass over them takes time.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.devices: dict[torch.device, None] = {}
+        self.types: set[type[torch.Tensor]] = set()
+        self._has_plain = False  # on the CPU: more of these add nothing
+
+    def add(self, module: nn.Module) -> None:
+        """Add the parameters and buffers that the module itself holds."""
+        self.modules.append(module)
+        for table in (module._parameters, module._buffers):
+            for tensor in table.values() if table else ():
+                if tensor is None:
+                    continue
+                is_plain = type(tensor) in _PLAIN and tensor.is_cpu
+                if not (is_plain and self._has_plain):
+                    self._has_plain = is_plain or self._has_plain
+                    self.types.add(type(tensor))
+                    self.devices[tensor.device] = None
+
+
 def run_info(
-    modules: Iterable[nn.Module],
+    placement: Placement,
     conventions: Conventions,
     call: Mapping[str, Any] | None = None,
     ranks: Ranks | None = None,
 ) -> RunInfo:
-    """Return the facts of a run of these modules.
+    """Return the facts of a run on these devices.
 
     call: the fields that ``call_facts`` returns, where a call was seen. ranks: None for a program
         of one process.
     """
     ranks = ranks or Ranks()
-    placement = Placement.of(modules)
     return RunInfo(
         device=placement.type,
         device_name=device_name(next(iter(placement.accelerators), placement.type)),
@@ -130,22 +163,6 @@ def _with_index(name: int | str | torch.device) -> torch.device:
     if device.index is not None or device.type in _SYNCHRONOUS:
         return device
     return torch.device(device.type, torch.get_device_module(device).current_device())
-
-
-def _devices_and_types(
-    modules: Iterable[nn.Module],
-) -> tuple[dict[torch.device, None], set[type[torch.Tensor]]]:
-    """Return the devices and the classes of the tensors that these modules hold."""
-    devices: dict[torch.device, None] = {}
-    types: set[type[torch.Tensor]] = set()
-    for module in modules:
-        for table in (module._parameters, module._buffers):
-            for tensor in table.values():
-                if tensor is not None:
-                    types.add(type(tensor))
-                    if type(tensor) not in _PLAIN or not (tensor.is_cpu and _CPU in devices):
-                        devices[tensor.device] = None
-    return devices, types
 
 
 def _held_by(module: nn.Module) -> Iterator[torch.Tensor]:

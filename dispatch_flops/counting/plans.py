@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dispatch_flops._torch import OpOverload
+from dispatch_flops.counting.known_calls import KnownCalls
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.numbers import BY_VALUE, NumberKeys
@@ -37,12 +38,12 @@ class Plan:
     """How the mode handles one overload.
 
     call: runs the operator. fixed: the cost of every call, where signatures make no difference.
-    cache: the costs of other calls by their signatures.
+    calls: other calls and their costs.
     strategy: takes the place of running and recording the operator; None for most operators.
     parts: runs the operators that a composite operator consists of.
     numbers: which numbers among the arguments decide the cost by their values.
     by_thread: the plan of each thread, where ``overridden`` gives threads different rules.
-    is_shared: other counters use the same ``cache``.
+    is_shared: other counters use the same ``calls``.
     """
 
     func: Any
@@ -50,7 +51,7 @@ class Plan:
     call: Callable[..., Any]
     rule: Rule | None
     fixed: CallCost | None = None
-    cache: dict[Any, CallCost] = field(default_factory=dict)
+    calls: KnownCalls = field(default_factory=KnownCalls)
     strategy: Strategy | None = None
     parts: Callable[..., Any] = _no_parts
     numbers: NumberKeys = BY_VALUE
@@ -111,10 +112,10 @@ class SharedPlans:
             return False
         if self._costs >= _LIMIT:
             for known in list(self._plans.values()):
-                known.cache.clear()
+                known.calls.clear()
             self._costs = 0
         self._costs += 1
-        plan.cache[signature] = cost
+        plan.calls.by_signature[signature] = cost
         return True
 
 

@@ -33,7 +33,7 @@ class Observed:
 
     calls: times that forward ran. used_params: ids of the parameters that took part in an operator.
     latency_s: seconds in forward; None if modules take as long as their operators.
-    tokens: rows that entered an expert of a mixture.
+    tokens: rows that entered the experts of mixtures that were called; None where not followed.
     output_shapes: of the tensors that the first call returned.
     communication: number of calls by module, phase and what is sent; keys are not fqns.
     mesh_dims: ``{ranks of a group: name of the mesh dimension}``.
@@ -42,7 +42,7 @@ class Observed:
     calls: Mapping[str, int] = field(default_factory=dict)
     used_params: Collection[int] = ()
     latency_s: Mapping[str, float] | None = None
-    tokens: Mapping[str, int] = field(default_factory=dict)
+    tokens: Mapping[str, int] | None = None
     output_shapes: Mapping[str, Shapes] = field(default_factory=dict)
     communication: CountedCalls = field(default_factory=dict)
     mesh_dims: Mapping[tuple[int, ...], str] = field(default_factory=dict)
@@ -201,9 +201,16 @@ class ProfileBuilder:
             ops=ops,
             children=children,
             seconds=self._seconds(fqn, ops, children),
-            tokens=self._observed.tokens.get(fqn),
+            tokens=self._tokens(fqn, named),
             output_shapes=self._observed.output_shapes.get(fqn),
         )
+
+    def _tokens(self, fqn: str, named: ModuleName | None) -> int | None:
+        """Return the rows that entered an expert; None for a call that tells no rows."""
+        rows = self._observed.tokens
+        if rows is None or named is None or not named.is_expert:
+            return None
+        return rows.get(fqn, None if self._observed.calls.get(fqn) else 0)
 
     def _seconds(
         self, fqn: str, ops: tuple[OpTotal, ...], children: tuple[ModuleNode, ...]

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -105,19 +105,25 @@ def named_part_of_torch() -> tuple[str, Phase] | None:
     return None
 
 
-def calling_frame(hook: str) -> Any:
-    """Return the Python frame that called the hook of that name."""
+# Stands for a Python frame that may have returned: its id, which another frame can get then, and
+# its code. A reference to the frame itself would keep its variables alive.
+FrameKey = tuple[int, CodeType]
+
+
+def calling_frame(hook: str) -> FrameKey:
+    """Return the key of the Python frame that called the hook of that name."""
     frame = sys._getframe(1)
     while frame.f_code.co_name == hook:
         frame = frame.f_back  # type: ignore[assignment]
-    return frame
+    return id(frame), frame.f_code
 
 
-def has_returned(frame_id: int) -> bool:
-    """Return True if the Python frame of that id does not run in this thread any more."""
+def has_returned(key: FrameKey) -> bool:
+    """Return True if the Python frame of that key does not run in this thread any more."""
+    frame_id, code = key
     frame = sys._getframe(1)
     while frame is not None:
-        if id(frame) == frame_id:
+        if id(frame) == frame_id and frame.f_code is code:
             return False
         frame = frame.f_back  # type: ignore[assignment]
     return True

@@ -31,8 +31,6 @@ class FlatParameters:
 
         own: facts of what it holds now: the flat parameter, or this rank's share of the parts.
         """
-        if not self.ids:
-            return own
         parts = self.parts.get(id(module), ())
         known = {facts.key for facts in parts}.union(self.ids)
         return (*parts, *(facts for facts in own if facts.key not in known))

@@ -13,7 +13,6 @@ from dispatch_flops import _torch
 from dispatch_flops.operators.memory import has_overlap
 from dispatch_flops.operators.numbers import BY_VALUE, NUMBERS, NumberKeys
 
-TWICE = ((0, 0, None), (0, 0, None))  # what ``_views`` returns for a contiguous tensor given twice
 _storage = _torch.storage_address
 
 
@@ -48,7 +47,10 @@ def call_signature(args: Any, kwargs: Any, used_params: set[int], numbers: Numbe
             key += (cls, signature_of(a, used_params, tensors, numbers))
     if kwargs:
         key.append(signature_of(kwargs, used_params, tensors, numbers))
-    if len(tensors) > 1 and len({*map(_storage, tensors)}) < len(tensors):
+    if len(tensors) == 1:
+        if tensors[0].is_sparse:  # the shape does not tell how much is stored
+            raise TypeError
+    elif len({*map(_storage, tensors)}) < len(tensors):
         key.append(_views(tensors))
     return tuple(key)
 

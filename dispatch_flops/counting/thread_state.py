@@ -11,6 +11,7 @@ from typing import Any
 
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.output_shapes import Shapes
+from dispatch_flops.counting.python_frames import FrameKey
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
@@ -50,7 +51,7 @@ class OpenCall:
     """A module call or an optimizer step that has not ended; the outside is the lowest of all.
 
     task: the graph task (backward pass) in which it started; -1 for none.
-    step: of an optimizer step, the id of the Python frame that runs it; else 0.
+    step: of an optimizer step, the Python frame that runs it; else None.
     has_closure: the step was given a function that computes the loss.
     is_in_hooks: the module's forward has returned, but forward hooks of its own may be running.
     """
@@ -59,7 +60,7 @@ class OpenCall:
     owner: Any
     module_phase: ModulePhase | None
     task: int
-    step: int = 0
+    step: FrameKey | None = None
     has_closure: bool = False
     is_in_hooks: bool = False
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 
 class UndoStack:
-    """Steps to undo, each registered before it is done.
+    """Steps to undo, each registered before it is done; a ``with`` block undoes them at its end.
 
     What undoes a step must do nothing where the step was not done, and may run twice: an interrupt
     can arrive at any moment, also between a step and a note that it was done.
@@ -14,6 +15,17 @@ class UndoStack:
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], object]] = []
+
+    def __enter__(self) -> UndoStack:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.run()
+
+    def __del__(self) -> None:
+        # Where an interrupt came before the first line of ``__exit__`` or ``run``.
+        if self._steps and not sys.is_finalizing():
+            self.run()
 
     def add(self, undo: Callable[[], object]) -> None:
         """Register what undoes the step that comes next."""

@@ -28,7 +28,10 @@ def unseen_modules(
     candidates = [
         fqn
         for fqn, named in list(names.items())
-        if fqn in returned and not named.is_wrapper and _is_untouched(named, used_params)
+        if (named.facts.parameters or named.same_as is not None)
+        and fqn in returned
+        and not named.is_wrapper
+        and _is_untouched(named, used_params)
     ]
     if not candidates:
         return ()
@@ -39,7 +42,8 @@ def unseen_modules(
 def _is_untouched(named: ModuleName, used_params: Collection[int]) -> bool:
     """Return True if the module holds parameters, and no operator took one of them."""
     is_untouched = False
-    for key, elements, _, is_hidden, _ in named.canonical().facts.parameters:
+    canonical = named if named.same_as is None else named.canonical()
+    for key, elements, _, is_hidden, _ in canonical.facts.parameters:
         if elements:
             if is_hidden or key in used_params:
                 return False

@@ -77,8 +77,9 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     parameter = _torch.fsdp_param_class()
     yield parameter, "reset_sharded_param", _padding_once(parameter.reset_sharded_param)
     schedule = _torch.pipeline_schedule_class()
-    if hasattr(schedule, "_warmup_p2p"):
-        yield schedule, "_warmup_p2p", _agreeing(schedule._warmup_p2p, mode)
+    for name in _torch.PIPELINE_VOTES:
+        if hasattr(schedule, name):
+            yield schedule, name, _agreeing(getattr(schedule, name), mode)
 
 
 def _with_real_tensors(member: Any) -> Any:
@@ -104,12 +105,13 @@ def _padding_once(reset: Callable[[Any], None]) -> Callable[[Any], None]:
     return run
 
 
-def _agreeing(warm_up: Callable[..., None], mode: SimulatedTensorMode) -> Callable[..., None]:
+def _agreeing(vote: Callable[..., None], mode: SimulatedTensorMode) -> Callable[..., None]:
     """Return the vote of pipeline stages; the stages of other ranks vote as those of this one."""
 
     def run(schedule: Any, stages: Any, has_backward: bool, *args: Any, **kwargs: Any) -> None:
-        with mode.values_known():
-            warm_up(schedule, stages, has_backward, *args, **kwargs)
+        # Stages refuse to vote where the backend is called "fake".
+        with mode.values_known(), mock.patch.object(distributed, "get_backend", lambda _: "gloo"):
+            vote(schedule, stages, has_backward, *args, **kwargs)
         _torch.set_inference_modes(stages, has_backward)
 
     return run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,8 +13,9 @@ from torch import nn
 from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.thread_state import ModulePhase
-from dispatch_flops.memory.blocks import Block, DeviceBlocks, Peak
+from dispatch_flops.memory.blocks import Blocks, DeviceBlocks, Peak
 from dispatch_flops.memory.run_memory import Memory
+from dispatch_flops.memory.timeline import Point
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import (
@@ -34,81 +35,119 @@ from dispatch_flops.profile.memory import (
 )
 
 
-def attach_memory(profile: Profile, memory: Memory, names: ModuleNames) -> Profile:
-    """Return the profile with the memory of the run and of each module."""
-    return _Builder(memory, names).attach(profile)
+class _Block(NamedTuple):
+    """A block as it was when the memory was read, or when it was released."""
+
+    device: torch.device
+    born: int
+    size: int
+    role: Role
+    made_in: ModulePhase | None
 
 
-class _Builder:
-    """Freezes the memory of a run; fqns become those that the profile shows."""
+class _Peak(NamedTuple):
+    """A peak of a device. bytes: over what was there before. blocks: those allocated then."""
+
+    bytes: int
+    made_in: ModulePhase
+    operator: Any
+    workspace: int
+    blocks: list[_Block]
+
+
+class _Device(NamedTuple):
+    """Memory of a device.
+
+    before: bytes that were there before the run. modules: over these, the most while operators of
+    a module ran in a phase. timeline: points with their bytes by role.
+    """
+
+    device: torch.device
+    before: int
+    peaks: list[_Peak]
+    modules: dict[ModulePhase, int]
+    timeline: list[tuple[Point, dict[Role, int]]]
+
+
+class _Held(NamedTuple):
+    """Parameters and buffers that a module itself holds: the id and the bytes of each."""
+
+    parameters: list[tuple[int, int]]
+    buffers: list[tuple[int, int]]
+
+
+class MemoryReading:
+    """Memory of a run as it is when it is read, for a profile that may be built later.
+
+    It keeps neither modules nor tensors alive.
+    """
 
     def __init__(self, memory: Memory, names: ModuleNames) -> None:
-        self._memory = memory
         self._names = names
-        self._shown = names.shown
-        self._alive = list(memory.blocks.alive())
-        kept = memory.blocks.activations()
-        self._activations = {names.shown(fqn): count for fqn, count in kept.items()}
-        self._caches = {names.shown(fqn): n for fqn, n in memory.cache_bytes().items()}
+        blocks = memory.blocks
+        alive = [
+            _Block(block.device.device, block.born, block.size, role, block.made_in)
+            for block, role in blocks.alive()
+        ]
+        self._activations = blocks.activations()
+        self._caches = memory.cache_bytes()
+        memory.note_gradients()
+        self._devices = [_read_device(found, alive) for found in list(blocks.devices.values())]
+        self._gradient_bytes = memory.gradient_bytes.copy()
+        self._state_bytes = memory.state_bytes.copy()
+        self._unseen = tuple(sorted(memory.unseen))
+        self._decomposed = tuple(sorted(memory.decomposed))
+        self._rounding = memory.rounding
+        with _torch.modes_disabled():
+            self._held = {
+                fqn: _read_held(named.module(), blocks) for fqn, named in list(names.by_fqn.items())
+            }
 
-    def attach(self, profile: Profile) -> Profile:
-        self._memory.note_gradients()
+    def attach_to(self, profile: Profile) -> Profile:
+        """Return the profile with the memory of the run and of each module."""
         devices = sorted(
-            map(self._freeze_device, list(self._memory.blocks.devices.values())),
-            key=lambda device: -device.peak_bytes,
+            map(self._freeze_device, self._devices), key=lambda device: -device.peak_bytes
         )
         used = tuple(device for device in devices if device.peaks)
-        frozen = MemoryProfile(
-            devices=used,
-            unseen=tuple(sorted(self._memory.unseen)),
-            rounding=self._memory.rounding,
-            decomposed=tuple(sorted(self._memory.decomposed)),
+        peaks = self._module_peaks(used[0].device if used else "")
+        held = self._held_by_modules()
+        return dataclasses.replace(
+            profile,
+            root=_with_memory(profile.root, held, peaks),
+            outside=_with_memory(profile.outside, held, peaks),
+            memory=MemoryProfile(
+                devices=used,
+                unseen=self._unseen,
+                rounding=self._rounding,
+                decomposed=self._decomposed,
+            ),
         )
-        main = used[0].device if used else ""
-        peaks = self._module_peaks(main)
-        changed = profile
-        with _torch.modes_disabled():
-            held = {self._shown(fqn): named for fqn, named in list(self._names.by_fqn.items())}
-            modules = {fqn: named.module() for fqn, named in held.items()}
-            changed = dataclasses.replace(
-                profile,
-                root=self._with_memory(profile.root, modules, peaks),
-                outside=self._with_memory(profile.outside, modules, peaks),
-            )
-        return dataclasses.replace(changed, memory=frozen)
 
     # -- peaks ------------------------------------------------------------------------------------
 
-    def _freeze_device(self, device: DeviceBlocks) -> DeviceMemory:
+    def _freeze_device(self, device: _Device) -> DeviceMemory:
         return DeviceMemory(
             device=str(device.device),
             peaks=tuple(self._freeze_peak(device, peak) for peak in device.peaks),
-            timeline=tuple(self._freeze_timeline(device)),
-        )
-
-    def _freeze_timeline(self, device: DeviceBlocks) -> Iterator[MemoryPoint]:
-        if device.timeline is not None:
-            alive = [
-                (block.born, block.size, role)
-                for block, role in self._alive
-                if block.device is device
-            ]
-            for point, sizes in device.timeline.frozen(alive):
-                yield MemoryPoint(
+            timeline=tuple(
+                MemoryPoint(
                     operators=point.operators,
                     at=self._moment(point.made_in, point.operator),
                     bytes_by_role=RoleBytes(sizes),
                 )
+                for point, sizes in device.timeline
+            ),
+        )
 
-    def _freeze_peak(self, device: DeviceBlocks, peak: Peak) -> MemoryPeak:
+    def _freeze_peak(self, device: _Device, peak: _Peak) -> MemoryPeak:
         made_in = peak.made_in
         sums: defaultdict[tuple[Role, str | None, Phase | None], int] = defaultdict(int)
-        for block, role in self._blocks_at(device, peak):
+        for block in peak.blocks:
             where = block.made_in
-            fqn = None if where is None else self._shown(where.fqn)
-            sums[role, fqn, None if where is None else where.phase] += block.size
+            fqn = None if where is None else self._names.shown(where.fqn)
+            sums[block.role, fqn, None if where is None else where.phase] += block.size
         if peak.workspace:
-            sums["workspace", self._shown(made_in.fqn), made_in.phase] += peak.workspace
+            sums["workspace", self._names.shown(made_in.fqn), made_in.phase] += peak.workspace
         uses = [
             MemoryUse(role=role, fqn=fqn, phase=phase, bytes=count)
             for (role, fqn, phase), count in sums.items()
@@ -121,75 +160,100 @@ class _Builder:
         )
 
     def _moment(self, made_in: ModulePhase, operator: Any) -> PeakMoment:
-        return PeakMoment(fqn=self._shown(made_in.fqn), phase=made_in.phase, operator=str(operator))
-
-    def _blocks_at(self, device: DeviceBlocks, peak: Peak) -> Iterator[tuple[Block, Role]]:
-        for block, role in self._alive:
-            if block.device is device and block.born <= peak.born:
-                yield block, role
-        yield from peak.released
+        return PeakMoment(
+            fqn=self._names.shown(made_in.fqn), phase=made_in.phase, operator=str(operator)
+        )
 
     def _module_peaks(self, main: str) -> dict[str, dict[Phase, int]]:
         """Return ``{fqn: {phase: bytes}}`` of what was allocated while own operators ran."""
         found: defaultdict[str, dict[Phase, int]] = defaultdict(dict)
-        for device in self._memory.blocks.devices.values():
+        for device in self._devices:
             if str(device.device) == main:
-                for made_in, peak in list(device.modules.items()):
-                    phases = found[self._shown(made_in.fqn)]
+                for made_in, count in device.modules.items():
+                    phases = found[self._names.shown(made_in.fqn)]
                     most = phases.get(made_in.phase, 0)
-                    phases[made_in.phase] = max(most, device.before + peak.bytes)
+                    phases[made_in.phase] = max(most, device.before + count)
         return found
 
     # -- modules ----------------------------------------------------------------------------------
 
-    def _with_memory(
-        self,
-        root: ModuleNode,
-        modules: dict[str, nn.Module | None],
-        peaks: dict[str, dict[Phase, int]],
-    ) -> ModuleNode:
-        """Return the tree with the memory of each module, from the leaves up."""
-        built: dict[int, ModuleNode] = {}
-        below: dict[int, dict[object, HeldBytes]] = {}
-        for node in reversed(list(root.walk())):
-            children = tuple(built.pop(id(child)) for child in node.children)
-            own = self._held_by(node.fqn, modules.get(node.fqn))
-            distinct = dict(own)
-            for child in node.children:
-                distinct.update(below.pop(id(child)))
-            below[id(node)] = distinct
-            known = (child.memory for child in children if child.memory is not None)
-            memory = ModuleMemory(
-                own=add_held(own.values()),
-                total=add_held(distinct.values()),
-                peak_bytes=highest(
-                    [PhaseBytes(peaks.get(node.fqn, {})), *(m.peak_bytes for m in known)]
-                ),
-            )
-            built[id(node)] = dataclasses.replace(node, children=children, memory=memory)
-        return built[id(root)]
-
-    def _held_by(self, fqn: str, module: nn.Module | None) -> dict[object, HeldBytes]:
-        """Return what the module itself holds, by the identity of what holds it."""
-        held: dict[object, HeldBytes] = {}
-        made = HeldBytes(
-            activations=self._activations.get(fqn, 0), kv_cache=self._caches.get(fqn, 0)
-        )
-        if made != HeldBytes():
-            held[fqn] = made
-        if module is None:
-            return held
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                held[id(parameter)] = HeldBytes(
-                    parameters=self._size(parameter),
-                    gradients=self._memory.gradient_bytes.get(id(parameter), 0),
-                    optimizer_state=self._memory.state_bytes.get(id(parameter), 0),
+    def _held_by_modules(self) -> dict[str, dict[object, HeldBytes]]:
+        """Return what each module itself holds, by the identity of what holds it."""
+        shown = self._names.shown
+        activations = {shown(fqn): count for fqn, count in self._activations.items()}
+        caches = {shown(fqn): count for fqn, count in self._caches.items()}
+        found: dict[str, dict[object, HeldBytes]] = {
+            fqn: {fqn: HeldBytes(activations=activations.get(fqn, 0), kv_cache=caches.get(fqn, 0))}
+            for fqn in {**activations, **caches}
+            if activations.get(fqn) or caches.get(fqn)
+        }
+        for fqn, held in {shown(fqn): held for fqn, held in self._held.items()}.items():
+            parts = found.setdefault(fqn, {})
+            for key, size in held.parameters:
+                parts[key] = HeldBytes(
+                    parameters=size,
+                    gradients=self._gradient_bytes.get(key, 0),
+                    optimizer_state=self._state_bytes.get(key, 0),
                 )
-        for buffer in module._buffers.values():
-            if buffer is not None:
-                held[id(buffer)] = HeldBytes(buffers=self._size(buffer))
-        return held
+            for key, size in held.buffers:
+                parts[key] = HeldBytes(buffers=size)
+        return found
 
-    def _size(self, tensor: torch.Tensor) -> int:
-        return self._memory.blocks.bytes_of(tensor)
+
+def _read_device(device: DeviceBlocks, alive: list[_Block]) -> _Device:
+    here = [block for block in alive if block.device == device.device]
+    timeline = device.timeline
+    return _Device(
+        device.device,
+        device.before,
+        [_read_peak(device, peak, here) for peak in device.peaks],
+        {made_in: peak.bytes for made_in, peak in list(device.modules.items())},
+        [] if timeline is None else list(timeline.frozen((b.born, b.size, b.role) for b in here)),
+    )
+
+
+def _read_peak(device: DeviceBlocks, peak: Peak, alive: list[_Block]) -> _Peak:
+    blocks = [block for block in alive if block.born <= peak.born]
+    blocks += [
+        _Block(device.device, block.born, block.size, role, block.made_in)
+        for block, role in list(peak.released)
+    ]
+    return _Peak(peak.bytes, peak.made_in, peak.operator, peak.workspace, blocks)
+
+
+def _read_held(module: nn.Module | None, blocks: Blocks) -> _Held:
+    """Return the tensors of a module; none if it is gone."""
+    if module is None:
+        return _Held([], [])
+    return _Held(_sizes(module._parameters, blocks), _sizes(module._buffers, blocks))
+
+
+def _sizes(tensors: Mapping[str, torch.Tensor | None], blocks: Blocks) -> list[tuple[int, int]]:
+    return [(id(held), blocks.bytes_of(held)) for held in tensors.values() if held is not None]
+
+
+def _with_memory(
+    root: ModuleNode,
+    held: Mapping[str, Mapping[object, HeldBytes]],
+    peaks: Mapping[str, Mapping[Phase, int]],
+) -> ModuleNode:
+    """Return the tree with the memory of each module, from the leaves up."""
+    built: dict[int, ModuleNode] = {}
+    below: dict[int, dict[object, HeldBytes]] = {}
+    for node in reversed(list(root.walk())):
+        children = tuple(built.pop(id(child)) for child in node.children)
+        own = held.get(node.fqn, {})
+        distinct = dict(own)
+        for child in node.children:
+            distinct.update(below.pop(id(child)))
+        below[id(node)] = distinct
+        known = (child.memory for child in children if child.memory is not None)
+        memory = ModuleMemory(
+            own=add_held(own.values()),
+            total=add_held(distinct.values()),
+            peak_bytes=highest(
+                [PhaseBytes(peaks.get(node.fqn, {})), *(m.peak_bytes for m in known)]
+            ),
+        )
+        built[id(node)] = dataclasses.replace(node, children=children, memory=memory)
+    return built[id(root)]

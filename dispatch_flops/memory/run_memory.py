@@ -99,25 +99,29 @@ class Memory:
     def _note_gradients_of(self, parameters: Iterable[nn.Parameter | None]) -> None:
         for parameter in parameters:
             if parameter is not None and (gradient := parameter.grad) is not None:
-                self._keep_most(self.gradient_bytes, parameter, self._note(gradient, "gradients"))
+                self._note(gradient, "gradients")
+                size = self.blocks.bytes_of(gradient)
+                self._keep_most(self.gradient_bytes, parameter, size)
 
     def _note_optimizer(self, optimizer: Any) -> None:
         with _torch.modes_disabled():
             for group in optimizer.param_groups:
                 self._note_gradients_of(group["params"])
             for parameter, state in list(optimizer.state.items()):
-                size = sum(self._note(tensor, "optimizer state") for tensor in tensors_in(state))
+                tensors = list(tensors_in(state))
+                for tensor in tensors:
+                    self._note(tensor, "optimizer state")
+                size = sum(map(self.blocks.bytes_of, tensors))
                 self._keep_most(self.state_bytes, parameter, size)
 
     @staticmethod
     def _keep_most(sizes: dict[int, int], parameter: Any, size: int) -> None:
         sizes[id(parameter)] = max(size, sizes.get(id(parameter), 0))
 
-    def _note(self, tensor: torch.Tensor, role: Role) -> int:
-        """Give the storages of a tensor their role; return the bytes of the tensor in them."""
+    def _note(self, tensor: torch.Tensor, role: Role) -> None:
+        """Give the storages of a tensor their role."""
         for storage, device in storages_of(tensor):
             self.blocks.was_there(storage, self.blocks.on(device), role)
-        return self.blocks.bytes_of(tensor)
 
     def _note_size(self, storage: Storage) -> None:
         """Note that the program gave a storage another size, without an operator."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ Taken = Literal["none", "one", "two", "any"]
 Storage = torch.UntypedStorage
 
 # A zero tensor of forward-mode differentiation has a storage without memory.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _WITHOUT_MEMORY = frozenset(("aten::_efficientzerotensor",))
 # Their argument holds data that torch.tensor and torch.from_numpy have just allocated or taken.
 _ARRIVALS = frozenset(("aten::lift_fresh", "aten::lift"))
@@ -51,8 +52,14 @@ def storages_of(tensor: torch.Tensor) -> Iterator[tuple[Storage, torch.device]]:
         yield part.untyped_storage(), part.device
 
 
-def dense_parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensors with a storage that a tensor consists of; itself if it has one."""
+def dense_parts_of(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    """Return the tensors with a storage that a tensor consists of; itself if it has one."""
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # most are
+        return (tensor,) if _torch.has_storage(tensor) else ()
+    return _find_dense_parts(tensor)
+
+
+def _find_dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if _torch.is_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             inner = getattr(tensor, name)

@@ -18,7 +18,7 @@ _BACKENDS = (*_DEVICES, "CompositeExplicitAutograd", "CompositeExplicitAutogradN
 _OF_TORCH = frozenset(
     """
     aten prim prims quantized quantized_decomposed prepacked mkldnn sparse inductor export _test
-    c10d_functional _c10d_functional_autograd _native_aot
+    c10d_functional _c10d_functional _c10d_functional_autograd _native_aot
     """.split()
 )
 
@@ -50,6 +50,18 @@ def is_taken_apart(func: OpOverload) -> bool:
         return is_composite(func)
     return any(_torch.has_kernel(name, key) for key in _AUTOGRAD) and not any(
         _torch.has_kernel(name, key) for key in _BACKENDS
+    )
+
+
+def may_bypass_device_kernel(func: OpOverload) -> bool:
+    """Return True if autograd has a kernel for ``func`` besides those of devices.
+
+    It may call the device's kernel by the dispatcher, so that a dispatch mode sees the operator, or
+    compute by itself. What ``torch.library.custom_op`` registers does the first.
+    """
+    name = func.name()
+    return not _torch.is_custom_op(func) and any(
+        _torch.has_kernel(name, key) and not _torch.is_fallthrough(name, key) for key in _AUTOGRAD
     )
 
 
@@ -86,12 +98,12 @@ def _overloads_of(key: Any) -> list[OpOverload]:
     return [op for packet in packets for op in _torch.overloads_of(packet)]
 
 
-_extensions: dict[str, OpOverload | None] = {}  # by name; None for what a mode sees
+_extensions: dict[str, OpOverload | None] = {}  # by name; None for torch's own
 _listed: tuple[tuple[object, ...], list[OpOverload]] = ((), [])
 
 
 def operators_of_extensions() -> list[OpOverload]:
-    """Return the operators that are taken apart and belong to no library of torch."""
+    """Return operators of which autograd may run all, and that belong to no library of torch."""
     global _listed
     loaded = _torch.libraries_loaded()
     if _listed[0] != loaded:
@@ -103,11 +115,8 @@ def _list_extensions() -> list[OpOverload]:
     for name in _torch.all_operator_names():
         if name not in _extensions:
             _extensions[name] = _find_extension(name)
-    found = [op for op in _extensions.values() if op is not None]
-    for op in found:  # its kernels may have been registered since the last time
-        if any(_torch.has_kernel(op.name(), key) for key in _BACKENDS):
-            _extensions[op.name()] = None
-    return [op for op in found if is_taken_apart(op)]
+    found = (op for op in _extensions.values() if op is not None)
+    return [op for op in found if is_taken_apart(op) or may_bypass_device_kernel(op)]
 
 
 def _find_extension(name: str) -> OpOverload | None:

@@ -32,7 +32,6 @@ class CallCost:
     cost: what belongs to the calling module in the observed phase; None if unknown.
     shares: what belongs to submodules or to other phases.
     error: the exception that the formula raised, as text.
-    first_bytes, second_bytes: sizes of a call's tensors, if they are its only two arguments.
     """
 
     op: str
@@ -41,8 +40,6 @@ class CallCost:
     cost: OpCost | None = None
     shares: tuple[Share, ...] = ()
     error: str | None = None
-    first_bytes: int = 0
-    second_bytes: int = 0
 
     def parts(self, phase: Phase) -> Iterator[tuple[str, Phase, OpCost]]:
         """Yield ``(child, phase, cost)`` for each part of the cost of a call made in ``phase``.

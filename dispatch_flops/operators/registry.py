@@ -393,6 +393,14 @@ def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:
     }
 
 
+def formula_of(target: Any, extra: Mapping[Any, Rule]) -> Rule | None:
+    """Return the rule of the user's for an operator or a module class, or None."""
+    if isinstance(target, type):
+        return module_rules(extra).get(target)
+    rule = lookup(target, extra)
+    return None if rule is None or rule.builtin else rule
+
+
 def rules() -> dict[str, Rule]:
     """Return the rule that applies outside ``overridden`` by each operator's name, sorted."""
     known = {**_BUILTIN, **_USER}

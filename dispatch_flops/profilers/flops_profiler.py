@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +183,12 @@ class FlopsProfiler:
             return
         counter.pause()  # raises in another thread, and then the profile goes on
         self._counter = None
-        try:
-            counter.__exit__(None, None, None)  # raises where warnings are errors
-        finally:
+
+        def keep() -> None:
             self._profile = exclude_modules(counter.profile, self.model, self._ignored)
+
+        with followed_by(keep):
+            counter.__exit__(None, None, None)
 
     def reset_profile(self) -> None:
         """Forget what was counted. A running profile starts anew; a paused one stays paused."""
@@ -323,6 +326,17 @@ class FlopsProfiler:
         """
         view = deepspeed.make_view(module_depth=module_depth, top_modules=top_modules)
         print(aggregated.render(self.profile, view))
+
+
+@contextmanager
+def followed_by(finish: Callable[[], object]) -> Iterator[None]:
+    """Call ``finish`` after the block, also if that raised a warning, as an error."""
+    try:
+        yield
+    except Warning:
+        finish()
+        raise
+    finish()
 
 
 def engine_facts(engine: Any, model: nn.Module, micro_batches: int = 1) -> dict[str, Any]:

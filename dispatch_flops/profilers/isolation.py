@@ -7,12 +7,14 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.timing.devices import Devices
 
 _CONTAINERS = (dict, OrderedDict, list, set)  # not subclasses: writing to those may do more
@@ -24,11 +26,11 @@ def isolated(model: nn.Module, *, on_meta: bool = False) -> Iterator[None]:
 
     on_meta: the model's tensors have no data inside.
     """
-    with ExitStack() as undo:
-        undo.enter_context(evaluating(model))
-        undo.enter_context(preserving_random_state(model))
-        if on_meta:
-            undo.enter_context(moved_to_meta(model))
+    with (
+        evaluating(model),
+        preserving_random_state(model),
+        moved_to_meta(model) if on_meta else nullcontext(),
+    ):
         yield
 
 
@@ -37,15 +39,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Put the model into evaluation mode inside; restore every module's own flag afterwards."""
     modules = list(model.modules())
     flags = [getattr(module, "training", None) for module in modules]
-    model.eval()
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for module, training in zip(modules, flags, strict=True):
             if training is not None:
                 module.training = training
             elif "training" in module.__dict__:  # a frozen TorchScript module has no flag
                 del module.__dict__["training"]
+
+    with UndoStack() as undo:
+        undo.add(restore)
+        model.eval()
+        yield
 
 
 @contextmanager
@@ -54,18 +59,16 @@ def preserving_random_state(model: nn.Module) -> Iterator[None]:
 
     That of torch is restored on the CPU and on the accelerators that the model may use.
     """
-    accelerators = _accelerators_used_by(model)
-    kind = accelerators[0].type if accelerators else "cuda"  # fork_rng's own default
-    python_state = random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    try:
-        with torch.random.fork_rng([d.index for d in accelerators], device_type=kind):
-            yield
-    finally:
-        random.setstate(python_state)
+    with UndoStack() as undo:
+        undo.add(partial(random.setstate, random.getstate()))
+        numpy = sys.modules.get("numpy")
         if numpy is not None:
-            numpy.random.set_state(numpy_state)
+            undo.add(partial(numpy.random.set_state, numpy.random.get_state()))
+        undo.add(partial(torch.set_rng_state, torch.get_rng_state()))
+        for device in _accelerators_used_by(model):
+            module = torch.get_device_module(device)
+            undo.add(partial(module.set_rng_state, module.get_rng_state(device), device))
+        yield
 
 
 def _accelerators_used_by(model: nn.Module) -> Sequence[torch.device]:
@@ -81,8 +84,8 @@ def garbage_collection_later() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         gc.enable()
@@ -92,11 +95,14 @@ def garbage_collection_later() -> Iterator[None]:
 def preserving_gradients(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
     """Restore the gradient of every leaf afterwards."""
     gradients = [(leaf, leaf.grad) for leaf in leaves]
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for leaf, gradient in gradients:
             leaf.grad = gradient
+
+    with UndoStack() as undo:
+        undo.add(restore)
+        yield
 
 
 @contextmanager
@@ -114,13 +120,15 @@ def moved_to_meta(model: nn.Module) -> Iterator[None]:
             shapes[id(value)] = _without_data(value) if isinstance(value, torch.Tensor) else value
         return shapes[id(value)]
 
-    try:
+    def restore() -> None:
+        for holder, content in held:
+            _fill(holder, content)
+
+    with UndoStack() as undo:
+        undo.add(restore)
         for holder, content in held:
             _fill(holder, {name: shape_of(value) for name, value in content.items()})
         yield
-    finally:
-        for holder, content in held:
-            _fill(holder, content)
 
 
 def _holders(model: nn.Module) -> list[Any]:

@@ -124,7 +124,7 @@ class FlopMeter(MeteredRun):
             model, optimizer, self._on_call, self._on_return, self._on_stepping, self._on_stepped
         )
         self._ends_with_optimizer = optimizer is not None
-        self._block = _Block(self)
+        self._entered = 0  # blocks so far
         self._step: RunningStep | None = None
         self._thread = 0  # that of the step
         self._begun_s = 0.0
@@ -146,7 +146,7 @@ class FlopMeter(MeteredRun):
         after ``start()``.
         """
         self.note_size(samples, tokens)
-        return self._block
+        return _Block(self)
 
     def note_size(self, samples: int | None = None, tokens: int | None = None) -> None:
         """State the numbers of samples and tokens of the step that runs, where its start is early.
@@ -187,19 +187,22 @@ class FlopMeter(MeteredRun):
                 "this FlopMeter is active already: leave its step() block, or stop() it, first"
             )
 
-    def _enter(self) -> None:
+    def _enter(self, block: _Block) -> None:
         self._check_inactive()
-        self._hooks.install()
-        self._begin()
+        block.number = self._entered = self._entered + 1
+        try:
+            self._hooks.install()
+            self._begin()
+        except BaseException:
+            self._drop()
+            raise
 
     def _leave(self, *, raised: bool) -> None:
-        if raised or self._step is None:
-            self._drop()
-            return
         try:
-            self._end()
+            if not raised and self._step is not None:
+                self._end()
         finally:
-            self._hooks.remove()
+            self._drop()
 
     def _begin(self) -> None:
         self._thread = get_ident()
@@ -327,15 +330,20 @@ def _continued(arguments: dict[str, Any], state: Mapping[str, Any]) -> FlopMeter
 
 
 class _Block:
-    """One step of a meter; the same object serves all of them."""
+    """One step of a meter.
 
-    __slots__ = ("_meter",)
+    number: how many blocks the meter has entered with this one, while the step may have to be
+        dropped; else 0.
+    """
+
+    __slots__ = ("_meter", "number")
 
     def __init__(self, meter: FlopMeter) -> None:
         self._meter = meter
+        self.number = 0
 
     def __enter__(self) -> None:
-        self._meter._enter()
+        self._meter._enter(self)
 
     def __exit__(
         self,
@@ -344,3 +352,9 @@ class _Block:
         trace: TracebackType | None,
     ) -> None:
         self._meter._leave(raised=kind is not None)
+        self.number = 0
+
+    def __del__(self) -> None:
+        # An interrupt came before the first line of ``__exit__``, or while it ran.
+        if self.number and self.number == self._meter._entered:
+            self._meter._drop()

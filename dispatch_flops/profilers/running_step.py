@@ -54,8 +54,12 @@ class StepCounter:
         if self._session is not None:
             return None
         session = Session((self._model,), self._conventions, self._own_rules, is_timed=False)
-        session.open()
         self._session, self._taken = session, Counter()
+        try:
+            session.open()
+        except BaseException:
+            self.stop()
+            raise
         return session
 
     def can_start(self) -> bool:
@@ -81,9 +85,9 @@ class StepCounter:
 
     def stop(self) -> None:
         """Stop counting."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.end()
+        if self._session is not None:
+            self._session.end()
+            self._session = None
 
 
 class RunningStep:

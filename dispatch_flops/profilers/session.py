@@ -20,14 +20,14 @@ from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.opaque_modules import OpaqueModules
 from dispatch_flops.counting.packed_weights import note_on_packed
-from dispatch_flops.counting.placement import run_info
+from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
 from dispatch_flops.errors import WrongThreadError
 from dispatch_flops.memory.memory_mode import MemoryMode
-from dispatch_flops.memory.memory_profile import attach_memory
+from dispatch_flops.memory.memory_profile import MemoryReading
 from dispatch_flops.memory.run_memory import Memory, MemoryOptions
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
@@ -159,18 +159,15 @@ class Session:
         with self._pass.excluded(), _torch.modes_disabled():
             self._pass.read()
             profile = self._builder(self.calls())()
-            if self._memory is not None:
-                profile = attach_memory(profile, self._memory, self._names)
         return dataclasses.replace(profile, timing=self._pass.timing(profile))
 
     def finish(self, calls: RecordedCalls) -> Profile:
         """Return the final profile, of these calls; it is built when it is read.
 
-        What it tells of modules, parameters and devices is read now: the program may change them.
-        A timed profile is built now, for its times come from clocks that are still in use; one with
-        memory, because what is allocated is released later.
+        What it tells of modules, parameters, devices and memory is read now: the program may change
+        them. A timed profile is built now, for its times come from clocks that are still in use.
         """
-        if self._pass.operator_timer is not None or self._memory is not None:
+        if self._pass.operator_timer is not None:
             return self.profile()
         with _torch.modes_disabled(), garbage_collection_later():
             return deferred_profile(self._builder(calls), calls.totals())
@@ -182,9 +179,9 @@ class Session:
         """
         self._find_ranks()
         with garbage_collection_later():
-            self._names.read_facts()
+            devices = DeviceSearch()
+            self._names.read_facts(devices.add)
             observed = Observed(
-                calls=self._tracker.calls(),
                 used_params=self._tracker.used_params(),
                 tokens=self._tracker.tokens(),
                 output_shapes=self._tracker.output_shapes(),
@@ -193,8 +190,12 @@ class Session:
                 communication=self._mode.communication.calls(),
             )
             run = run_info(
-                self._names.modules(), self._conventions, self._tracker.first_call, self._ranks
+                Placement.found_by(devices),
+                self._conventions,
+                self._tracker.first_call,
+                self._ranks,
             )
+            memory = None if self._memory is None else MemoryReading(self._memory, self._names)
         self.unseen_modules = self._find_unseen(calls, observed)
         notes = (
             *_notes_of(self._conventions),
@@ -203,7 +204,7 @@ class Session:
             *self._mode.higher_order.notes,
             *self._mode.communication.notes,
         )
-        return partial(_build, calls, self._names, observed, run, notes)
+        return partial(_build, memory, calls, self._names, observed, run, notes)
 
     def _find_unseen(self, calls: RecordedCalls, observed: Observed) -> tuple[str, ...]:
         names = self._names.by_fqn
@@ -248,8 +249,16 @@ def _timed_pass(names: ModuleNames) -> UntimedPass:
     return counting_pass(names.modules())
 
 
-def _build(*parts: Any) -> Profile:
+def _build(
+    memory: MemoryReading | None,
+    calls: RecordedCalls,
+    names: ModuleNames,
+    observed: Observed,
+    *parts: Any,
+) -> Profile:
     # A profile consists of many new objects, none of them garbage: collection would take most of
     # the time.
     with garbage_collection_later():
-        return build_profile(*parts)
+        observed = dataclasses.replace(observed, calls=calls.module_calls())
+        profile = build_profile(calls, names, observed, *parts)
+        return profile if memory is None else memory.attach_to(profile)

@@ -10,13 +10,13 @@ from typing import Any, Final, SupportsIndex
 
 from torch import distributed, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.meter_totals import sample_count
 from dispatch_flops.errors import AlreadyActiveError, NotProfiledError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
-from dispatch_flops.profilers.flops_profiler import FlopsProfiler, write_or_warn
+from dispatch_flops.profilers.flops_profiler import FlopsProfiler, followed_by, write_or_warn
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.renderers import deepspeed
 
@@ -73,14 +73,16 @@ class ProfiledStep:
     def _keep(self, profiler: FlopsProfiler, *notes: str, **run_facts: Any) -> None:
         """End the step and keep its profile, even if ending it raises a warning as an error."""
         self._profiler = None
-        try:
-            profiler.end_profile()
-        finally:
+
+        def keep() -> None:
             profiler.add_run_info(
                 **run_facts, step=self.config.profile_step, batch_size=self._batch_size()
             )
             profile = profiler.profile
             self._profile = dataclasses.replace(profile, notes=(*profile.notes, *notes))
+
+        with followed_by(keep):
+            profiler.end_profile()
 
     def _drop(self) -> None:
         """Stop profiling the step, and forget it."""
@@ -135,7 +137,7 @@ class StepProfiler(ProfiledStep):
         self._optimizer = optimizer
         self._skipped = 0
         self._inside = self._stepped = self._unscaled = self._warned = False
-        self._hooks: list[RemovableHandle] = []  # on optimizers, until the step is over
+        self._hooked: list[Optimizer] = []  # until the step is over
 
     @contextmanager
     def step(self, samples: SupportsIndex | None = None) -> Iterator[None]:
@@ -155,22 +157,27 @@ class StepProfiler(ProfiledStep):
             )
         self._inside = True
         try:
-            self._hook_optimizers()
-            if self._is_next():
-                self._begin_block(count)
-            yield
+            try:
+                self._hook_optimizers()
+                if self._is_next():
+                    self._begin_block(count)
+                yield
+            finally:
+                self._inside = False
+                if self._profiler is not None:
+                    self._profiler.pause_profile()
         except BaseException:
             self.steps_done += self._stepped
             self.close()
             raise
-        finally:
-            self._inside = False
-            if self._profiler is not None:
-                self._profiler.pause_profile()
-        if self._stepped:
-            self._end_step()
-        elif self._profiler is not None:
-            self._note_who_else_stepped(self._profiler.profile)
+        try:
+            if self._stepped:
+                self._end_step()
+            elif self._profiler is not None:
+                self._note_who_else_stepped(self._profiler.profile)
+        except KeyboardInterrupt:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Drop an unfinished step and remove the hooks on the optimizers.
@@ -212,20 +219,22 @@ class StepProfiler(ProfiledStep):
             return
         if self._skipped:
             notes = (*notes, f"steps skipped by the GradScaler before this one: {self._skipped}")
-        try:
+        with followed_by(self._write):
             self._keep(self._profiler, *notes, world_size=_world_size())
-        finally:
-            self._write()
 
     def _hook_optimizers(self) -> None:
-        if not self._hooks:
-            optimizers = with_inner_optimizers(self._optimizer)
-            self._hooks = [one.register_step_post_hook(self._note_step) for one in optimizers]
+        if not self._hooked:
+            self._hooked = with_inner_optimizers(self._optimizer)
+            for optimizer in self._hooked:
+                optimizer.register_step_post_hook(self._note_step)
 
     def _unhook_optimizers(self) -> None:
         self._stepped = self._unscaled = False
-        while self._hooks:
-            self._hooks.pop().remove()
+        for optimizer in self._hooked:
+            _, after = _torch.step_hooks(optimizer)
+            for key in [key for key, hook in after.items() if hook == self._note_step]:
+                after.pop(key, None)
+        self._hooked = []
 
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped = True

@@ -63,7 +63,7 @@ class ModulePass:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._undo.run()
+        self._undo.run()  # or when it is freed, if an interrupt comes first
 
     def seconds(self) -> dict[str, float]:
         """Return ``{fqn: seconds}`` in forward, over all calls."""

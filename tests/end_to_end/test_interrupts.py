@@ -9,42 +9,77 @@ import pytest
 from tests.helpers.interpreters import run_python
 from tests.helpers.paths import REPOSITORY
 
-ALARMS = 400
+ALARMS = 100
 
 SCRIPT = """
-import random, signal, sys, time
+import gc, os, random, signal, sys, time
 import torch
 from torch import nn
 import torch._dynamo
-from dispatch_flops import FlopCounterMode
-from tests.helpers.untouched import process_state
+from dispatch_flops import FlopCounterMode, FlopMeter, StepProfiler, profile_model
+from tests.helpers.untouched import model_state, process_state
 
 model, x = nn.Sequential(*[nn.Linear(8, 8) for _ in range(20)]), torch.ones(2, 8)
 
 def interrupt(*_):
     raise KeyboardInterrupt
 
-def count():
+def counter():
     with FlopCounterMode(model, display=False):
         model(x).sum().backward()
 
+def memory():
+    with FlopCounterMode(model, display=False, memory=True, latency=True):
+        model(x).sum().backward()
+
+def model_with_data():
+    profile_model(model, args=[x], backward=True, warm_up=0)
+
+def model_on_meta():
+    profile_model(model, args=[x], backward=True, device="meta")
+
+def meter():
+    meter = FlopMeter(model)
+    for rows in (1, 2, 1):
+        with meter.step():
+            model(x[:rows]).sum().backward()
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+CONFIG = {"enabled": True, "profile_step": 2, "output_file": os.devnull}
+
+def training_step():
+    profiler = StepProfiler(model, optimizer, CONFIG)
+    for _ in range(3):
+        with profiler.step():
+            model(x).sum().backward()
+            optimizer.step()
+
+def state():
+    # The program that is interrupted makes gradients, and steps of optimizers switch them off.
+    model.zero_grad(set_to_none=True)
+    torch.set_grad_enabled(True)
+    hooks = [*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks]
+    ours = {"collector": gc.isenabled(), "hooks of the optimizer": hooks}
+    return process_state() | model_state(model) | ours
+
+run = globals()[sys.argv[1]]
 signal.signal(signal.SIGALRM, interrupt)
 taken = 1.0
 for _ in range(10):  # what torch imports late is there now
     begun = time.perf_counter()
-    count()
+    run()
     taken = min(taken, time.perf_counter() - begun)
 torch.ops.aten.promote_types
-draw, interrupted, before = random.Random(0), 0, process_state()
-for _ in range(int(sys.argv[1])):
+draw, interrupted, before = random.Random(0), 0, state()
+for _ in range(int(sys.argv[2])):
     try:
         signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 1.2 * taken))
-        count()
+        run()
         signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
         interrupted += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
-    after = process_state()
+    after = state()
     changed = [key for key in after if after[key] != before.get(key)]
     assert not changed, changed
 print(interrupted)
@@ -53,10 +88,13 @@ print(interrupted)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs an interval timer")
-def test_counter_interrupted_at_random_moments_leaves_nothing(
-    request: pytest.FixtureRequest,
+@pytest.mark.parametrize(
+    "program", ["counter", "memory", "model_with_data", "model_on_meta", "meter", "training_step"]
+)
+def test_program_interrupted_at_random_moments_leaves_nothing(
+    program: str, request: pytest.FixtureRequest
 ) -> None:
     alarms = 2000 if request.config.getoption("--whole", default=False) else ALARMS
-    done = run_python("-c", SCRIPT, str(alarms), cwd=REPOSITORY)
+    done = run_python("-c", SCRIPT, program, str(alarms), cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) > alarms / 4  # the rest came before or after the counter
+    assert int(done.stdout) > alarms / 4  # the rest came before or after the program

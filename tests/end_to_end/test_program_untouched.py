@@ -294,7 +294,7 @@ def test_packed_weights_under_the_counter_are_not_cached() -> None:
             packed = torch.ops.quantized.linear_prepack(weight, None)
             torch.ops.quantized.linear(x, packed, 0.1, 0)
         plan = counter._active["session"]._mode._plans[id(torch.ops.quantized.linear.default)]
-        assert not plan.cache  # its keys would be the packed weights themselves
+        assert not plan.calls.by_signature  # its keys would be the packed weights themselves
     assert counter.get_total_macs() == 2 * 2 * 3 * 5
 
 

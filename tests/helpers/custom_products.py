@@ -1,4 +1,8 @@
-"""Custom operators that multiply two matrices: one writes to an argument, one has an effect."""
+"""Custom operators that multiply two matrices.
+
+``product`` has no formula, ``add_product`` writes to an argument, and ``ordered_product`` has an
+effect.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +27,16 @@ def _(x: Tensor, y: Tensor, out: Tensor) -> None:
     return None
 
 
-@torch.library.custom_op("custom_products::ordered_product", mutates_args=())
-def ordered_product(x: Tensor, y: Tensor) -> Tensor:
+def _multiply(x: Tensor, y: Tensor) -> Tensor:
     return x @ y
 
 
-@ordered_product.register_fake
-def _(x: Tensor, y: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], y.shape[1])
-
-
+product, ordered_product = (
+    torch.library.custom_op(f"custom_products::{name}", _multiply, mutates_args=())
+    for name in ("product", "ordered_product")
+)
+for _operator in (product, ordered_product):
+    _operator.register_fake(lambda x, y: x.new_empty(x.shape[0], y.shape[1]))
 _register_effectful_op(torch.ops.custom_products.ordered_product.default, _EffectType.ORDERED)
 
 
@@ -43,6 +47,6 @@ def product_formula(x: Tensor, y: Tensor, *_: Any, out: Any) -> OpCost:
 
 @contextmanager
 def with_formulas() -> Iterator[None]:
-    """Give both operators their formula inside the block."""
+    """Give the last two their formula inside the block."""
     with overridden(dict.fromkeys((add_product, ordered_product), product_formula)):
         yield

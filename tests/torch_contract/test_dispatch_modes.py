@@ -5,6 +5,7 @@ dispatch_flops counts in a ``TorchDispatchMode``, which torch documents only in 
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch, _pop_mode_from_pr
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.func import jvp
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -89,6 +91,18 @@ def test_modes_taken_off_and_put_back_one_by_one_make_the_same_stack() -> None:
         assert _get_current_dispatch_mode_stack() == before == taken_off[::-1]
     assert mode.seen == [], "operators inside must not reach the mode"
     assert not isinstance(made, FakeTensor), "fake tensor modes must be off, too"
+
+
+def test_function_modes_are_counted_in_their_own_thread() -> None:
+    """dispatch_flops relies on this to read shapes without a guard (counting/output_shapes.py)."""
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(torch._C._len_torch_function_stack()))
+    assert torch._C._len_torch_function_stack() == 0
+    with BaseTorchFunctionMode(), torch.device("meta"):
+        assert torch._C._len_torch_function_stack() == 2
+        thread.start()
+        thread.join()
+    assert seen == [torch._C._len_torch_function_stack()] == [0]
 
 
 def test_tracers_before_autograd_are_counted_and_taken_off_apart_from_the_stack() -> None:

@@ -425,3 +425,33 @@ def test_functions_of_an_added_module_are_not_compiled() -> None:
     assert trace_rules.check(_torch.is_in_compiled_call.__code__)
     _torch.keep_from_compiling("dispatch_flops._torch")
     assert len(trace_rules.SKIP_DIRS) <= len(skipped) + 1
+
+
+def test_backend_of_a_module_that_is_compiled_in_place_is_known() -> None:
+    """dispatch_flops relies on this to name layers that are left eager (compile/eager_parts.py)."""
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return graph
+
+    layer = torch.nn.Linear(3, 5)
+    assert _torch.backend_of_compiled_module(layer) is None
+    layer.compile(backend=backend, dynamic=True)
+    assert _torch.backend_of_compiled_module(layer) is backend
+
+
+def test_layer_of_torch_that_is_compiled_in_place_runs_eagerly() -> None:
+    """dispatch_flops says so (compile/eager_parts.py); one day torch may compile it."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    layer = torch.nn.Linear(3, 5)
+    layer.compile(backend=backend)
+    layer(torch.ones(2, 3))
+    assert graphs == []
+    assert _torch.is_never_compiled(torch.nn.Linear.forward)
+    torch.compile(layer, backend=backend)(torch.ones(2, 3))
+    assert len(graphs) == 1
+    assert not _torch.is_never_compiled(backend)

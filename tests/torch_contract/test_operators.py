@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from dispatch_flops import _torch
 from tests.helpers.interpreters import run_python
 from tests.helpers.modes import OperatorNames
 
@@ -329,3 +330,27 @@ def test_defining_an_operator_changes_the_tables_of_torch_library() -> None:
         library.impl("defined", lambda x: x, "CompositeImplicitAutograd")
         after = frozenset(torch.library._defs), frozenset(torch.library._impls)
         assert all(new > old for new, old in zip(after, before, strict=True))
+
+
+def test_kernels_that_only_go_on_to_the_next_key_are_known() -> None:
+    """dispatch_flops relies on this where autograd has no kernel to run (operators/composites)."""
+    with torch.library._scoped_library("dispatch_flops_contract", "FRAGMENT") as library:
+        library.define("passed(Tensor x) -> Tensor")
+        library.impl("passed", torch.library.fallthrough_kernel, "Autograd")
+        library.impl("passed", lambda x: x, "CPU")
+        name = "dispatch_flops_contract::passed"
+        assert [_torch.is_fallthrough(name, key) for key in ("Autograd", "CPU")] == [True, False]
+
+
+def test_operators_of_custom_op_are_known() -> None:
+    """dispatch_flops relies on this, for their kernel of autograd calls the one of the device
+    (operators/composites).
+    """
+
+    @torch.library.custom_op("dispatch_flops_contract::custom", mutates_args=())
+    def custom(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    assert _torch.is_custom_op(torch.ops.dispatch_flops_contract.custom.default)
+    assert has_kernel("dispatch_flops_contract::custom", "Autograd")
+    assert not _torch.is_custom_op(aten.mm.default)

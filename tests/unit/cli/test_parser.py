@@ -52,7 +52,7 @@ def test_help_of_a_command_shows_examples(run: Run, command: str) -> None:
         ),
         (
             ("profile", "net.py:make", "--dep", "1"),
-            "unrecognized arguments: --dep 1 (see dispatch-flops --help)",
+            "unrecognized arguments: --dep 1 (see dispatch-flops profile --help)",
         ),
     ],
 )

@@ -5,7 +5,6 @@ Truth is the eager counter on the same program, and a product of sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -49,13 +48,6 @@ class Net(nn.Module):
         for block in (*self.blocks, self.blocks[2]):
             x = block(x)
         return self.head(x)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def train(model: nn.Module, batches: tuple[int, ...] = (A,)) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -76,11 +75,8 @@ class Checkpointed(Net):
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
+def fresh_counters() -> None:
     counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def train(model: Any, batches: tuple[int, ...] = BATCHES) -> None:

@@ -59,13 +59,6 @@ def train(model: Any) -> None:
     model(torch.ones(A, B)).sum().backward()
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 # -- operators without a known cost -------------------------------------------------------------
 
 
@@ -397,23 +390,6 @@ def test_formula_of_a_class_that_is_not_compiled_is_not_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert backend.profile().total("forward").macs == 2 * A * B * C
-
-
-def test_formula_of_a_composite_operator_is_not_asked_and_the_backend_says_so() -> None:
-    def stated(*_: Any, out: Any, **__: Any) -> OpCost:
-        return OpCost(macs=1, flops=2)
-
-    backend = counting_backend("aot_eager", custom_mapping={torch.ops.aten.linear: stated})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        backend.step()  # nothing is compiled yet
-    with torch.no_grad():
-        torch.compile(Net(), backend=backend)(torch.ones(A, B))
-    with pytest.warns(UncountedWarning, match="aten.linear: its formula is not asked") as warned:
-        assert backend.step().total.macs == 2 * A * B * C
-    backend.total()
-    assert len(warned) == 1
-    assert any(note.startswith("aten.linear: its formula") for note in backend.profile().notes)
 
 
 def test_formula_of_an_operator_that_is_not_composite_is_not_warned_of() -> None:

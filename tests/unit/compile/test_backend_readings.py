@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +17,6 @@ pytestmark = pytest.mark.slow
 
 IN, OUT = 5, 7
 TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def forward(rows: int) -> int:

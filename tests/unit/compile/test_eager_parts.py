@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from dispatch_flops.compile import counting_backend
 from dispatch_flops.errors import UncountedOpsError, UncountedWarning
 
 # what torch says of graph breaks, of LSTMs and of the recompile limit is logged, not warned of
-A, B = 3, 5
+A, B, C = 3, 5, 7
 ONE = A * B * B  # a product of one layer
 
 
@@ -91,13 +94,6 @@ class Broken(Net):
         return self.last(x)
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def run(model: nn.Module, backend: Any, *batches: int, **options: Any) -> None:
     compiled = torch.compile(model, backend=backend, **options)
     with torch.no_grad():
@@ -170,6 +166,82 @@ def test_modules_of_the_program_beside_a_graph_break_are_counted() -> None:
     backend = counting_backend("aot_eager", model, strict=True)
     run(model, backend, A)
     assert backend.step().total.macs == 3 * 2 * ONE
+
+
+def outer_of_layers() -> nn.Module:
+    return Sequence(Net(), nn.Linear(B, B))
+
+
+class Sequence(nn.Sequential):
+    """Container of the program's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def compile_children(model: nn.Module, backend: Any) -> None:
+    for child in model.children():
+        child.compile(backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("make", "macs", "name"),
+    [
+        (lambda: nn.Linear(B, B), 0, "Linear.forward (linear.py:"),
+        (lambda: nn.Sequential(nn.Linear(B, B)), 0, "Linear.forward (linear.py:"),
+        (lambda: nn.Sequential(Net(), nn.Linear(B, B)), 2 * ONE, "Linear.forward (linear.py:"),
+        (
+            lambda: nn.TransformerEncoderLayer(B, 1, C),
+            0,
+            "TransformerEncoderLayer.forward (transformer.py:",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_layer_of_torch_that_is_compiled_in_place_is_named(
+    make: Callable[[], nn.Module], macs: int, name: str, is_sharded: bool
+) -> None:
+    model = make()
+    backend = counting_backend("aot_eager", model)
+    model.compile(backend=backend)
+    with one_rank() if is_sharded else nullcontext():
+        if is_sharded:
+            fully_shard(model)
+        model(torch.ones(A, B))
+    with pytest.warns(UncountedWarning, match=r"leaves torch's own layers eager.*compile\(layer"):
+        step = backend.step()
+    assert step.total.macs == macs
+    assert [found.startswith(f"eager code: {name}") for found in step.uncounted] == [True]
+    assert backend.profile().is_lower_bound
+
+
+def test_layer_of_torch_that_is_compiled_in_place_in_other_code_is_counted() -> None:
+    model = outer_of_layers()
+    backend = counting_backend("aot_eager", model, strict=True)
+    compile_children(model, backend)
+    model.compile(backend=backend)
+    model(torch.ones(A, B))
+    assert backend.step().total.macs == 3 * ONE
+
+
+def test_layer_of_torch_that_is_compiled_in_place_for_another_backend_is_not_named() -> None:
+    model = outer_of_layers()
+    backend = counting_backend("aot_eager", model, strict=True)
+    model[0].compile(backend=backend)
+    model[1].compile(backend="aot_eager")
+    model(torch.ones(A, B))
+    assert backend.step().total.macs == 2 * ONE
 
 
 @pytest.mark.parametrize("model", [Net, Printing, Branching, Reading, Broken])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,13 +15,6 @@ from torch import Tensor, nn
 from dispatch_flops.compile import counting_backend
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.opaque_blocks import BLOCK, A, Block, H, I, block_formula
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def five_flops(module: nn.Module, x: Tensor, scale: float, *, out: Tensor) -> int:
@@ -169,18 +162,10 @@ class TakesInput(nn.Module):
         return found
 
 
-class HandsInputOn(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = TakesInput()
-
-    def forward(self, given: Input) -> Tensor:
-        found: Tensor = self.inner(given)
-        return found
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [TakesInput, HandsInputOn])
+@pytest.mark.parametrize(
+    "model", [TakesInput, lambda: nn.Sequential(TakesInput())], ids=["alone", "within another"]
+)
 def test_formula_is_given_the_sizes_within_an_argument(model: Callable[[], nn.Module]) -> None:
     def formula(module: nn.Module, given: Input, *, out: Tensor) -> int:
         assert type(given) is Input

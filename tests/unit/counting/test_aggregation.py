@@ -114,3 +114,23 @@ def test_recorded_calls_do_not_change_with_later_calls() -> None:
     aggregator.aggregate([found])
     assert taken.total().macs == 3 * 3
     assert aggregator.including([]).total().macs == 3 * 8
+
+
+@pytest.mark.parametrize("aggregated", [False, True])
+def test_module_calls_leave_out_recomputation_and_setup(aggregated: bool) -> None:
+    parts = [
+        ModulePhase("a", "forward", defaultdict(int, {MM: 1}), entered=2),
+        ModulePhase("a", "backward", entered=3),  # first run by a hook in a backward pass
+        ModulePhase("a", "recompute", entered=5),
+        ModulePhase("b", "setup", entered=7),
+        ModulePhase("c", "forward", entered=11),  # ran no operator of its own
+        ModulePhase("d", "forward", defaultdict(int, {MM: 1})),
+    ]
+    assert recorded(*parts, aggregated=aggregated).module_calls() == {"a": 2 + 3, "c": 11}
+
+
+def test_module_calls_are_those_of_the_moment_of_recording() -> None:
+    part = ModulePhase("a", "forward", entered=2)
+    found = CallAggregator().including([part])
+    part.entered += 1
+    assert found.module_calls() == {"a": 2}

@@ -358,6 +358,67 @@ def test_formulas_that_are_known_are_not_looked_up_again(monkeypatch: pytest.Mon
         unregister_flops(names)
 
 
+def with_two_kernels(library: torch.library.Library, autograd: Callable[..., Tensor]) -> Any:
+    """Return an operator with a kernel of the CPU, and one of autograd."""
+    op = defined(library, bypassing, "CPU")
+    library.impl(op.default.name().partition("::")[2], autograd, "Autograd")
+    return op
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_extension_whose_autograd_kernel_computes_in_place_of_its_own_is_listed(
+    library: torch.library.Library, mode: str
+) -> None:
+    op = with_two_kernels(library, bypassing)
+    with MODES[mode]():
+        x = ROWS.clone()
+        with pytest.warns(UncountedWarning):
+            profile = profile_of(lambda: (op(x), op(x)))
+        assert profile.uncounted_ops() == {str(op.default): 2}
+        profile = profile_of(lambda: (op(x), op(x)), custom_mapping={op: stated})
+    assert computing(profile) == {str(op.default): (2, profile.total())}
+    assert profile.total().flops == 2 * FLOPS
+    assert not profile.is_lower_bound
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_extension_whose_autograd_kernel_calls_its_own_is_recorded_once(
+    library: torch.library.Library, mode: str
+) -> None:
+    def redispatched(x: Tensor) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            found: Tensor = op(x)
+        return found
+
+    op = with_two_kernels(library, redispatched)
+    with MODES[mode](), pytest.warns(UncountedWarning) as warned:
+        profile = profile_of(op, ROWS)
+    assert profile.uncounted_ops() == {str(op.default): 1}
+    assert "bypass" not in str(warned[0].message)
+    with MODES[mode]():
+        profile = profile_of(op, ROWS, custom_mapping={op: stated})
+    assert computing(profile) == {str(op.default): (1, profile.total())}
+    assert profile.notes == ()
+
+
+def test_operators_whose_autograd_kernel_is_none_get_no_kernels_of_a_counter(
+    library: torch.library.Library,
+) -> None:
+    op = with_two_kernels(library, torch.library.fallthrough_kernel)
+    assert op.default not in composites.operators_of_extensions()
+
+
+def test_custom_operators_get_no_kernels_of_a_counter() -> None:
+    """torch's own kernel of autograd calls the one of the device."""
+
+    @torch.library.custom_op("dispatch_flops_extension::custom", mutates_args=())
+    def custom(x: Tensor) -> Tensor:
+        return x * 3
+
+    op = torch.ops.dispatch_flops_extension.custom.default
+    assert op not in composites.operators_of_extensions()
+
+
 class Tripling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

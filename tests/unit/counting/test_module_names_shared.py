@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dispatch_flops import FlopCounterMode, Profile, profile_model
+from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import InconsistentProfileError
 from dispatch_flops.profile import ModuleNode
 from tests.helpers.profiling import profile_of
@@ -240,3 +241,19 @@ def test_model_is_traced_within_the_block_as_outside() -> None:
         traced = torch.jit.trace(model, x)  # raises where two traces differ
     assert torch.equal(traced(x), model(x))
     assert counter.profile.total_params == 7 * 5 + 5 + 5 * 3 + 3
+
+
+def test_module_at_the_address_of_one_that_is_gone_does_not_share_its_name() -> None:
+    child = nn.Linear(2, 2)
+    inner = nn.Sequential(child)
+    model = nn.Sequential(inner)
+    names = ModuleNames([model])
+    gone, address = names.by_fqn["0.0"], id(child)
+    del inner[0], child
+    new = nn.Linear(2, 2)
+    names._by_id[id(new)] = names._by_id.pop(address)  # as if the new one were where it was
+    inner.append(new)
+    other = nn.Sequential(inner)
+    names.find(other, [])
+    assert names.by_fqn["0"].is_shared
+    assert not gone.is_shared

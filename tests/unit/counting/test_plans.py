@@ -52,7 +52,7 @@ def product(m: int = M, **options: Any) -> FlopCounterMode:
 
 
 def shared_costs() -> int:
-    return sum(len(plan.cache) for plan in SHARED_PLANS._plans.values())
+    return sum(len(plan.calls.by_signature) for plan in SHARED_PLANS._plans.values())
 
 
 @pytest.mark.parametrize("options", [{}, {"latency": True}])
@@ -182,9 +182,9 @@ def test_signature_that_keeps_an_object_alive_is_not_shared() -> None:
     cost = CallCost("aten.mm.default", "formula", cost=OpCost(macs=1))
     weights = torch.ones(1)
     assert not SHARED_PLANS.add_cost(plan, (torch.Size((3,)), lambda: weights), cost)
-    assert not plan.cache
+    assert not plan.calls.by_signature
     assert SHARED_PLANS.add_cost(plan, (torch.Size((3,)), 1.5), cost)
-    assert len(plan.cache) == 1
+    assert len(plan.calls.by_signature) == 1
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,12 @@ def only(sizes: Any = None, machine: Machine = MACHINE, **options: Any) -> Plann
     return choice
 
 
+@pytest.fixture(scope="module")
+def planned() -> PlannedGeneration:
+    """The plan of ``SIZES`` with its batches, which takes a second."""
+    return only(SIZES, search_batch=True, host_s_per_operator=3.0)
+
+
 def cache_bytes(tokens: int, element: int = F32) -> int:
     """Keys and values of so many tokens, of all sequences together."""
     return 2 * LAYERS * KV_HEADS * HEAD * tokens * element
@@ -59,32 +65,37 @@ def macs(new: int, attended: int, logits: int) -> int:
 
 
 @pytest.mark.parametrize(("dtype", "element"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_cache_holds_keys_and_values_of_all_tokens_but_the_last(dtype, element: int) -> None:
-    choice = only(SIZES, dtype=dtype)
+def test_cache_holds_keys_and_values_of_all_tokens_but_the_last(
+    planned: PlannedGeneration, dtype: torch.dtype, element: int
+) -> None:
+    choice = planned if dtype is torch.float32 else only(SIZES, dtype=dtype)
     assert choice.cache_bytes == cache_bytes(BATCH * (PROMPT + NEW - 1), element)
     assert choice.prefill.cache_bytes == cache_bytes(BATCH * PROMPT, element)
     assert choice.decode.cache_bytes == cache_bytes(BATCH * (PROMPT + NEW // 2), element)
 
 
-def test_prefill_computes_the_prompt_and_the_logits_of_its_last_token() -> None:
-    prefill = only(SIZES).prefill
+def test_prefill_computes_the_prompt_and_the_logits_of_its_last_token(
+    planned: PlannedGeneration,
+) -> None:
+    prefill = planned.prefill
     assert prefill.profile.total().macs == macs(BATCH * PROMPT, BATCH * PROMPT**2, BATCH)
     assert prefill.tokens == (BATCH, BATCH)
     assert prefill.read_bytes == F32 * READ_PARAMS
     assert "KV cache" in prefill.memory_by_role
 
 
-def test_decode_computes_one_position_after_the_mean_length() -> None:
-    choice, cached = only(SIZES), PROMPT + (NEW - 2) // 2
+def test_decode_computes_one_position_after_the_mean_length(planned: PlannedGeneration) -> None:
+    choice, cached = planned, PROMPT + (NEW - 2) // 2
     assert choice.decode.profile.total().macs == macs(BATCH, BATCH * (cached + 1), BATCH)
     assert choice.decode.read_bytes == F32 * READ_PARAMS + cache_bytes(BATCH * cached)
     assert choice.last.read_bytes == F32 * READ_PARAMS + cache_bytes(BATCH * (PROMPT + NEW - 2))
     assert choice.steps == (NEW - 1, NEW - 1)
 
 
-def test_times_are_of_computing_and_of_reading_parameters_and_cache() -> None:
-    choice = only(SIZES, host_s_per_operator=3.0)
-    prefill, decode = choice.prefill, choice.decode
+def test_times_are_of_computing_and_of_reading_parameters_and_cache(
+    planned: PlannedGeneration,
+) -> None:
+    prefill, decode = planned.prefill, planned.decode
     reading = decode.read_bytes / BANDWIDTH
     computing = prefill.profile.total().flops / PEAK
     assert decode.reading_s == decode.fused_s == pytest.approx(reading)
@@ -92,7 +103,7 @@ def test_times_are_of_computing_and_of_reading_parameters_and_cache() -> None:
     assert prefill.fused_s == pytest.approx(computing) and prefill.bound == "compute"
     serial = decode.bounds.least_s + 3 * decode.bounds.operators
     assert decode.tokens_per_s == (pytest.approx(BATCH / serial), pytest.approx(BATCH / reading))
-    assert choice.seconds == (
+    assert planned.seconds == (
         pytest.approx(computing + (NEW - 1) * reading),
         pytest.approx(prefill.bounds.serial_s + (NEW - 1) * serial),
     )
@@ -130,12 +141,11 @@ def test_sequences_of_a_step_attend_to_their_own_tokens() -> None:
     assert step.memory_by_role["KV cache"] >= step.cache_bytes
 
 
-def test_step_of_equal_sequences_computes_what_a_batch_does() -> None:
+def test_step_of_equal_sequences_computes_what_a_batch_does(planned: PlannedGeneration) -> None:
     cached = PROMPT + (NEW - 2) // 2
-    batch = only(SIZES).decode
     packed = only(None, sequences=[f"{BATCH}x1@{cached}"]).decode
-    assert packed.profile.total().macs == batch.profile.total().macs
-    assert packed.cache_bytes == batch.cache_bytes
+    assert packed.profile.total().macs == planned.decode.profile.total().macs
+    assert packed.cache_bytes == planned.decode.cache_bytes
 
 
 def test_sliding_window_limits_what_a_sequence_attends_to() -> None:
@@ -176,11 +186,14 @@ def test_compute_bound_batch_is_where_computing_takes_as_long_as_reading() -> No
 
 def test_decode_whose_cache_takes_longer_than_computing_is_never_bound_by_it() -> None:
     machine = Machine(name="fast", flops_per_s={"float32": 1e12}, bytes_per_s=1e8)
-    assert only(SIZES, machine, search_batch=True).compute_bound_batch == 0
+    sizes = {**SIZES, "new": 2}
+    assert only(sizes, machine, search_batch=True).compute_bound_batch == 0
 
 
-def test_largest_batch_fits_in_prefill_and_decode_and_the_next_does_not() -> None:
-    largest = only(SIZES, search_batch=True).largest_batch
+def test_largest_batch_fits_in_prefill_and_decode_and_the_next_does_not(
+    planned: PlannedGeneration,
+) -> None:
+    largest = planned.largest_batch
     at, beyond = (only({**SIZES, "batch": batch}) for batch in (largest, largest + 1))
     assert at.fits and at.headroom_bytes >= 0
     assert beyond.fits is False
@@ -188,7 +201,7 @@ def test_largest_batch_fits_in_prefill_and_decode_and_the_next_does_not() -> Non
 
 
 def test_machine_without_figures_has_no_times_and_no_searched_batches() -> None:
-    choice = only(SIZES, Machine(name="unknown"), search_batch=True)
+    choice = only({**SIZES, "new": 2}, Machine(name="unknown"), search_batch=True)
     assert choice.decode.fused_s is None and choice.decode.bound is None
     assert choice.seconds == (None, None) and choice.fits is None
     assert choice.largest_batch is None and choice.compute_bound_batch is None
@@ -201,7 +214,9 @@ def test_other_sizes_are_passed_to_build() -> None:
         built.append(width)
         return llama()
 
-    plan_generate(build, MACHINE, sizes={**SIZES, "width": [7, 8]}, search_batch=False)
+    plan_generate(
+        build, MACHINE, sizes={"prompt": 3, "new": 1, "width": [7, 8]}, search_batch=False
+    )
     assert built == [7, 8]
 
 

@@ -91,7 +91,7 @@ def test_step_timing_latency_is_none_where_not_measured() -> None:
     assert hash(timing) == hash(StepTiming(seconds=timed(forward=1.0)))
 
 
-@pytest.mark.parametrize("profile", [*(build() for build in SMALL.values()), deep(5_000)])
+@pytest.mark.parametrize("profile", [*(build() for build in SMALL.values()), deep(1_500)])
 def test_profile_is_pickled_copied_and_hashed_as_a_value(profile: Profile) -> None:
     again = pickle.loads(pickle.dumps(profile))
     assert again == copy.deepcopy(profile) == profile

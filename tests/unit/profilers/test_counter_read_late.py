@@ -14,6 +14,7 @@ from torch import nn
 
 from dispatch_flops import FlopCounterMode, Profile, UncountedOpsError, UncountedWarning
 from dispatch_flops.counting import placement
+from dispatch_flops.profile.memory import FollowMemory
 from dispatch_flops.profilers import session
 
 MACS = 2 * 3 * 5 + 2 * 5 * 7
@@ -29,9 +30,12 @@ class Net(nn.Module):
         return self.heads["b"](torch.relu(self.first(x)))
 
 
-def count(model: nn.Module) -> FlopCounterMode:
+FOLLOWING = pytest.mark.parametrize("memory", [False, True, "timeline"])
+
+
+def count(model: nn.Module, memory: FollowMemory = False) -> FlopCounterMode:
     model.zero_grad()
-    with FlopCounterMode(model, display=False) as counter:
+    with FlopCounterMode(model, display=False, memory=memory) as counter:
         model(torch.ones(2, 3)).sum().backward()
     return counter
 
@@ -86,20 +90,30 @@ def call_again(model: Any) -> None:
     model(torch.ones(2, 3)).sum().backward()
 
 
+def drop_gradients(model: Any) -> None:
+    model.zero_grad()
+
+
+def resize_storage(model: Any) -> None:
+    model.first.weight.untyped_storage().resize_(4096)
+
+
 CHANGES = [
     rename_class, change_extra_repr, freeze, shrink, replace_parameter, replace_module,
-    remove_module, reorder, add_module, move, empty, call_again,
+    remove_module, reorder, add_module, move, empty, call_again, drop_gradients, resize_storage,
 ]  # fmt: skip
 
 
+@FOLLOWING
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_profile_read_after_a_change_of_the_model_is_unchanged(
-    change: Callable[[nn.Module], None],
+    change: Callable[[nn.Module], None], memory: FollowMemory
 ) -> None:
     model = Net()
-    at_once = count(model).profile
+    at_once = count(model, memory).profile
     assert at_once.root.children[1].children[0].name == "b"
-    late = count(model)
+    assert (at_once.memory is not None) == bool(memory)
+    late = count(model, memory)
     change(model)
     assert late.profile == at_once
     assert late.profile.to_dict()["root"] == at_once.to_dict()["root"]
@@ -117,10 +131,11 @@ def test_profile_read_late_has_the_date_of_the_run(monkeypatch: pytest.MonkeyPat
     assert counter.profile.run.date
 
 
-def test_profile_keeps_neither_model_nor_parameters_alive() -> None:
+@FOLLOWING
+def test_profile_keeps_neither_model_nor_parameters_alive(memory: FollowMemory) -> None:
     model = Net()
     kept = [weakref.ref(model), *(weakref.ref(p) for p in model.parameters())]
-    counter = count(model)
+    counter = count(model, memory)
     profile, counted = counter.profile, [ref() is not None for ref in kept]
     del counter, model
     gc.collect()
@@ -140,13 +155,16 @@ def test_model_found_in_the_run_may_be_gone_when_the_profile_is_read() -> None:
     assert counter.profile.total_params == 3 * 5 + 5
 
 
-def test_leaving_and_totals_build_no_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+@FOLLOWING
+def test_leaving_and_totals_build_no_tree(
+    monkeypatch: pytest.MonkeyPatch, memory: FollowMemory
+) -> None:
     def refuse(*_: Any) -> Profile:
         raise AssertionError("a tree is built")
 
     model = Net()
     monkeypatch.setattr(session, "build_profile", refuse)
-    with FlopCounterMode(model, display=False) as counter:
+    with FlopCounterMode(model, display=False, memory=memory) as counter:
         model(torch.ones(2, 3))
         assert counter.get_total_macs() == MACS
         model(torch.ones(2, 3))
@@ -216,3 +234,27 @@ def test_calls_in_a_thread_after_the_block_are_not_counted() -> None:
     thread.join()
     assert counter.profile.total().macs == 3 * 3 * 5
     assert counter.profile.outside.total().macs == 3 * 3 * 5
+
+
+def test_memory_of_a_thread_after_the_block_is_not_followed() -> None:
+    x = torch.ones(3, 5)
+    entered, left = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with counter.in_thread():
+            x @ x.T
+            entered.set()
+            left.wait(10)
+            x.repeat(7, 11) @ x.repeat(1, 11).T
+
+    with FlopCounterMode(display=False, memory=True) as counter:
+        thread = threading.Thread(target=work)
+        thread.start()
+        entered.wait(10)
+    left.set()
+    thread.join()
+    memory = counter.profile.memory
+    assert memory is not None
+    assert memory.peak_bytes == 4 * (3 * 5 + 3 * 3)
+    assert counter.profile.outside.memory is not None
+    assert counter.profile.outside.memory.peak_bytes == {"forward": 4 * (3 * 5 + 3 * 3)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -64,14 +63,12 @@ def test_frozen_torchscript_model_stays_without_train_flag() -> None:
 def test_profile_model_restores_the_random_state_of_every_device_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept: list[object] = []
-
-    def fork_rng(devices: list[int], device_type: str) -> AbstractContextManager[None]:
-        kept.append((devices, device_type))
-        return nullcontext()
-
-    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    restored: dict[object, object] = {}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: f"state of {device}")
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, device: restored.update({device: state})
+    )
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     profile_model(nn.Linear(5, 7), (2, 5))
-    assert kept == [([0, 1, 2], "cuda")]
+    assert restored == {torch.device("cuda", i): f"state of cuda:{i}" for i in range(3)}

@@ -27,6 +27,7 @@ pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib.*")
 
 A100 = MACHINES["NVIDIA A100-SXM4-80GB"]
+OTHERS = ("lenet5", "shared", "encoder")  # draw what the rest of the small profiles draw
 _SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -35,7 +36,10 @@ def _comments(svg: bytes) -> str:
     return "\n".join(re.findall(r"<!-- (.*?) -->", svg.decode(), re.DOTALL))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in OTHERS else []) for n in SMALL],
+)
 def test_figures_of_small_profiles_are_svg(name: str) -> None:
     profile = SMALL[name]()
     for svg in (plots.top_modules(profile), plots.roofline(profile, A100)):

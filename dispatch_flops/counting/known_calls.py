@@ -1,0 +1,240 @@
+"""Costs of the calls of one operator that are like earlier ones.
+
+A call is like another if its tensors have the same types, dtypes, devices, shapes and strides, and
+its other arguments decide the cost alike. One comparison in C++ tells this of all tensors, which
+takes less time than reading the shapes of two. What it cannot tell is looked up by signature.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
+from dispatch_flops.counting.signatures import call_signature
+from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.operators.numbers import BY_VALUE, NUMBERS, NumberKeys
+
+Comparison = Callable[[Any], bool]  # of a call's arguments with those of an earlier call
+
+_AT_MOST = 4  # comparisons for one shape of the first argument; a signature takes as long as ten
+_share_storage = _torch.share_storage
+_OPTIONAL = re.compile(r"Optional\[(.*)\]")
+
+_VALUES = frozenset(
+    (
+        *("int", "SymInt", "bool", "float", "str", "ScalarType", "Layout", "Device"),
+        *("MemoryFormat", "List[int]", "List[SymInt]", "List[bool]", "List[float]"),
+    )
+)
+_MIXED = frozenset(("Tensor", "number"))  # a number of any type can stand for a tensor
+
+
+@dataclass(slots=True, eq=False)
+class Pair:
+    """A call of two tensors.
+
+    is_same: compares two tensors with these. They share memory only if the address of the second,
+    less that of the first, is between ``low`` and ``high``.
+    """
+
+    is_same: Callable[..., bool]
+    low: int
+    high: int
+    cost: CallCost
+
+
+# A comparison, the cost, the positions of parameters, and the pair if there are no other arguments.
+_Call = tuple[Comparison, CallCost, tuple[int, ...], Pair | None]
+
+
+class KnownCalls:
+    """Costs of the calls of an operator, by signature and by comparison.
+
+    by_signature: the cost of each signature (see ``call_signature``).
+    last_pair: the last call of two tensors that ``find`` has found by comparison.
+    """
+
+    def __init__(self, func: Any = None, numbers: NumberKeys = BY_VALUE) -> None:
+        self.by_signature: dict[Any, CallCost] = {}
+        self._numbers = numbers
+        self.last_pair: Pair | None = None
+        self._by_shape: dict[Any, list[_Call]] = {}  # by the shape of the first argument
+        self._attempts: defaultdict[Any, int] = defaultdict(int)
+        self._mixed = _mixed_arguments(func)
+        self._takes_nested = self._mixed is not None and _torch.takes_nested_tensors(func)
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self.by_signature.clear()
+        self.last_pair = None
+        self._by_shape.clear()
+        self._attempts.clear()
+
+    def find(self, args: Any, kwargs: Any, used_params: set[int]) -> CallCost:
+        """Return the cost of a call that is like an earlier one.
+
+        Adds the ids of parameters among the arguments to ``used_params``. Raises KeyError for
+        another call, AttributeError for some of these, and what ``call_signature`` raises.
+        """
+        if kwargs or self._mixed is None:
+            return self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
+        shape = args[0].shape  # raises for a nested tensor
+        calls = self._by_shape.get(shape)
+        if calls is not None:
+            for is_like, cost, params, pair in calls:
+                if is_like(args):
+                    if pair is not None:
+                        self.last_pair = pair
+                    for index in params:
+                        used_params.add(id(args[index]))
+                    return cost
+        cost = self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
+        if self._attempts[shape] < _AT_MOST:
+            self._attempts[shape] += 1
+            self._add(shape, args, cost)
+        return cost
+
+    def _add(self, shape: Any, args: Any, cost: CallCost) -> None:
+        """Note a call for later comparisons, if they can tell its cost.
+
+        Where tensors share a storage, the cost depends on what they show of it.
+        """
+        indices = [index for index, arg in enumerate(args) if isinstance(arg, Tensor)]
+        tensors = tuple([args[index] for index in indices])
+        if all(map(_is_comparable, tensors)) and not _share_storage(tensors):
+            values = self._comparison_of_values(args) if len(indices) < len(args) else None
+            params = tuple([index for index in indices if args[index].__class__ is Parameter])
+            is_same, pair = _torch.tensor_comparison(tensors), None
+            if len(indices) == 1:
+                is_like = _compare_one(is_same, len(args), values)
+            elif len(indices) == 2:
+                found = Pair(is_same, -_reach(tensors[1]), _reach(tensors[0]), cost)
+                is_like = _compare_two(found, len(args), values, indices[1], tensors[1].__class__)
+                pair = found if len(args) == 2 and not params else None
+            else:
+                is_like = _compare_many(is_same, len(args), values, indices, self._takes_nested)
+            self._by_shape.setdefault(shape, []).append((is_like, cost, params, pair))
+
+    def _comparison_of_values(self, args: Any) -> Comparison:
+        """Return what compares the arguments that are not tensors."""
+        assert self._mixed is not None
+        types, values = [], []
+        for index, arg in enumerate(args):
+            kind = arg.__class__
+            if kind is Tensor or kind is Parameter:
+                continue
+            is_free = kind in NUMBERS and kind not in self._numbers.by_value
+            if index in self._mixed or is_free:
+                types.append((index, kind))
+            if not is_free or self._numbers.told_apart:
+                values.append(index)
+        pick = itemgetter(*values) if values else len
+        known = pick(args)
+
+        def has_same_values(args: Any) -> bool:
+            for index, kind in types:
+                if args[index].__class__ is not kind:
+                    return False
+            return bool(pick(args) == known)
+
+        return has_same_values
+
+
+def _is_comparable(tensor: Tensor) -> bool:
+    kind = tensor.__class__
+    is_plain = kind is Tensor or kind is Parameter
+    return is_plain and tensor.layout is torch.strided and not tensor.is_nested
+
+
+# What follows returns functions that compare the arguments of a call with those of an earlier one.
+# is_same compares the tensors, and values the other arguments; arity is the number of all. To
+# compare a nested tensor aborts the process; the first argument is not one.
+
+
+def _compare_one(is_same: Callable[..., bool], arity: int, values: Comparison | None) -> Comparison:
+    def is_like(args: Any) -> bool:
+        return len(args) == arity and is_same(args[0]) and (values is None or values(args))
+
+    return is_like
+
+
+def _compare_two(
+    pair: Pair, arity: int, values: Comparison | None, index: int, kind: type[Tensor]
+) -> Comparison:
+    """Compare with a call of two tensors; the second is of type ``kind``, at position ``index``."""
+    is_same, low, high = pair.is_same, pair.low, pair.high
+
+    def is_like(args: Any) -> bool:
+        if len(args) != arity or args[index].__class__ is not kind or args[index].is_nested:
+            return False
+        first, second = args[0], args[index]
+        if not is_same(first, second) or not (values is None or values(args)):
+            return False
+        if not low < second.data_ptr() - first.data_ptr() < high:
+            return True
+        return not _share_storage((first, second))  # the addresses of meta tensors are 0
+
+    return is_like
+
+
+def _compare_many(
+    is_same: Callable[..., bool],
+    arity: int,
+    values: Comparison | None,
+    indices: Sequence[int],
+    takes_nested: bool,
+) -> Comparison:
+    """Compare with a call of three tensors or more, at the positions ``indices``."""
+    pick = itemgetter(*indices)
+
+    def is_like(args: Any) -> bool:
+        if len(args) != arity:
+            return False
+        tensors = pick(args)
+        if takes_nested and not all(map(_is_dense, tensors)):
+            return False
+        if not is_same(*tensors) or not (values is None or values(args)):
+            return False
+        return not _share_storage(tensors)
+
+    return is_like
+
+
+def _is_dense(argument: Any) -> bool:
+    """Return False for a nested tensor, and for what is not a tensor."""
+    return not getattr(argument, "is_nested", True)
+
+
+def _reach(tensor: Tensor) -> int:
+    """Return the number of bytes from a tensor's first element to the end of its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0
+
+
+def _mixed_arguments(func: Any) -> frozenset[int] | None:
+    """Return the positions of arguments whose values are of several types: tensors and numbers.
+
+    None if calls of ``func`` cannot be compared: the first argument is not a tensor, or one is a
+    list of tensors or the like.
+    """
+    if not isinstance(func, OpOverload):
+        return None
+    kinds = [
+        _OPTIONAL.sub(r"\1", str(argument.real_type))
+        for argument in _torch.schema_of(func).arguments
+        if not argument.kwarg_only
+    ]
+    if kinds[:1] != ["Tensor"] or not (_VALUES | _MIXED).issuperset(kinds):
+        return None
+    return frozenset(index for index, kind in enumerate(kinds) if kind in _MIXED)

@@ -1,0 +1,207 @@
+"""Calls that are like earlier ones: found by one comparison, and told apart where costs differ."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dispatch_flops import FlopCounterMode, OpCost
+from dispatch_flops.counting import known_calls
+from dispatch_flops.counting.plans import SHARED_PLANS
+
+Program = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def no_plans() -> Iterator[None]:
+    """Start and end without shared plans."""
+    SHARED_PLANS.rules_changed()
+    yield
+    SHARED_PLANS.rules_changed()
+
+
+def cost_of(*calls: Program) -> OpCost:
+    """Return the cost of the last call; the others come first, in the same counter."""
+    with FlopCounterMode(display=False) as counter:
+        for call in calls[:-1]:
+            call()
+        before = counter.profile.total()
+        calls[-1]()
+    total = counter.profile.total()
+    return OpCost(
+        macs=total.macs - before.macs,
+        flops=total.flops - before.flops,
+        bytes_read=total.bytes_read - before.bytes_read,
+        bytes_written=total.bytes_written - before.bytes_written,
+    )
+
+
+def ones(*shape: int, **options: Any) -> Tensor:
+    return torch.ones(*shape, **options)
+
+
+x, w, bias = ones(3, 5), ones(7, 5), ones(7)
+rows = ones(11, 13)
+z, scales = ones(3, 5), (ones(5), ones(5))
+signal, kernel = ones(1, 2, 9), ones(3, 2, 3)
+meta = ones(6, device="meta"), ones(6, device="meta")
+y = ones(3, 5, dtype=torch.int32)
+
+# Pairs of calls of one operator that cost differently. The first argument has the same shape.
+PAIRS: dict[str, tuple[Program, Program]] = {
+    "shape of the second tensor": (lambda: x @ ones(5, 7), lambda: x @ ones(5, 2)),
+    "shape of the third tensor": (
+        lambda: torch.addmm(bias, ones(3, 5), w.t()),
+        lambda: torch.addmm(bias, ones(3, 2), ones(2, 7)),
+    ),
+    "dtype": (lambda: x + x.clone(), lambda: x.double() + x.double()),
+    "strides": (lambda: torch.add(x, ones(3, 5)), lambda: torch.add(x, ones(3, 1).expand(3, 5))),
+    "dimension": (lambda: x.sum(dim=0), lambda: x.sum(dim=1)),
+    "dimensions in a list": (lambda: rows.sum(dim=[0]), lambda: rows.sum(dim=[0, 1])),
+    "type of a number": (lambda: y * 2, lambda: y * 2.0),
+    "number and tensor": (lambda: x * 2.0, lambda: x * ones(3, 5)),
+    "number that decides": (
+        lambda: torch.linalg.vector_norm(x, 2.0),
+        lambda: torch.linalg.vector_norm(x, 3.0),
+    ),
+    "optional tensors": (
+        lambda: F.layer_norm(x, (5,)),
+        lambda: F.layer_norm(x, (5,), ones(5), ones(5)),
+    ),
+    "one optional tensor": (
+        lambda: F.conv1d(ones(1, 2, 9), ones(3, 2, 3)),
+        lambda: F.conv1d(ones(1, 2, 9), ones(3, 2, 3), ones(3)),
+    ),
+    "number of arguments": (
+        lambda: F.conv1d(ones(1, 2, 9), ones(3, 2, 3), stride=2),
+        lambda: F.conv1d(ones(1, 2, 9), ones(3, 2, 3), stride=1),
+    ),
+    "stored elements": (
+        lambda: torch.relu(torch.eye(4).to_sparse()),
+        lambda: torch.relu(ones(4, 4).to_sparse()),
+    ),
+    "layout": (lambda: torch.relu(ones(4, 4)), lambda: torch.relu(torch.eye(4).to_sparse())),
+    "tensor given twice": (lambda: x * ones(3, 5), lambda: x * x),
+    "views that overlap": (
+        lambda: ones(4) + ones(10, 4),
+        lambda: (lambda whole: whole[5] + whole)(ones(10, 4)),
+    ),
+    "three views that overlap": (
+        lambda: torch.addcmul(ones(6), ones(6), ones(6)),
+        lambda: (lambda whole: torch.addcmul(whole[:6], whole[1:7], whole[2:8]))(ones(8)),
+    ),
+    "views of meta tensors": (
+        lambda: ones(6, device="meta") * ones(6, device="meta"),
+        lambda: (lambda whole: whole[:6] * whole[2:])(ones(8, device="meta")),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_calls_that_cost_differently_are_told_apart(pair: tuple[Program, Program]) -> None:
+    one, other = pair
+    alone = cost_of(one), cost_of(other)
+    assert alone[0] != alone[1]
+    SHARED_PLANS.rules_changed()
+    assert cost_of(one, one, one, other) == alone[1]
+    assert cost_of(one, other, other, other) == alone[1]
+    assert cost_of(other, other, other, one) == alone[0]
+
+
+def test_views_that_overlap_are_read_once() -> None:
+    whole = ones(10, 4)
+    calls: list[Program] = [lambda: ones(4) + ones(10, 4)] * 3
+    assert cost_of(*calls).bytes_read == 4 * (4 + 40)
+    assert cost_of(*calls, lambda: whole[5] + whole).bytes_read == 4 * 40
+    assert cost_of(*calls, lambda: whole + whole[5]).bytes_read == 4 * 40
+    assert cost_of(*calls, lambda: whole[0] + whole[1:]).bytes_read == 4 * (4 + 36)
+
+
+@pytest.fixture
+def unsigned(monkeypatch: pytest.MonkeyPatch) -> Program:
+    """A function from whose call on no call may get a signature."""
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a call that is like an earlier one needs no signature")
+
+    return lambda: monkeypatch.setattr(known_calls, "call_signature", refuse)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: x + z,
+        lambda: x @ w.t(),
+        lambda: F.linear(x, w, bias),
+        lambda: torch.softmax(x, -1),
+        lambda: x * 0.5,
+        lambda: F.layer_norm(x, (5,), *scales),
+        lambda: F.conv1d(signal, kernel),
+        lambda: meta[0] * meta[1],
+    ],
+)
+def test_call_like_an_earlier_one_needs_no_signature(unsigned: Program, call: Program) -> None:
+    cost_of(call, call, call)
+    unsigned()
+    expected = cost_of(call)
+    assert expected.flops
+    assert cost_of(call, call) == expected
+
+
+def test_numbers_that_do_not_decide_need_no_signature(unsigned: Program) -> None:
+    cost_of(*[lambda: x * 0.5] * 3)
+    unsigned()
+    assert cost_of(lambda: x * 0.25).flops == 3 * 5
+
+
+def test_many_shapes_of_a_later_argument_are_all_counted() -> None:
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(3):
+            for columns in range(1, 12):
+                x @ ones(5, columns)
+    assert counter.get_total_macs() == 3 * sum(3 * 5 * columns for columns in range(1, 12))
+
+
+def test_parameters_of_calls_like_earlier_ones_are_used() -> None:
+    first, second = nn.LayerNorm(5), nn.LayerNorm(5)
+    cost_of(*[lambda: first(x)] * 3)
+    with FlopCounterMode(second, display=False) as counter:
+        second(x)
+    assert counter.profile.root.active_params == 10
+
+
+NESTED = """
+import torch, warnings
+from dispatch_flops import FlopCounterMode
+warnings.simplefilter("ignore")
+dense = torch.ones(2, 3, 4)
+nested = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)])
+weight = torch.ones(4)
+with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    for tensor in (dense, dense, dense, dense.clone(), nested, dense):
+        torch.relu(tensor)
+        torch.add(tensor, tensor)
+        torch.add(tensor, tensor.clone())
+        torch.mul(tensor, 2.0)
+        torch.nn.functional.layer_norm(tensor, (4,), weight, weight.clone())
+        torch.softmax(tensor, -1)
+    factor = torch.tensor(2.0)
+    for tensor in (dense, dense, dense, nested):
+        torch.mul(factor, tensor)
+        torch.mul(tensor, factor)
+print("done")
+"""
+
+
+def test_nested_tensors_are_never_compared_with_dense_ones() -> None:
+    """To compare one ends the process."""
+    done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True)
+    assert done.stdout == "done\n", done.stderr
