@@ -140,6 +140,7 @@ def test_memory_holds_the_shards_of_the_fullest_rank(step: PlannedStep) -> None:
     assert step.fits and step.headroom_bytes == 10e6 - step.peak_bytes
 
 
+@pytest.mark.slow
 def test_adamw_holds_two_shards_of_each_parameter(step: PlannedStep) -> None:
     state = planned(optimizer="adamw").memory_by_role["optimizer state"]
     shards = step.memory_by_role["parameters"]
@@ -178,6 +179,7 @@ def _payload(step: PlannedStep, kind: str) -> int:
     return step.profile.comm_by("kind")[kind].payload_bytes
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_alone_needs_no_dp() -> None:
     step = planned(mesh={"tp": 4})
     assert step.cluster is not None
