@@ -79,13 +79,13 @@ class ModulePeak:
     """The most memory on a device while operators of one module ran in one phase.
 
     made_in: the module and phase; None for what no operator made. of_phase: the peak of the phase;
-    None until an operator has returned. unnoted: bytes up to which ``note`` has nothing to do.
+    None until an operator has returned. threshold: bytes up to which ``note`` has nothing to do.
     """
 
-    __slots__ = ("bytes", "device", "made_in", "of_phase", "unnoted")
+    __slots__ = ("bytes", "device", "made_in", "of_phase", "threshold")
 
     def __init__(self, device: DeviceBlocks, made_in: ModulePhase | None) -> None:
-        self.bytes = self.unnoted = -(1 << 62)
+        self.bytes = self.threshold = -(1 << 62)
         self.device = device
         self.made_in = made_in
         self.of_phase: Peak | None = None
@@ -102,7 +102,7 @@ class ModulePeak:
             device.modules[made_in] = self
             peak = self.of_phase = device.peak_of(made_in)
         if device.timeline is None:
-            self.unnoted = now
+            self.threshold = now
         else:
             device.timeline.note(now, now - device.now, born, made_in, operator)
         self.bytes = max(now, self.bytes)

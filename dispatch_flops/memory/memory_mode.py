@@ -151,7 +151,7 @@ class MemoryMode(CountingMode):
         now = peak.device.now
         if operator.workspace is not None:
             now += self._workspace(func, operator.workspace, args, kwargs, out)
-        if now > peak.unnoted:
+        if now > peak.threshold:
             peak.note(now, func, self._blocks.allocations)
         return out
 
