@@ -174,6 +174,7 @@ class TestGraphTransformer:
         assert FULL_SIZE.module_macs()[""] == 411_819_233_792
         assert round(FULL_SIZE.params() / 1e6, 2) == 64.07
 
+    @pytest.mark.slow
     def test_small_model_matches_the_closed_form(self) -> None:
         pytest.importorskip("torch_geometric")
         model = GraphTransformer(self.SMALL).eval()

@@ -344,6 +344,7 @@ def test_source_fn_stack_names_the_call_that_torch_func_differentiates_by() -> N
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_compile_id_of_compiled_autograd_begins_with_an_exclamation_mark() -> None:
     """dispatch_flops relies on this for telling a traced backward pass (compile/attribution.py:
     ``is_of_compiled_autograd``).

@@ -170,7 +170,11 @@ def test_module_called_with_other_tensors_for_its_parameters_is_not_named() -> N
     assert notes_of(Called(), X) == ()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    # The LSTM runs operators for each of its many steps; "recurrent" above is a short one.
+    [pytest.param(c, id=c.name, marks=[pytest.mark.slow] * (c.name == "LSTM")) for c in CASES],
+)
 def test_no_module_of_the_test_models_is_named(case: Case) -> None:
     model, inputs = case.build("meta")
     assert notes_of(model, *inputs) == ()

@@ -21,11 +21,13 @@ from dispatch_flops.timing.overhead import Overhead
 
 
 @pytest.fixture(autouse=True)
-def uncalibrated() -> Iterator[None]:
-    """Clear the results of earlier calibrations."""
+def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clear the results of earlier calibrations, and calibrate in few turns."""
+    monkeypatch.setattr(calibration, "TURNS", 4)
     calibration.call_overhead.cache_clear()
     calibration.hook_overhead.cache_clear()
     yield
+    calibration.call_overhead.cache_clear()
     calibration.hook_overhead.cache_clear()
 
 
