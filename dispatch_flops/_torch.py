@@ -1130,7 +1130,7 @@ def current_module_stack() -> Mapping[str, Any]:
 def interpreted_node() -> tuple[int, str]:
     """Return the id of torch.compile's graph and the name of its node that AOTAutograd traces now.
 
-    ``(0, "")`` in a backward pass. Public: none.
+    ``(0, "")`` in a backward pass, and in what a compiler traces for itself. Public: none.
     """
     from torch.fx.traceback import get_current_meta
 
