@@ -54,6 +54,7 @@ from dispatch_flops.counting.python_frames import (
 )
 from dispatch_flops.counting.thread_state import (
     AFTER_BACKWARD,
+    NO_SEQ,
     NO_TASK,
     UNATTRIBUTED,
     ModulePhase,
@@ -171,12 +172,24 @@ class Tracker:
         ``task`` is -1 outside backward. Within a module's forward, ``enter_module`` has already
         determined the result.
         """
-        drop_calls_after_hooks(thread)
+        if thread.stack[-1].is_in_hooks:
+            drop_calls_after_hooks(thread)
         if task == NO_TASK:
             return self._locate_outside_backward(thread, args)
         call = thread.stack[-1]
         if call.task == task and call.module_phase is not None:
             return call.module_phase
+        node = _current_node()
+        seq = None if node is None else node._sequence_nr()
+        if (
+            seq == thread.known_seq
+            and task == thread.known_task
+            and thread.known_phase is not None
+            and len(thread.stack) == 1
+            and not _is_grad_enabled()
+            and not _saved_tensors_hooks(True)  # nothing is recomputed
+        ):
+            return thread.known_phase
         if task != thread.known_task:
             self._note_task(thread, task)
         self._note_backward(thread)
@@ -184,25 +197,28 @@ class Tracker:
         phase: Phase = "backward"
         if call.module_phase is not None and call.named is not None and call.task != NO_TASK:
             phase = call.module_phase.phase
-        node = _current_node()
         if node is None:
             return thread.module_phase(call.named.fqn if call.named else OUTSIDE, phase)
         fqn = self._owners.owner_of(node, thread, task)
-        if fqn is UNATTRIBUTED:
+        is_attributed = fqn is not UNATTRIBUTED
+        if not is_attributed:
             fqn = self._owners.owner_by_parameters(node)
         frame = recomputing_frame_at(node)
         if frame is not None:
             fqn, phase = self._checkpoints.caller_of(frame, fqn, task), "recompute"
+        found = thread.module_phase(fqn, phase)
         if _is_grad_enabled():
             # create_graph and recomputed functions make new nodes: they belong to the module to
             # which the running node belongs.
             thread.made_graph_in_backward = thread.made_graph_in_backward or frame is None
             thread.mark(thread.last_seq, fqn)
-        return thread.module_phase(fqn, phase)
+        elif frame is None and is_attributed and len(thread.stack) == 1:
+            thread.known_seq, thread.known_phase = seq, found
+        return found
 
     def _note_task(self, thread: ThreadState, task: int) -> None:
         """Note that a backward pass starts; autograd's threads have no frames of its caller."""
-        thread.known_task = task
+        thread.known_task, thread.known_seq = task, NO_SEQ
         home = self._owners.home
         if thread.is_entered or home is None:
             thread.is_in_setup = is_in_pipeline_setup()
@@ -284,7 +300,10 @@ class Tracker:
         """Forward pre-hook: the call of ``module`` starts."""
         if _is_tracing():  # torch.cond traces modules, and the hooks with them
             return
-        thread = self.thread()
+        try:  # ``self.thread()`` takes longer
+            thread: ThreadState | None = self.local.thread
+        except AttributeError:
+            thread = self.thread()
         if thread is None:
             return
         stamps = [observer.entering() for observer in self._observers] if self._observers else ()
@@ -333,7 +352,10 @@ class Tracker:
         """Forward hook: the call of ``module`` has returned or raised."""
         if _is_tracing():
             return
-        thread = self.thread()
+        try:  # ``self.thread()`` takes longer
+            thread: ThreadState | None = self.local.thread
+        except AttributeError:
+            thread = self.thread()
         if thread is None:
             return
         stamps = [observer.leaving() for observer in self._observers] if self._observers else ()

@@ -20,7 +20,7 @@ ACCUMULATION = f"{OUTSIDE}.gradient accumulation"
 AFTER_BACKWARD = f"{OUTSIDE}.after backward"
 UNATTRIBUTED = f"{OUTSIDE}.backward of a forward outside the block"
 AMBIGUOUS = f"{OUTSIDE}.backward that several threads may have made"
-NO_TASK = -1
+NO_TASK = NO_SEQ = -1
 NOT_CALLS = ("recompute", "setup")  # phases in which a forward does not count as a call
 _TIMELINE = 2**18  # changes of module kept; nodes that are older belong to no module
 
@@ -74,6 +74,8 @@ class ThreadState:
     used_params: ids of the parameters that took part in an operator.
     is_in_setup: a pipeline infers its metadata; whatever runs then is of the phase "setup".
     known_task: the graph task in which ``is_in_setup`` was last determined.
+    known_seq: sequence number of the node of that task that ran last, and known_phase: where its
+        operators are recorded, unless they recompute or make a graph.
     param_sink: the set to which the mode adds ids: ``used_params``, or in an optimizer step
         ``discarded_params``.
     output_shapes: of what the first call of each module returned, by fqn.
@@ -98,6 +100,8 @@ class ThreadState:
         self.is_after_backward = False
         self.is_in_setup = False
         self.known_task = NO_TASK
+        self.known_seq: int | None = NO_SEQ
+        self.known_phase: ModulePhase | None = None
         self.gradients: frozenset[int] | None = None
         self.is_on_gradients = False
         self.made_graph_in_backward = False

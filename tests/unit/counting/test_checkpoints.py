@@ -65,6 +65,38 @@ def test_checkpointed_function_recomputes_the_modules_that_it_calls(reentrant: b
     )
 
 
+class ProductFirst(torch.autograd.Function):
+    """Multiplies in backward before it asks for what it saved, which a checkpoint recomputes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        grad = grad @ torch.eye(5)
+        (x,) = ctx.saved_tensors
+        return grad + (grad @ torch.eye(5)) * x
+
+
+def test_recomputation_without_gradients_amid_a_node_is_told_from_its_backward() -> None:
+    weight = torch.ones(5, 7)
+
+    def function(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            shift = (x @ weight).sum()
+        return ProductFirst.apply(x + shift)  # type: ignore[no-any-return]
+
+    model = Stack(lambda core, x: checkpoint(function, x, use_reentrant=False))
+    profile = profile_of(train, model, rows(2, 3), model=model)
+    assert work_of(profile)[""] == {
+        "forward": 2 * 5 * 7,
+        "recompute": 2 * 5 * 7,
+        "backward": 2 * 2 * ROW,
+    }
+
+
 @REENTRANT
 def test_operators_of_a_checkpointed_function_belong_to_its_caller(reentrant: bool) -> None:
     """A product between two modules of the function belongs to the caller in every phase."""

@@ -143,9 +143,12 @@ def test_memory_holds_the_shards_of_the_fullest_rank(step: PlannedStep) -> None:
 @pytest.mark.slow
 def test_adamw_holds_two_shards_of_each_parameter(step: PlannedStep) -> None:
     state = planned(optimizer="adamw").memory_by_role["optimizer state"]
-    shards = step.memory_by_role["parameters"]
-    steps = 512 * (6 * LAYERS + 2)  # a number for each parameter, in a block of its own
-    assert state == 2 * shards + steps
+    assert state == adamw_state_bytes(step)
+
+
+def adamw_state_bytes(step: PlannedStep) -> int:
+    """Return two shards of each parameter, and a number for each in a block of its own."""
+    return 2 * step.memory_by_role["parameters"] + 512 * (6 * LAYERS + 2)
 
 
 @pytest.mark.slow
@@ -179,9 +182,8 @@ def _payload(step: PlannedStep, kind: str) -> int:
     return step.profile.comm_by("kind")[kind].payload_bytes
 
 
-@pytest.mark.slow
 def test_tensor_parallelism_alone_needs_no_dp() -> None:
-    step = planned(mesh={"tp": 4})
+    step = planned(mesh={"tp": 4}, optimizer="adamw")
     assert step.cluster is not None
     assert [part.dim for part in step.cluster.communication] == ["tp"]
     rows = BATCH * SEQUENCE
@@ -189,6 +191,7 @@ def test_tensor_parallelism_alone_needs_no_dp() -> None:
     layers = 4 * rows * WIDTH * WIDTH // 4 + 2 * rows * WIDTH * 40 // 4 + attention_macs(4)
     assert step.profile.total("forward").macs == LAYERS * layers + head
     assert step.samples == BATCH
+    assert step.memory_by_role["optimizer state"] == adamw_state_bytes(step)
 
 
 def test_plan_without_an_optimizer_gathers_for_a_forward_pass() -> None:
