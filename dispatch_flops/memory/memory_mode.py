@@ -21,7 +21,7 @@ from dispatch_flops.memory.run_memory import Memory
 from dispatch_flops.memory.storages import Allocation, allocation_of, storages_in, tensors_taken
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.workspaces import always, never, workspace_of
+from dispatch_flops.operators.workspaces import workspace_of
 from dispatch_flops.profile.cost import Phase
 
 _Tensor = torch.Tensor
@@ -39,18 +39,19 @@ class _Operator:
     func: the overload, whose id must not be given to another. takes: its tensors; see
     ``tensors_taken``. is_annotation: it only names a range. allocates: results may be new storages.
     is_plain: that is all that it allocates. may_reuse: in a backward pass, a result may take the
-    place of an argument.
+    place of an argument. is_reported: the allocator is asked for the workspace of its calls.
     """
 
     __slots__ = (
-        "allocates", "allocation", "func", "is_annotation", "is_plain", "may_reuse", "takes",
-        "workspace",
+        "allocates", "allocation", "func", "is_annotation", "is_plain", "is_reported", "may_reuse",
+        "takes", "workspace",
     )  # fmt: skip
 
     def __init__(self, func: Any, *, is_exact: bool) -> None:
         self.func = func
         self.allocation = allocation_of(func)
-        self.workspace = workspace_of(func)
+        self.workspace: Any = workspace_of(func)
+        self.is_reported = False
         self.takes = "none" if self.allocation == "arrival" else tensors_taken(func)
         self.is_annotation = self.allocation == "annotation"
         self.allocates = self.allocation != "none"
@@ -111,6 +112,8 @@ class MemoryMode(CountingMode):
                     self._meet_unknown((*args, *kwargs.values()) if kwargs else args)
             except (AttributeError, IndexError, RuntimeError, ValueError):  # no storage, or omitted
                 self._meet((args, kwargs))
+        workspace = operator.workspace
+        size = 0 if workspace is None else self._workspace_before(operator, args, kwargs)
         out = _count(self, func, types, args, kwargs)
         is_tensor = out.__class__ is _Tensor
         if not is_tensor and (out is NotImplemented or operator.is_annotation):
@@ -133,24 +136,24 @@ class MemoryMode(CountingMode):
                     peak = self._allocating_on(out.device)
                 key = id(storage)
                 if key not in live:  # a call of ``Blocks.allocated``, written out
-                    size = storage.nbytes()
-                    if type(size) is int and size:
+                    nbytes = storage.nbytes()
+                    if type(nbytes) is int and nbytes:
                         live[key] = block = Block(storage, self._on_release)
                         block.key = key
-                        block.size = size
+                        block.size = nbytes
                         block.peak = peak
                         block.role = None
                         blocks = self._blocks
                         block.step = blocks.step
                         blocks.allocations = block.born = blocks.allocations + 1
-                        peak.device.now += size
+                        peak.device.now += nbytes
             except RuntimeError:
                 peak = self._allocated_all((args, kwargs), out, operator.allocation)
         elif operator.allocates:
             peak = self._allocated_all((args, kwargs), out, operator.allocation)
         now = peak.device.now
-        if operator.workspace is not None:
-            now += self._workspace(func, operator.workspace, args, kwargs, out)
+        if workspace is not None:
+            now += self._workspace(operator, args, kwargs, out) if size is None else size
         if now > peak.threshold:
             peak.note(now, func, self._blocks.allocations)
         return out
@@ -195,10 +198,10 @@ class MemoryMode(CountingMode):
 
     def _adapt(self, plan: Plan) -> Plan:
         plan = super()._adapt(plan)
-        rule = workspace_of(plan.func)
-        if rule is None or rule.may_be_unknown is never:
+        operator = self._operators.get(id(plan.func))
+        if operator is None or not operator.is_reported:
             return plan
-        return replace(plan, call=self._kernel.reported(plan.func, plan.call, rule))
+        return replace(plan, call=self._kernel.reported(plan.func, plan.call, operator.workspace))
 
     def _meet(self, arguments: Any) -> None:
         for storage, device in storages_in(arguments):
@@ -224,19 +227,35 @@ class MemoryMode(CountingMode):
             self._peak = peak = blocks.module_peak(peak.made_in)
         return peak
 
-    def _workspace(self, func: Any, workspace: Any, args: Any, kwargs: Any, out: Any) -> int:
+    def _workspace_before(self, operator: _Operator, args: Any, kwargs: Any) -> int | None:
+        """Return what the kernel of a call will allocate for itself; None if that is not known.
+
+        Then the allocator is asked, where it reports: from the first such call on.
+        """
+        size: int | None = None
+        rule = operator.workspace
+        if not rule.reads_result:
+            try:
+                formula = rule.formula
+                size = formula(*args, out=None, **kwargs) if kwargs else formula(*args, out=None)
+            except Exception:  # a tensor without strides
+                size = None
+        if size is None and not operator.is_reported:
+            operator.is_reported = True
+            self._plans.pop(id(operator.func), None)  # to be adapted again
+        return size
+
+    def _workspace(self, operator: _Operator, args: Any, kwargs: Any, out: Any) -> int:
         """Return the bytes that the kernel allocated for itself while it ran."""
-        formula = workspace.formula
-        size: int | None
-        try:
-            size = formula(*args, out=out, **kwargs) if kwargs else formula(*args, out=out)
-        except Exception:  # a workspace of the user's own, or a tensor without strides
-            size = None
-        if size is not None and workspace.may_be_unknown is not always:
-            return size
-        reported = self._kernel.take()
-        size = reported if size is None else size
+        rule = operator.workspace
+        size = reported = self._kernel.take()
+        if rule.reads_result:
+            try:
+                size = rule.formula(*args, out=out, **(kwargs or {}))
+            except Exception:  # a workspace of the user's own
+                size = None
+            size = reported if size is None else size
         if size is None:
-            self._memory.unseen.add(str(func))
+            self._memory.unseen.add(str(operator.func))
             return 0
         return size

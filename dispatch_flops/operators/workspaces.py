@@ -31,11 +31,13 @@ class WorkspaceRule:
     formula: returns the bytes, or None where they are not known.
     may_be_unknown: False for the arguments of a call that the formula answers in any case.
     is_steady: a call's workspace depends on shapes, strides, dtypes and numbers, never on data.
+    reads_result: the formula may read what the call returned.
     """
 
     formula: Workspace
     may_be_unknown: Condition = always
     is_steady: bool = False
+    reads_result: bool = True
 
 
 _WORKSPACES: dict[Any, WorkspaceRule] = {}
@@ -83,7 +85,7 @@ def builtin_workspace(
     """Register the decorated function as a workspace of this package; see ``WorkspaceRule``."""
 
     def decorate(workspace: Workspace) -> Workspace:
-        rule = WorkspaceRule(workspace, may_be_unknown, is_steady)
+        rule = WorkspaceRule(workspace, may_be_unknown, is_steady, reads_result=False)
         _WORKSPACES.update(dict.fromkeys(packets, rule))
         return workspace
 
