@@ -555,6 +555,26 @@ def stop_reporting_allocations() -> list[int]:
     return [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
 
 
+_fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
+
+
+def kernel_settings() -> tuple[Any, ...]:
+    """Return the settings by which the CPU's kernels of convolutions and layers are chosen.
+
+    Public: ``torch.backends.mkldnn.flags`` and ``fp32_precision``, which take longer to read.
+    """
+    return (
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_mkldnn_deterministic(),
+        torch._C._get_nnpack_enabled(),
+        torch._C._get_deterministic_algorithms(),
+        _fp32_precision("mkldnn", "conv"),
+        _fp32_precision("mkldnn", "rnn"),
+    )
+
+
 # Whether ``torch.jit.trace`` is running, and how to suspend it. Public: none.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
@@ -1110,7 +1130,7 @@ def current_module_stack() -> Mapping[str, Any]:
 def interpreted_node() -> tuple[int, str]:
     """Return the id of torch.compile's graph and the name of its node that AOTAutograd traces now.
 
-    ``(0, "")`` in a backward pass. Public: none.
+    ``(0, "")`` in a backward pass, and in what a compiler traces for itself. Public: none.
     """
     from torch.fx.traceback import get_current_meta
 

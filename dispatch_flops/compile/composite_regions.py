@@ -82,11 +82,15 @@ class CompositeRegions:
         ]
 
     def _new_calls(self, *, is_backward: bool) -> dict[Place, CompositeCall]:
-        """Return the calls that this graph is the first to have, as they were traced last."""
+        """Return the calls that this graph is the first to have, as they were traced last.
+
+        What a compiler traces for itself is not in a node of the program.
+        """
         places = {
             call.place: call
             for call in self._composites.calls.values()
-            if call.place not in self._known and (is_backward or not call.is_of_backward)
+            if call.place not in self._known
+            and (is_backward if call.is_of_backward else call.place.node)
         }
         self._known.update(places)
         return places

@@ -44,7 +44,7 @@ from dispatch_flops.counting.first_call import call_facts
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.node_owners import NodeOwners
-from dispatch_flops.counting.observers import ModuleObserver
+from dispatch_flops.counting.observers import ModuleObserver, together
 from dispatch_flops.counting.optimizer_names import OptimizerNames
 from dispatch_flops.counting.output_shapes import Shapes, shapes_of
 from dispatch_flops.counting.python_frames import (
@@ -95,7 +95,7 @@ class Tracker:
         self.first_call: dict[str, Any] | None = None
         self.subgraph_depth = 0  # functions of higher-order operators that are running
         self.local = threading.local()
-        self._observers = tuple(observers)
+        self._observer = together(observers)
         self._is_mode_on = is_mode_on
         self._threads: list[ThreadState] = []
         self._owners = NodeOwners(names, self._threads)
@@ -306,7 +306,8 @@ class Tracker:
             thread = self.thread()
         if thread is None:
             return
-        stamps = [observer.entering() for observer in self._observers] if self._observers else ()
+        observer = self._observer
+        stamp = None if observer is None else observer.entering()
         stack = thread.stack
         if stack[-1].is_in_hooks:
             drop_calls_after_hooks(thread, module)
@@ -344,9 +345,8 @@ class Tracker:
         stack.append(OpenCall(named, module, module_phase, task))
         thread.current = module_phase
         thread.mark(_sequence_nr(), named.fqn)
-        if stamps:
-            for observer, stamp in zip(self._observers, stamps, strict=True):
-                observer.enter(thread, stamp)
+        if observer is not None:
+            observer.enter(thread, stamp)
 
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook: the call of ``module`` has returned or raised."""
@@ -358,7 +358,8 @@ class Tracker:
             thread = self.thread()
         if thread is None:
             return
-        stamps = [observer.leaving() for observer in self._observers] if self._observers else ()
+        observer = self._observer
+        stamp = None if observer is None else observer.leaving()
         stack = thread.stack
         if stack[-1].is_in_hooks:
             drop_calls_after_hooks(thread)
@@ -386,16 +387,16 @@ class Tracker:
             resume(thread, _sequence_nr())
         else:
             return  # entered before the block
-        if stamps:
-            for observer, stamp in zip(self._observers, stamps, strict=True):
-                observer.leave(thread, call, stamp)
+        if observer is not None:
+            observer.leave(thread, call, stamp)
 
     def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer step pre-hook."""
         thread = self.thread()
         if thread is None:
             return
-        stamps = [observer.entering() for observer in self._observers]
+        observer = self._observer
+        stamp = None if observer is None else observer.entering()
         drop_calls_after_hooks(thread)
         fqn = self._optimizers.fqn_of(optimizer)
         # A step that raises runs no post-hook: it is over once its frame has returned.
@@ -407,7 +408,7 @@ class Tracker:
             OpenCall(None, optimizer, module_phase, _graph_task(), step, has_closure)
         )
         resume(thread, _sequence_nr())
-        for observer, stamp in zip(self._observers, stamps, strict=True):
+        if observer is not None:
             observer.enter(thread, stamp)
 
     def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -415,11 +416,12 @@ class Tracker:
         thread = self.thread()
         if thread is None or not any(call.owner is optimizer for call in thread.stack):
             return
-        stamps = [observer.leaving() for observer in self._observers]
+        observer = self._observer
+        stamp = None if observer is None else observer.leaving()
         call = pop_call(thread.stack, optimizer)
         thread.gradients, thread.is_on_gradients = frozenset(), False
         resume(thread, _sequence_nr())
-        for observer, stamp in zip(self._observers, stamps, strict=True):
+        if observer is not None:
             observer.leave(thread, call, stamp)
 
     def enter_operator(

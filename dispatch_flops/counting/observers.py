@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadState
@@ -23,6 +23,34 @@ class ModuleObserver(Protocol):
 
     def leave(self, thread: ThreadState, call: OpenCall, stamp: Any) -> None:
         """Called last in a post-hook: ``call`` has ended, and every call within it."""
+
+
+def together(observers: Sequence[ModuleObserver]) -> ModuleObserver | None:
+    """Return an observer that tells each of these, in order; None if there are none."""
+    if len(observers) > 1:
+        return _Observers(observers)
+    return observers[0] if observers else None
+
+
+class _Observers:
+    """Several observers as one; a stamp is the list of theirs."""
+
+    def __init__(self, observers: Sequence[ModuleObserver]) -> None:
+        self._observers = tuple(observers)
+
+    def entering(self) -> list[Any]:
+        return [observer.entering() for observer in self._observers]
+
+    def enter(self, thread: ThreadState, stamps: list[Any]) -> None:
+        for observer, stamp in zip(self._observers, stamps, strict=True):
+            observer.enter(thread, stamp)
+
+    def leaving(self) -> list[Any]:
+        return [observer.leaving() for observer in self._observers]
+
+    def leave(self, thread: ThreadState, call: OpenCall, stamps: list[Any]) -> None:
+        for observer, stamp in zip(self._observers, stamps, strict=True):
+            observer.leave(thread, call, stamp)
 
 
 class OperatorTimer(Protocol):

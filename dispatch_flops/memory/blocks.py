@@ -33,19 +33,28 @@ class Block(weakref.ref[Storage]):
     """One storage with memory: a weak reference to it, and what is known of it.
 
     key: identity of the storage, also after its release.
-    made_in: the module and phase that allocated it; None if it was there before.
+    peak: of the device, and of the module and phase that allocated it.
     role: what it is for, where that is known before its release; else None.
     born: number of the allocation, in order; 0 if it was there before. step: the training step.
     """
 
-    __slots__ = ("born", "device", "key", "made_in", "role", "size", "step")
+    __slots__ = ("born", "key", "peak", "role", "size", "step")
     key: int
     size: int
-    device: DeviceBlocks
-    made_in: ModulePhase | None
+    peak: ModulePeak
     role: Role | None
     born: int
     step: int
+
+    @property
+    def device(self) -> DeviceBlocks:
+        """The memory that the block is part of."""
+        return self.peak.device
+
+    @property
+    def made_in(self) -> ModulePhase | None:
+        """The module and phase that allocated it; None if it was there before."""
+        return self.peak.made_in
 
 
 class Peak:
@@ -67,23 +76,56 @@ class Peak:
 
 
 class ModulePeak:
-    """The most memory while operators of one module ran in one phase; of_phase: the phase's."""
+    """The most memory on a device while operators of one module ran in one phase.
 
-    __slots__ = ("bytes", "of_phase")
+    made_in: the module and phase; None for what no operator made. of_phase: the peak of the phase;
+    None until an operator has returned. threshold: bytes up to which ``note`` has nothing to do.
+    """
 
-    def __init__(self, of_phase: Peak) -> None:
-        self.bytes = -(1 << 62)
-        self.of_phase = of_phase
+    __slots__ = ("bytes", "device", "made_in", "of_phase", "threshold")
+
+    def __init__(self, device: DeviceBlocks, made_in: ModulePhase | None) -> None:
+        self.bytes = self.threshold = -(1 << 62)
+        self.device = device
+        self.made_in = made_in
+        self.of_phase: Peak | None = None
+
+    def note(self, now: int, operator: Any, born: int) -> None:
+        """Note that ``now`` bytes were allocated while an operator ran.
+
+        born: number of the latest allocation.
+        """
+        made_in, device = self.made_in, self.device
+        assert made_in is not None
+        peak = self.of_phase
+        if peak is None:
+            device.modules[made_in] = self
+            peak = self.of_phase = device.peak_of(made_in)
+        if device.timeline is None:
+            self.threshold = now
+        else:
+            device.timeline.note(now, now - device.now, born, made_in, operator)
+        self.bytes = max(now, self.bytes)
+        if now > peak.bytes:
+            peak.bytes, peak.born = now, born
+            peak.made_in, peak.operator = made_in, operator
+            peak.workspace = now - device.now
+            peak.released = []
+            device.born_at_peaks = born
 
 
 class DeviceBlocks:
     """Memory of one device.
 
     before: bytes that were there before. now: bytes over these. peaks: by phase.
-    born_at_peaks: number of the latest allocation at any peak. timeline: None if none is wanted.
+    modules: the peak of each module and phase. elsewhere: stands for them where no operator made a
+    block. born_at_peaks: number of the latest allocation at any peak. timeline: None if none is
+    wanted.
     """
 
-    __slots__ = ("before", "born_at_peaks", "device", "modules", "now", "peaks", "timeline")
+    __slots__ = (
+        "before", "born_at_peaks", "device", "elsewhere", "modules", "now", "peaks", "timeline",
+    )  # fmt: skip
 
     def __init__(self, device: torch.device, timeline: Timeline | None) -> None:
         self.device = device
@@ -93,19 +135,20 @@ class DeviceBlocks:
         self.born_at_peaks = 0
         self.peaks: tuple[Peak, ...] = ()
         self.modules: dict[ModulePhase, ModulePeak] = {}
+        self.elsewhere = ModulePeak(self, None)
 
     def module_peak(self, made_in: ModulePhase) -> ModulePeak:
-        """Return the peak of a module in a phase, from its first operator on."""
-        found = self.modules.get(made_in)
-        if found is None:
-            for peak in self.peaks:
-                if peak.made_in.phase == made_in.phase:
-                    break
-            else:
-                peak = Peak(made_in)
-                self.peaks = (*self.peaks, peak)
-            found = self.modules[made_in] = ModulePeak(peak)
-        return found
+        """Return the peak of a module in a phase."""
+        return self.modules.get(made_in) or ModulePeak(self, made_in)
+
+    def peak_of(self, made_in: ModulePhase) -> Peak:
+        """Return the peak of the phase in which a module runs."""
+        for peak in self.peaks:
+            if peak.made_in.phase == made_in.phase:
+                return peak
+        peak = Peak(made_in)
+        self.peaks = (*self.peaks, peak)
+        return peak
 
 
 class Blocks:
@@ -136,17 +179,19 @@ class Blocks:
             found = self.devices[device] = DeviceBlocks(device, timeline)
         return found
 
-    def allocated(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
-        """Note that an operator returned this storage; does nothing if it is known."""
+    def allocated(self, storage: Storage, peak: ModulePeak) -> None:
+        """Note that an operator returned this storage; does nothing if it is known.
+
+        peak: of the module and phase that it belongs to.
+        """
         if id(storage) in self.live:
             return
         size = self.size_of(storage)
         if size:
-            self.live[id(storage)] = block = self._new_block(storage, device, size)
-            block.made_in = made_in
+            self.live[id(storage)] = block = self._new_block(storage, peak, size)
             self.allocations += 1
             block.born = self.allocations
-            device.now += size
+            peak.device.now += size
 
     def was_there(self, storage: Storage, device: DeviceBlocks, role: Role) -> None:
         """Note a storage that was allocated before the run, or give a known one its role."""
@@ -172,28 +217,28 @@ class Blocks:
         """Add a block that no operator made, if it has any memory; return its size."""
         size = self.size_of(storage)
         if size:
-            self.live[id(storage)] = block = self._new_block(storage, device, size)
+            self.live[id(storage)] = block = self._new_block(storage, device.elsewhere, size)
             block.role, block.born = role, born
         return size
 
-    def _new_block(self, storage: Storage, device: DeviceBlocks, size: int) -> Block:
-        """Return a block of which no more than its size is known."""
+    def _new_block(self, storage: Storage, peak: ModulePeak, size: int) -> Block:
         block = Block(storage, self.on_release)
-        block.key, block.size, block.device = id(storage), size, device
-        block.made_in, block.role, block.born, block.step = None, None, 0, self.step
+        block.key, block.size, block.peak = id(storage), size, peak
+        block.role, block.born, block.step = None, 0, self.step
         return block
 
-    def resized(self, storage: Storage, device: DeviceBlocks, made_in: ModulePhase) -> None:
-        """Note that a storage may have another size now."""
+    def resized(self, storage: Storage, peak: ModulePeak) -> None:
+        """Note that a storage may have another size now; see ``allocated``."""
         block = self.live.get(id(storage))
         if block is None:
-            self.allocated(storage, device, made_in)
+            self.allocated(storage, peak)
         elif block.size != self.size_of(storage):
             self._released(block)
-            self.allocated(storage, device, made_in)
+            self.allocated(storage, peak)
             again = self.live.get(id(storage))
             if again is None:  # FSDP releases a parameter by it, and later resizes it back
-                again = self.live[id(storage)] = self._new_block(storage, device, 0)
+                elsewhere = peak.device.elsewhere
+                again = self.live[id(storage)] = self._new_block(storage, elsewhere, 0)
             again.role = block.role
 
     def reused(self, storage: Storage) -> None:
@@ -242,7 +287,8 @@ class Blocks:
         """
         if self.live.pop(block.key, None) is None or not block.size:
             return
-        device, made_in = block.device, block.made_in
+        peak = block.peak
+        device, made_in = peak.device, peak.made_in
         device.now -= block.size
         timeline = device.timeline
         if block.born > device.born_at_peaks and timeline is None:
@@ -250,17 +296,21 @@ class Blocks:
                 return
             phase = made_in.phase
             if phase == "forward":
-                now = last_recorded_in(self.threads)
-                if block.born > self.born_in_calls and (now is None or now.phase == phase):
-                    return
+                if block.born > self.born_in_calls:
+                    try:
+                        now = self.threads.thread.recorded_in
+                    except AttributeError:
+                        now = last_recorded_in(self.threads)
+                    if now is made_in or now is None or now.phase == phase:
+                        return
             elif phase != "recompute":
                 return
         role = self._role_of(block, is_over=True)
         if timeline is not None:
             timeline.released.append((block.born, block.size, role))
-        for peak in device.peaks:
-            if block.born <= peak.born:
-                peak.released.append((block, role))
+        for highest in device.peaks:
+            if block.born <= highest.born:
+                highest.released.append((block, role))
         if role == "activations" and made_in is not None:
             self._activations[block.step, made_in.fqn] += block.size
 

@@ -14,15 +14,13 @@ from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import Plan
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation
 from dispatch_flops.counting.thread_state import ModulePhase
-from dispatch_flops.memory.blocks import Block, DeviceBlocks, ModulePeak
+from dispatch_flops.memory.blocks import Block, ModulePeak
 from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.reused_arguments import reused_storage
 from dispatch_flops.memory.run_memory import Memory
-from dispatch_flops.memory.storages import Allocation, allocation_of, storages_of
+from dispatch_flops.memory.storages import Allocation, allocation_of, storages_in, tensors_taken
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.operators.formulas.copying_workspaces import report_condition
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.operators.workspaces import workspace_of
 from dispatch_flops.profile.cost import Phase
 
@@ -31,7 +29,34 @@ _Parameter = torch.nn.Parameter
 _WITHOUT_TENSORS = frozenset(
     (bool, int, float, str, type(None), torch.device, torch.dtype, torch.layout)
 ) | {torch.memory_format}
+_NOWHERE = ModulePhase("", "forward")
 _count = CountingMode.__torch_dispatch__  # super() takes longer to find it
+
+
+class _Operator:
+    """What an overload takes and allocates, as its schema tells.
+
+    func: the overload, whose id must not be given to another. takes: its tensors; see
+    ``tensors_taken``. is_annotation: it only names a range. allocates: results may be new storages.
+    is_plain: that is all that it allocates. may_reuse: in a backward pass, a result may take the
+    place of an argument. is_reported: the allocator is asked for the workspace of its calls.
+    """
+
+    __slots__ = (
+        "allocates", "allocation", "func", "is_annotation", "is_plain", "is_reported", "may_reuse",
+        "takes", "workspace",
+    )  # fmt: skip
+
+    def __init__(self, func: Any, *, is_exact: bool) -> None:
+        self.func = func
+        self.allocation = allocation_of(func)
+        self.workspace: Any = workspace_of(func)
+        self.is_reported = False
+        self.takes = "none" if self.allocation == "arrival" else tensors_taken(func)
+        self.is_annotation = self.allocation == "annotation"
+        self.allocates = self.allocation != "none"
+        self.is_plain = is_exact and self.allocation in ("result", "reuse")
+        self.may_reuse = self.allocation == "reuse"
 
 
 class MemoryMode(CountingMode):
@@ -52,10 +77,10 @@ class MemoryMode(CountingMode):
         self._blocks = memory.blocks
         memory.blocks.threads = tracker.local
         self._live = memory.blocks.live
-        self._is_exact = memory.rounding == 1
+        self._on_release = memory.blocks.on_release
         self._kernel = KernelAllocations()
-        self._allocations: dict[int, tuple[Allocation, Any, Any]] = {}
-        self._device: DeviceBlocks = memory.device
+        self._operators: dict[int, _Operator] = {}
+        self._peak = ModulePeak(memory.device, _NOWHERE)  # of the last operator's module and device
         self._phase: Phase = "forward"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -68,78 +93,102 @@ class MemoryMode(CountingMode):
         if self._has_subclasses and self._subclass.depth and in_sharding_propagation():
             return _count(self, func, types, args, kwargs)
         try:
-            known = self._allocations[id(func)]  # an overload's own hash runs in Python
+            operator = self._operators[id(func)]  # an overload's own hash runs in Python
         except KeyError:
-            known = self._allocations[id(func)] = (allocation_of(func), workspace_of(func), func)
-        allocation, workspace, _ = known
-        if self._phase == "forward" and allocation != "arrival":
+            operator = self._add_operator(func)
+        live = self._live
+        if self._phase == "forward":
             # Later phases use what forward used, and what optimizers are known to hold.
-            for arg in (*args, *kwargs.values()) if kwargs else args:
-                cls = arg.__class__
-                if cls is _Tensor or cls is _Parameter:
-                    try:
-                        if id(arg.untyped_storage()) not in self._live:
-                            self._meet(arg)
-                    except RuntimeError:  # sparse and opaque tensors have no storage of their own
-                        self._meet(arg)
-                elif cls is list:
-                    if arg and arg[0].__class__ is not int:  # not a shape, nor dimensions
-                        self._meet(arg)
-                elif cls not in _WITHOUT_TENSORS:
-                    self._meet(arg)
+            takes = operator.takes
+            try:
+                if takes == "one":
+                    if id(args[0].untyped_storage()) not in live:
+                        self._meet(args)
+                elif takes == "two":
+                    a, b = args
+                    if id(a.untyped_storage()) not in live or id(b.untyped_storage()) not in live:
+                        self._meet(args)
+                elif takes == "any":
+                    self._meet_unknown((*args, *kwargs.values()) if kwargs else args)
+            except (AttributeError, IndexError, RuntimeError, ValueError):  # no storage, or omitted
+                self._meet((args, kwargs))
+        workspace = operator.workspace
+        size = 0 if workspace is None else self._workspace_before(operator, args, kwargs)
         out = _count(self, func, types, args, kwargs)
-        if out is NotImplemented or allocation == "annotation":
+        is_tensor = out.__class__ is _Tensor
+        if not is_tensor and (out is NotImplemented or operator.is_annotation):
             return out
         try:
             made_in: ModulePhase | None = self._local.thread.recorded_in
         except AttributeError:
             made_in = None
+        peak = self._peak
+        if made_in is not peak.made_in:
+            peak = self._moved_to(made_in)
+        if operator.may_reuse and self._phase == "backward":
+            storage = reused_storage(args, kwargs, out)
+            if storage is not None:
+                self._blocks.reused(storage)
+        if is_tensor and operator.is_plain:
+            try:
+                storage = out.untyped_storage()
+                if out.device != peak.device.device:
+                    peak = self._allocating_on(out.device)
+                key = id(storage)
+                if key not in live:  # a call of ``Blocks.allocated``, written out
+                    nbytes = storage.nbytes()
+                    if type(nbytes) is int and nbytes:
+                        live[key] = block = Block(storage, self._on_release)
+                        block.key = key
+                        block.size = nbytes
+                        block.peak = peak
+                        block.role = None
+                        blocks = self._blocks
+                        block.step = blocks.step
+                        blocks.allocations = block.born = blocks.allocations + 1
+                        peak.device.now += nbytes
+            except RuntimeError:
+                peak = self._allocated_all((args, kwargs), out, operator.allocation)
+        elif operator.allocates:
+            peak = self._allocated_all((args, kwargs), out, operator.allocation)
+        now = peak.device.now
+        if workspace is not None:
+            now += self._workspace(operator, args, kwargs, out) if size is None else size
+        if now > peak.threshold:
+            peak.note(now, func, self._blocks.allocations)
+        return out
+
+    def _meet_unknown(self, arguments: Any) -> None:
+        """Note the storages among the arguments that no operator returned."""
+        live = self._live
+        for arg in arguments:
+            cls = arg.__class__
+            if cls is _Tensor or cls is _Parameter:
+                try:
+                    if id(arg.untyped_storage()) not in live:
+                        self._meet(arg)
+                except RuntimeError:  # sparse and opaque tensors have no storage of their own
+                    self._meet(arg)
+            elif cls is list:
+                if arg and arg[0].__class__ is not int:  # not a shape, nor dimensions
+                    self._meet(arg)
+            elif cls not in _WITHOUT_TENSORS:
+                self._meet(arg)
+
+    def _add_operator(self, func: Any) -> _Operator:
+        operator = _Operator(func, is_exact=self._memory.rounding == 1)
+        self._operators[id(func)] = operator
+        return operator
+
+    def _moved_to(self, made_in: ModulePhase | None) -> ModulePeak:
+        """Return the peak of another module or phase, in which an operator was recorded."""
         if made_in is None:  # the thread has recorded no operator yet, nor this one
             made_in = self.tracker.join_thread().recorded_in = self.tracker.here()
         if made_in.phase != self._phase:
             before, self._phase = self._phase, made_in.phase
             self._memory.changed_phase(before, self._phase)
-        device = self._device
-        if allocation == "reuse" and made_in.phase == "backward":
-            storage = reused_storage(args, kwargs, out)
-            if storage is not None:
-                self._blocks.reused(storage)
-        if allocation != "none":
-            if out.__class__ is not _Tensor or allocation == "argument":
-                device = self._allocated_all((args, kwargs), out, allocation, made_in)
-            else:
-                try:
-                    storage = out.untyped_storage()
-                    if out.device != device.device:
-                        device = self._allocating_on(out.device)
-                    key = id(storage)
-                    if key not in self._live:  # a call of ``Blocks.allocated``, written out
-                        blocks = self._blocks
-                        size = storage.nbytes() if self._is_exact else blocks.size_of(storage)
-                        if type(size) is int and size:
-                            self._live[key] = block = Block(storage, blocks.on_release)
-                            block.key = key
-                            block.size = size
-                            block.device = device
-                            block.made_in = made_in
-                            block.role = None
-                            block.step = blocks.step
-                            blocks.allocations = block.born = blocks.allocations + 1
-                            device.now += size
-                except RuntimeError:
-                    device = self._allocated_all((args, kwargs), out, allocation, made_in)
-        found = device.modules.get(made_in) or device.module_peak(made_in)
-        now = device.now
-        if workspace is not None:
-            now += self._workspace(func, workspace, args, kwargs, out)
-        if now > found.bytes:
-            found.bytes = now
-            if now > found.of_phase.bytes:
-                self._raise_peak(found, device, made_in, func, now)
-        if device.timeline is not None:
-            born = self._blocks.allocations
-            device.timeline.note(now, now - device.now, born, made_in, func)
-        return out
+        self._peak = peak = self._peak.device.module_peak(made_in)
+        return peak
 
     def _dispatch_on_subclass(
         self, plan: Plan, types: Any, args: Any, kwargs: dict[str, Any]
@@ -149,57 +198,64 @@ class MemoryMode(CountingMode):
 
     def _adapt(self, plan: Plan) -> Plan:
         plan = super()._adapt(plan)
-        if workspace_of(plan.func) is None:
+        operator = self._operators.get(id(plan.func))
+        if operator is None or not operator.is_reported:
             return plan
-        return replace(plan, call=self._kernel.reported(plan.call, report_condition(plan.func)))
-
-    def _raise_peak(
-        self, found: ModulePeak, device: DeviceBlocks, made_in: ModulePhase, func: Any, now: int
-    ) -> None:
-        peak = found.of_phase
-        peak.bytes, peak.born = now, self._blocks.allocations
-        peak.made_in, peak.operator = made_in, func
-        peak.workspace = now - device.now
-        peak.released = []
-        device.born_at_peaks = peak.born
+        return replace(plan, call=self._kernel.reported(plan.func, plan.call, operator.workspace))
 
     def _meet(self, arguments: Any) -> None:
-        for tensor in tensors_in(arguments):
-            for storage, device in storages_of(tensor):
-                self._memory.meet(storage, device)
+        for storage, device in storages_in(arguments):
+            self._memory.meet(storage, device)
 
-    def _allocated_all(
-        self, arguments: Any, out: Any, allocation: Allocation, made_in: ModulePhase
-    ) -> DeviceBlocks:
+    def _allocated_all(self, arguments: Any, out: Any, allocation: Allocation) -> ModulePeak:
         blocks = self._blocks
-        for tensor in tensors_in(out):
-            for storage, device in storages_of(tensor):
-                self._allocating_on(device)
-                blocks.allocated(storage, self._device, made_in)
-                if allocation == "gathering":
-                    blocks.give_role(storage, "unsharded parameters")
+        for storage, device in storages_in(out):
+            blocks.allocated(storage, self._allocating_on(device))
+            if allocation == "gathering":
+                blocks.give_role(storage, "unsharded parameters")
         if allocation == "argument":
-            for tensor in tensors_in((arguments, out)):
-                for storage, device in storages_of(tensor):
-                    self._allocating_on(device)
-                    blocks.resized(storage, self._device, made_in)
-        return self._device
+            for storage, device in storages_in((arguments, out)):
+                blocks.resized(storage, self._allocating_on(device))
+        return self._peak
 
-    def _allocating_on(self, device: torch.device) -> DeviceBlocks:
-        """Return the memory of the device that results are allocated on now."""
-        self._device = self._memory.device = self._blocks.on(device)
-        return self._device
+    def _allocating_on(self, device: torch.device) -> ModulePeak:
+        """Return the peak of the running module on the device that results are allocated on now."""
+        peak = self._peak
+        if peak.device.device != device:
+            self._memory.device = blocks = self._blocks.on(device)
+            assert peak.made_in is not None
+            self._peak = peak = blocks.module_peak(peak.made_in)
+        return peak
 
-    def _workspace(self, func: Any, workspace: Any, args: Any, kwargs: Any, out: Any) -> int:
+    def _workspace_before(self, operator: _Operator, args: Any, kwargs: Any) -> int | None:
+        """Return what the kernel of a call will allocate for itself; None if that is not known.
+
+        Then the allocator is asked, where it reports: from the first such call on.
+        """
+        size: int | None = None
+        rule = operator.workspace
+        if not rule.reads_result:
+            try:
+                formula = rule.formula
+                size = formula(*args, out=None, **kwargs) if kwargs else formula(*args, out=None)
+            except Exception:  # a tensor without strides
+                size = None
+        if size is None and not operator.is_reported:
+            operator.is_reported = True
+            self._plans.pop(id(operator.func), None)  # to be adapted again
+        return size
+
+    def _workspace(self, operator: _Operator, args: Any, kwargs: Any, out: Any) -> int:
         """Return the bytes that the kernel allocated for itself while it ran."""
-        size: int | None
-        try:
-            size = workspace(*args, out=out, **kwargs) if kwargs else workspace(*args, out=out)
-        except Exception:  # a workspace of the user's own, or a tensor without strides
-            size = None
+        rule = operator.workspace
+        size = reported = self._kernel.take()
+        if rule.reads_result:
+            try:
+                size = rule.formula(*args, out=out, **(kwargs or {}))
+            except Exception:  # a workspace of the user's own
+                size = None
+            size = reported if size is None else size
         if size is None:
-            size = self._kernel.take()
-        if size is None:
-            self._memory.unseen.add(str(func))
+            self._memory.unseen.add(str(operator.func))
             return 0
         return size

@@ -242,18 +242,16 @@ def _with_memory(
     below: dict[int, dict[object, HeldBytes]] = {}
     for node in reversed(list(root.walk())):
         children = tuple(built.pop(id(child)) for child in node.children)
-        own = held.get(node.fqn, {})
-        distinct = dict(own)
-        for child in node.children:
-            distinct.update(below.pop(id(child)))
+        distinct = dict(held.get(node.fqn, {}))
+        own = total = add_held(distinct.values())
+        peak_bytes = PhaseBytes(peaks.get(node.fqn))
+        if children:
+            for child in node.children:
+                distinct.update(below.pop(id(child)))
+            total = add_held(distinct.values())
+            known = (child.memory.peak_bytes for child in children if child.memory is not None)
+            peak_bytes = highest([peak_bytes, *known])
         below[id(node)] = distinct
-        known = (child.memory for child in children if child.memory is not None)
-        memory = ModuleMemory(
-            own=add_held(own.values()),
-            total=add_held(distinct.values()),
-            peak_bytes=highest(
-                [PhaseBytes(peaks.get(node.fqn, {})), *(m.peak_bytes for m in known)]
-            ),
-        )
+        memory = ModuleMemory(own=own, total=total, peak_bytes=peak_bytes)
         built[id(node)] = dataclasses.replace(node, children=children, memory=memory)
     return built[id(root)]

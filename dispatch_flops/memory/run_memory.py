@@ -67,6 +67,7 @@ class Memory:
         self._largest_caches: dict[str, Counter[str]] = {}  # by the model that was given it
         self._optimizers = options.optimizers
         self._is_first_call = True
+        self._ordinary: set[type] = set()  # classes of modules that have nothing to be noted
 
     def start(self, undo: UndoStack) -> None:
         """Note what the modules and optimizers hold, and follow sizes until ``undo`` runs."""
@@ -129,11 +130,11 @@ class Memory:
             return
         block = self.blocks.live.get(id(storage))
         if block is not None:
-            self.blocks.resized(storage, block.device, made_in)
+            self.blocks.resized(storage, block.device.module_peak(made_in))
         elif storage.nbytes():
             # It had no size when the run began: an earlier step made it. FSDP keeps the storages
             # of gathered parameters. The storage of a fake tensor does not know its device.
-            self.blocks.allocated(storage, self.device, made_in)
+            self.blocks.allocated(storage, self.device.module_peak(made_in))
             self.blocks.give_role(storage, "unsharded parameters")
 
     # -- module calls and optimizer steps -------------------------------------------------------
@@ -146,7 +147,7 @@ class Memory:
         call = thread.stack[-1]
         if call.named is None:
             self._note_optimizer(call.owner)
-        elif takes_cache(call.owner):
+        elif call.owner.__class__ not in self._ordinary and takes_cache(call.owner):
             self._note_cache(thread, call)
 
     def leaving(self) -> None:
@@ -157,15 +158,12 @@ class Memory:
 
         Also note where the outermost module call ends.
         """
+        owner = call.owner
         if call.named is None:
-            self._note_optimizer(call.owner)
+            self._note_optimizer(owner)
             return
-        if takes_cache(call.owner):
-            self._note_cache(thread, call)
-        if _is_fsdp2(call.owner.__class__):
-            self._note_unsharded(call.owner)
-        if isinstance(call.owner, nn.RNNBase):
-            self._note_recurrent(call.owner)
+        if owner.__class__ not in self._ordinary:
+            self._note_extraordinary(thread, call)
         if call.task != NO_TASK:
             return
         for other in thread.stack:
@@ -173,6 +171,20 @@ class Memory:
                 return
         self._is_first_call = False
         self.blocks.born_in_calls = self.blocks.allocations
+
+    def _note_extraordinary(self, thread: ThreadState, call: OpenCall) -> None:
+        """Note what a module holds after its call by its class."""
+        owner = call.owner
+        has_cache, is_fsdp2 = takes_cache(owner), _is_fsdp2(owner.__class__)
+        is_recurrent = isinstance(owner, nn.RNNBase)
+        if has_cache:
+            self._note_cache(thread, call)
+        if is_fsdp2:
+            self._note_unsharded(owner)
+        if is_recurrent:
+            self._note_recurrent(owner)
+        if not (has_cache or is_fsdp2 or is_recurrent):
+            self._ordinary.add(owner.__class__)
 
     def _note_cache(self, thread: ThreadState, call: OpenCall) -> None:
         """Give the cache that a module takes its role, unless a calling module was given one, too.

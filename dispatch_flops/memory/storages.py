@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -10,9 +11,10 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.memory.reused_arguments import may_reuse
-from dispatch_flops.operators.tensors import is_sparse
+from dispatch_flops.operators.tensors import is_sparse, tensors_in
 
 Allocation = Literal["none", "result", "reuse", "argument", "arrival", "gathering", "annotation"]
+Taken = Literal["none", "one", "two", "any"]
 Storage = torch.UntypedStorage
 
 # A zero tensor of forward-mode differentiation has a storage without memory.
@@ -20,7 +22,24 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _WITHOUT_MEMORY = frozenset(("aten::_efficientzerotensor",))
 # Their argument holds data that torch.tensor and torch.from_numpy have just allocated or taken.
 _ARRIVALS = frozenset(("aten::lift_fresh", "aten::lift"))
+_NUMBERS = re.compile(
+    r"((Optional|List)\[)*(int|float|bool|complex|number|str|Device|Generator)\]*"
+)
+_COUNTS: tuple[Taken, ...] = ("none", "one", "two")
 _GATHERING = "fsdp::all_gather_copy_in"
+
+
+def storages_in(value: Any) -> list[tuple[Storage, torch.device]]:
+    """Return the storages of every tensor in nested containers, as ``storages_of`` yields them."""
+    found: list[tuple[Storage, torch.device]] = []
+    for item in value if value.__class__ is tuple else (value,):
+        if item.__class__ is torch.Tensor and item.layout is torch.strided:
+            if _torch.has_storage(item):
+                found.append((item.untyped_storage(), item.device))
+        elif item is not None:
+            for tensor in tensors_in(item):
+                found += storages_of(tensor)
+    return found
 
 
 def storages_of(tensor: torch.Tensor) -> Iterator[tuple[Storage, torch.device]]:
@@ -59,6 +78,17 @@ def _sparse_parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def tensors_taken(func: Any) -> Taken:
+    """Return which arguments of a call are tensors: none, the first, the first two, or any."""
+    if not isinstance(func, OpOverload):
+        return "any"
+    types = [str(argument.type) for argument in _torch.schema_of(func).arguments]
+    others = [kind for kind in types if not _NUMBERS.fullmatch(kind)]
+    if len(others) > 2 or others != types[: len(others)] or set(others) - {"Tensor"}:
+        return "any"
+    return _COUNTS[len(others)]
 
 
 def allocation_of(func: Any) -> Allocation:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from dispatch_flops import _torch
@@ -10,14 +11,43 @@ from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
 
 Workspace = Callable[..., "int | None"]
-_WORKSPACES: dict[Any, Workspace] = {}
+Condition = Callable[[tuple[Any, ...]], bool]
+
+
+def always(args: tuple[Any, ...]) -> bool:
+    """Return True."""
+    return True
+
+
+def never(args: tuple[Any, ...]) -> bool:
+    """Return False."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkspaceRule:
+    """How the workspace of an operator's calls is found.
+
+    formula: returns the bytes, or None where they are not known.
+    may_be_unknown: False for the arguments of a call that the formula answers in any case.
+    is_steady: a call's workspace depends on shapes, strides, dtypes and numbers, never on data.
+    reads_result: the formula may read what the call returned.
+    """
+
+    formula: Workspace
+    may_be_unknown: Condition = always
+    is_steady: bool = False
+    reads_result: bool = True
+
+
+_WORKSPACES: dict[Any, WorkspaceRule] = {}
 
 
 def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Workspace], Workspace]:
     """Register the decorated function as the workspace of an operator, or of several.
 
     The function is called as ``workspace(*args, out=out, **kwargs)`` with the operator's own
-    arguments and its result. It returns the bytes that the kernel has allocated at once, besides
+    arguments and its result. It returns the bytes that the kernel has allocated at a time, besides
     its results, or None where they are not known. On the CPU, torch's allocator then reports them;
     elsewhere the peak is a lower bound. It may read shapes, dtypes and devices, never data.
 
@@ -43,14 +73,27 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
             )
 
     def decorate(workspace: Workspace) -> Workspace:
-        _WORKSPACES.update(dict.fromkeys(listed, workspace))
+        _WORKSPACES.update(dict.fromkeys(listed, WorkspaceRule(workspace)))
         return workspace
 
     return decorate
 
 
-def workspace_of(func: Any) -> Workspace | None:
-    """Return the workspace of an operator; None if its kernel needs none."""
+def builtin_workspace(
+    packets: Iterable[Any], may_be_unknown: Condition = never, *, is_steady: bool = False
+) -> Callable[[Workspace], Workspace]:
+    """Register the decorated function as a workspace of this package; see ``WorkspaceRule``."""
+
+    def decorate(workspace: Workspace) -> Workspace:
+        rule = WorkspaceRule(workspace, may_be_unknown, is_steady, reads_result=False)
+        _WORKSPACES.update(dict.fromkeys(packets, rule))
+        return workspace
+
+    return decorate
+
+
+def workspace_of(func: Any) -> WorkspaceRule | None:
+    """Return the rule of an operator's workspace; None if its kernel needs none."""
     if not isinstance(func, OpOverload):
         return None
     return _WORKSPACES.get(func) or _WORKSPACES.get(func.overloadpacket)

@@ -257,6 +257,7 @@ class Launcher:
 
 
 def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("torch._dynamo")  # it reads more of triton when it is imported
     triton, language = ModuleType("triton"), ModuleType("triton.language")
     triton.jit, triton.cdiv = Launcher, lambda a, b: -(-a // b)  # type: ignore[attr-defined]
     language.constexpr = int  # type: ignore[attr-defined]

@@ -46,3 +46,27 @@ def test_block_that_was_reported_is_remembered_by_its_address() -> None:
     _torch.start_reporting_allocations()
     again.clear()
     assert stale <= set(_torch.stop_reporting_allocations())
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
+def test_settings_of_kernels_change_with_what_the_program_sets() -> None:
+    before = _torch.kernel_settings()
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert _torch.kernel_settings() != before
+    with torch.backends.mkldnn.flags(deterministic=True):
+        assert _torch.kernel_settings() != before
+    with torch.no_grad():
+        assert _torch.kernel_settings() != before
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert _torch.kernel_settings() != before
+    finally:
+        torch.set_num_threads(threads)
+    precision = torch.backends.mkldnn.conv.fp32_precision
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+    try:
+        assert _torch.kernel_settings() != before
+    finally:
+        torch.backends.mkldnn.conv.fp32_precision = precision
+    assert _torch.kernel_settings() == before

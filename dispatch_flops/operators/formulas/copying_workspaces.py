@@ -7,84 +7,63 @@ take most arguments as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.formulas.product_workspaces import PRODUCTS
-from dispatch_flops.operators.workspaces import register_workspace
+from dispatch_flops.operators.workspaces import Condition, always, builtin_workspace
 
-Condition = Callable[[tuple[Any, ...]], bool]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _HALF = (torch.bfloat16, torch.float16)
+_is_contiguous = torch.Tensor.is_contiguous
 _MASKS = (torch.bool, torch.uint8)
 
 _TAKE_CONTIGUOUS = """
     native_layer_norm _softmax _log_softmax _safe_softmax _softmax_backward_data
-    _log_softmax_backward_data gelu_backward tril triu rrelu_with_noise channel_shuffle
-    pixel_shuffle pixel_unshuffle searchsorted _cdist_forward _cdist_backward col2im
-    embedding_dense_backward _embedding_bag grid_sampler_2d grid_sampler_2d_backward
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d
-    adaptive_max_pool2d_backward avg_pool2d avg_pool2d_backward max_pool2d_with_indices
-    max_pool2d_with_indices_backward
+    _log_softmax_backward_data gelu_backward tril triu channel_shuffle pixel_shuffle
+    pixel_unshuffle col2im grid_sampler_2d grid_sampler_2d_backward _adaptive_avg_pool2d
+    _adaptive_avg_pool2d_backward adaptive_max_pool2d adaptive_max_pool2d_backward avg_pool2d
+    avg_pool2d_backward max_pool2d_with_indices max_pool2d_with_indices_backward
 """
-_ALWAYS_ALLOCATE = """
+_TAKE_CONTIGUOUS_AND_VALUES = """
+    rrelu_with_noise searchsorted _cdist_forward _cdist_backward embedding_dense_backward
+    _embedding_bag
+"""
+_ALLOCATE = """
     native_batch_norm native_batch_norm_backward _native_batch_norm_legit native_group_norm
-    native_group_norm_backward im2col _euclidean_dist upsample_nearest2d _upsample_nearest_exact2d
+    native_group_norm_backward im2col upsample_nearest2d _upsample_nearest_exact2d
     upsample_bilinear2d upsample_bicubic2d upsample_nearest2d_backward
     _upsample_nearest_exact2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward
 """
 
 
-def _is_always(args: tuple[Any, ...]) -> bool:
-    return True
-
-
 def _is_strided(args: tuple[Any, ...]) -> bool:
-    return any(arg.__class__ in _PLAIN and not arg.is_contiguous() for arg in args)
+    return not all(map(_is_contiguous, [arg for arg in args if arg.__class__ in _PLAIN]))
 
 
 def _is_masked(args: tuple[Any, ...]) -> bool:
     return any(index is not None and index.dtype in _MASKS for index in args[1])
 
 
-def _is_in_half(args: tuple[Any, ...]) -> bool:
-    return args[-1].dtype in _HALF
-
-
 def _is_strided_or_in_half(args: tuple[Any, ...]) -> bool:
     return args[1].dtype in _HALF or _is_strided(args)
 
 
-_LAYER_NORM_BACKWARD = packets("native_layer_norm_backward")
-_CONDITIONS: dict[Any, Condition] = {
-    **dict.fromkeys(PRODUCTS, _is_in_half),
-    **dict.fromkeys(packets(*_TAKE_CONTIGUOUS.split()), _is_strided),
-    **dict.fromkeys(packets("index", "index_put", "_index_put_impl_"), _is_masked),
-    **dict.fromkeys(packets(*_ALWAYS_ALLOCATE.split()), _is_always),
-    **dict.fromkeys(_LAYER_NORM_BACKWARD, _is_strided_or_in_half),
-}
-
-
-def report_condition(func: Any) -> Condition | None:
-    """Return what the arguments of a call must be for it to be reported; None: anything."""
-    return _CONDITIONS.get(func.overloadpacket)
-
-
-def _register(packet: Any, condition: Condition) -> None:
-    @register_workspace(packet)
+def _register(names: str, condition: Condition, *, is_steady: bool) -> None:
+    @builtin_workspace(packets(*names.split()), condition, is_steady=is_steady)
     def workspace(*args: Any, out: Any, **_: Any) -> int | None:
         return None if args[0].device.type == "cpu" and condition(args) else 0
 
 
-for _packet, _condition in _CONDITIONS.items():
-    if _packet not in PRODUCTS and _packet not in _LAYER_NORM_BACKWARD:
-        _register(_packet, _condition)
+_register(_TAKE_CONTIGUOUS, _is_strided, is_steady=True)
+_register(_TAKE_CONTIGUOUS_AND_VALUES, _is_strided, is_steady=False)
+_register(_ALLOCATE, always, is_steady=True)
+_register("_euclidean_dist", always, is_steady=False)
+_register("index index_put _index_put_impl_", _is_masked, is_steady=False)
 
 
-@register_workspace(_LAYER_NORM_BACKWARD)
+@builtin_workspace(packets("native_layer_norm_backward"), _is_strided_or_in_half, is_steady=True)
 def layer_norm_backward(*args: Any, out: Any, **_: Any) -> int | None:
     """Sums of both parameters' gradients, for each thread, of N normalized elements.
 

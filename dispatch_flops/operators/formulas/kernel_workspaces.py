@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.workspaces import register_workspace
+from dispatch_flops.operators.workspaces import always, builtin_workspace
 
-aten = torch.ops.aten
 _MOST_KEYS = 512  # kv_split_size
 
 
-@register_workspace(aten._scaled_dot_product_flash_attention_for_cpu)
+@builtin_workspace(packets("_scaled_dot_product_flash_attention_for_cpu"))
 def flash_forward(q: torch.Tensor, k: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
     """A block of scores, its row maxima and sums, and a block of the result, for each thread.
 
@@ -31,7 +30,15 @@ def flash_forward(q: torch.Tensor, k: torch.Tensor, *_: Any, out: Any, **__: Any
     return torch.get_num_threads() * (per_thread * _accumulator_size(q) + reduced)
 
 
-@register_workspace(aten._scaled_dot_product_flash_attention_for_cpu_backward)
+def _is_backward_reduced(args: tuple[Any, ...]) -> bool:
+    return _is_reduced(args[1])
+
+
+@builtin_workspace(
+    packets("_scaled_dot_product_flash_attention_for_cpu_backward"),
+    _is_backward_reduced,
+    is_steady=True,
+)
 def flash_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *_: Any, out: Any, **__: Any
 ) -> int | None:
@@ -73,8 +80,7 @@ def _accumulator_size(tensor: torch.Tensor) -> int:
 # layouts and scratchpad of a convolution by the CPU's instructions, its caches and its threads
 # (oneDNN, src/cpu/x64/jit_brgemm_conv_utils.cpp, brgemm_convolution_utils::init_conf).
 _UNKNOWN = """
-    convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn
-    _cudnn_rnn_backward miopen_rnn miopen_rnn_backward
+    _cudnn_rnn _cudnn_rnn_backward miopen_rnn miopen_rnn_backward
     _ctc_loss_backward _embedding_bag_backward _embedding_bag_per_sample_weights_backward
     _fft_c2c _fft_c2r _fft_r2c _histogramdd_from_bin_cts _histogramdd_from_bin_tensors
     _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _sparse_mm_reduce_impl
@@ -90,6 +96,12 @@ _UNKNOWN = """
 """
 
 
-@register_workspace(packets(*_UNKNOWN.split()))
+_UNKNOWN_BUT_STEADY = """
+    convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward
+"""
+
+
+@builtin_workspace(packets(*_UNKNOWN_BUT_STEADY.split()), always, is_steady=True)
+@builtin_workspace(packets(*_UNKNOWN.split()), always)
 def unknown(*_: Any, out: Any, **__: Any) -> None:
     """Return None: what these kernels allocate for themselves has no formula."""

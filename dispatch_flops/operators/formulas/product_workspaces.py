@@ -14,18 +14,21 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
-from dispatch_flops.operators.workspaces import register_workspace
+from dispatch_flops.operators.workspaces import builtin_workspace
 
 _MATRICES = packets("mm", "addmm", "_addmm_activation")
 _VECTORS = packets("mv", "addmv")
 _BATCHES = packets("bmm", "baddbmm")
-PRODUCTS = frozenset((*_MATRICES, *_VECTORS, *_BATCHES))
 _HALF = (torch.bfloat16, torch.float16)
 _OTHER = (*_HALF, torch.complex64, torch.complex128)  # of which more than strides is asked
 _FEWEST = 400  # of one matrix; smaller products of a batch run without BLAS
 
 
-@register_workspace(_MATRICES)
+def _is_in_half(args: tuple[Any, ...]) -> bool:
+    return args[-1].dtype in _HALF
+
+
+@builtin_workspace(_MATRICES, _is_in_half, is_steady=True)
 def matrices(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
     """Bytes: those of each factor that is copied."""
     a, b = operands[-2:]
@@ -40,7 +43,7 @@ def matrices(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
     return copied
 
 
-@register_workspace(_VECTORS)
+@builtin_workspace(_VECTORS, _is_in_half, is_steady=True)
 def vectors(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
     """Bytes: those of the matrix, if it is copied."""
     matrix = operands[-2]
@@ -49,7 +52,7 @@ def vectors(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
     return _copied(matrix, matrix.shape, matrix.stride())
 
 
-@register_workspace(_BATCHES)
+@builtin_workspace(_BATCHES, _is_in_half, is_steady=True)
 def batches(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
     """Bytes: those of one matrix of each factor that is copied; on CUDA, of the whole batch.
 

@@ -10,6 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -404,3 +407,17 @@ def test_calls_that_the_compiler_removes_do_not_count() -> None:
         warnings.simplefilter("error")
         torch.compile(function, backend=backend)(torch.ones(N, C), weight)
         assert backend.step().total.macs == 17 * N * D
+
+
+def test_calls_that_a_compiler_traces_for_itself_are_not_recorded() -> None:
+    def partition(*args: Any, **kwargs: Any) -> Any:
+        make_fx(lambda x: x @ x)(torch.ones(2, 2))  # as inductor traces its patterns
+        return min_cut_rematerialization_partition(*args, **kwargs)
+
+    other = aot_autograd(fw_compiler=lambda graph, _: graph, partition_fn=partition)
+    backend = counting_backend(other, custom_mapping={aten.matmul: stated}, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncountedWarning)
+        compiled = torch.compile(nn.Linear(C, D, bias=False), backend=backend)
+        compiled(torch.ones(N, C)).sum().backward()
+        assert backend.step().costs["forward"].macs == 17 * N * D

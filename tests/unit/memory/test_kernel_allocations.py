@@ -14,8 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from dispatch_flops import FlopCounterMode, _torch
+from dispatch_flops.memory import kernel_allocations
 from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.operators.workspaces import WorkspaceRule
 from dispatch_flops.profile import MemoryProfile
 from tests.helpers.allocator import allocations
 
@@ -33,10 +35,10 @@ def assert_equals_the_allocators(run: Callable[[], object], *held: Any) -> None:
     """Compare the peak of one operator, on tensors that are there before, to the byte."""
     run()  # what torch keeps from the first call on is there before
     before = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(held)}
-    memory = memory_of(run, *held)
-    assert not memory.is_lower_bound
     truth = max(accumulate(allocations(run), initial=0))
-    assert memory.peak_bytes == sum(before.values()) + truth
+    for memory in (memory_of(run, *held), memory_of(run, *held)):  # reported, and remembered
+        assert not memory.is_lower_bound
+        assert memory.peak_bytes == sum(before.values()) + truth
 
 
 def convolution(seed: int) -> tuple[nn.Module, torch.Tensor]:
@@ -120,6 +122,74 @@ def test_workspace_without_a_formula_is_the_allocators(name: str) -> None:
     assert_equals_the_allocators(*OTHERS[name])
 
 
+OPERATOR = torch.ops.aten.exp.default
+REPORTED = WorkspaceRule(lambda *_, out, **__: None)
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that grows with each report of the allocator; nothing is remembered yet."""
+    started: list[None] = []
+    start = _torch.start_reporting_allocations
+
+    def count() -> None:
+        started.append(None)
+        start()
+
+    monkeypatch.setattr(_torch, "start_reporting_allocations", count)
+    monkeypatch.setattr(kernel_allocations, "_known", {})
+    return started
+
+
+def test_allocator_reports_each_signature_of_a_convolution_once(reports: list[None]) -> None:
+    layer, other = nn.Conv2d(3, 5, 3), nn.Conv2d(3, 5, 3, padding=1)
+    x = torch.randn(2, 3, 7, 11)
+    for _ in range(3):
+        memory_of(lambda: (layer(x), layer(x + 1), other(x), other(x)), x)
+    assert len(reports) == 2
+    memory_of(lambda: layer(x.to(memory_format=torch.channels_last)), x)
+    assert len(reports) == 3
+
+
+def test_allocator_reports_each_call_whose_workspace_depends_on_values(
+    reports: list[None],
+) -> None:
+    few, all_of_them = SIGNAL > 140, SIGNAL >= 0
+    for mask in (few, all_of_them, few):
+        assert_equals_the_allocators(lambda mask=mask: SIGNAL.masked_select(mask), SIGNAL, mask)
+    assert len(reports) == 3 * 2
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
+def test_workspace_is_remembered_for_the_kernels_in_force(reports: list[None]) -> None:
+    layer, x = nn.Conv2d(16, 32, 3).requires_grad_(False), torch.randn(2, 16, 17, 19)
+    held = [x, *layer.parameters()]
+    assert_equals_the_allocators(lambda: layer(x), held)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert_equals_the_allocators(lambda: layer(x), held)
+    assert_equals_the_allocators(lambda: layer(x), held)
+    assert len(reports) == 2
+
+
+def test_lazily_negated_input_is_computed_before_the_kernel_runs(reports: list[None]) -> None:
+    layer, x = nn.Conv2d(16, 32, 3).requires_grad_(False), torch.randn(2, 16, 17, 19)
+    negated = torch._neg_view(x)
+    held = [x, *layer.parameters()]
+    assert_equals_the_allocators(lambda: layer(x), held)
+    assert_equals_the_allocators(lambda: layer(negated), held)
+    assert len(reports) == 1
+
+
+def test_workspaces_that_are_remembered_are_bounded(
+    reports: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_allocations, "_LIMIT", 3)
+    layer = nn.Conv1d(2, 3, 1)
+    for length in range(5, 5 + 7):
+        memory_of(lambda length=length: layer(torch.ones(1, 2, length)))
+    assert len(kernel_allocations._known) == 7 - 2 * 3
+
+
 def test_most_over_what_remains_is_the_workspace() -> None:
     kernel = KernelAllocations()
     width = 101
@@ -132,14 +202,14 @@ def test_most_over_what_remains_is_the_workspace() -> None:
         del second
         return result
 
-    kernel.reported(call)(torch.ones(1))
+    kernel.reported(OPERATOR, call, REPORTED)(torch.ones(1))
     assert kernel.take() == (3 + 2 - 1) * width * 4
     assert kernel.take() is None
 
 
 def workspace_after(x: torch.Tensor) -> int | None:
     kernel = KernelAllocations()
-    kernel.reported(lambda x: x.exp())(x)
+    kernel.reported(OPERATOR, lambda x: x.exp(), REPORTED)(x)
     return kernel.take()
 
 
@@ -156,7 +226,7 @@ def test_kernel_that_raises_ends_the_reports() -> None:
 
     kernel = KernelAllocations()
     with pytest.raises(KeyError):
-        kernel.reported(fail)(torch.ones(3))
+        kernel.reported(OPERATOR, fail, REPORTED)(torch.ones(3))
     assert kernel.take() is None
     assert not _torch.is_profiling()
 

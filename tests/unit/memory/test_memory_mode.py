@@ -377,8 +377,20 @@ def test_data_from_outside_the_run_counts_once_each() -> None:
         (lambda x, at: torch.ones(13).index_put_((at,), x), 7 * I64 + 7 * F32),
         (lambda x, at: torch.ops.aten.where.self(condition=x > 0, self=x, other=x), 7 * F32),
         (lambda x, at: torch._foreach_neg((x,)), 7 * F32),
+        (lambda x, at: x.view(1, 7), 7 * F32),
+        (lambda x, at: torch.ones(7).mul(x), 7 * F32),
+        (lambda x, at: torch.mm(x.view(7, 1), x.new_ones(1, 2)), 7 * F32),
     ],
-    ids=["list", "list that starts with None", "list and argument", "keywords", "tuple"],
+    ids=[
+        "list",
+        "list that starts with None",
+        "list and argument",
+        "keywords",
+        "tuple",
+        "only one",
+        "second",
+        "first",
+    ],
 )
 def test_data_from_outside_is_found_among_all_arguments(use: Any, inputs: int) -> None:
     x, at = torch.ones(7), torch.zeros(7, dtype=torch.int64)

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dispatch_flops import FlopCounterMode, _torch
-from dispatch_flops.memory.storages import allocation_of, storages_of
+from dispatch_flops.memory.storages import allocation_of, storages_of, tensors_taken
 
 F32, I64 = 4, 8
 aten = torch.ops.aten
@@ -70,6 +70,26 @@ def test_opaque_tensor_has_no_storages() -> None:
 )
 def test_allocation_of_an_operator_follows_from_its_schema(op: object, expected: str) -> None:
     assert allocation_of(op) == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (aten.empty.memory_format, "none"),
+        (aten.view.default, "one"),
+        (aten.add.Tensor, "two"),
+        (aten.mm.default, "two"),
+        (aten.addmm.default, "any"),
+        (aten.mm.out, "any"),
+        (aten.cat.default, "any"),
+        (aten.index.Tensor, "any"),
+        (aten.native_layer_norm.default, "any"),
+        (aten.normal.float_Tensor, "any"),
+        (torch.ops.higher_order.cond, "any"),
+    ],
+)
+def test_tensors_taken_by_an_operator_follow_from_its_schema(op: object, expected: str) -> None:
+    assert tensors_taken(op) == expected
 
 
 def test_sharded_parameters_count_with_this_ranks_shard(ranks: int) -> None:
