@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import zlib
 from collections.abc import Iterator
@@ -10,6 +11,10 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# Workers share the cores: with several threads each, torch's wait for each other. torch reads this
+# when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SWEEP = "tests/end_to_end/sweep/"
 SHARDS = 32
