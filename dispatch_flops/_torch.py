@@ -19,7 +19,7 @@ Sections, in this order:
 
 Importing this module does not import torch._dynamo, torch._inductor or torch._functorch: the
 functions that need them do. What runs at every operator is torch's own function, not a wrapper.
-Each ``type: ignore`` here is for a name that torch's type stubs lack.
+Each ``type: ignore`` here is for a name that torch's type stubs lack or give another type.
 """
 
 from __future__ import annotations
