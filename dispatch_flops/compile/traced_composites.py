@@ -7,6 +7,7 @@ operator, as in an eager counter.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from dispatch_flops.operators.registry import Rule
 
 _UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 _MARKS = count()
+_calls: weakref.WeakValueDictionary[str, CompositeCall] = weakref.WeakValueDictionary()
 
 
 class Place(NamedTuple):
@@ -38,7 +40,7 @@ class Place(NamedTuple):
     number: int
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
 class CompositeCall:
     """One call of a composite operator.
 
@@ -77,6 +79,11 @@ class CompositeCall:
         return cost_of_call(name, self.target, rule, args, kwargs, out, conventions)
 
 
+def call_of(mark: str) -> CompositeCall | None:
+    """Return the call in any function that a mark stands for; None for another key."""
+    return _calls.get(mark)
+
+
 class TracedComposites:
     """Calls of composite operators in one function that a backend compiles.
 
@@ -108,7 +115,7 @@ class TracedComposites:
         with _torch.marking_nodes(mark, type(op)):
             out = run(*args, **kwargs)
         made = islice(reversed(graph.nodes), len(graph.nodes) - known)
-        self.calls[mark] = CompositeCall(
+        self.calls[mark] = _calls[mark] = CompositeCall(
             mark=mark,
             target=op,
             place=Place(*node, number),
