@@ -20,6 +20,7 @@ from dispatch_flops.compile.node_operators import (
 )
 from dispatch_flops.compile.node_stacks import own_stack
 from dispatch_flops.compile.traced_composites import CompositeCall, Place, TracedComposites
+from dispatch_flops.counting.formulas_not_asked import problem_in
 
 _CHANGED = "the compiler merged its operators with others, or removed them; what is left is counted"
 
@@ -107,8 +108,7 @@ class CompositeRegions:
         }
         for call in missing:
             if call.place in inside:
-                reason = f"the call is in {inside[call.place]}, whose operators are counted"
-                self.problems[call.target] = reason
+                self.problems[call.target] = problem_in(inside[call.place])
         # The functions are also traced beforehand, as a whole.
         return [
             call
