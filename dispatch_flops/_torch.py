@@ -715,7 +715,9 @@ def is_in_vmap() -> bool:
 
 def is_in_forward_mode() -> bool:
     """Return True while forward-mode autograd computes tangents. Public: none."""
-    return torch.autograd.forward_ad._current_level >= 0
+    if torch.autograd.forward_ad._current_level >= 0:
+        return True
+    return any(level.key() == _TransformType.Jvp for level in _interpreter_stack() or ())
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
@@ -1136,10 +1138,11 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _traced_keys(op: OpOverload) -> list[DispatchKey]:
-    """Return the keys of the kernels by which autograd takes ``op`` apart."""
+    """Return the keys of the kernels by which autograd and torch.func take ``op`` apart."""
     if has_kernel(op.name(), COMPOSITE.name):
-        return [COMPOSITE]
-    keys = ("Autograd", *AUTOGRAD_KEYS)
+        keys: Iterable[str] = (COMPOSITE.name, "FuncTorchBatchedDecomposition", *_OF_TRANSFORMS)
+    else:
+        keys = ("Autograd", *AUTOGRAD_KEYS)
     return [getattr(DispatchKey, key) for key in keys if has_kernel(op.name(), key)]
 
 

@@ -84,6 +84,7 @@ class CompositeRegions:
         for call in counted:
             missing.pop(call.place, None)
         outside = self._not_in_functions(graph, missing.values())
+        self.problems = {**self._composites.problems, **self.problems}
         if self._is_rewritten:
             changed = {call.target: _CHANGED for call in outside if call.operators}
             self.problems = {**changed, **self.problems}

@@ -19,6 +19,7 @@ from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.compile.node_operators import arithmetic_of
 from dispatch_flops.compile.templates import Templates, Values, fill_in, is_symbolic
+from dispatch_flops.counting.formulas_not_asked import problem_of_call
 from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
@@ -88,10 +89,13 @@ class TracedComposites:
     """Calls of composite operators in one function that a backend compiles.
 
     operators: those whose calls are recorded. calls: what AOTAutograd traced, by mark.
+    problems: ``{operator: why the formula is not asked for a call of it}``.
     """
 
     def __init__(self, operators: Iterable[OpOverload]) -> None:
         self.calls: dict[str, CompositeCall] = {}
+        self.problems: dict[OpOverload, str] = {}
+        self._recorded: Counter[OpOverload] = Counter()
         self._operators = tuple(operators)
         self._numbers: Counter[Any] = Counter()  # of calls, by node and graph
 
@@ -106,6 +110,14 @@ class TracedComposites:
         graph = _torch.traced_graph()
         if graph is None:
             return run(*args, **kwargs)
+        problem = problem_of_call()
+        if problem is not None:
+            recorded = self._recorded[op]
+            out = run(*args, **kwargs)
+            if self._recorded[op] == recorded:  # torch.vmap may run the operator on the batch
+                self.problems[op] = problem
+            return out
+        self._recorded[op] += 1
         node, stack = _torch.interpreted_node(), _torch.current_module_stack()
         is_of_backward = _torch.graph_task_id() != NO_TASK
         number = self._numbers[node, graph]

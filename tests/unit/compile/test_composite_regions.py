@@ -155,8 +155,8 @@ PROGRAMS = {
         (17 * N * C, 0, 0),
     ),
     "function transforms": Program(
-        aten.linear, lambda: Calls(lambda x, w: torch.vmap(lambda x: F.linear(x, w))(x), D, C),
-        (N, C), (N * C * D, 0, N * C * D),
+        aten.matmul, lambda: Calls(lambda x, w: torch.vmap(lambda x: torch.matmul(x, w))(x), C, D),
+        (N, C), (17 * N * D, 0, N * C * D),
     ),
 }  # fmt: skip
 
