@@ -2,10 +2,11 @@
 
     python benchmarks/overhead.py --against REVISION [--only TEXT]
 
-Two long-lived workers, one per import root, run the same programs in turns on one core. What counts
-is the processor time that counting adds to the bare program: the minimum over all turns, with
-garbage collection off. A figure that is more than 10 % above the other revision's is measured again
-with three times the turns. The exit status is 1 if it is above 10 % again.
+Two processes, one per import root, run the same programs in turns on one core. What counts is the
+processor time that counting adds to the bare program, which runs just before it: the median over
+all turns of three pairs of processes, with garbage collection off. A figure that is more than 10 %
+above the other revision's is measured again, in seven pairs. The exit status is 1 if it is above
+10 % again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tabulate import tabulate
@@ -31,6 +33,7 @@ ROOT = HERE.parent
 PROGRAMS = ("10,000 adds 8x8", "BERT-base b1 s16 forward", "1,000 linears forward")
 LIMIT = 1.10
 TURNS = 15
+ROUNDS, MORE_ROUNDS = 3, 7
 ROUNDING_S = 20e-6  # of differences between two runs of one program
 
 # -- a worker: measures the dispatch_flops that it can import ---------------------------------
@@ -122,7 +125,7 @@ def revision_root(revision: str) -> Iterator[Path]:
 
 
 class Worker:
-    """A process that measures the package below ``root``."""
+    """A process that measures the package below ``root``, on one processor core."""
 
     def __init__(self, root: Path, core: int | None) -> None:
         self._process = subprocess.Popen(
@@ -159,16 +162,25 @@ class Worker:
 
 
 def added_seconds(
-    workers: tuple[Worker, Worker], program: str, measure: str, turns: int
+    roots: tuple[Path, Path], core: int | None, program: str, measure: str, rounds: int
 ) -> tuple[float, float]:
-    """Return the seconds that each worker's package adds to the bare program."""
-    plain: list[float] = []
-    counted: tuple[list[float], list[float]] = ([], [])
-    for turn in range(turns):
-        for side in (0, 1) if turn % 2 else (1, 0):
-            plain.append(workers[side].seconds(program, "plain"))
-            counted[side].append(workers[side].seconds(program, measure))
-    before, after = (max(min(seconds) - min(plain), ROUNDING_S) for seconds in counted)
+    """Return the seconds that the package below each root adds to the bare program.
+
+    That is the median of the rounds' medians. Each round has two new workers, for where a process
+    happens to have its tensors makes a difference to it.
+    """
+    added: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        workers = Worker(roots[0], core), Worker(roots[1], core)
+        differences: tuple[list[float], list[float]] = ([], [])
+        for turn in range(TURNS):
+            for side in (0, 1) if turn % 2 else (1, 0):
+                plain = workers[side].seconds(program, "plain")
+                differences[side].append(workers[side].seconds(program, measure) - plain)
+        for side, worker in enumerate(workers):
+            added[side].append(median(differences[side]))
+            worker.stop()
+    before, after = (max(median(seconds), ROUNDING_S) for seconds in added)
     return before, after
 
 
@@ -177,19 +189,17 @@ def compare(revision: str, only: str = "") -> int:
     core = max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     rows, slower = [], []
     with revision_root(revision) as root:
-        workers = Worker(root, core), Worker(ROOT, core)
         for program in (name for name in PROGRAMS if only in name):
             for measure in (name for name in MEASURES if name != "plain"):
-                before, after = added_seconds(workers, program, measure, TURNS)
+                compared = (root, ROOT), core, program, measure
+                before, after = added_seconds(*compared, rounds=ROUNDS)
                 if is_slower(before, after):
-                    before, after = added_seconds(workers, program, measure, 3 * TURNS)
+                    before, after = added_seconds(*compared, rounds=MORE_ROUNDS)
                 if is_slower(before, after):
                     slower.append(f"{program}, {measure}")
                 ratio = f"{after / before:.2f}"
                 rows.append([program, measure, f"{before * 1e3:.2f}", f"{after * 1e3:.2f}", ratio])
                 print(f"{program}: {measure}", file=sys.stderr)
-        for worker in workers:
-            worker.stop()
     print(tabulate(rows, ["program", "added ms", revision, "working tree", "ratio"]))
     for name in slower:
         print(f"more than {LIMIT - 1:.0%} slower than {revision}: {name}", file=sys.stderr)

@@ -19,7 +19,7 @@ Sections, in this order:
 
 Importing this module does not import torch._dynamo, torch._inductor or torch._functorch: the
 functions that need them do. What runs at every operator is torch's own function, not a wrapper.
-Each ``type: ignore`` here is for a name that torch's type stubs lack.
+Each ``type: ignore`` here is for a name that torch's type stubs lack or give another type.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import functools
 import importlib
 import sys
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -191,6 +192,37 @@ def autograd_kernel(op: OpOverload, key: str) -> Callable[..., Any] | None:
     return kernel
 
 
+# Under the first, ``torch.vmap`` takes all composite operators apart; under the others, a few have
+# kernels of their own that do so, for any transform of torch.func. Public: none.
+_BATCHED = "FuncTorchBatched"
+_OF_TRANSFORMS = ("FuncTorchVmapMode", "FuncTorchDynamicLayerFrontMode")
+
+
+def transform_kernels(op: OpOverload) -> dict[str, Callable[..., Any]]:
+    """Return the kernels by which torch.func takes a composite operator apart, by dispatch key.
+
+    They are called as ``autograd_kernel`` says.
+    """
+    keys = (_BATCHED, *(key for key in _OF_TRANSFORMS if has_kernel(op.name(), key)))
+    return {key: torch.library.get_kernel(op, key).call_boxed for key in keys}
+
+
+_has_replaced = False
+
+
+@contextmanager
+def _hidden_warning_of_replacement(op: OpOverload, key: str) -> Iterator[None]:
+    """Hide torch's warning, issued once in a process, that a kernel replaces another."""
+    global _has_replaced
+    if _has_replaced or not has_kernel(op.name(), key):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    _has_replaced = True
+
+
 class Kernels:
     """Kernels in Python for operators of one library, until they are removed.
 
@@ -202,7 +234,8 @@ class Kernels:
 
     def register(self, op: OpOverload, kernel: Callable[..., Any], key: str) -> None:
         """Have ``kernel(keyset, *args, **kwargs)`` run ``op`` where this key comes first."""
-        self._library.impl(op, kernel, key, with_keyset=True)
+        with _hidden_warning_of_replacement(op, key):
+            self._library.impl(op, kernel, key, with_keyset=True)
         _own_kernels.update(self._library._op_impls)
 
     def remove(self) -> None:
@@ -680,6 +713,13 @@ def is_in_vmap() -> bool:
     return any(level.key() == functorch.TransformType.Vmap for level in stack)
 
 
+def is_in_forward_mode() -> bool:
+    """Return True while forward-mode autograd computes tangents. Public: none."""
+    if torch.autograd.forward_ad._current_level >= 0:
+        return True
+    return any(level.key() == _TransformType.Jvp for level in _interpreter_stack() or ())
+
+
 def is_batched(tensor: torch.Tensor) -> bool:
     """Return True for a tensor that stands for one sample of torch.vmap. Public: none."""
     functorch = torch._C._functorch
@@ -799,6 +839,35 @@ def compiles_higher_order_operator() -> bool:
 
     asked = getattr(utils, "_in_hop_compile", None)
     return asked is not None and bool(asked())
+
+
+def functions_of_running_operators() -> Iterator[tuple[str, fx.GraphModule]]:
+    """Yield the functions of the higher-order operators that run, each with the operator's name.
+
+    They are those of the program's call. A mode may get functions that autograd or torch.func has
+    traced anew. Public: none; the frames of ``HigherOrderOperator.__call__`` have them.
+    """
+    code, frame = HigherOrderOperator.__call__.__code__, sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            for argument in frame.f_locals["args"]:
+                if isinstance(argument, fx.GraphModule):
+                    yield frame.f_locals["self"].name(), argument
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def module_classes_in(function: fx.GraphModule) -> set[Any]:
+    """Return the classes of the modules whose calls torch.compile has traced in a function.
+
+    Public: none; ``nn_module_stack`` of its nodes has them.
+    """
+    return {
+        cls
+        for part in function.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+        for _, cls in (node.meta.get("nn_module_stack") or {}).values()
+    }
 
 
 def triton_kernels() -> Any:
@@ -934,7 +1003,9 @@ def compilations() -> list[Any]:
     return get_compilation_metrics()
 
 
-ORIGIN = "dispatch_flops: original_aten"  # of a node that is traced once more
+# Of a node that is traced once more.
+ORIGIN = "dispatch_flops: original_aten"
+CHECKPOINTED = "dispatch_flops: recompute"
 
 
 def keep_node_meta(graph: fx.GraphModule) -> None:
@@ -942,26 +1013,34 @@ def keep_node_meta(graph: fx.GraphModule) -> None:
 
     It does so by itself, but not for a function with a list among its inputs: it calls that one.
     It notes an ``original_aten`` anew; the one before is ``meta["custom"][ORIGIN]``. What
-    torch.utils.checkpoint noted is left out, for it would change what is compiled. Source:
-    ``create_functional_call`` and ``torch._dynamo.utils.flatten_graph_inputs``. Public: none.
+    torch.utils.checkpoint noted would change what is compiled: ``meta["custom"][CHECKPOINTED]`` has
+    it. Source: ``create_functional_call`` and ``torch._dynamo.utils.flatten_graph_inputs``. Public:
+    none.
     """
     from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
     from torch.fx.traceback import preserve_node_meta
 
     for node in graph.graph.nodes:
-        for key in ("recompute", "ac_graph_id"):
-            node.meta.pop(key, None)
-        if "original_aten" in node.meta:
-            node.meta["custom"] = {
-                **node.meta.get("custom", {}),
-                ORIGIN: node.meta["original_aten"],
-            }
+        noted = {
+            ORIGIN: node.meta.get("original_aten"),
+            CHECKPOINTED: True if node.meta.pop("recompute", None) is not None else None,
+        }
+        node.meta.pop("ac_graph_id", None)
+        known = {key: value for key, value in noted.items() if value is not None}
+        if known:
+            node.meta["custom"] = {**node.meta.get("custom", {}), **known}
 
     def forward(*args: Any) -> Any:
         with preserve_node_meta():
             return PropagateUnbackedSymInts(graph).run(*args)
 
     graph.forward = forward  # type: ignore[method-assign]
+
+
+def is_checkpointed(node: fx.Node) -> bool:
+    """Return True if torch.utils.checkpoint decides whether a node is recomputed. Public: none."""
+    noted = node.meta.get("custom") or {}
+    return node.meta.get("recompute") is not None or CHECKPOINTED in noted
 
 
 def is_backend_name(name: Any) -> bool:
@@ -1059,10 +1138,11 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _traced_keys(op: OpOverload) -> list[DispatchKey]:
-    """Return the keys of the kernels by which autograd takes ``op`` apart."""
+    """Return the keys of the kernels by which autograd and torch.func take ``op`` apart."""
     if has_kernel(op.name(), COMPOSITE.name):
-        return [COMPOSITE]
-    keys = ("Autograd", *AUTOGRAD_KEYS)
+        keys: Iterable[str] = (COMPOSITE.name, "FuncTorchBatchedDecomposition", *_OF_TRANSFORMS)
+    else:
+        keys = ("Autograd", *AUTOGRAD_KEYS)
     return [getattr(DispatchKey, key) for key in keys if has_kernel(op.name(), key)]
 
 

@@ -75,6 +75,8 @@ def _ranks_by_node(total: CommTotal, per_node: int, rank: int | None) -> Counter
 def collective_s(total: CommTotal, machine: Machine, rank: int | None = None) -> float | None:
     """Return calls x latency + bus bytes / rate of the link; None where the link is unknown.
 
+    A latency that is not known is left out: the result is then a lower bound.
+
     rank: as for ``group_link``. Communication of a group of one rank, or without data, is 0.
     """
     if total.group.size < 2 or not total.payload_bytes:
@@ -82,7 +84,8 @@ def collective_s(total: CommTotal, machine: Machine, rank: int | None = None) ->
     found = group_link(total, machine, rank)
     if found is None:
         return None
-    return total.calls * found.link.latency_s + total.bus_bytes / found.link.bytes_per_s
+    waiting = total.calls * (found.link.latency_s or 0.0)
+    return waiting + total.bus_bytes / found.link.bytes_per_s
 
 
 def communication_s(profile: Profile, machine: Machine) -> float | None:

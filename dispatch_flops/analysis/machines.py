@@ -46,20 +46,23 @@ class Link:
     """A link of a device to others.
 
     bytes_per_s: in one direction, of a device to all others together.
-    latency_s: the least time of a collective; 0 (the default) where it is not known.
+    latency_s: the least time of a collective; None where it is not known: the times of collectives
+        are then lower bounds.
     name: such as "NVLink 4".
 
     Raises ConfigError for a value that is not a number, and for a rate that is not above 0.
     """
 
     bytes_per_s: float
-    latency_s: float = 0.0
+    latency_s: float | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
         _check_positive("bytes_per_s", self.bytes_per_s)
-        if not _is_finite(self.latency_s) or self.latency_s < 0:
-            raise ConfigError(f"latency_s is {self.latency_s!r:.60}; expected seconds, 0 or more")
+        if self.latency_s is not None and (not _is_finite(self.latency_s) or self.latency_s < 0):
+            raise ConfigError(
+                f"latency_s is {self.latency_s!r:.60}; expected seconds, 0 or more, or None"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

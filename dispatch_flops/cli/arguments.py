@@ -262,7 +262,12 @@ def add_phase_option(parser: ArgumentParser) -> None:
 
 
 def add_machine_option(parser: ArgumentParser, help_text: str) -> None:
-    parser.add_argument("--machine", metavar="NAME", help=help_text)
+    option = parser.add_argument("--machine", metavar="NAME", help=help_text)
+    option.completer = _machine_names  # type: ignore[attr-defined]  # asked by argcomplete
+
+
+def _machine_names(**_: Any) -> list[str]:
+    return ["measure", *sorted(MACHINES)]
 
 
 def machine_named(name: str | None, device: str) -> Machine | None:

@@ -34,6 +34,7 @@ from dispatch_flops.compile.step import Step
 from dispatch_flops.compile.step_parts import StepParts
 from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.first_call import call_facts
+from dispatch_flops.counting.formulas_not_asked import FormulasNotAsked, note_on
 from dispatch_flops.counting.meter_totals import Part, sample_count
 from dispatch_flops.counting.metered_run import MeteredRun
 from dispatch_flops.counting.module_names import ModuleNames
@@ -153,7 +154,8 @@ class CountingBackend(MeteredRun):
         self._strict = strict
         self._warned = False
         self._problems: dict[Any, str] = {}  # of classes and operators
-        self._warned_of: set[str] = set()
+        self._not_asked = FormulasNotAsked()
+        self._shared_keys: set[str] = set()  # as ``NodeAttribution`` adds them
         self._followed: set[OpOverload] | None = None  # composite operators, by all functions
         self._eager_parts = EagerParts(self, self._names)
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
@@ -177,7 +179,7 @@ class CountingBackend(MeteredRun):
         """
         self._eager_parts.read()
         with _torch.modes_disabled():
-            attribution = NodeAttribution(self._names, graph)
+            attribution = NodeAttribution(self._names, graph, self._shared_keys)
             rules = registry.module_rules(self._own_rules)
             operators = self._composites_with_formulas()
             is_rewritten = self._compiler.rewrites_graphs
@@ -256,9 +258,7 @@ class CountingBackend(MeteredRun):
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
             self._warn_of_formulas(stacklevel=3)
             for name, problem in self._formulas_not_asked().items():
-                notes[f"{name}: its operators are counted; its formula is not asked: {problem}"] = (
-                    None
-                )
+                notes[note_on(name, problem)] = None
             module_phases, notes_on_runs = module_phases_of(self.graphs, runs_of(self.graphs))
             notes |= notes_on_runs
             used_params = set[int]().union(*(graph.used_params for graph in self.graphs))
@@ -298,10 +298,7 @@ class CountingBackend(MeteredRun):
     def _warn_of_formulas(self, stacklevel: int) -> None:
         """Warn, once of each class or operator, that its formula is not asked."""
         for name, problem in self._formulas_not_asked().items():
-            if name not in self._warned_of:
-                self._warned_of.add(name)
-                text = f"the operators of {name} are counted; its formula is not asked: {problem}"
-                warnings.warn(text, UncountedWarning, stacklevel=stacklevel)
+            self._not_asked.add(name, problem, stacklevel=stacklevel)
 
     def _facts_of_running_model(self) -> dict[str, Any] | None:
         """Return the facts of the call of a model that is running now; None if none is."""

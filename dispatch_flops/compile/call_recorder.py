@@ -17,6 +17,7 @@ from torch import nn
 from dispatch_flops import _torch
 from dispatch_flops.compile.node_operators import INLINED
 from dispatch_flops.compile.opaque_calls import OpaqueCall
+from dispatch_flops.counting.formulas_not_asked import problem_in
 from dispatch_flops.counting.higher_order import HANDLERS
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.registry import Rule
@@ -89,7 +90,7 @@ class CallRecorder:
         call.has_nodes = has_nodes
         uncounted = [name for name in call.inside if name in HANDLERS and name not in INLINED]
         if uncounted:
-            call.problem = f"the call is in {uncounted[0]}, whose operators are counted"
+            call.problem = problem_in(uncounted[0])
         else:
             call.take(read)
 

@@ -3,8 +3,9 @@
 Outside inference mode, autograd takes a composite operator apart before a dispatch mode sees it,
 and an operator that has only an Autograd kernel never reaches one; nor does one whose Autograd
 kernel computes in place of the device's. While a counter is active, the operators of this kind that
-have a formula of the user's, or belong to an extension, get kernels for autograd's dispatch keys.
-Other operators, and threads without a counter, have no overhead.
+have a formula of the user's, or belong to an extension, get kernels for autograd's dispatch keys,
+and those with a formula also for keys of torch.func. Other operators, and threads without a
+counter, have no overhead.
 """
 
 from __future__ import annotations
@@ -18,20 +19,30 @@ from typing import Any
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.counting.composite_calls import run_composite
+from dispatch_flops.counting.formulas_not_asked import problem_in
+from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.composites import operators_of_extensions, taken_apart_of
+from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
 
 Kernel = Callable[..., Any]
 
+# Higher-order operators whose function autograd traces before it runs for the first time.
+_TRACED_BY_AUTOGRAD = frozenset(("scan",))
+
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Kernels that an operator gets, by dispatch key, and whether its calls are observed."""
+    """Kernels that an operator gets, by dispatch key, and whether its calls are observed.
+
+    has_formula: its calls are also observed where torch.func takes them apart.
+    """
 
     provided: tuple[tuple[str, Kernel], ...] = ()
     is_observed: bool = False
+    has_formula: bool = False
 
 
 _lock = threading.RLock()
@@ -93,11 +104,12 @@ def _update() -> None:
 
 def _wanted() -> dict[OpOverload, _Wanted]:
     observed: set[OpOverload] = set()
+    with_formula: set[OpOverload] = set()
     if _counters:
-        observed.update(operators_of_extensions())
-        observed.update(taken_apart_of(registry.keys_with_formulas(*_counters.values())))
+        with_formula = taken_apart_of(registry.keys_with_formulas(*_counters.values()))
+        observed = {*operators_of_extensions(), *with_formula}
     return {
-        op: _Wanted(tuple(_provided.get(op, {}).items()), op in observed)
+        op: _Wanted(tuple(_provided.get(op, {}).items()), op in observed, op in with_formula)
         for op in {*observed, *_provided}
     }
 
@@ -109,6 +121,9 @@ def _register(op: OpOverload, needs: _Wanted, kernels: _torch.Kernels) -> None:
         kernel = provided.get(key) or _torch.autograd_kernel(op, key)
         if kernel is not None:
             kernels.register(op, _observed(op, kernel) if needs.is_observed else kernel, key)
+    if needs.has_formula:
+        for key, kernel in _torch.transform_kernels(op).items():
+            kernels.register(op, _observed(op, kernel), key)
 
 
 def _with_keyset(kernel: Kernel) -> Kernel:
@@ -121,9 +136,24 @@ def _observed(op: OpOverload, kernel: Kernel) -> Kernel:
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         call = partial(kernel, keyset)
         active: list[Any] = _torch.modes_in_force()
+        if not _counters.keys() & active:
+            _note_traced_call(op)
         for mode in reversed(active):
             if mode in _counters:
                 call = partial(run_composite, mode, op, call)
         return call(*args, **kwargs)
 
     return run
+
+
+def _note_traced_call(op: OpOverload) -> None:
+    """Note a call in a function that autograd traces, to run what it consists of instead."""
+    is_traced = _torch.traced_graph() is not None and _torch.current_trace() is None
+    if not is_traced or _torch.graph_task_id() != NO_TASK:
+        return
+    operators = {operator for operator, _ in _torch.functions_of_running_operators()}
+    for operator in operators.intersection(_TRACED_BY_AUTOGRAD):
+        for mode in list(_counters):
+            rule = mode.rule_of(op)
+            if mode.tracker.thread() is not None and rule is not None and not rule.builtin:
+                mode.not_asked.add(name_of(op.overloadpacket), problem_in(operator))

@@ -18,12 +18,14 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
+from dispatch_flops.counting.formulas_not_asked import FormulasNotAsked, problem_of_call
 from dispatch_flops.counting.higher_order import HigherOrderState
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.own_backward import watch_backward
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.operators.composites import is_of_extension
 from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import tensors_in, untraced
 
@@ -40,6 +42,7 @@ class Recorder(Protocol):
 
     tracker: Tracker
     higher_order: HigherOrderState
+    not_asked: FormulasNotAsked
 
     def rule_of(self, func: OpOverload) -> Rule | None:
         """Return the rule that applies in this thread."""
@@ -53,9 +56,10 @@ def run_composite(
 ) -> Any:
     """Run ``func`` by ``run`` under ``mode``; record either the call or its parts."""
     rule = mode.rule_of(func)
+    has_formula = rule is not None and not rule.builtin
+    problem = problem_of_call() if has_formula else None
     here = mode.tracker.here(args)
     parts = ModulePhase(here.fqn, here.phase)
-    has_formula = rule is not None and not rule.builtin
     seconds = parts.seconds = _SecondsOfParts()
     try:
         with _recorded_in(mode.tracker, func, parts):
@@ -66,9 +70,12 @@ def run_composite(
     if _was_seen(func, parts):  # autograd's kernel has called that of the device
         _give(parts, seconds, here)
         return out
-    if has_formula:
+    if problem is not None:
+        mode.not_asked.add(name_of(func.overloadpacket), problem)
+    elif has_formula:
+        args, kwargs, result = _torch.without_gradient_wrappers((args, kwargs, out))
         with _torch.modes_disabled(), untraced():
-            cost = mode.record_call(func, args, kwargs, out)
+            cost = mode.record_call(func, args, kwargs, result)
             seconds.give_to(here, cost)
         if not any(share.phase == "backward" for share in cost.shares):
             watch_backward(mode, func, out, here.fqn)

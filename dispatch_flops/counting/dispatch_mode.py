@@ -19,6 +19,7 @@ from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload,
 from dispatch_flops.counting import autograd_kernels, meta_attention, meta_tensors
 from dispatch_flops.counting.communication import CommunicationRecorder
 from dispatch_flops.counting.composite_calls import run_composite
+from dispatch_flops.counting.formulas_not_asked import FormulasNotAsked
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.known_calls import KnownCalls
 from dispatch_flops.counting.module_tracker import Tracker
@@ -78,6 +79,7 @@ class CountingMode(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.higher_order = HigherOrderState()
+        self.not_asked = FormulasNotAsked()
         self.communication = CommunicationRecorder(tracker)
         self._timer = timer
         self.tracker = tracker
@@ -347,6 +349,8 @@ class CountingMode(TorchDispatchMode):
 
     def handle_higher_order(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a higher-order operator by its handler."""
+        if self.higher_order.before_call is not None:
+            self.higher_order.before_call()
         context = HigherOrderContext(
             self, self.tracker, self._conventions, self._own_rules, self.higher_order
         )

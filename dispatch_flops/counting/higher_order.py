@@ -65,10 +65,12 @@ class HigherOrderState:
     """What the higher-order operators of a run leave behind.
 
     deferring: blocks of ``HigherOrderContext.defer`` that are open. notes: for the profile.
+    before_call: called before each operator that runs functions.
     """
 
     deferring: int = 0
     notes: dict[str, None] = field(default_factory=dict)
+    before_call: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

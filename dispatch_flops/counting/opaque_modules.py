@@ -3,12 +3,13 @@
 The formula is called as ``formula(module, *args, out=output, **kwargs)``. What the module runs in
 forward or recomputation is not counted besides. Its backward pass is counted as for any other
 module: as operators, under the modules that made them. So is a part of the call that a checkpoint
-recomputes: it ends a recomputation as soon as backward has what it needs.
+recomputes: it ends a recomputation as soon as backward has what it needs. So are calls in functions
+of ``torch.cond``, ``scan`` and the like, which torch traces, and on samples of ``torch.vmap``. A
+warning says so.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +20,10 @@ from torch.nn.modules.module import (
 )
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.module_tracker import Tracker
+from dispatch_flops.counting.dispatch_mode import CountingMode
+from dispatch_flops.counting.formulas_not_asked import problem_in, problem_of_call
 from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadState
 from dispatch_flops.counting.undo import UndoStack
-from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
@@ -40,13 +41,14 @@ class OpaqueModules:
     """
 
     def __init__(
-        self, tracker: Tracker, conventions: Conventions, own_rules: Mapping[Any, Rule]
+        self, mode: CountingMode, conventions: Conventions, own_rules: Mapping[Any, Rule]
     ) -> None:
-        self._tracker = tracker
+        self._tracker = mode.tracker
+        self._not_asked = mode.not_asked
+        self._higher_order = mode.higher_order
         self._conventions = conventions
         self._rules = registry.module_rules(own_rules)
         self._costs: dict[Any, CallCost] = {}
-        self._warned_of: set[type] = set()
         self._open: dict[ThreadState, OpenCall] = {}
         self._discarded: dict[ThreadState, list[ModulePhase]] = {}  # of the open calls
 
@@ -56,6 +58,8 @@ class OpaqueModules:
             undo.add(lambda: _torch.remove_global_hooks(self._enter, self._leave))
             register_module_forward_pre_hook(self._enter)
             register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
+            undo.add(lambda: setattr(self._higher_order, "before_call", None))
+            self._higher_order.before_call = self._note_traced_calls
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         thread = self._tracker.thread()
@@ -65,7 +69,7 @@ class OpaqueModules:
         if call.owner is not module or call.module_phase is None:
             return
         if self._open.get(thread) not in thread.stack:
-            if type(module) not in self._rules or self._is_in_vmap(module):
+            if type(module) not in self._rules or not self._is_asked(module):
                 return
             self._open[thread] = call
             self._discarded[thread] = []
@@ -96,16 +100,22 @@ class OpaqueModules:
                 for cost, calls in part.counts.items():
                     counts[cost] += calls
 
-    def _is_in_vmap(self, module: nn.Module) -> bool:
-        """Return True if the module is called on a sample of torch.vmap; warn once of its class."""
-        cls = type(module)
-        if not _torch.is_in_vmap():
-            return False
-        if cls not in self._warned_of:
-            self._warned_of.add(cls)
-            text = f"the operators of {name_of(cls)} are counted: its formula is not asked in vmap"
-            warnings.warn(text, UncountedWarning, stacklevel=2)
-        return True
+    def _is_asked(self, module: nn.Module) -> bool:
+        """Return True if the formula of the module is asked for this call; note why not."""
+        problem = problem_of_call()
+        if problem is not None:
+            self._not_asked.add(name_of(type(module)), problem)
+        return problem is None
+
+    def _note_traced_calls(self) -> None:
+        """Note the classes of modules in the functions that higher-order operators run now."""
+        thread = self._tracker.join_thread()
+        if self._open.get(thread) in thread.stack:  # nothing in it is counted
+            return
+        for operator, function in _torch.functions_of_running_operators():
+            for cls in _torch.module_classes_in(function):
+                if cls in self._rules:
+                    self._not_asked.add(name_of(cls), problem_in(operator))
 
     def _cost_of(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> CallCost:
         cls = type(module)

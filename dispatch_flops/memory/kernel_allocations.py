@@ -24,7 +24,7 @@ _known: dict[Any, int] = {}
 class KernelAllocations(threading.local):
     """Workspace of the kernel that a thread ran last.
 
-    workspace: the most bytes that were allocated at a time while the kernel ran, over what was
+    workspace: the most bytes that were allocated at once while the kernel ran, over what was
     allocated when it returned; None where the allocator was not asked.
     """
 

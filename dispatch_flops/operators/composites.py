@@ -18,7 +18,7 @@ _BACKENDS = (*_DEVICES, "CompositeExplicitAutograd", "CompositeExplicitAutogradN
 _OF_TORCH = frozenset(
     """
     aten prim prims quantized quantized_decomposed prepacked mkldnn sparse inductor export _test
-    c10d_functional _c10d_functional _c10d_functional_autograd _native_aot
+    c10d_functional _c10d_functional _c10d_functional_autograd _dtensor _native_aot
     """.split()
 )
 

@@ -47,8 +47,8 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
     """Register the decorated function as the workspace of an operator, or of several.
 
     The function is called as ``workspace(*args, out=out, **kwargs)`` with the operator's own
-    arguments and its result. It returns the bytes that the kernel has allocated at a time, besides
-    its results, or None where they are not known. On the CPU, torch's allocator then reports them;
+    arguments and its result. It returns the most bytes that the kernel holds at once, besides its
+    results, or None where they are not known. On the CPU, torch's allocator then reports them;
     elsewhere the peak is a lower bound. It may read shapes, dtypes and devices, never data.
 
     targets: ``torch.ops.lib.op`` (all overloads), one overload, or a list of these.

@@ -72,7 +72,9 @@ def of_communication(machine: Machine) -> Iterator[str]:
 def _link_text(link: Link | None) -> str:
     if link is None:
         return "unknown"
-    latency = f"{link.latency_s * 1e6:g} us" if link.latency_s else "latency not known, taken as 0"
+    latency = "latency not known, left out"
+    if link.latency_s is not None:
+        latency = f"{link.latency_s * 1e6:g} us"
     name = f"{link.name}, " if link.name else ""
     return f"{name}{link.bytes_per_s / 1e9:g} GB/s, {latency}"
 

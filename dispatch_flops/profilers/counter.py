@@ -38,12 +38,13 @@ from dispatch_flops.operators.conventions import (
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile
 from dispatch_flops.profile.cost import OpCost
+from dispatch_flops.profile.holders import ProfileHolder
 from dispatch_flops.profile.memory import FollowMemory, check_rounding, has_timeline
 from dispatch_flops.profilers.session import Session
 from dispatch_flops.units import calls_text
 
 
-class FlopCounterMode:
+class FlopCounterMode(ProfileHolder):
     """Context manager that counts every operator inside the block, by module and phase.
 
         model, x = torch.nn.Linear(3, 5), torch.ones(2, 3)

@@ -21,6 +21,7 @@ from dispatch_flops.counting.parameters import elements_of
 from dispatch_flops.errors import NotProfiledError, OutputError, OutputIsFolderError, TargetError
 from dispatch_flops.operators.conventions import Conventions, Flops
 from dispatch_flops.profile import Profile
+from dispatch_flops.profile.holders import ProfileHolder
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.model import exclude_modules, module_classes, profile_model
@@ -103,7 +104,7 @@ def get_model_profile(
     )
 
 
-class FlopsProfiler:
+class FlopsProfiler(ProfileHolder):
     """Profiler of a part of a program, such as one step of a training loop.
 
         profiler = FlopsProfiler(torch.nn.Linear(3, 5))

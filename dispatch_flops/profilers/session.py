@@ -70,7 +70,7 @@ class Session:
             self._mode = CountingMode(*of_mode, timer)
         else:
             self._mode = MemoryMode(*of_mode, timer, self._memory)
-        self._opaque = OpaqueModules(self._tracker, conventions, own_rules)
+        self._opaque = OpaqueModules(self._mode, conventions, own_rules)
         self._undo = UndoStack()
         self._is_open = False
         self._thread = 0
@@ -202,6 +202,7 @@ class Session:
             *note_on_packed(self._names.packed()),
             *map(_note_on_unseen, self.unseen_modules),
             *self._mode.higher_order.notes,
+            *self._mode.not_asked.notes(),
             *self._mode.communication.notes,
         )
         return partial(_build, memory, calls, self._names, observed, run, notes)

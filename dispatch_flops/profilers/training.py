@@ -15,6 +15,7 @@ from dispatch_flops import _torch
 from dispatch_flops.counting.meter_totals import sample_count
 from dispatch_flops.errors import AlreadyActiveError, NotProfiledError, TargetError
 from dispatch_flops.profile import Profile
+from dispatch_flops.profile.holders import ProfileHolder
 from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
 from dispatch_flops.profilers.flops_profiler import FlopsProfiler, followed_by, write_or_warn
 from dispatch_flops.profilers.inputs import check_model
@@ -26,7 +27,7 @@ from dispatch_flops.renderers import deepspeed
 _UNSCALE: Final = "aten._amp_foreach_non_finite_check_and_unscale_.default"
 
 
-class ProfiledStep:
+class ProfiledStep(ProfileHolder):
     """One optimizer step of a loop: which one, how many are done, and its profile.
 
     Base of ``StepProfiler`` and of the callbacks for other frameworks' loops.

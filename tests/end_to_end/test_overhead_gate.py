@@ -27,17 +27,17 @@ class FakeWorker:
     """Takes ``BEFORE_S`` more than the bare program, or in the working tree ``after_s`` more."""
 
     after_s: tuple[float, ...] = (BEFORE_S,)
+    asked = 0  # times that a process of the working tree was asked
 
     def __init__(self, root: Path, core: int | None) -> None:
         self.is_working_tree = root != Path("/other")
-        self.asked = 0
 
     def seconds(self, program: str, measure: str) -> float:
         if measure == "plain":
             return PLAIN_S
-        self.asked += 1
         if not self.is_working_tree:
             return PLAIN_S + BEFORE_S
+        type(self).asked += 1
         return PLAIN_S + self.after_s[min(self.asked, len(self.after_s)) - 1]
 
     def stop(self) -> None: ...
@@ -49,9 +49,10 @@ class FakeWorker:
         ((2.0,), 0),
         ((2.19,), 0),
         ((2.21,), 1),
-        ((9.0, 2.1), 0),  # the smallest of the turns counts
-        ((2.5,) * 15 + (2.1,), 0),  # what is slower is measured again
-        ((1.0,) * 15 + (2.5,), 1),  # the other measures are slower
+        (((9.0,) * 7 + (2.1,) * 8) * 40, 0),  # the median of the turns counts
+        (((9.0,) * 15 + (2.1,) * 30) * 10, 0),  # the median of the pairs of processes counts
+        ((2.5,) * 45 + (2.1,), 0),  # what is slower is measured again
+        ((1.0,) * 45 + (2.5,), 1),  # the other measures are slower
     ],
 )
 def test_compare_fails_on_ten_per_cent(

@@ -187,6 +187,34 @@ def test_map_gives_body_and_slices() -> None:
     assert args[0] is body and args[1][0] is xs
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", ["cond", "scan"])
+def test_functions_of_running_operators_list_the_modules_that_they_call(
+    name: str, grad: bool
+) -> None:
+    """dispatch_flops relies on this for naming module classes whose formula is not asked
+    (counting/opaque_modules.py: ``_note_traced_calls``).
+    """
+    found: list[tuple[str, set[Any]]] = []
+
+    class Listing(Asked):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if isinstance(func, HigherOrderOperator):
+                running = _torch.functions_of_running_operators()
+                found.extend((op, _torch.module_classes_in(function)) for op, function in running)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    layer, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    with Listing(), torch.set_grad_enabled(grad):
+        if name == "cond":
+            torch.cond(x.sum() > 0, layer, lambda x: x * 2, (x,))
+        else:
+            torch._higher_order_ops.scan(lambda c, y: (layer(c), c + y), x, torch.ones(5, 2, 3))
+    assert (name, {torch.nn.Linear}) in found
+
+
 def test_rng_operators_have_their_function_where_it_is_counted() -> None:
     """dispatch_flops relies on these positions (counting/higher_order.py: ``_counting``)."""
     x, state = torch.ones(2), torch.get_rng_state()

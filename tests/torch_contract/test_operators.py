@@ -322,6 +322,57 @@ def test_kernel_under_an_autograd_key_can_be_replaced_by_one_that_calls_it(mode:
     assert seen == [3]
 
 
+@pytest.mark.parametrize("name", ["linear", "matmul", "dropout"])
+def test_kernels_by_which_transforms_take_composites_apart_can_be_replaced(name: str) -> None:
+    """dispatch_flops relies on this for formulas of composite operators in torch.func
+    (counting/autograd_kernels.py: ``_register``).
+    """
+    op = getattr(torch.ops.aten, name).default
+    seen: list[str] = []
+
+    def observing(key: str, kernel: Any) -> Any:
+        def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(key)
+            return kernel(keyset, *args, **kwargs)
+
+        return run
+
+    given = {"matmul": (torch.eye(3),), "linear": (torch.eye(3),), "dropout": (0.0, True)}[name]
+    call = torch.vmap(lambda x: op(x, *given), randomness="same")
+    x = torch.arange(18.0).view(2, 3, 3)
+    own = _torch.transform_kernels(op)
+    kernels = _torch.Kernels("aten")
+    try:
+        for key, kernel in own.items():
+            kernels.register(op, observing(key, kernel), key)
+        assert torch.equal(call(x), x)
+        assert seen and set(seen) <= set(own)
+    finally:
+        kernels.remove()
+    count = len(seen)
+    assert torch.equal(call(x), x)
+    assert len(seen) == count
+    has_own = "FuncTorchDynamicLayerFrontMode" in own
+    assert has_own == (name != "matmul"), "torch.func takes other operators apart by itself"
+
+
+def test_forward_mode_is_known_while_it_computes_tangents() -> None:
+    """dispatch_flops relies on this for formulas, which state no tangents
+    (counting/formulas_not_asked.py: ``problem_of_call``).
+    """
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(_torch.is_in_forward_mode())
+        return x * 2
+
+    torch.func.jvp(function, (torch.ones(2),), (torch.ones(2),))
+    torch.func.grad(lambda x: function(x).sum())(torch.ones(2))
+    with torch.autograd.forward_ad.dual_level():
+        function(torch.ones(2))
+    assert seen == [True, False, True]
+
+
 def test_defining_an_operator_changes_the_tables_of_torch_library() -> None:
     """dispatch_flops relies on this to know when to list operators anew (operators/composites)."""
     before = frozenset(torch.library._defs), frozenset(torch.library._impls)

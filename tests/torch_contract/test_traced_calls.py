@@ -197,7 +197,7 @@ def test_wrappers_of_torch_func_are_taken_off() -> None:
 
 def test_samples_of_vmap_are_known() -> None:
     """dispatch_flops relies on this where a formula would be given the shapes of one sample
-    (counting/opaque_modules.py: ``is_in_vmap``).
+    (counting/formulas_not_asked.py: ``is_in_vmap``).
     """
     found: list[bool] = []
 

@@ -85,6 +85,12 @@ def test_link_of_a_group_is_what_its_ranks_of_a_node_have_together(ranks, reach,
     assert found.link.latency_s == (ALPHA if reach == "node" else BETA)
 
 
+def test_latency_that_is_not_known_is_left_out() -> None:
+    unknown = dataclasses.replace(MACHINE, node_link=Link(bytes_per_s=NODE))
+    found = total("all_gather", group(0, 1), 5 * NODE)
+    assert collective_s(found, unknown) == pytest.approx(collective_s(found, MACHINE) - ALPHA)
+
+
 def test_group_over_nodes_is_no_faster_than_the_link_within_one() -> None:
     narrow = dataclasses.replace(MACHINE, node_link=Link(bytes_per_s=3 * NETWORK))
     found = group_link(total("all_gather", group(*range(8)), 1), narrow)

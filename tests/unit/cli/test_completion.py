@@ -45,7 +45,7 @@ def completions(line: str, folder: Path) -> list[str]:
     done = subprocess.run(
         ["bash", "-c", ASKED], env=environment, capture_output=True, text=True, check=True
     )
-    return done.stdout.split()
+    return [word.rstrip() for word in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,8 @@ def completions(line: str, folder: Path) -> list[str]:
         ("dispatch-flops pro", ["profile"]),
         ("dispatch-flops profile net.py:make --optimizer ", ["sgd", "adamw"]),
         ("dispatch-flops check p.json --max-p", ["--max-params"]),
+        ("dispatch-flops profile net.py:make --machine me", ["measure"]),
+        ("dispatch-flops sweep net.py:make --machine Tes", ["Tesla\\ T4", "Tesla\\ V100-SXM2"]),
     ],
 )
 def test_bash_offers_what_fits(line: str, offered: list[str], tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_operators_that_are_not_asked_are_taken_apart_by_no_autograd_kernel() ->
 MODULES_WITH_LIBRARIES = [
     "torch.ao.quantization.fx._decomposed",
     "torch.distributed._functional_collectives",
+    "torch.distributed.tensor",
     "torch.nn.attention.varlen",
 ]
 

@@ -1,0 +1,26 @@
+"""Objects that are not a profile but have one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from dispatch_flops.profile.profile import Profile
+
+_FIELDS = frozenset(known.name for known in dataclasses.fields(Profile))
+
+
+class ProfileHolder:
+    """Base of a class whose ``profile`` is a ``Profile``.
+
+    What only the profile has is an AttributeError that says so. That is also what a function that
+    reads a profile raises if it is given the holder.
+    """
+
+    if not TYPE_CHECKING:  # where there is ``__getattr__``, mypy accepts every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            found = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _FIELDS or (not name.startswith("_") and hasattr(Profile, name)):
+                found += "; its profile has it: use or pass .profile"
+            raise AttributeError(found, name=name, obj=self)
