@@ -33,13 +33,6 @@ aten = torch.ops.aten
 N, C, D = 7, 11, 13
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def stated(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:
     """Formula with 17 MACs for each element of the result."""
     return OpCost(macs=17 * out.numel(), flops=35 * out.numel())
