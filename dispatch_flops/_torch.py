@@ -715,7 +715,9 @@ def is_in_vmap() -> bool:
 
 def is_in_forward_mode() -> bool:
     """Return True while forward-mode autograd computes tangents. Public: none."""
-    return torch.autograd.forward_ad._current_level >= 0
+    if torch.autograd.forward_ad._current_level >= 0:
+        return True
+    return any(level.key() == _TransformType.Jvp for level in _interpreter_stack() or ())
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
@@ -1001,7 +1003,9 @@ def compilations() -> list[Any]:
     return get_compilation_metrics()
 
 
-ORIGIN = "dispatch_flops: original_aten"  # of a node that is traced once more
+# Of a node that is traced once more.
+ORIGIN = "dispatch_flops: original_aten"
+CHECKPOINTED = "dispatch_flops: recompute"
 
 
 def keep_node_meta(graph: fx.GraphModule) -> None:
@@ -1009,26 +1013,34 @@ def keep_node_meta(graph: fx.GraphModule) -> None:
 
     It does so by itself, but not for a function with a list among its inputs: it calls that one.
     It notes an ``original_aten`` anew; the one before is ``meta["custom"][ORIGIN]``. What
-    torch.utils.checkpoint noted is left out, for it would change what is compiled. Source:
-    ``create_functional_call`` and ``torch._dynamo.utils.flatten_graph_inputs``. Public: none.
+    torch.utils.checkpoint noted would change what is compiled: ``meta["custom"][CHECKPOINTED]`` has
+    it. Source: ``create_functional_call`` and ``torch._dynamo.utils.flatten_graph_inputs``. Public:
+    none.
     """
     from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
     from torch.fx.traceback import preserve_node_meta
 
     for node in graph.graph.nodes:
-        for key in ("recompute", "ac_graph_id"):
-            node.meta.pop(key, None)
-        if "original_aten" in node.meta:
-            node.meta["custom"] = {
-                **node.meta.get("custom", {}),
-                ORIGIN: node.meta["original_aten"],
-            }
+        noted = {
+            ORIGIN: node.meta.get("original_aten"),
+            CHECKPOINTED: True if node.meta.pop("recompute", None) is not None else None,
+        }
+        node.meta.pop("ac_graph_id", None)
+        known = {key: value for key, value in noted.items() if value is not None}
+        if known:
+            node.meta["custom"] = {**node.meta.get("custom", {}), **known}
 
     def forward(*args: Any) -> Any:
         with preserve_node_meta():
             return PropagateUnbackedSymInts(graph).run(*args)
 
     graph.forward = forward  # type: ignore[method-assign]
+
+
+def is_checkpointed(node: fx.Node) -> bool:
+    """Return True if torch.utils.checkpoint decides whether a node is recomputed. Public: none."""
+    noted = node.meta.get("custom") or {}
+    return node.meta.get("recompute") is not None or CHECKPOINTED in noted
 
 
 def is_backend_name(name: Any) -> bool:
@@ -1126,10 +1138,11 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _traced_keys(op: OpOverload) -> list[DispatchKey]:
-    """Return the keys of the kernels by which autograd takes ``op`` apart."""
+    """Return the keys of the kernels by which autograd and torch.func take ``op`` apart."""
     if has_kernel(op.name(), COMPOSITE.name):
-        return [COMPOSITE]
-    keys = ("Autograd", *AUTOGRAD_KEYS)
+        keys: Iterable[str] = (COMPOSITE.name, "FuncTorchBatchedDecomposition", *_OF_TRANSFORMS)
+    else:
+        keys = ("Autograd", *AUTOGRAD_KEYS)
     return [getattr(DispatchKey, key) for key in keys if has_kernel(op.name(), key)]
 
 

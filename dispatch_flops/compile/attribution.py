@@ -33,6 +33,9 @@ class NodeAttribution:
     """Modules to which the nodes of one traced function belong.
 
     traced: the function as torch.compile traced it, before AOTAutograd.
+    shared_keys: of modules in functions that siblings run as well. Each run of such a function
+        leads to the same graph of compiled autograd, whose nodes then belong to no module. The
+        function adds to them.
     fqn: the module whose forward the function is.
     function_id: the Python function of which it is a part. Code after a graph break has its own.
     used_params: ids of the parameters among the inputs.
@@ -42,8 +45,11 @@ class NodeAttribution:
     own_module: the module whose forward the function is; None if it is not one's.
     """
 
-    def __init__(self, names: ModuleNames, traced: fx.GraphModule) -> None:
+    def __init__(
+        self, names: ModuleNames, traced: fx.GraphModule, shared_keys: set[str] | None = None
+    ) -> None:
         self._names = names
+        self._shared_keys = set() if shared_keys is None else shared_keys
         self._modules = {id(module): module for module in _all_modules(names)}
         self.function_id = str(traced.meta.get("dynamo_compile_id", id(traced))).partition("/")[0]
         self.is_of_compiled_autograd = self.function_id.startswith("!")
@@ -53,6 +59,8 @@ class NodeAttribution:
         own = self._own_parameters(traced)
         self.parameter_positions = frozenset(own)
         self._parameter_paths = tuple(own.values())
+        if self.has_siblings and self.own_module is not None:
+            self._shared_keys.update(str(id(module)) for module in self.own_module.modules())
 
     @property
     def has_siblings(self) -> bool:
@@ -115,8 +123,11 @@ class NodeAttribution:
         return stack
 
     def _modules_of(self, keys: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
-        for key in keys:
-            digits = str(key).partition("@")[0]  # "@1" where a module is called a second time
+        keys = list(keys)
+        ids = [str(key).partition("@")[0] for key in keys]  # "@1" where one is called again
+        if self.is_of_compiled_autograd and not self._shared_keys.isdisjoint(ids):
+            return
+        for key, digits in zip(keys, ids, strict=True):
             module = self._modules.get(int(digits)) if digits.isdigit() else None
             if module is not None:
                 yield key, module

@@ -155,6 +155,7 @@ class CountingBackend(MeteredRun):
         self._warned = False
         self._problems: dict[Any, str] = {}  # of classes and operators
         self._not_asked = FormulasNotAsked()
+        self._shared_keys: set[str] = set()  # as ``NodeAttribution`` adds them
         self._followed: set[OpOverload] | None = None  # composite operators, by all functions
         self._eager_parts = EagerParts(self, self._names)
         self._first_call: dict[str, Any] | None = None  # its facts, as ``call_facts`` returns them
@@ -178,7 +179,7 @@ class CountingBackend(MeteredRun):
         """
         self._eager_parts.read()
         with _torch.modes_disabled():
-            attribution = NodeAttribution(self._names, graph)
+            attribution = NodeAttribution(self._names, graph, self._shared_keys)
             rules = registry.module_rules(self._own_rules)
             operators = self._composites_with_formulas()
             is_rewritten = self._compiler.rewrites_graphs

@@ -19,10 +19,16 @@ from dispatch_flops.compile.node_operators import (
     operator_nodes,
 )
 from dispatch_flops.compile.node_stacks import own_stack
-from dispatch_flops.compile.traced_composites import CompositeCall, Place, TracedComposites
+from dispatch_flops.compile.traced_composites import (
+    CompositeCall,
+    Place,
+    TracedComposites,
+    call_of,
+)
 from dispatch_flops.counting.formulas_not_asked import problem_in
 
 _CHANGED = "the compiler merged its operators with others, or removed them; what is left is counted"
+_OTHER_SIZES = "compiled autograd traces a backward pass of varying sizes anew"
 
 Around = Callable[[Mapping[str, object]], tuple[Opaque, ...]]
 
@@ -58,22 +64,27 @@ class CompositeRegions:
 
     def around(self, node: fx.Node) -> tuple[CompositeCall, ...]:
         """Return the calls in which a node was made, outermost first."""
-        calls = self._composites.calls
-        return tuple(calls[key] for key in own_stack(node) if key in calls) if calls else ()
+        if not self._composites.calls and not self._attribution.is_of_compiled_autograd:
+            return ()
+        return tuple(call for key in own_stack(node) if (call := self._call(key)) is not None)
 
     def formula_calls(
         self, graph: fx.GraphModule, regions: Mapping[Opaque, Region], *, is_backward: bool
     ) -> list[FormulaCall]:
         """Return the calls that a graph with these regions counts."""
-        counted = {
-            call: region
-            for call, region in regions.items()
-            if isinstance(call, CompositeCall) and _is_counted(call, region)
-        }
+        counted: dict[CompositeCall, Region] = {}
+        for call, region in regions.items():
+            if isinstance(call, CompositeCall):
+                problem = self._problem_of_other(call, region)
+                if problem is not None:
+                    self.problems[call.target] = problem
+                elif _is_counted(call, region):
+                    counted[call] = region
         missing = self._new_calls(is_backward=is_backward)
         for call in counted:
             missing.pop(call.place, None)
         outside = self._not_in_functions(graph, missing.values())
+        self.problems = {**self._composites.problems, **self.problems}
         if self._is_rewritten:
             changed = {call.target: _CHANGED for call in outside if call.operators}
             self.problems = {**changed, **self.problems}
@@ -81,6 +92,24 @@ class CompositeRegions:
             *(_formula_call(call, region) for call, region in counted.items()),
             *(self._call_without_region(call) for call in outside if not call.operators),
         ]
+
+    def _call(self, key: str) -> CompositeCall | None:
+        """Return the call that an entry of a module stack stands for; None for another entry.
+
+        Compiled autograd traces the backward graph of another function, with that one's entries.
+        """
+        own = self._composites.calls.get(key)
+        if own is not None or not self._attribution.is_of_compiled_autograd:
+            return own
+        return call_of(key)
+
+    def _problem_of_other(self, call: CompositeCall, region: Region) -> str | None:
+        """Return why the formula is not asked for a call of another function; None if it may be."""
+        if call.mark in self._composites.calls:
+            return None
+        if not _is_counted(call, region):
+            return _CHANGED if region.first.phase == "backward" else None
+        return _OTHER_SIZES if call.has_symbols else None
 
     def _new_calls(self, *, is_backward: bool) -> dict[Place, CompositeCall]:
         """Return the calls that this graph is the first to have, as they were traced last.

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from dispatch_flops import _torch
 from dispatch_flops.compile import contractions
 from dispatch_flops.compile.attribution import NodeAttribution, phase_of
 from dispatch_flops.compile.node_operators import arithmetic_of, operator_nodes
@@ -77,7 +78,7 @@ def calls_of(
             has_symbols=is_symbolic(made),
             rule=rule,
             arithmetic=arithmetic_of(node),
-            is_checkpointed=node.meta.get("recompute") is not None,
+            is_checkpointed=_torch.is_checkpointed(node),
             around=tuple((call, _run_of(call, outer_nodes, around)) for call in around(node)),
         )
 

@@ -7,6 +7,7 @@ operator, as in an eager counter.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.compile.node_operators import arithmetic_of
 from dispatch_flops.compile.templates import Templates, Values, fill_in, is_symbolic
+from dispatch_flops.counting.formulas_not_asked import problem_of_call
 from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
@@ -25,6 +27,7 @@ from dispatch_flops.operators.registry import Rule
 
 _UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 _MARKS = count()
+_calls: weakref.WeakValueDictionary[str, CompositeCall] = weakref.WeakValueDictionary()
 
 
 class Place(NamedTuple):
@@ -38,7 +41,7 @@ class Place(NamedTuple):
     number: int
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
 class CompositeCall:
     """One call of a composite operator.
 
@@ -77,14 +80,22 @@ class CompositeCall:
         return cost_of_call(name, self.target, rule, args, kwargs, out, conventions)
 
 
+def call_of(mark: str) -> CompositeCall | None:
+    """Return the call in any function that a mark stands for; None for another key."""
+    return _calls.get(mark)
+
+
 class TracedComposites:
     """Calls of composite operators in one function that a backend compiles.
 
     operators: those whose calls are recorded. calls: what AOTAutograd traced, by mark.
+    problems: ``{operator: why the formula is not asked for a call of it}``.
     """
 
     def __init__(self, operators: Iterable[OpOverload]) -> None:
         self.calls: dict[str, CompositeCall] = {}
+        self.problems: dict[OpOverload, str] = {}
+        self._recorded: Counter[OpOverload] = Counter()
         self._operators = tuple(operators)
         self._numbers: Counter[Any] = Counter()  # of calls, by node and graph
 
@@ -99,6 +110,14 @@ class TracedComposites:
         graph = _torch.traced_graph()
         if graph is None:
             return run(*args, **kwargs)
+        problem = problem_of_call()
+        if problem is not None:
+            recorded = self._recorded[op]
+            out = run(*args, **kwargs)
+            if self._recorded[op] == recorded:  # torch.vmap may run the operator on the batch
+                self.problems[op] = problem
+            return out
+        self._recorded[op] += 1
         node, stack = _torch.interpreted_node(), _torch.current_module_stack()
         is_of_backward = _torch.graph_task_id() != NO_TASK
         number = self._numbers[node, graph]
@@ -108,7 +127,7 @@ class TracedComposites:
         with _torch.marking_nodes(mark, type(op)):
             out = run(*args, **kwargs)
         made = islice(reversed(graph.nodes), len(graph.nodes) - known)
-        self.calls[mark] = CompositeCall(
+        self.calls[mark] = _calls[mark] = CompositeCall(
             mark=mark,
             target=op,
             place=Place(*node, number),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import Profile
 from dispatch_flops.compile import counting_backend
@@ -139,6 +140,34 @@ def test_compiled_gradient_of_a_function_is_backward() -> None:
     assert costs["forward"].macs == 2 * A * B * C
     assert costs["backward"].macs == 3 * A * B * C  # the input has no gradient
     assert macs(backend.profile(), "forward") == {"": BLOCK, "up": BLOCK // 2, "down": BLOCK // 2}
+
+
+class Recomputed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(B, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Any = checkpoint(lambda x: self.up(x.cos()).sin(), x, use_reentrant=False)
+        return out
+
+
+def test_recomputation_in_compiled_autograd_is_in_no_module_that_shares_its_code() -> None:
+    """Blocks with one graph have one graph of compiled autograd, too."""
+    model = nn.ModuleList([Recomputed(), Recomputed()])
+    backend = counting_backend("aot_eager", model)
+    for block in model:
+        block.compile(backend=backend)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend)):
+        for block in (model[0], model[1], model[1]):
+            block(torch.ones(A, B, requires_grad=True)).sum().backward()
+    profile = backend.profile()
+    forward = macs(profile, "forward")
+    assert (forward["0"], forward["1"]) == (A * B * C, 2 * A * B * C)
+    assert macs(profile, "recompute") == {}
+    assert profile.outside.total("recompute").macs == 3 * A * B * C
+    assert profile.outside.total("backward").macs == 3 * 2 * A * B * C
+    assert "compiled autograd: backward is in no module" in profile.notes
 
 
 @pytest.mark.parametrize("is_forward_compiled", [False, True])

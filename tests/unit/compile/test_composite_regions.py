@@ -150,8 +150,8 @@ PROGRAMS = {
         (17 * N * C, 0, 0),
     ),
     "function transforms": Program(
-        aten.linear, lambda: Calls(lambda x, w: torch.vmap(lambda x: F.linear(x, w))(x), D, C),
-        (N, C), (N * C * D, 0, N * C * D),
+        aten.matmul, lambda: Calls(lambda x, w: torch.vmap(lambda x: torch.matmul(x, w))(x), C, D),
+        (N, C), (17 * N * D, 0, N * C * D),
     ),
 }  # fmt: skip
 
@@ -323,6 +323,61 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
         return None, ctx.saved_tensors[0].t() @ gradient
+
+
+class BothProducts(torch.autograd.Function):
+    """Product whose backward calls ``aten.matmul`` for the gradient of each argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.t(), x.t() @ gradient
+
+
+def in_compiled_autograd(
+    function: Callable[[Tensor], Tensor], backend: CountingBackend, dynamic: bool | None = None
+) -> None:
+    compiled = torch.compile(function, backend=backend, dynamic=dynamic)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend, dynamic=dynamic)):
+        compiled(torch.ones(N, C, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_call_of_autograd_in_compiled_autograd_counts_by_its_formula(compiler: str) -> None:
+    weight = torch.ones(C, D, requires_grad=True)
+    backend = counting_backend(compiler, custom_mapping={aten.matmul: stated}, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncountedWarning)
+        in_compiled_autograd(lambda x: BothProducts.apply(x, weight), backend)
+        costs = backend.step().costs
+    assert costs["forward"].macs == 17 * N * D
+    assert costs["backward"].macs == 17 * (N * C + C * D)
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_composite_that_a_checkpoint_recomputes_in_compiled_autograd_counts_again(
+    compiler: str,
+) -> None:
+    layer = nn.Linear(C, D)
+    block = lambda x: torch.sin(layer(torch.cos(x)))  # noqa: E731
+    backend = counting_backend(compiler, custom_mapping={aten.linear: stated}, strict=True)
+    in_compiled_autograd(lambda x: checkpoint(block, x, use_reentrant=False), backend)
+    costs = backend.step().costs
+    assert costs["forward"].macs == costs["recompute"].macs == 17 * N * D
+    assert costs["backward"].macs == 2 * N * C * D
+
+
+def test_call_of_autograd_in_compiled_autograd_of_varying_sizes_is_not_asked() -> None:
+    weight = torch.ones(C, D, requires_grad=True)
+    backend = counting_backend("aot_eager", custom_mapping={aten.matmul: stated})
+    in_compiled_autograd(lambda x: BothProducts.apply(x, weight), backend, dynamic=True)
+    profile = not_asked(backend, "aten.matmul", "compiled autograd traces a backward pass")
+    assert profile.total("backward").macs == 2 * N * C * D
 
 
 @pytest.fixture

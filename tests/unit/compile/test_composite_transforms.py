@@ -1,0 +1,84 @@
+"""Composite operators with a formula in compiled functions of torch.func, as closed forms."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dispatch_flops import OpCost
+from dispatch_flops.compile import counting_backend
+from dispatch_flops.errors import UncountedWarning
+
+pytestmark = pytest.mark.slow
+
+aten = torch.ops.aten
+N, C, D, S = 7, 11, 13, 5
+WEIGHT, KERNEL = torch.ones(D, C), torch.ones(D, C, 3, 3)
+COMPOSITES: dict[Any, tuple[Callable[[Tensor], Tensor], tuple[int, ...], int, int]] = {
+    # operator: the call, the shape of its input, elements of its result, its own MACs
+    aten.linear: (lambda x: F.linear(x, WEIGHT), (N, C), N * D, N * C * D),
+    aten.einsum: (lambda x: torch.einsum("nc,dc->nd", x, WEIGHT), (N, C), N * D, N * C * D),
+    aten.layer_norm: (lambda x: F.layer_norm(x, (C,)), (N, C), N * C, 0),
+    aten.conv2d: (lambda x: F.conv2d(x, KERNEL), (2, C, 5, 7), 2 * D * 3 * 5, 2 * D * C * 9 * 15),
+}
+EACH = pytest.mark.parametrize("op", COMPOSITES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def stated(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:
+    """Formula with 17 MACs for each element of the result."""
+    return OpCost(macs=17 * out.numel(), flops=35 * out.numel())
+
+
+def costs(op: Any, function: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """Return the costs of a compiled function by phase."""
+    backend = counting_backend("aot_eager", custom_mapping={op: stated})
+    torch.compile(function, backend=backend)(x)
+    return backend.step().costs
+
+
+def gradient_of(call: Callable[[Tensor], Tensor]) -> Any:
+    return torch.func.grad(lambda x: call(x).sum())
+
+
+@EACH
+def test_composite_in_a_compiled_gradient_of_torch_func_counts_by_its_formula(op: Any) -> None:
+    call, shape, elements, macs = COMPOSITES[op]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncountedWarning)
+        found = costs(op, gradient_of(call), torch.ones(shape))
+    assert found["forward"].macs == 17 * elements
+    assert found["backward"].macs == macs
+
+
+@EACH
+@pytest.mark.parametrize("kind", ["samples", "gradient of each sample"])
+def test_composite_in_a_compiled_vmap_counts_by_its_operators_with_a_warning(
+    op: Any, kind: str
+) -> None:
+    call, shape, _, macs = COMPOSITES[op]
+    function = torch.vmap(call if kind == "samples" else gradient_of(call))
+    with pytest.warns(UncountedWarning, match=f"{op} are counted; .*a sample of torch.vmap"):
+        found = costs(op, function, torch.ones(S, *shape))
+    assert found["forward"].macs == S * macs
+
+
+@EACH
+def test_composite_with_tangents_counts_by_its_operators_with_a_warning(op: Any) -> None:
+    call, shape, _, macs = COMPOSITES[op]
+    function = lambda x: torch.func.jvp(call, (x,), (x,))[1]  # noqa: E731
+    with pytest.warns(UncountedWarning, match=f"{op} are counted; .*forward-mode autograd"):
+        found = costs(op, function, torch.ones(shape))
+    assert found["forward"].macs == 2 * macs
