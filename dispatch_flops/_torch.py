@@ -1720,6 +1720,19 @@ def pipeline_schedule_class() -> type[Any]:
     return found
 
 
+# Whether a stage of a pipeline may drop an output once it is sent, since torch 2.15. Its class must
+# be ``torch.Tensor`` itself, which a fake tensor's is not. Public: none.
+STAGE_RELEASES = "_output_slot_is_releasable"
+
+
+def pipeline_stage_class() -> type[Any]:
+    """Return the base of all stages of pipelines. Public: none."""
+    from torch.distributed.pipelining import stage
+
+    found: type[Any] = stage._PipelineStageBase
+    return found
+
+
 def set_inference_modes(stages: Sequence[Any], has_backward: bool) -> None:
     """Have pipeline stages exchange metadata where one of these stages needs it.
 
@@ -1753,7 +1766,7 @@ def completed_communication(func: OpOverload, args: Sequence[Any], works: Comple
         return None
     name = func.name()
     if name in _WITH_FUTURE or name == _SEND:
-        work = _completed_work_class()(args[0])
+        work = _completed_work_class()(args[0], works)
         works.keep(work, is_for_good=name in _WITH_FUTURE)
     else:
         work = torch._C._distributed_c10d.FakeWork()
@@ -1764,19 +1777,24 @@ def completed_communication(func: OpOverload, args: Sequence[Any], works: Comple
 class CompletedWorks:
     """Handles whose Python part must outlive the call that returns them, for C++ holds the rest.
 
-    DDP's reducer waits for its handles in C++, so these are kept for good. Others belong to the
-    Python code that receives them, which has them when the next operator runs.
+    DDP's reducer waits in C++ for the futures of its handles, so these are kept for good, unless
+    Python code waits for the handle. Others belong to the Python code that receives them, which has
+    them when the next operator runs.
     """
 
     def __init__(self) -> None:
-        self._kept: list[Any] = []
+        self._kept: dict[int, Any] = {}
         self._last: Any = None
 
     def keep(self, work: Any, *, is_for_good: bool) -> None:
         if is_for_good:
-            self._kept.append(work)
+            self._kept[id(work)] = work
         else:
             self._last = work
+
+    def note_waited(self, work: Any) -> None:
+        """Leave a handle to the Python code that waits for it."""
+        self._kept.pop(id(work), None)
 
     def hand_over(self) -> None:
         """Release the last handle: the Python code has received it."""
@@ -1786,11 +1804,13 @@ class CompletedWorks:
 @functools.cache
 def _completed_work_class() -> Any:
     class CompletedWork(torch._C._distributed_c10d.Work):
-        def __init__(self, result: Any) -> None:
+        def __init__(self, result: Any, works: CompletedWorks) -> None:
             super().__init__()
             self._result = result
+            self._works = works
 
         def wait(self, timeout: Any = None) -> bool:
+            self._works.note_waited(self)
             return True
 
         def is_completed(self) -> bool:

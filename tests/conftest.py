@@ -54,6 +54,16 @@ def pytest_report_header(config: pytest.Config) -> str:
     )
 
 
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """What torch.compile remembers is dropped before the test and after it."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 def spare_the_collector() -> None:
     """Exclude every object that is alive from the garbage collections to come.
 

@@ -16,6 +16,7 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dispatch_flops import _torch
+from dispatch_flops._torch import FakeTensor
 from dispatch_flops.distributed.fake_tensors import SimulatedTensorMode
 from dispatch_flops.distributed.messages import Mailbox, delivering, outside_fake_mode
 
@@ -80,6 +81,10 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     for name in _torch.PIPELINE_VOTES:
         if hasattr(schedule, name):
             yield schedule, name, _agreeing(getattr(schedule, name), mode)
+    stage = _torch.pipeline_stage_class()
+    if hasattr(stage, _torch.STAGE_RELEASES):
+        asked = getattr(stage, _torch.STAGE_RELEASES)
+        yield stage, _torch.STAGE_RELEASES, _of_plain_tensors(asked)
 
 
 def _with_real_tensors(member: Any) -> Any:
@@ -103,6 +108,16 @@ def _padding_once(reset: Callable[[Any], None]) -> Callable[[Any], None]:
         reset(parameter)
 
     return run
+
+
+def _of_plain_tensors(asked: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a question about an output of a stage, to which a fake tensor is a plain one."""
+    plain = torch.empty(0)
+
+    def ask(stage: Any, output: Any) -> Any:
+        return asked(stage, plain if type(output) is FakeTensor else output)
+
+    return ask
 
 
 def _agreeing(vote: Callable[..., None], mode: SimulatedTensorMode) -> Callable[..., None]:

@@ -10,6 +10,7 @@ Each figure changes in one statement without a call, which CPython does not inte
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import defaultdict
@@ -111,7 +112,7 @@ class ModulePeak:
             peak.made_in, peak.operator = made_in, operator
             peak.workspace = now - device.now
             peak.released = []
-            device.born_at_peaks = born
+            device.note_event(born)
 
 
 class DeviceBlocks:
@@ -119,12 +120,13 @@ class DeviceBlocks:
 
     before: bytes that were there before. now: bytes over these. peaks: by phase.
     modules: the peak of each module and phase. elsewhere: stands for them where no operator made a
-    block. born_at_peaks: number of the latest allocation at any peak. timeline: None if none is
-    wanted.
+    block. timeline: None if none is wanted.
+    last_event: number of the latest allocation when a peak was last noted, a phase began, or an
+    outermost module call ended. Of a block made later, the release is not noted.
     """
 
     __slots__ = (
-        "before", "born_at_peaks", "device", "elsewhere", "modules", "now", "peaks", "timeline",
+        "before", "device", "elsewhere", "last_event", "modules", "now", "peaks", "timeline",
     )  # fmt: skip
 
     def __init__(self, device: torch.device, timeline: Timeline | None) -> None:
@@ -132,7 +134,7 @@ class DeviceBlocks:
         self.timeline = timeline
         self.before = 0
         self.now = 0
-        self.born_at_peaks = 0
+        self.last_event = 0 if timeline is None else sys.maxsize  # which notes every release
         self.peaks: tuple[Peak, ...] = ()
         self.modules: dict[ModulePhase, ModulePeak] = {}
         self.elsewhere = ModulePeak(self, None)
@@ -140,6 +142,11 @@ class DeviceBlocks:
     def module_peak(self, made_in: ModulePhase) -> ModulePeak:
         """Return the peak of a module in a phase."""
         return self.modules.get(made_in) or ModulePeak(self, made_in)
+
+    def note_event(self, born: int) -> None:
+        """Note an event; see ``last_event``. ``born``: number of the latest allocation."""
+        if self.timeline is None:
+            self.last_event = born
 
     def peak_of(self, made_in: ModulePhase) -> Peak:
         """Return the peak of the phase in which a module runs."""
@@ -283,31 +290,19 @@ class Blocks:
     def _released(self, block: Block) -> None:
         """Note that a block is released. It may also be replaced by one of another size.
 
-        Most blocks are brief: no peak since they were made, and surely not an activation.
+        Most blocks are brief: made since the last event, they are at no peak, and no activations.
         """
-        if self.live.pop(block.key, None) is None or not block.size:
+        try:
+            del self.live[block.key]
+        except KeyError:
             return
-        peak = block.peak
-        device, made_in = peak.device, peak.made_in
+        device = block.peak.device
         device.now -= block.size
-        timeline = device.timeline
-        if block.born > device.born_at_peaks and timeline is None:
-            if made_in is None:
-                return
-            phase = made_in.phase
-            if phase == "forward":
-                if block.born > self.born_in_calls:
-                    try:
-                        now = self.threads.thread.recorded_in
-                    except AttributeError:
-                        now = last_recorded_in(self.threads)
-                    if now is made_in or now is None or now.phase == phase:
-                        return
-            elif phase != "recompute":
-                return
-        role = self._role_of(block, is_over=True)
-        if timeline is not None:
-            timeline.released.append((block.born, block.size, role))
+        if block.born > device.last_event or not block.size:
+            return
+        role, made_in = self._role_of(block, is_over=True), block.made_in
+        if device.timeline is not None:
+            device.timeline.released.append((block.born, block.size, role))
         for highest in device.peaks:
             if block.born <= highest.born:
                 highest.released.append((block, role))
@@ -335,6 +330,16 @@ class Blocks:
     def _phase_now(self) -> Phase:
         made_in = last_recorded_in(self.threads)
         return "forward" if made_in is None else made_in.phase
+
+    def note_event(self) -> None:
+        """Note that a phase begins or that an outermost module call ended."""
+        for device in tuple(self.devices.values()):
+            device.note_event(self.allocations)
+
+    def end_of_calls(self) -> None:
+        """Note that an outermost module call ended."""
+        self.born_in_calls = self.allocations
+        self.note_event()
 
     def next_step(self) -> None:
         """Note that a backward pass or an optimizer step is followed by another forward."""

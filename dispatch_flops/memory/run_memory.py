@@ -170,7 +170,7 @@ class Memory:
             if other.named is not None and other is not call:
                 return
         self._is_first_call = False
-        self.blocks.born_in_calls = self.blocks.allocations
+        self.blocks.end_of_calls()
 
     def _note_extraordinary(self, thread: ThreadState, call: OpenCall) -> None:
         """Note what a module holds after its call by its class."""
@@ -256,6 +256,7 @@ class Memory:
 
     def changed_phase(self, before: Phase, after: Phase) -> None:
         """Note that operators of another phase follow."""
+        self.blocks.note_event()
         if before == "backward":
             self.note_gradients()
         if after == "forward":

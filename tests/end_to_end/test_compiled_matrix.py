@@ -26,6 +26,7 @@ from tests.helpers.custom_products import add_product, ordered_product, with_for
 from tests.helpers.profiling import TRIAL_STEPS, profile_of
 
 pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
     pytest.mark.slow,
     # a warning of torch.compile about inputs that are not leaves
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
@@ -236,13 +237,6 @@ CELLS = [
     if (column not in FOR_BLOCKS or program.has_blocks)
     and (column not in FOR_TRAINING or program.trains)
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(("row", "column"), CELLS)

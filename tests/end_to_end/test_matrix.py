@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers.paths import BENCHMARKS
 from tests.models import CASES
@@ -16,14 +14,9 @@ sys.path.append(str(BENCHMARKS))
 
 import matrix
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 NAMES = ("U-Net", "shared linear", "LoRA")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.slow

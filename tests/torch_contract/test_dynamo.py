@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dispatch_flops import _torch
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 # Before torch 2.13 it may be missing, and dispatch_flops asks by getattr.
 HOPS_COMPILE = hasattr(utils, "_in_hop_compile") or TorchVersion(torch.__version__) >= (2, 13)
 
@@ -61,13 +63,6 @@ class Ignoring(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func._op(*args, **(kwargs or {}))
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dispatch_flops import _torch
 from tests.helpers.profiling import TORCH
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 ops = torch.ops.higher_order
 
 # Those that counting/higher_order.py has a handler for.
@@ -62,13 +64,6 @@ class Asked(TorchDispatchMode):
             return func(*args, **kwargs)
         self.calls.append((func.name(), args, kwargs))
         return func(*args, **kwargs) if self.answer is None else self.answer
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def double(x: Tensor) -> Tensor:

@@ -128,6 +128,24 @@ def test_sharded_parameter_of_fsdp2_is_reset_by_this_method() -> None:
 
 
 @pytest.mark.usefixtures("fake_rank")
+def test_handle_of_a_reduction_holds_its_result_until_python_waits_for_it() -> None:
+    works = _torch.CompletedWorks()
+    reduced = torch.ones(3)
+    alive = weakref.ref(reduced)
+    reduce = torch.ops.c10d.allreduce_.default
+    handle = _torch.completed_communication(reduce, ([reduced], None), works)[1]
+    work = distributed.Work.unbox(handle)
+    del reduced, handle
+    assert work.get_future().value()[0] is alive()
+    del work
+    assert alive() is not None  # DDP holds no more than the future
+    (work,) = works._kept.values()
+    assert work.wait() and not works._kept
+    del work
+    assert alive() is None
+
+
+@pytest.mark.usefixtures("fake_rank")
 def test_handle_of_a_send_holds_what_is_sent_until_it_is_released() -> None:
     works = _torch.CompletedWorks()
     sent = torch.ones(3)

@@ -68,11 +68,8 @@ class Nested(MLP):
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
+def no_graphs(fresh_compiler: None) -> None:
     counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled_graphs() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,16 +18,11 @@ from dispatch_flops.errors import UncountedWarning
 from tests.helpers.opaque_blocks import BLOCK, LINEAR, A, Block, I, block_formula
 from tests.helpers.profiling import TORCH, profile_of
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 aten = torch.ops.aten
 N, C, D, S = 7, 11, 13, 5
 STEPS = 7 if TORCH >= (2, 13) else 8  # of a scan; older releases run one more for shapes
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def stated(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:

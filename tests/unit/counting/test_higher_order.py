@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,18 +23,14 @@ from dispatch_flops import FlopMeter, OpCost, register_flops, unregister_flops
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.profiling import TORCH, profile_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+]
 
 M, K = 3, 5
 ONE = M * K * K  # one product x[M,K] @ w[K,K]
 STEPS = 7 if TORCH >= (2, 13) else 8  # of a scan; older releases run one more for shapes
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def macs(function: Callable[..., Any], *args: Any, phase: Any = "forward") -> int:

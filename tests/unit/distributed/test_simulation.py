@@ -93,6 +93,28 @@ def test_simulated_ranks_have_the_peaks_of_real_ranks(
         assert peaks(cluster.ranks[rank]) in expected
 
 
+def reducing(is_async: bool) -> Callable[[Any], Callable[[], None]]:
+    """Return a job that reduces one tensor after the other and drops each."""
+
+    def step() -> None:
+        x = torch.ones(7, 11)
+        for _ in range(5):
+            y = x * 2
+            work = distributed.all_reduce(y, async_op=is_async)
+            if work is not None:
+                work.wait()
+            del y, work
+
+    return lambda mesh: step
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_simulated_rank_frees_what_was_reduced(is_async: bool) -> None:
+    memory = simulate(reducing(is_async), {"dp": 3}, ranks=[1], memory=True).ranks[1].memory
+    assert memory is not None
+    assert memory.peak_bytes == 4 * (7 * 11 + 7 * 11)
+
+
 def macs(profile: Profile) -> list[int]:
     return [profile.total(phase).macs for phase in ("forward", "backward", "recompute")]
 
