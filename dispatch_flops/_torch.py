@@ -678,6 +678,26 @@ all_step_pre_hooks: dict[int, Any] = sys.modules[
 ]._global_optimizer_pre_hooks
 
 
+# In these, torch gives a module a class of its own, below that of the program: parametrize,
+# fully_shard and replicate.
+_CLASS_MAKERS = (
+    "torch.nn.utils.parametrize",
+    "torch.distributed.fsdp",
+    "torch.distributed._composable",
+)
+
+
+def class_of(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """Return the class of a module as the program wrote it. Public: none."""
+    cls = type(module)
+    while cls.__module__.startswith(_CLASS_MAKERS) and cls.__bases__[-1] is not torch.nn.Module:
+        base = cls.__bases__[-1]
+        if not issubclass(base, torch.nn.Module):
+            break
+        cls = base
+    return cls
+
+
 def module_call() -> Any:
     """Return how modules are called now: a program may have put another function there."""
     return torch.nn.Module._call_impl
@@ -857,8 +877,9 @@ def functions_of_running_operators() -> Iterator[tuple[str, fx.GraphModule]]:
 
 
 def module_classes_in(function: fx.GraphModule) -> set[Any]:
-    """Return the classes of the modules whose calls torch.compile has traced in a function.
+    """Return the classes of the modules whose calls torch has traced into a function.
 
+    torch.export gives their qualified names. A module that the function calls is not among them.
     Public: none; ``nn_module_stack`` of its nodes has them.
     """
     return {
@@ -866,8 +887,13 @@ def module_classes_in(function: fx.GraphModule) -> set[Any]:
         for part in function.modules()
         if isinstance(part, fx.GraphModule)
         for node in part.graph.nodes
-        for _, cls in (node.meta.get("nn_module_stack") or {}).values()
+        for _, cls in _calls_around(node)
     }
+
+
+def _calls_around(node: fx.Node) -> list[tuple[Any, Any]]:
+    calls = list((node.meta.get("nn_module_stack") or {}).values())
+    return calls[:-1] if node.op == "call_module" else calls
 
 
 def triton_kernels() -> Any:

@@ -17,7 +17,7 @@ from torch import nn
 from dispatch_flops import _torch
 from dispatch_flops.compile.node_operators import INLINED
 from dispatch_flops.compile.opaque_calls import OpaqueCall
-from dispatch_flops.counting.formulas_not_asked import problem_in
+from dispatch_flops.counting.formulas_not_asked import problem_in, problem_of_call
 from dispatch_flops.counting.higher_order import HANDLERS
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.registry import Rule
@@ -77,7 +77,8 @@ class CallRecorder:
         known = self._rules.get(id(backend))
         # DDP's backend splits the graph for another one.
         possible = self._rules.values() if known is None else (known,)
-        if not any(type(module) in registry.module_rules(rules) for rules in possible):
+        cls = _torch.class_of(module)
+        if not any(cls in registry.module_rules(rules) for rules in possible):
             return None
         mark = f"dispatch_flops {next(self._numbers)}"
         call = OpaqueCall(mark, module, stack, inside)
@@ -89,8 +90,9 @@ class CallRecorder:
         call = self._calls[mark]
         call.has_nodes = has_nodes
         uncounted = [name for name in call.inside if name in HANDLERS and name not in INLINED]
-        if uncounted:
-            call.problem = problem_in(uncounted[0])
+        problem = problem_in(uncounted[0]) if uncounted else problem_of_call()
+        if problem is not None:
+            call.problem = problem
         else:
             call.take(read)
 

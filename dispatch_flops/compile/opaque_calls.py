@@ -45,7 +45,7 @@ class OpaqueCall:
         self, mark: str, module: nn.Module, stack: Mapping[str, Any], inside: Sequence[str] = ()
     ) -> None:
         self.mark = mark
-        self.target = type(module)
+        self.target = _torch.class_of(module)
         self.stack = stack
         self.inside = inside
         self.problem: str | None = _GRAPH_BREAK

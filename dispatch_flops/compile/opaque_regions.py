@@ -162,7 +162,7 @@ def _own_call(attribution: NodeAttribution, rules: Mapping[type, Rule]) -> Opaqu
     call = OpaqueCall("", module, {})
     forward = _wrapped_with(frame.code, getattr(module.forward, "__func__", module.forward))
     given = call_arguments(module)
-    if type(module) not in rules:
+    if call.target not in rules:
         call.problem = LATER
     elif forward is None:
         is_rest = frame.code.co_name.startswith(_torch.RESUMING)

@@ -7,6 +7,10 @@ import warnings
 from dispatch_flops import _torch
 from dispatch_flops.errors import UncountedWarning
 
+INLINED = (
+    "torch.fx or torch.export traced the call into a graph. Register formulas of the operators "
+    "that it runs"
+)
 _IN_VMAP = "the call is on a sample of torch.vmap. Register formulas of the operators that it runs"
 _WITH_TANGENTS = (
     "the call is in forward-mode autograd (torch.func.jvp), which computes tangents too"

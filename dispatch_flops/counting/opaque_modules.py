@@ -10,10 +10,12 @@ warning says so.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -21,7 +23,7 @@ from torch.nn.modules.module import (
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.dispatch_mode import CountingMode
-from dispatch_flops.counting.formulas_not_asked import problem_in, problem_of_call
+from dispatch_flops.counting.formulas_not_asked import INLINED, problem_in, problem_of_call
 from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadState
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
@@ -36,7 +38,7 @@ _FAILED = object()
 class OpaqueModules:
     """Records calls of modules whose class has a formula, from ``start`` on.
 
-    Installs hooks of its own, and only if there is such a formula. They run right after the
+    Installs hooks of its own, and only once there is such a formula. They run right after the
     tracker's. On entry, the module's call is on the tracker's stack; on exit ``_open`` keeps it.
     """
 
@@ -47,19 +49,43 @@ class OpaqueModules:
         self._not_asked = mode.not_asked
         self._higher_order = mode.higher_order
         self._conventions = conventions
-        self._rules = registry.module_rules(own_rules)
+        self._own_rules = own_rules
+        self._rules: dict[int, dict[type, Rule]] = {}  # by thread
+        self._has_started = self._has_hooks = False
         self._costs: dict[Any, CallCost] = {}
-        self._open: dict[ThreadState, OpenCall] = {}
+        self._open: dict[ThreadState, tuple[OpenCall, Rule]] = {}
         self._discarded: dict[ThreadState, list[ModulePhase]] = {}  # of the open calls
+        self._read_graphs: weakref.WeakSet[fx.GraphModule] = weakref.WeakSet()
 
     def start(self, undo: UndoStack) -> None:
-        """Install the hooks until ``undo`` runs."""
-        if self._rules:
-            undo.add(lambda: _torch.remove_global_hooks(self._enter, self._leave))
+        """Install the hooks until ``undo`` runs, as soon as a class has a formula."""
+        undo.add(self._stop)
+        self._has_started = True
+        registry.watch(self)
+        self.rules_changed()
+
+    def rules_changed(self) -> None:
+        """Ask for the rules again; install the hooks if a class has a formula now."""
+        self._rules.clear()
+        self._read_graphs.clear()
+        if self._has_started and not self._has_hooks and self._rules_here():
+            self._has_hooks = True
             register_module_forward_pre_hook(self._enter)
             register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
-            undo.add(lambda: setattr(self._higher_order, "before_call", None))
             self._higher_order.before_call = self._note_traced_calls
+
+    def _stop(self) -> None:
+        self._has_started = self._has_hooks = False
+        self._higher_order.before_call = None
+        _torch.remove_global_hooks(self._enter, self._leave)
+
+    def _rules_here(self) -> dict[type, Rule]:
+        """Return the rules of module classes in this thread."""
+        thread = threading.get_ident()
+        rules = self._rules.get(thread)
+        if rules is None:
+            rules = self._rules[thread] = registry.module_rules(self._own_rules)
+        return rules
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         thread = self._tracker.thread()
@@ -68,10 +94,13 @@ class OpaqueModules:
         call = thread.stack[-1]
         if call.owner is not module or call.module_phase is None:
             return
-        if self._open.get(thread) not in thread.stack:
-            if type(module) not in self._rules or not self._is_asked(module):
+        if not self._is_in_opaque_call(thread):
+            if isinstance(module, fx.GraphModule):
+                self._note_inlined_calls(module)
+            rule = self._rules_here().get(_torch.class_of(module))
+            if rule is None or not self._is_asked(module):
                 return
-            self._open[thread] = call
+            self._open[thread] = call, rule
             self._discarded[thread] = []
         # This ModulePhase is not aggregated: what is recorded there is discarded.
         discarded = ModulePhase(call.module_phase.fqn, call.module_phase.phase)
@@ -81,9 +110,10 @@ class OpaqueModules:
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _FAILED) -> None:
         # torch calls this without kwargs where forward raised.
         thread = self._tracker.thread()
-        call = self._open.get(thread) if thread is not None else None
-        if thread is None or call is None or call.owner is not module:
+        opened = self._open.get(thread) if thread is not None else None
+        if thread is None or opened is None or opened[0].owner is not module:
             return
+        call, rule = opened
         if call in thread.stack and not call.is_in_hooks:
             return
         del self._open[thread]
@@ -93,7 +123,7 @@ class OpaqueModules:
         if output is not _FAILED:
             module_phase = thread.module_phase(call.module_phase.fqn, call.module_phase.phase)
             with _torch.modes_disabled():
-                module_phase.counts[self._cost_of(module, args, kwargs, output)] += 1
+                module_phase.counts[self._cost_of(rule, module, args, kwargs, output)] += 1
         elif call.module_phase.phase == "recompute":
             for part in discarded:
                 counts = thread.module_phase(part.fqn, part.phase).counts
@@ -104,24 +134,40 @@ class OpaqueModules:
         """Return True if the formula of the module is asked for this call; note why not."""
         problem = problem_of_call()
         if problem is not None:
-            self._not_asked.add(name_of(type(module)), problem)
+            self._not_asked.add(name_of(_torch.class_of(module)), problem)
         return problem is None
 
     def _note_traced_calls(self) -> None:
         """Note the classes of modules in the functions that higher-order operators run now."""
-        thread = self._tracker.join_thread()
-        if self._open.get(thread) in thread.stack:  # nothing in it is counted
+        if self._is_in_opaque_call(self._tracker.join_thread()):
             return
         for operator, function in _torch.functions_of_running_operators():
-            for cls in _torch.module_classes_in(function):
-                if cls in self._rules:
-                    self._not_asked.add(name_of(cls), problem_in(operator))
+            self._note_classes_in(function, problem_in(operator))
 
-    def _cost_of(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> CallCost:
-        cls = type(module)
+    def _note_inlined_calls(self, graph: fx.GraphModule) -> None:
+        """Note the classes of modules whose calls were traced into a graph that is called."""
+        if graph not in self._read_graphs:
+            self._read_graphs.add(graph)
+            self._note_classes_in(graph, INLINED)
+
+    def _note_classes_in(self, function: fx.GraphModule, problem: str) -> None:
+        found = _torch.module_classes_in(function)
+        for cls in self._rules_here():
+            if cls in found or f"{cls.__module__}.{cls.__qualname__}" in found:
+                self._not_asked.add(name_of(cls), problem)
+
+    def _is_in_opaque_call(self, thread: ThreadState) -> bool:
+        """Return True if what the thread runs is a part of a call with a formula."""
+        opened = self._open.get(thread)
+        return opened is not None and opened[0] in thread.stack
+
+    def _cost_of(
+        self, rule: Rule, module: nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> CallCost:
+        cls = _torch.class_of(module)
         args, kwargs, output = _torch.without_gradient_wrappers((args, kwargs, output))
         cost = cost_of_call(
-            name_of(cls), cls, self._rules[cls], (module, *args), kwargs, output,
+            name_of(cls), cls, rule, (module, *args), kwargs, output,
             self._conventions, read=(args, kwargs, tuple(module.parameters())),
         )  # fmt: skip
         key = (cost.op, cost.dtype, cost.cost, cost.shares, cost.error)

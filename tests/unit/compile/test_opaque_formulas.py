@@ -116,6 +116,14 @@ def test_formula_of_a_call_in_vmap_is_not_asked() -> None:
     assert not_asked(backend, ".*a sample of torch.vmap").total().macs == 7 * 2 * LINEAR
 
 
+def test_formula_of_a_call_with_tangents_is_not_asked() -> None:
+    model, x = Block(), torch.ones(A, I)
+    backend = counting_backend("aot_eager", model, custom_mapping={Block: block_formula})
+    torch.compile(lambda x: torch.func.jvp(model, (x,), (x,)), backend=backend)(x)
+    # of the result, of the tangent, and of the weight's tangent, which is zeros
+    assert not_asked(backend, ".*forward-mode autograd").total().macs == 2 * 3 * LINEAR
+
+
 @pytest.mark.parametrize("model", [Block, lambda: nn.Sequential(Block())])
 def test_formula_registered_after_the_call_was_compiled_is_not_asked(model: Any) -> None:
     backend = counting_backend("aot_eager")

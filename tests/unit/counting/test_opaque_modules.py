@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import warnings
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.fsdp
+import torch.fx
 from torch import Tensor, nn
 
 import dispatch_flops
-from dispatch_flops import OpCost
+from dispatch_flops import FlopCounterMode, OpCost
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.attributing import rows, train
 from tests.helpers.profiling import profile_of
@@ -201,3 +205,103 @@ def test_opaque_module_that_returns_a_dataclass_writes_its_tensors() -> None:
     mapping = {Head: lambda module, x, *, out: OpCost(flops=1)}
     profile = profile_of(Head(), rows(2, 3), custom_mapping=mapping)
     assert profile.total().bytes_written == 7 * 11 * 4
+
+
+def whole(module: nn.Module, x: Tensor, *, out: Tensor, **_: Any) -> OpCost:
+    """Formula with 17 MACs for each element of the result."""
+    return OpCost(macs=17 * out.numel(), flops=35 * out.numel())
+
+
+def test_formula_that_is_overridden_in_the_block_acts_there_and_in_that_thread_alone() -> None:
+    model, x = Block(), rows(2, 3)
+    product, stated = 2 * (2 * 3 * 5), 17 * 2 * 3
+    found = []
+
+    def in_other_thread(counter: FlopCounterMode) -> None:
+        with counter.in_thread():
+            model(x)
+
+    with FlopCounterMode(display=False) as counter:
+        model(x)
+        found.append(counter.profile.total().macs)
+        with dispatch_flops.overridden({Block: whole}):
+            model(x)
+            found.append(counter.profile.total().macs)
+            thread = threading.Thread(target=in_other_thread, args=(counter,))
+            thread.start()
+            thread.join()
+            found.append(counter.profile.total().macs)
+        model(x)
+    found.append(counter.profile.total().macs)
+    assert found == [
+        product, product + stated, 2 * product + stated, 3 * product + stated
+    ]  # fmt: skip
+
+
+def test_formula_that_is_registered_in_the_block_acts_until_it_is_taken_back() -> None:
+    model, x = Block(), rows(2, 3)
+    before = process_state()
+    with FlopCounterMode(display=False) as counter:
+        dispatch_flops.register_flops(Block)(whole)
+        try:
+            model(x)
+        finally:
+            dispatch_flops.unregister_flops(Block)
+        model(x)
+    assert counter.profile.total().macs == 17 * 2 * 3 + 2 * (2 * 3 * 5)
+    assert process_state() == before
+
+
+def test_formula_that_is_taken_back_within_a_call_still_counts_it() -> None:
+    class Ending(Block):
+        def forward(self, x: Tensor, scale: int = 1) -> Tensor:
+            dispatch_flops.unregister_flops(Ending)
+            return super().forward(x, scale)
+
+    dispatch_flops.register_flops(Ending)(whole)
+    assert profile_of(Ending(), rows(2, 3)).total().macs == 17 * 2 * 3
+
+
+def test_formula_of_a_class_acts_on_modules_that_are_parametrized() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 5))
+    assert type(layer) is not nn.Linear
+    profile = profile_of(layer, rows(2, 3), custom_mapping={nn.Linear: whole})
+    assert profile.total().macs == 17 * 2 * 5
+    assert profile.by_operator()["module.Linear"].calls == 1
+
+
+def test_formula_of_a_class_acts_on_modules_that_are_sharded() -> None:
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        block = Block()
+        torch.distributed.fsdp.fully_shard(block)
+        assert type(block) is not Block
+        profile = profile_of(block, rows(2, 3), custom_mapping={Block: whole})
+    finally:
+        torch.distributed.destroy_process_group()
+    assert profile.total().macs == 17 * 2 * 3
+
+
+@pytest.mark.parametrize("trace", ["torch.fx", "torch.export"])
+def test_formula_of_a_module_that_is_traced_into_a_graph_is_not_asked(trace: str) -> None:
+    model, x = nn.Sequential(Block(), nn.Linear(3, 7)), rows(2, 3)
+    graph = (
+        torch.fx.symbolic_trace(model)
+        if trace == "torch.fx"
+        else torch.export.export(model, (x,)).module()
+    )
+    mapping = {Block: whole}
+    with pytest.warns(UncountedWarning, match=r"module\.Block .* not asked: .*traced the call"):
+        profile = profile_of(lambda: [graph(x), graph(x)], custom_mapping=mapping)
+    assert profile.total().macs == 2 * (2 * (2 * 3 * 5) + 2 * 3 * 7)
+    assert any(note.startswith("module.Block: ") for note in profile.notes)
+
+
+def test_formula_of_a_module_that_a_graph_calls_is_asked() -> None:
+    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 7)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncountedWarning)
+        profile = profile_of(graph, rows(2, 3), custom_mapping={nn.Linear: whole})
+    assert profile.total().macs == 17 * 2 * 7
