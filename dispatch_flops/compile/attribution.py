@@ -40,8 +40,10 @@ class NodeAttribution:
     fqn: the module whose forward the function is.
     function_id: the Python function of which it is a part. Code after a graph break has its own.
     used_params: ids of the parameters among the inputs.
-    parameter_positions: positions, among the inputs of the function, of its own module's
-        parameters, and of those below it.
+    called_module: the module that a run of the function calls: its own, or the only one that it is
+        given. None without one. called_fqn: the fqn of that one.
+    parameter_positions: positions, among the inputs of the function, of parameters of that module
+        and of those below it.
     is_of_compiled_autograd: the function is a backward pass that torch.compile traced.
     own_module: the module whose forward the function is; None if it is not one's.
     """
@@ -57,22 +59,44 @@ class NodeAttribution:
         self.own_module: nn.Module | None = None
         self.fqn = self._find_own_fqn(traced)
         self.used_params = {id(p) for _, _, p in _inputs(traced) if isinstance(p, nn.Parameter)}
+        self.called_module, self.called_fqn = self._find_called(traced)
         own = self._own_parameters(traced)
         self.parameter_positions = frozenset(own)
         self._parameter_paths = tuple(own.values())
-        if self.has_siblings and self.own_module is not None:
-            self._shared_keys.update(str(id(module)) for module in self.own_module.modules())
+        if self._has_siblings() and self.called_module is not None:
+            self._shared_keys.update(str(id(module)) for module in self.called_module.modules())
 
     @property
-    def has_siblings(self) -> bool:
-        """True if another module of the model might run the same compiled function."""
-        own = self.own_module
-        return (
-            own is not None
-            and bool(self._parameter_paths)
-            and any(
-                module is not own and type(module) is type(own) for module in self._modules.values()
-            )
+    def may_be_shared(self) -> bool:
+        """True if a run of the function tells by its parameters which module it calls."""
+        return self.called_module is not None and bool(self._parameter_paths)
+
+    @property
+    def is_trained(self) -> bool:
+        """True if a parameter of the called module requires a gradient."""
+        called = self.called_module
+        held = [_held(called, path) for path in self._parameter_paths]
+        return any(found is not None and found.requires_grad for found in held)
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """True if the modules hold the same parameters all the time, which FSDP2 replaces."""
+        modules = self._modules.values()
+        return all(type(module) is _torch.class_of(module) for module in modules)
+
+    def is_known(self, parameter: nn.Parameter) -> bool:
+        """Return True for a parameter of one of the models."""
+        return any(
+            held is parameter
+            for module in self._modules.values()
+            for held in module._parameters.values()
+        )
+
+    def _has_siblings(self) -> bool:
+        called = self.called_module
+        return self.may_be_shared and any(
+            module is not called and type(module) is type(called)
+            for module in self._modules.values()
         )
 
     def find_sibling(self, parameter: nn.Parameter) -> str | None:
@@ -81,7 +105,7 @@ class NodeAttribution:
         Its parameters become used ones. None without such a module of the same class.
         """
         for module in self._modules.values():
-            if type(module) is not type(self.own_module):
+            if type(module) is not type(self.called_module):
                 continue
             held = [_held(module, path) for path in self._parameter_paths]
             if any(found is parameter for found in held):
@@ -156,6 +180,16 @@ class NodeAttribution:
                 return self._names.find(module, self._names.roots).fqn
         return OUTSIDE
 
+    def _find_called(self, traced: fx.GraphModule) -> tuple[nn.Module | None, str]:
+        """Return the module that the function calls, and its fqn; ``(None, "outside")`` if none."""
+        if self.own_module is not None or self.is_of_compiled_autograd:
+            return self.own_module, self.fqn
+        stacks = [list(self._modules_of(module_stack(node))) for node in traced.graph.nodes]
+        called = list({id(stack[0][1]): stack[0][1] for stack in stacks if stack}.values())
+        if len(called) != 1:
+            return None, OUTSIDE
+        return called[0], self._names.find(called[0], self._names.roots).fqn
+
     def _running_modules(self) -> Iterator[nn.Module]:
         """Yield the modules whose calls led to this function, innermost first.
 
@@ -175,7 +209,7 @@ class NodeAttribution:
         own: dict[int, tuple[str, ...]] = {}
         for position, source, value in _inputs(traced):
             path = tuple(_ATTRIBUTE.findall(source))
-            if isinstance(value, nn.Parameter) and _held(self.own_module, path) is value:
+            if isinstance(value, nn.Parameter) and _held(self.called_module, path) is value:
                 own[position] = path
         return own
 

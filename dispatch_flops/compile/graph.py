@@ -28,7 +28,7 @@ from dispatch_flops.compile.templates import (
     size_reader,
 )
 from dispatch_flops.counting.module_tree import join
-from dispatch_flops.counting.thread_state import NO_TASK
+from dispatch_flops.counting.thread_state import ACCUMULATION, NO_TASK
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
@@ -98,7 +98,8 @@ class GraphCost:
         self.runs: Counter[Run] = Counter()
         self._notes = (_NOTE_OF_COMPILED_AUTOGRAD,) if attribution.is_of_compiled_autograd else ()
         self._instances: Instances | None = None
-        if attribution.has_siblings:
+        self._called_fqn = attribution.called_fqn
+        if attribution.may_be_shared:
             self._instances = Instances(attribution, graph, is_backward=is_backward)
         self._conventions = conventions
         self._own_rules = own_rules
@@ -145,12 +146,13 @@ class GraphCost:
     def fqn_in(self, module: str | None, fqn: str) -> str:
         """Return the fqn that a node of ``fqn`` has in a run of ``module``.
 
-        module: the fqn of a sibling of the module that was traced, or None.
+        module: the fqn of a sibling of the module that was traced, "outside" for a module of no
+            model, or None.
         """
-        traced, _ = self.function
-        if module is None or module == traced or traced == OUTSIDE:
+        traced = self._called_fqn
+        if module is None or module == traced or OUTSIDE in (traced, fqn) or fqn == ACCUMULATION:
             return fqn
-        if fqn == traced:
+        if fqn == traced or module == OUTSIDE:
             return module
         below = f"{traced}." if traced else ""
         return join(module, fqn[len(below) :]) if fqn.startswith(below) else fqn

@@ -79,5 +79,6 @@ def module_calls_of(graphs: Graphs) -> dict[str, int]:
     own: dict[str, int] = {}
     for (fqn, _), times in function_runs.items():
         own[fqn] = max(own.get(fqn, 0), times)
-    own.pop(OUTSIDE, None)
-    return calls + Counter(own)
+    found = calls + Counter(own)
+    del found[OUTSIDE]
+    return found

@@ -173,6 +173,57 @@ def test_compiled_function_of_tensors_alone_is_outside_the_model() -> None:
     assert profile.outside.total("backward").macs == A * B * D
 
 
+def train_parts(run: Any, times: tuple[int, int]) -> None:
+    for index, number in enumerate(times):
+        for _ in range(number):
+            run(index, torch.ones(A, B)).sum().backward()
+
+
+def test_modules_that_are_passed_to_one_compiled_function_have_their_own_work() -> None:
+    model = nn.ModuleList([Two(), Two()])
+    backend = counting_backend("aot_eager", model)
+    call = torch.compile(lambda module, x: module(x) @ x.t(), backend=backend)
+    train_parts(lambda index, x: call(model[index], x), (1, 3))
+    assert len(backend.graphs) == 2, "both run the same code"
+    profile, product = backend.profile(), A * B * C
+    for phase, products in (("forward", 2), ("backward", 3)):
+        found = macs(profile, phase)
+        assert (found["0"], found["1"]) == (products * product, 3 * products * product)
+        assert found["1.down"] == 3 * product * (1 if phase == "forward" else 2)
+        assert profile.outside.total(phase).macs == 4 * A * B * A
+    assert profile.node("1").calls == 3
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_model_that_the_backend_was_not_given_is_outside(is_trained: bool) -> None:
+    """A teacher of the student's class runs the student's code."""
+    student, teacher = Two(), Two()
+    backend = counting_backend("aot_eager", student)
+    compiled = [torch.compile(model, backend=backend) for model in (student, teacher)]
+    if is_trained:
+        train_parts(lambda index, x: compiled[index](x), (1, 3))
+    else:
+        with torch.no_grad():
+            for index in (0, 1, 1, 1):
+                compiled[index](torch.ones(A, B))
+    profile, product = backend.profile(), A * B * C
+    assert (profile.root.calls, profile.root.total("forward").macs) == (1, 2 * product)
+    assert profile.outside.total("forward").macs == 3 * 2 * product
+    assert profile.root.total("backward").macs == is_trained * 3 * product
+    assert profile.outside.total("backward").macs == is_trained * 3 * 3 * product
+
+
+def test_parameter_that_is_an_argument_does_not_tell_the_module() -> None:
+    """A frozen model with a trained prompt that belongs to no model of the backend."""
+    model = Two().requires_grad_(False)
+    prompt = nn.Parameter(torch.ones(A, B))
+    backend = counting_backend("aot_eager", model)
+    torch.compile(model, backend=backend)(prompt).sum().backward()
+    profile = backend.profile()
+    assert profile.root.total("forward").macs == 2 * A * B * C
+    assert profile.root.total("backward").macs == 2 * A * B * C
+
+
 class Recomputed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
