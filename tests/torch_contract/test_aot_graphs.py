@@ -302,7 +302,7 @@ def test_desc_of_a_placeholder_is_its_position_in_the_traced_function(
 
 def test_node_of_a_compiled_backward_leads_to_the_parameters() -> None:
     """dispatch_flops relies on this for the module whose backward runs (compile/instances.py:
-    ``_parameter``): the running node's ``next_functions``, and ``variable`` of these.
+    ``_parameters``): the running node's ``next_functions``, and ``variable`` of these.
     """
     torch._dynamo.reset()
     found: list[Any] = []
