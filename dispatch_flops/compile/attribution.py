@@ -19,6 +19,7 @@ from torch import fx, nn
 from dispatch_flops import _torch
 from dispatch_flops.compile.node_stacks import module_stack
 from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.python_frames import running_modules
 from dispatch_flops.counting.thread_state import ACCUMULATION
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
@@ -149,12 +150,25 @@ class NodeAttribution:
                     return OUTSIDE
                 self.own_module = owner
                 return self._names.find(owner, self._names.roots).fqn
-        for root in self._names.roots:
-            module = root.module()
-            if module is not None and id(module) not in entered:
+        for module in self._running_modules():
+            if id(module) not in entered:
                 self.own_module = module
-                return root.fqn
+                return self._names.find(module, self._names.roots).fqn
         return OUTSIDE
+
+    def _running_modules(self) -> Iterator[nn.Module]:
+        """Yield the modules whose calls led to this function, innermost first.
+
+        A module that is compiled in place has no frame of its own.
+        """
+        running = list(running_modules())
+        frame = _torch.compiled_frame()
+        if frame is not None and frame.code.co_varnames:
+            running.insert(0, id(frame.variables.get(frame.code.co_varnames[0])))
+        for key in running:
+            module = self._modules.get(key)
+            if module is not None:
+                yield module
 
     def _own_parameters(self, traced: fx.GraphModule) -> dict[int, tuple[str, ...]]:
         """Return ``{position among the inputs: attributes from the own module down}``."""

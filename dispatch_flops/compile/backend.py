@@ -256,7 +256,7 @@ class CountingBackend(MeteredRun):
         """
         with _torch.modes_disabled():
             notes = {"compiled graphs only: what ran outside of them is not counted": None}
-            self._warn_of_formulas(stacklevel=3)
+            self._warn_of_formulas()
             for name, problem in self._formulas_not_asked().items():
                 notes[note_on(name, problem)] = None
             module_phases, notes_on_runs = module_phases_of(self.graphs, runs_of(self.graphs))
@@ -295,10 +295,10 @@ class CountingBackend(MeteredRun):
             if registry.formula_of(target, self._own_rules) is not None
         }
 
-    def _warn_of_formulas(self, stacklevel: int) -> None:
+    def _warn_of_formulas(self) -> None:
         """Warn, once of each class or operator, that its formula is not asked."""
         for name, problem in self._formulas_not_asked().items():
-            self._not_asked.add(name, problem, stacklevel=stacklevel)
+            self._not_asked.add(name, problem)
 
     def _facts_of_running_model(self) -> dict[str, Any] | None:
         """Return the facts of the call of a model that is running now; None if none is."""
@@ -316,7 +316,7 @@ class CountingBackend(MeteredRun):
 
     def _report_uncounted(self, runs: Runs, left_eager: Iterable[CallCost]) -> dict[str, int]:
         """Return ``{name: calls}`` of what has no known cost; warn or raise if there is any."""
-        self._warn_of_formulas(stacklevel=4)
+        self._warn_of_formulas()
         costs: Counter[CallCost] = Counter(left_eager)
         with _torch.modes_disabled():
             costs += uncounted_calls(self.graphs, runs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.python_frames import stacklevel_of_program
 from dispatch_flops.errors import UncountedWarning
 
 INLINED = (
@@ -26,12 +27,12 @@ class FormulasNotAsked:
     def __init__(self) -> None:
         self.problems: dict[str, str] = {}
 
-    def add(self, name: str, problem: str, *, stacklevel: int = 2) -> None:
-        """Note that a formula is not asked; warn once of each name."""
+    def add(self, name: str, problem: str) -> None:
+        """Note that a formula is not asked; warn once of each name, at the program's own line."""
         if name not in self.problems:
             self.problems[name] = problem
             text = f"the operators of {name} are counted; its formula is not asked: {problem}"
-            warnings.warn(text, UncountedWarning, stacklevel=stacklevel + 1)
+            warnings.warn(text, UncountedWarning, stacklevel=stacklevel_of_program())
 
     def notes(self) -> list[str]:
         """Return a note for the profile on each."""

@@ -20,7 +20,8 @@ _MATRICES = packets("mm", "addmm", "_addmm_activation")
 _VECTORS = packets("mv", "addmv")
 _BATCHES = packets("bmm", "baddbmm")
 _HALF = (torch.bfloat16, torch.float16)
-_OTHER = (*_HALF, torch.complex64, torch.complex128)  # of which more than strides is asked
+# Of these, more than strides is asked.
+_OTHER = frozenset((*_HALF, torch.complex64, torch.complex128))
 _FEWEST = 400  # of one matrix; smaller products of a batch run without BLAS
 
 
@@ -64,7 +65,7 @@ def batches(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
     if a.is_contiguous() and b.is_contiguous() and not a.is_complex():
         return 0
     batch, rows, inner = a.shape
-    on_cuda = a.device.type == "cuda"
+    on_cuda = a.is_cuda
     if not on_cuda and (
         rows * inner * b.shape[2] < _FEWEST or (_are_items_adjacent(a) and _are_items_adjacent(b))
     ):
@@ -74,7 +75,7 @@ def batches(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
 
 
 def _is_unknown(factor: torch.Tensor) -> bool:
-    return factor.dtype in _HALF and factor.device.type == "cpu"
+    return factor.dtype in _HALF and factor.is_cpu
 
 
 def _copied(factor: torch.Tensor, shape: Any, strides: Any) -> int:

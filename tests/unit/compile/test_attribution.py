@@ -142,6 +142,37 @@ def test_compiled_gradient_of_a_function_is_backward() -> None:
     assert macs(backend.profile(), "forward") == {"": BLOCK, "up": BLOCK // 2, "down": BLOCK // 2}
 
 
+class Squares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.t()
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_module_without_parameters_has_its_own_work(is_in_place: bool) -> None:
+    model = nn.Sequential(Squares(), Squares())
+    backend = counting_backend("aot_eager", model)
+    square: Any = model[1]
+    if is_in_place:
+        square.compile(backend=backend)
+    else:
+        square = torch.compile(square, backend=backend)
+    square(torch.ones(A, B))
+    assert macs(backend.profile(), "forward") == {"": A * B * A, "1": A * B * A}
+
+
+def test_compiled_function_of_tensors_alone_is_outside_the_model() -> None:
+    """A loss that is compiled by itself belongs to no module."""
+    model = Two()
+    backend = counting_backend("aot_eager", model)
+    compiled = torch.compile(model, backend=backend)
+    loss = torch.compile(lambda x, y: (x @ y.t()).sum(), backend=backend)
+    loss(compiled(torch.ones(A, B)), torch.ones(D, B)).backward()
+    profile = backend.profile()
+    assert profile.root.total("forward").macs == 2 * A * B * C
+    assert profile.outside.total("forward").macs == A * B * D
+    assert profile.outside.total("backward").macs == A * B * D
+
+
 class Recomputed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
