@@ -1701,6 +1701,23 @@ def fsdp_param_class() -> type[Any]:
     return found
 
 
+# Modules that hold the question whether the storage of FSDP1's flat parameter is allocated, which
+# asks for its address: 0 on fake tensors. Public: none.
+ALLOCATED = "_data_ptr_allocated"
+ASKING_FOR_ALLOCATION = ("torch.distributed.utils", FSDP1[0])
+
+# Modules that hold the function by which FSDP2 makes the mesh of ``reshard_after_forward=<int>``
+# from the values of another mesh's tensor. Public: none.
+RESHARDING_MESH = "_get_post_forward_mesh_info"
+MAKING_RESHARDING_MESH = tuple(
+    f"torch.distributed.fsdp._fully_shard.{name}" for name in ("_fully_shard", "_fsdp_init")
+)
+
+# Classes of the tensors that ``clip_grad_norm_`` and optimizers pass to _foreach operators, in a
+# list of this module. Public: none.
+FOREACH_MODULE, FOREACH_TYPES = "torch.utils._foreach_utils", "_foreach_supported_types"
+
+
 # Where DDP compares the shapes of parameters between ranks, in C++, on their data. Public: none.
 DDP_MODULE = "torch.nn.parallel.distributed"
 DDP_VERIFY = "_verify_param_shape_across_processes"

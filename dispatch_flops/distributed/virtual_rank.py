@@ -6,7 +6,7 @@ import importlib
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -75,6 +75,14 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     yield ddp, _torch.DDP_VERIFY, lambda *args, **kwargs: None
     for module in _torch.modules_that_ask_for_tracing():
         yield module, _torch.ARE_WE_TRACING, torch.compiler.is_dynamo_compiling
+    for module in _importing(_torch.ASKING_FOR_ALLOCATION, _torch.ALLOCATED):
+        yield module, _torch.ALLOCATED, lambda tensor: tensor.untyped_storage().size() > 0
+    for module in _importing(_torch.MAKING_RESHARDING_MESH, _torch.RESHARDING_MESH):
+        made = getattr(module, _torch.RESHARDING_MESH)
+        yield module, _torch.RESHARDING_MESH, outside_fake_mode(made)
+    for module in _importing([_torch.FOREACH_MODULE], _torch.FOREACH_TYPES):
+        classes = getattr(module, _torch.FOREACH_TYPES)
+        yield module, _torch.FOREACH_TYPES, [*classes, FakeTensor]
     parameter = _torch.fsdp_param_class()
     yield parameter, "reset_sharded_param", _padding_once(parameter.reset_sharded_param)
     schedule = _torch.pipeline_schedule_class()
@@ -85,6 +93,12 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     if hasattr(stage, _torch.STAGE_RELEASES):
         asked = getattr(stage, _torch.STAGE_RELEASES)
         yield stage, _torch.STAGE_RELEASES, _of_plain_tensors(asked)
+
+
+def _importing(names: Iterable[str], attribute: str) -> list[Any]:
+    """Import modules; return those that have the attribute, for releases of torch differ."""
+    modules = [importlib.import_module(name) for name in names]
+    return [module for module in modules if hasattr(module, attribute)]
 
 
 def _with_real_tensors(member: Any) -> Any:

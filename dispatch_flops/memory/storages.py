@@ -11,6 +11,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.memory.reused_arguments import may_reuse
+from dispatch_flops.operators import registry
 from dispatch_flops.operators.tensors import is_sparse, tensors_in
 
 Allocation = Literal["none", "result", "reuse", "argument", "arrival", "gathering", "annotation"]
@@ -98,12 +99,13 @@ def allocation_of(func: Any) -> Allocation:
     backward pass perhaps none, if no dispatch mode were on. "argument": the results, and arguments
     that the call may resize. "arrival": an argument, which no operator made. "gathering": the
     results, into which FSDP2 gathers parameters. "annotation": the call only names a range for
-    torch.profiler, as around an optimizer's step.
+    torch.profiler, as around an optimizer's step, or asks for a tensor's metadata.
     """
     if not isinstance(func, OpOverload):
         return "result"
     name = func.name().partition(".")[0]
-    if name.startswith("profiler::"):
+    rule = registry.lookup(func)
+    if name.startswith("profiler::") or (rule is not None and not rule.is_recorded):
         return "annotation"
     if name in _WITHOUT_MEMORY:
         return "none"

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -114,6 +114,31 @@ def plain_ddp(mesh: DeviceMesh) -> Step:
     return lambda: model(tokens()).sum().backward()
 
 
+def clipped_ddp(mesh: DeviceMesh) -> Step:
+    """A static graph, whose gradients are views of the buckets and are clipped."""
+    model = DistributedDataParallel(Part(), static_graph=True, gradient_as_bucket_view=True)
+
+    def step() -> None:
+        model(tokens()).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    return step
+
+
+def fsdp1_unsharded(mesh: DeviceMesh) -> Step:
+    """FSDP1 that keeps the gathered parameters until backward."""
+    options: dict[str, Any] = {
+        "use_orig_params": True,
+        "sharding_strategy": ShardingStrategy.SHARD_GRAD_OP,
+        "device_id": torch.device("cpu"),
+    }
+    model = Part()
+    for name, layer in model.layers.items():
+        model.layers[name] = FullyShardedDataParallel(layer, **options)
+    whole = FullyShardedDataParallel(model, **options)
+    return lambda: whole(tokens()).sum().backward()
+
+
 def fsdp_from_meta(mesh: DeviceMesh) -> Step:
     """FSDP2 of a model that is built on the meta device; 50 rows are uneven on most meshes."""
     with torch.device("meta"):
@@ -156,6 +181,19 @@ def fsdp_steady(mesh: DeviceMesh) -> tuple[nn.Module, Step]:
     return model, step
 
 
+def fsdp_resharding(mesh: DeviceMesh) -> Step:
+    """FSDP2 of two micro-batches, whose parameters are spread over two ranks after forward."""
+    model = Part()
+    _shard(model, mesh["dp"], reshard_after_forward=2)
+
+    def step() -> None:
+        for is_last in (False, True):
+            model.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+            model(tokens()).sum().backward()
+
+    return step
+
+
 def fsdp_tp(mesh: DeviceMesh) -> tuple[nn.Module, Step]:
     model = Part()
     tp = mesh["tp"]
@@ -182,6 +220,25 @@ def dynamic_pipeline(mesh: DeviceMesh) -> Step:
     return _pipeline(mesh, knows_shapes=False)
 
 
+def interleaved(mesh: DeviceMesh) -> Step:
+    """Interleaved 1F1B of two stages on each rank."""
+    rank, ranks = mesh.get_rank(), mesh.size()
+    stages = [
+        PipelineStage(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()),
+            rank + number * ranks,
+            2 * ranks,
+            torch.device("cpu"),
+        )
+        for number in range(2)
+    ]
+    schedule = ScheduleInterleaved1F1B(stages, 2 * ranks, loss_fn=lambda y, t: y.sum())
+    x = torch.ones(2 * ranks * BATCH, WIDTH)
+    inputs = [x] if rank == 0 else []
+    target = {"target": x} if rank == ranks - 1 else {}
+    return lambda: schedule.step(*inputs, **target)
+
+
 def _pipeline(mesh: DeviceMesh, *, knows_shapes: bool) -> Step:
     stage, stages = mesh.get_local_rank("pp"), mesh["pp"].size()
     model = Part(stage, stages)
@@ -203,7 +260,7 @@ def _pipeline(mesh: DeviceMesh, *, knows_shapes: bool) -> Step:
     return lambda: schedule.step(*inputs, **target)
 
 
-def _shard(model: Part, mesh: DeviceMesh) -> None:
+def _shard(model: Part, mesh: DeviceMesh, **options: Any) -> None:
     for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, **options)
     fully_shard(model, mesh=mesh)

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -160,3 +160,40 @@ def test_handle_of_a_send_holds_what_is_sent_until_it_is_released() -> None:
     assert work.wait() and alive() is not None
     del work
     assert alive() is None
+
+
+@pytest.mark.parametrize(
+    ("modules", "name"),
+    [
+        (_torch.ASKING_FOR_ALLOCATION, _torch.ALLOCATED),
+        (_torch.MAKING_RESHARDING_MESH, _torch.RESHARDING_MESH),
+        ([_torch.FOREACH_MODULE], _torch.FOREACH_TYPES),
+    ],
+)
+def test_modules_of_torch_hold_what_simulated_ranks_replace(
+    modules: Sequence[str], name: str
+) -> None:
+    for module in modules:
+        assert hasattr(importlib.import_module(module), name)
+
+
+def test_storage_of_a_flat_parameter_is_allocated_if_it_has_an_address() -> None:
+    (utils, _) = map(importlib.import_module, _torch.ASKING_FOR_ALLOCATION)
+    tensor = torch.ones(3)
+    assert getattr(utils, _torch.ALLOCATED)(tensor)
+    tensor.untyped_storage().resize_(0)
+    assert not getattr(utils, _torch.ALLOCATED)(tensor)
+
+
+def test_tensors_of_these_classes_are_passed_to_foreach_operators() -> None:
+    module = importlib.import_module(_torch.FOREACH_MODULE)
+    assert torch.Tensor in getattr(module, _torch.FOREACH_TYPES)
+
+
+@pytest.mark.skipif(
+    not hasattr(_torch.pipeline_stage_class(), _torch.STAGE_RELEASES), reason="since torch 2.15"
+)
+def test_stage_of_a_pipeline_releases_outputs_of_plain_tensors_alone() -> None:
+    """If this fails, a simulated rank asks the stage itself."""
+    asked = getattr(_torch.pipeline_stage_class(), _torch.STAGE_RELEASES)
+    assert "type(output) is not torch.Tensor" in inspect.getsource(asked)

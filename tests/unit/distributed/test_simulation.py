@@ -33,14 +33,18 @@ pytestmark = [
 FOUR_RANKS = {
     "ddp": [("dp", 4)],
     "plain_ddp": [("dp", 4)],
+    "clipped_ddp": [("dp", 4)],
+    "fsdp1_unsharded": [("dp", 4)],
     "fsdp_from_meta": [("dp", 4)],
     "fsdp_even": [("dp", 4)],
     "fsdp_steady": [("dp", 4)],
+    "fsdp_resharding": [("dp", 4)],
     "fsdp_tp": [("dp", 2), ("tp", 2)],
     "pipeline": [("pp", 2), ("dp", 2)],
 }
 if TORCH >= (2, 12):  # before, stages send tensors as metadata, which a simulated rank cannot
     FOUR_RANKS["dynamic_pipeline"] = [("pp", 2), ("dp", 2)]
+    FOUR_RANKS["interleaved"] = [("pp", 4)]
 
 
 def run_jobs() -> dict[str, list[str]]:
