@@ -1723,6 +1723,17 @@ DDP_MODULE = "torch.nn.parallel.distributed"
 DDP_VERIFY = "_verify_param_shape_across_processes"
 
 
+# The method by which DDP's reducer arranges the gradients anew, in the order in which they came. It
+# writes the order into tensors of 32-bit integers and reads it from them. Public: none.
+REBUILD_BUCKETS = "_rebuild_buckets"
+
+
+def reducer_class() -> type[Any]:
+    """Return the class of DDP's reducer, in C++. Public: none."""
+    found: type[Any] = torch._C._distributed_c10d.Reducer
+    return found
+
+
 # Methods of pipeline schedules, called with ``(stages, has_backward, ...)``, by which the stages
 # agree whether they exchange metadata: by flags that they send to each other since torch 2.12, by
 # an all_reduce since 2.15. Public: none.
@@ -1776,7 +1787,7 @@ def completed_communication(func: OpOverload, args: Sequence[Any], works: Comple
     handle of what is sent holds the tensors, as gloo's and NCCL's do.
     Public: none.
 
-    works: keeps the handles that this makes in Python.
+    works: keeps the handles that this makes in Python as long as no one else does.
     """
     returns = len(func._schema.returns)
     if not returns:
@@ -1784,7 +1795,7 @@ def completed_communication(func: OpOverload, args: Sequence[Any], works: Comple
     name = func.name()
     if name in _WITH_FUTURE or name == _SEND:
         work = _completed_work_class()(args[0], works)
-        works.keep(work, is_for_good=name in _WITH_FUTURE)
+        works.keep(work, until_asked=name in _WITH_FUTURE)
     else:
         work = torch._C._distributed_c10d.FakeWork()
     handle = torch._C._distributed_c10d.Work.boxed(work)
@@ -1794,23 +1805,23 @@ def completed_communication(func: OpOverload, args: Sequence[Any], works: Comple
 class CompletedWorks:
     """Handles whose Python part must outlive the call that returns them, for C++ holds the rest.
 
-    DDP's reducer waits in C++ for the futures of its handles, so these are kept for good, unless
-    Python code waits for the handle. Others belong to the Python code that receives them, which has
-    them when the next operator runs.
+    DDP's reducer asks for the future of its handles in C++: these are kept until then, or until
+    Python code waits for them. Others belong to the Python code that receives them, which has them
+    when the next operator runs.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
         self._last: Any = None
 
-    def keep(self, work: Any, *, is_for_good: bool) -> None:
-        if is_for_good:
+    def keep(self, work: Any, *, until_asked: bool) -> None:
+        if until_asked:
             self._kept[id(work)] = work
         else:
             self._last = work
 
-    def note_waited(self, work: Any) -> None:
-        """Leave a handle to the Python code that waits for it."""
+    def release(self, work: Any) -> None:
+        """Leave a handle to those that hold it."""
         self._kept.pop(id(work), None)
 
     def hand_over(self) -> None:
@@ -1827,13 +1838,14 @@ def _completed_work_class() -> Any:
             self._works = works
 
         def wait(self, timeout: Any = None) -> bool:
-            self._works.note_waited(self)
+            self._works.release(self)
             return True
 
         def is_completed(self) -> bool:
             return True
 
         def get_future(self) -> Any:
+            self._works.release(self)
             future: Any = torch.futures.Future()
             future.set_result(self._result)
             return future

@@ -10,8 +10,10 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import FakeTensor, FakeTensorMode
+from dispatch_flops.operators.tensors import tensors_in
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_EMPTY = torch.ops.aten.empty.memory_format
 
 
 class SimulatedTensorMode(FakeTensorMode):
@@ -27,6 +29,7 @@ class SimulatedTensorMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self.values_read = 0
         self._works = _torch.CompletedWorks()
+        self._keeps_integers = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._works.hand_over()
@@ -35,6 +38,8 @@ class SimulatedTensorMode(FakeTensorMode):
                 return _torch.completed_communication(func, args, self._works)
             case "_c10d_functional" if func.name() in _torch.RESULT_OPERATORS:
                 return _torch.collective_result(func, args[0])
+        if self._keeps_integers and _makes_or_takes_integers(func, args, kwargs or {}):
+            return func(*args, **(kwargs or {}))
         if func is _ITEM and (value := self._read(args[0])) is not None:
             return value
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -49,8 +54,25 @@ class SimulatedTensorMode(FakeTensorMode):
         return 1.0 if tensor.dtype.is_floating_point else 1
 
     @contextmanager
+    def integers_kept(self) -> Iterator[None]:
+        """Give data to 32-bit integers that a block makes, and to what is computed from them."""
+        self._keeps_integers = True
+        try:
+            yield
+        finally:
+            self._keeps_integers = False
+
+    @contextmanager
     def values_known(self) -> Iterator[None]:
         """Do not count the values that are read in a block, because no cost depends on them."""
         before = self.values_read
         yield
         self.values_read = before
+
+
+def _makes_or_takes_integers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return True for an allocation of 32-bit integers, and for operators on tensors with data."""
+    if func is _EMPTY:
+        return kwargs.get("dtype") is torch.int32
+    tensors = tensors_in((args, kwargs))
+    return bool(tensors) and not any(isinstance(tensor, FakeTensor) for tensor in tensors)

@@ -73,6 +73,9 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     # All ranks run one program here, so the shapes of their parameters agree.
     ddp = importlib.import_module(_torch.DDP_MODULE)
     yield ddp, _torch.DDP_VERIFY, lambda *args, **kwargs: None
+    reducer = _torch.reducer_class()
+    rebuild = getattr(reducer, _torch.REBUILD_BUCKETS)
+    yield reducer, _torch.REBUILD_BUCKETS, _keeping_integers(rebuild, mode)
     for module in _torch.modules_that_ask_for_tracing():
         yield module, _torch.ARE_WE_TRACING, torch.compiler.is_dynamo_compiling
     for module in _importing(_torch.ASKING_FOR_ALLOCATION, _torch.ALLOCATED):
@@ -120,6 +123,18 @@ def _padding_once(reset: Callable[[Any], None]) -> Callable[[Any], None]:
         ):
             return
         reset(parameter)
+
+    return run
+
+
+def _keeping_integers(
+    function: Callable[..., Any], mode: SimulatedTensorMode
+) -> Callable[..., Any]:
+    """Return the function so that the integers in its tensors can be read."""
+
+    def run(*args: Any) -> Any:
+        with mode.integers_kept():
+            return function(*args)
 
     return run
 

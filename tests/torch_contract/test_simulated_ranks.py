@@ -7,6 +7,8 @@ import inspect
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -128,20 +130,22 @@ def test_sharded_parameter_of_fsdp2_is_reset_by_this_method() -> None:
 
 
 @pytest.mark.usefixtures("fake_rank")
-def test_handle_of_a_reduction_holds_its_result_until_python_waits_for_it() -> None:
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_handle_of_a_reduction_is_held_until_it_is_asked(is_waited_for: bool) -> None:
     works = _torch.CompletedWorks()
     reduced = torch.ones(3)
     alive = weakref.ref(reduced)
     reduce = torch.ops.c10d.allreduce_.default
     handle = _torch.completed_communication(reduce, ([reduced], None), works)[1]
-    work = distributed.Work.unbox(handle)
     del reduced, handle
-    assert work.get_future().value()[0] is alive()
-    del work
-    assert alive() is not None  # DDP holds no more than the future
+    assert alive() is not None  # C++ holds what Python does not see
     (work,) = works._kept.values()
-    assert work.wait() and not works._kept
+    if is_waited_for:
+        assert work.wait() and not works._kept
+    future = work.get_future()
     del work
+    assert not works._kept and future.value()[0] is alive()
+    del future
     assert alive() is None
 
 
@@ -197,3 +201,14 @@ def test_stage_of_a_pipeline_releases_outputs_of_plain_tensors_alone() -> None:
     """If this fails, a simulated rank asks the stage itself."""
     asked = getattr(_torch.pipeline_stage_class(), _torch.STAGE_RELEASES)
     assert "type(output) is not torch.Tensor" in inspect.getsource(asked)
+
+
+@pytest.mark.usefixtures("fake_rank")
+def test_reducer_rebuilds_its_buckets_by_this_method_which_can_be_replaced() -> None:
+    """It reads integers that it has written, for which fake tensors have no data."""
+    calls: list[Any] = []
+    reducer = _torch.reducer_class()
+    with mock.patch.object(reducer, _torch.REBUILD_BUCKETS, lambda self: calls.append(self)):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 5))
+        model(torch.ones(2, 3))
+    assert [type(call) for call in calls] == [reducer]

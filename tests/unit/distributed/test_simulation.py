@@ -92,9 +92,21 @@ def test_simulated_ranks_have_the_peaks_of_real_ranks(
     real: dict[str, list[ClusterProfile]], name: str
 ) -> None:
     cluster = simulated(name, ranks=range(4), memory=True)
+    roles_of = peaks_with_what_a_hook_made if name == "ddp" else peaks
     for rank in range(4):
-        expected = [peaks(attempt.ranks[rank]) for attempt in real[name]]
-        assert peaks(cluster.ranks[rank]) in expected
+        expected = [roles_of(attempt.ranks[rank]) for attempt in real[name]]
+        assert roles_of(cluster.ranks[rank]) in expected
+
+
+def peaks_with_what_a_hook_made(profile: Profile) -> dict[str, dict[str, int]]:
+    """Return the peaks with temporaries among the gradients.
+
+    A compressed gradient is a temporary, unless gloo's thread holds it until backward has ended.
+    """
+    found = peaks(profile)
+    for roles in found.values():
+        roles["gradients"] = roles.pop("gradients", 0) + roles.pop("temporaries", 0)
+    return found
 
 
 def reducing(is_async: bool) -> Callable[[Any], Callable[[], None]]:
