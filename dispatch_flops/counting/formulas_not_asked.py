@@ -9,7 +9,7 @@ from dispatch_flops.counting.python_frames import stacklevel_of_program
 from dispatch_flops.errors import UncountedWarning
 
 INLINED = (
-    "torch.fx or torch.export traced the call into a graph. Register formulas of the operators "
+    "the call was traced into a graph, as by torch.fx. Register formulas of the operators "
     "that it runs"
 )
 _IN_VMAP = "the call is on a sample of torch.vmap. Register formulas of the operators that it runs"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -382,6 +382,22 @@ def keys_with_formulas(*extras: Mapping[Any, Rule]) -> set[Any]:
     """
     layers = (_USER, *(override.rules for override in list(_OVERRIDES)), *extras)
     return {key for rules in layers for key in list(rules)}
+
+
+def formulas_in_force() -> Hashable:
+    """Return a value that differs if other formulas of the user's apply in this thread."""
+    changes, value = getattr(_in_force, "known", (-1, None))
+    if changes != _changes:
+        changes, layers = _changes, (*_overrides_in(threading.get_ident()), _USER)
+        value = tuple(
+            frozenset((key, rule.kind, rule.formula) for key, rule in dict(rules).items())
+            for rules in layers
+        )
+        _in_force.known = changes, value
+    return value
+
+
+_in_force = threading.local()  # known: the number of changes, and the value then
 
 
 def module_rules(extra: Mapping[Any, Rule]) -> dict[type, Rule]:

@@ -62,12 +62,12 @@ class FlopMeter(MeteredRun):
     A step is what runs in a ``step()`` block or, after ``start()``, from a call of the model to
     the optimizer's step. The first step with a new signature is counted. Later ones are not: their
     cost is added. The signature consists of the inputs of each call of the model (shapes, dtypes,
-    plain values), the modes of autograd and autocast, the modules of the model with their flags
-    (attributes that are True or False, such as ``training``), the parameters that require a
-    gradient and those that have one, and the steps of optimizers. Data do not belong to it. Where
-    they decide what runs, as in a mixture of experts, verification finds out and warns once.
-    ``is_estimate`` is then True, ten times as many steps are counted, and a signature costs the
-    mean of its counted steps.
+    plain values), the modes of autograd and autocast, the formulas that apply, the modules of the
+    model with their flags (attributes that are True or False, such as ``training``), the parameters
+    that require a gradient and those that have one, and the steps of optimizers. Data do not belong
+    to it. Where they decide what runs, as in a mixture of experts, verification finds out and warns
+    once. ``is_estimate`` is then True, ten times as many steps are counted, and a signature costs
+    the mean of its counted steps.
 
     A step that an exception leaves is not part of any figure. Code that ``torch.compile`` has
     compiled runs eagerly while a step is counted; ``counting_backend`` counts it as it runs. Pass

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dispatch_flops import _torch
+from dispatch_flops.operators import registry
 from dispatch_flops.profilers.model_state import ModelState
 
 OPAQUE: Final = "opaque"  # stands for inputs whose size only their data tells
@@ -29,7 +30,8 @@ def call_signature(model: ModelState, args: Any, kwargs: Any) -> Hashable:
     """Return the signature of a root call that starts now; ``OPAQUE`` if it cannot have one.
 
     It holds the inputs (shapes, dtypes and plain values), the modes of autograd and autocast, the
-    transforms of ``torch.func`` that the call runs in, and the state of the model.
+    transforms of ``torch.func`` that the call runs in, the formulas of the user's that apply, and
+    the state of the model.
     """
     try:
         inputs = (_describe(args, 0), _describe(kwargs, 0) if kwargs else None)
@@ -41,6 +43,7 @@ def call_signature(model: ModelState, args: Any, kwargs: Any) -> Hashable:
         torch.is_inference_mode_enabled(),
         _autocast(),
         _torch.function_transforms(),
+        registry.formulas_in_force(),
         *model.signature(),
     )
 

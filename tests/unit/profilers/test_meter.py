@@ -16,7 +16,15 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dispatch_flops import FlopCounterMode, FlopMeter, Machine, OpCost
+from dispatch_flops import (
+    FlopCounterMode,
+    FlopMeter,
+    Machine,
+    OpCost,
+    overridden,
+    register_flops,
+    unregister_flops,
+)
 from dispatch_flops.compile.step import Step
 from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError, UncountedWarning
@@ -287,6 +295,31 @@ def test_autocast_and_grad_mode_belong_to_the_signature(
     assert by_dtype["bfloat16"] == 3 * forward(B)
     assert by_dtype["float32"] == 6 * forward(B)
     assert meter.run.timed_steps == 6
+
+
+@pytest.mark.parametrize("target", [nn.Linear, torch.ops.aten.linear, torch.ops.aten.mm])
+def test_formulas_that_apply_belong_to_the_signature(model: Net, target: Any) -> None:
+    stated = lambda *args, out, **kwargs: OpCost(macs=17, flops=35)  # noqa: E731
+    meter = FlopMeter(model)
+
+    def step() -> int:
+        with meter.step(), torch.no_grad():
+            model(torch.ones(B, IN))
+        return meter.last_step.total.macs
+
+    layers, found = B * (IN * HID + HID * OUT), [step()]
+    for _ in range(2):
+        with overridden({target: stated}):
+            found.append(step())
+        found.append(step())
+    assert found == [layers, 2 * 17, layers, 2 * 17, layers]
+    assert copy.deepcopy(meter).total_flops == meter.total_flops
+    register_flops(target, override=True)(stated)
+    try:
+        assert step() == 2 * 17
+    finally:
+        unregister_flops(target)
+    assert step() == layers
 
 
 def test_plain_arguments_belong_to_the_signature() -> None:
