@@ -98,3 +98,9 @@ print(*operators_of_extensions())
 """
     done = run_python("-c", program)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("name", ["mm", "addmm", "bmm", "_flash_attention_forward"])
+def test_operator_of_torch_that_no_device_here_has_is_not_taken_apart(name: str) -> None:
+    """``aten.mm.dtype`` runs on CUDA alone; without it, it has a kernel of autograd only."""
+    assert not taken_apart_of([getattr(torch.ops.aten, name)])
