@@ -105,12 +105,21 @@ class MemoryMode(CountingMode):
                     if id(args[0].untyped_storage()) not in live:
                         self._meet(args)
                 elif takes == "two":
-                    a, b = args
-                    if id(a.untyped_storage()) not in live or id(b.untyped_storage()) not in live:
+                    if (
+                        id(args[0].untyped_storage()) not in live
+                        or id(args[1].untyped_storage()) not in live
+                    ):
+                        self._meet(args)
+                elif takes == "three":
+                    if (
+                        id(args[0].untyped_storage()) not in live
+                        or id(args[1].untyped_storage()) not in live
+                        or id(args[2].untyped_storage()) not in live
+                    ):
                         self._meet(args)
                 elif takes == "any":
                     self._meet_unknown((*args, *kwargs.values()) if kwargs else args)
-            except (AttributeError, IndexError, RuntimeError, ValueError):  # no storage, or omitted
+            except (AttributeError, IndexError, RuntimeError):  # no storage, or omitted
                 self._meet((args, kwargs))
         workspace = operator.workspace
         size = 0 if workspace is None else self._workspace_before(operator, args, kwargs)
@@ -236,8 +245,7 @@ class MemoryMode(CountingMode):
         rule = operator.workspace
         if not rule.reads_result:
             try:
-                formula = rule.formula
-                size = formula(*args, out=None, **kwargs) if kwargs else formula(*args, out=None)
+                size = rule.formula(*args, **kwargs) if kwargs else rule.formula(*args)
             except Exception:  # a tensor without strides
                 size = None
         if size is None and not operator.is_reported:

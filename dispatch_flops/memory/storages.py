@@ -15,7 +15,7 @@ from dispatch_flops.operators import registry
 from dispatch_flops.operators.tensors import is_sparse, tensors_in
 
 Allocation = Literal["none", "result", "reuse", "argument", "arrival", "gathering", "annotation"]
-Taken = Literal["none", "one", "two", "any"]
+Taken = Literal["none", "one", "two", "three", "any"]
 Storage = torch.UntypedStorage
 
 # A zero tensor of forward-mode differentiation has a storage without memory.
@@ -26,7 +26,7 @@ _ARRIVALS = frozenset(("aten::lift_fresh", "aten::lift"))
 _NUMBERS = re.compile(
     r"((Optional|List)\[)*(int|float|bool|complex|number|str|Device|Generator)\]*"
 )
-_COUNTS: tuple[Taken, ...] = ("none", "one", "two")
+_COUNTS: tuple[Taken, ...] = ("none", "one", "two", "three")
 _GATHERING = "fsdp::all_gather_copy_in"
 
 
@@ -82,12 +82,15 @@ def _sparse_parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def tensors_taken(func: Any) -> Taken:
-    """Return which arguments of a call are tensors: none, the first, the first two, or any."""
+    """Return which arguments of a call are tensors: none, the first one to three, or any."""
     if not isinstance(func, OpOverload):
         return "any"
-    types = [str(argument.type) for argument in _torch.schema_of(func).arguments]
+    arguments = _torch.schema_of(func).arguments
+    if any(argument.is_out for argument in arguments):
+        return "any"
+    types = [str(argument.type) for argument in arguments]
     others = [kind for kind in types if not _NUMBERS.fullmatch(kind)]
-    if len(others) > 2 or others != types[: len(others)] or set(others) - {"Tensor"}:
+    if len(others) >= len(_COUNTS) or others != types[: len(others)] or set(others) - {"Tensor"}:
         return "any"
     return _COUNTS[len(others)]
 

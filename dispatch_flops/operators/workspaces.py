@@ -31,7 +31,7 @@ class WorkspaceRule:
     formula: returns the bytes, or None where they are not known.
     may_be_unknown: False for the arguments of a call that the formula answers in any case.
     is_steady: a call's workspace depends on shapes, strides, dtypes and numbers, never on data.
-    reads_result: the formula may read what the call returned.
+    reads_result: the formula is also given what the call returned, as ``out``.
     """
 
     formula: Workspace

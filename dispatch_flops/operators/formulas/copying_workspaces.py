@@ -54,7 +54,7 @@ def _is_strided_or_in_half(args: tuple[Any, ...]) -> bool:
 
 def _register(names: str, condition: Condition, *, is_steady: bool) -> None:
     @builtin_workspace(packets(*names.split()), condition, is_steady=is_steady)
-    def workspace(*args: Any, out: Any, **_: Any) -> int | None:
+    def workspace(*args: Any, **_: Any) -> int | None:
         return None if args[0].is_cpu and condition(args) else 0
 
 
@@ -66,7 +66,7 @@ _register("index index_put _index_put_impl_", _is_masked, is_steady=False)
 
 
 @builtin_workspace(packets("native_layer_norm_backward"), _is_strided_or_in_half, is_steady=True)
-def layer_norm_backward(*args: Any, out: Any, **_: Any) -> int | None:
+def layer_norm_backward(*args: Any, **_: Any) -> int | None:
     """Sums of both parameters' gradients, for each thread, of N normalized elements.
 
     Bytes: 2·T·N·element, with T threads of the CPU.

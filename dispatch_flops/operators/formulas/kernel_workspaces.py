@@ -16,7 +16,7 @@ _MOST_KEYS = 512  # kv_split_size
 
 
 @builtin_workspace(packets("_scaled_dot_product_flash_attention_for_cpu"))
-def flash_forward(q: torch.Tensor, k: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
+def flash_forward(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> int:
     """A block of scores, its row maxima and sums, and a block of the result, for each thread.
 
     Bytes: T·(q·k + 2·q + q·E)·accumulator, and T·q·k·element in half precision, of blocks with q
@@ -40,7 +40,7 @@ def _is_backward_reduced(args: tuple[Any, ...]) -> bool:
     is_steady=True,
 )
 def flash_backward(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *_: Any, out: Any, **__: Any
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any
 ) -> int | None:
     """Two blocks of scores for each thread, row sums, and a gradient with queries before heads.
 
@@ -103,5 +103,5 @@ _UNKNOWN_BUT_STEADY = """
 
 @builtin_workspace(packets(*_UNKNOWN_BUT_STEADY.split()), always, is_steady=True)
 @builtin_workspace(packets(*_UNKNOWN.split()), always)
-def unknown(*_: Any, out: Any, **__: Any) -> None:
+def unknown(*_: Any, **__: Any) -> None:
     """Return None: what these kernels allocate for themselves has no formula."""

@@ -30,7 +30,7 @@ def _is_in_half(args: tuple[Any, ...]) -> bool:
 
 
 @builtin_workspace(_MATRICES, _is_in_half, is_steady=True)
-def matrices(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
+def matrices(*operands: Any, **_: Any) -> int | None:
     """Bytes: those of each factor that is copied."""
     a, b = operands[-2:]
     is_other = a.dtype in _OTHER
@@ -38,23 +38,23 @@ def matrices(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
         return None
     copied = 0
     if is_other or not a.is_contiguous():
-        copied = _copied(a, a.shape, a.stride())
+        copied = _copied(a)
     if is_other or not b.is_contiguous():
-        copied += _copied(b, b.shape, b.stride())
+        copied += _copied(b)
     return copied
 
 
 @builtin_workspace(_VECTORS, _is_in_half, is_steady=True)
-def vectors(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
+def vectors(*operands: Any, **_: Any) -> int | None:
     """Bytes: those of the matrix, if it is copied."""
     matrix = operands[-2]
     if _is_unknown(matrix):
         return None
-    return _copied(matrix, matrix.shape, matrix.stride())
+    return _copied(matrix)
 
 
 @builtin_workspace(_BATCHES, _is_in_half, is_steady=True)
-def batches(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
+def batches(*operands: Any, **_: Any) -> int | None:
     """Bytes: those of one matrix of each factor that is copied; on CUDA, of the whole batch.
 
     The CPU copies neither factor unless both go to BLAS one matrix at a time.
@@ -70,7 +70,7 @@ def batches(*operands: Any, out: torch.Tensor, **_: Any) -> int | None:
         rows * inner * b.shape[2] < _FEWEST or (_are_items_adjacent(a) and _are_items_adjacent(b))
     ):
         return 0
-    copied = sum(_copied(factor, factor.shape[1:], factor.stride()[1:]) for factor in (a, b))
+    copied = _copied(a) + _copied(b)
     return copied * batch if on_cuda else copied
 
 
@@ -78,9 +78,10 @@ def _is_unknown(factor: torch.Tensor) -> bool:
     return factor.dtype in _HALF and factor.is_cpu
 
 
-def _copied(factor: torch.Tensor, shape: Any, strides: Any) -> int:
-    """Return the bytes of the copy of a matrix, 0 if none is made."""
-    (rows, columns), (down, right) = shape, strides
+def _copied(factor: torch.Tensor) -> int:
+    """Return the bytes of the copy of a matrix, or of one of a batch; 0 if none is made."""
+    shape, strides = factor.shape, factor.stride()
+    rows, columns, down, right = shape[-2], shape[-1], strides[-2], strides[-1]
     if right == 1 and down >= columns:
         is_copied = factor.is_conj()  # BLAS conjugates a factor only as it transposes it
     else:

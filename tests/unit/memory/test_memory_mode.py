@@ -380,6 +380,9 @@ def test_data_from_outside_the_run_counts_once_each() -> None:
         (lambda x, at: x.view(1, 7), 7 * F32),
         (lambda x, at: torch.ones(7).mul(x), 7 * F32),
         (lambda x, at: torch.mm(x.view(7, 1), x.new_ones(1, 2)), 7 * F32),
+        (lambda x, at: x.addcmul(torch.ones(7), torch.ones(7)), 7 * F32),
+        (lambda x, at: torch.ones(7).addcmul(x, torch.ones(7)), 7 * F32),
+        (lambda x, at: torch.ones(7).addcmul(torch.ones(7), x), 7 * F32),
     ],
     ids=[
         "list",
@@ -390,6 +393,9 @@ def test_data_from_outside_the_run_counts_once_each() -> None:
         "only one",
         "second",
         "first",
+        "first of three",
+        "second of three",
+        "third of three",
     ],
 )
 def test_data_from_outside_is_found_among_all_arguments(use: Any, inputs: int) -> None:
