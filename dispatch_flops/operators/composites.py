@@ -48,11 +48,9 @@ def is_taken_apart(func: OpOverload) -> bool:
     name = func.name()
     if _torch.has_kernel(name, _torch.COMPOSITE.name):
         return is_composite(func)
-    return (
-        is_of_extension(func)
-        and any(_torch.has_kernel(name, key) for key in _AUTOGRAD)
-        and not any(_torch.has_kernel(name, key) for key in _BACKENDS)
-    )
+    has_autograds = any(_torch.has_kernel(name, key) for key in _AUTOGRAD)
+    has_devices = any(_torch.has_kernel(name, key) for key in _BACKENDS)
+    return is_of_extension(func) and has_autograds and not has_devices
 
 
 def may_bypass_device_kernel(func: OpOverload) -> bool:

@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 from dispatch_flops import _torch
 from dispatch_flops.cli.ops import coverage
 from dispatch_flops.operators import composites
-from dispatch_flops.operators.composites import is_composite
+from dispatch_flops.operators.composites import is_composite, taken_apart_of
 from tests.helpers.interpreters import run_python
 from tests.helpers.profiling import profile_of
 
