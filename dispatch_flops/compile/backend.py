@@ -243,7 +243,10 @@ class CountingBackend(MeteredRun):
         self._step_parts = StepParts(self.graphs)
 
     def total(self) -> OpCost:
-        """Return the cost of all runs so far; raises as ``step`` does."""
+        """Return the cost of all runs so far by the formulas that apply now; raises as ``step``.
+
+        Readings such as ``run`` have each step by those that applied when it ended.
+        """
         runs = runs_of(self.graphs)
         self._report_uncounted(runs, self._left_eager())
         with _torch.modes_disabled():

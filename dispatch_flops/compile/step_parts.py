@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dispatch_flops.compile.graph_runs import GraphRun, Graphs, Runs, module_phases_of
 from dispatch_flops.counting.aggregation import CallAggregator
 from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, amounts_of
+from dispatch_flops.operators import registry
 from dispatch_flops.operators.costing import CallCost
 
 
@@ -31,7 +32,7 @@ class StepPart:
 
 
 class StepParts:
-    """Parts of all steps so far; steps that run the same share them."""
+    """Parts of all steps so far; steps that run the same, with the same formulas, share them."""
 
     def __init__(self, graphs: Graphs) -> None:
         self._graphs = graphs
@@ -49,11 +50,12 @@ class StepParts:
         )
 
     def _of_runs(self, run: GraphRun, times: int) -> StepPart:
-        found = self._by_key.get((run, times))
+        key = run, times, registry.formulas_in_force()
+        found = self._by_key.get(key)
         if found is None:
             module_phases, _ = module_phases_of(self._graphs, {run: times})
             calls = CallAggregator().including(module_phases.values())
-            found = self._by_key[run, times] = StepPart(amounts_of(calls))
+            found = self._by_key[key] = StepPart(amounts_of(calls))
         return found
 
     def _of_eager(self, cost: CallCost) -> StepPart:

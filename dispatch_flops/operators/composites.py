@@ -43,14 +43,14 @@ def is_taken_apart(func: OpOverload) -> bool:
     """Return True if autograd runs all of ``func``, so that no dispatch mode sees it.
 
     It is composite, as is a C++ extension's ``m.def("op", &function)``, or has only an Autograd
-    kernel.
+    kernel. Of torch's own operators those are of devices for which torch was not built.
     """
     name = func.name()
     if _torch.has_kernel(name, _torch.COMPOSITE.name):
         return is_composite(func)
-    return any(_torch.has_kernel(name, key) for key in _AUTOGRAD) and not any(
-        _torch.has_kernel(name, key) for key in _BACKENDS
-    )
+    has_autograds = any(_torch.has_kernel(name, key) for key in _AUTOGRAD)
+    has_devices = any(_torch.has_kernel(name, key) for key in _BACKENDS)
+    return is_of_extension(func) and has_autograds and not has_devices
 
 
 def may_bypass_device_kernel(func: OpOverload) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops import FlopMeter, Machine
+from dispatch_flops import FlopMeter, Machine, overridden
 from dispatch_flops.compile import CountingBackend, counting_backend
 from dispatch_flops.errors import ConfigError, UncountedWarning
 
@@ -84,6 +84,21 @@ def test_resumed_run_continues_the_totals() -> None:
     run(resumed, compiled, [2, 2])
     assert resumed.total_flops == forward(5 * 2 - 2 + 11)
     assert (resumed.steps_done, resumed.run.timed_steps) == (5, 2)
+
+
+def test_step_has_the_cost_by_the_formulas_that_apply_when_it_ends() -> None:
+    backend, compiled = make()
+    found = []
+    run(backend, compiled, [2])
+    with overridden({torch.ops.aten.mm: lambda *args, out, **_: 17 * out.numel()}):
+        run(backend, compiled, [2])
+        found.append(backend.last_step.total_flops)
+        assert backend.total().flops == 2 * 17 * 2 * OUT
+    run(backend, compiled, [2])
+    found.append(backend.last_step.total_flops)
+    assert found == [17 * 2 * OUT, forward(2)]
+    assert backend.total_flops == 2 * forward(2) + 17 * 2 * OUT
+    assert backend.total().flops == 3 * forward(2)
 
 
 def test_operator_without_a_cost_makes_readings_lower_bounds() -> None:

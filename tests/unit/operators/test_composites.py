@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 from dispatch_flops import _torch
 from dispatch_flops.cli.ops import coverage
 from dispatch_flops.operators import composites
-from dispatch_flops.operators.composites import is_composite
+from dispatch_flops.operators.composites import is_composite, taken_apart_of
 from tests.helpers.interpreters import run_python
 from tests.helpers.profiling import profile_of
 
@@ -98,3 +98,9 @@ print(*operators_of_extensions())
 """
     done = run_python("-c", program)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("name", ["mm", "addmm", "bmm", "_flash_attention_forward"])
+def test_operator_of_torch_that_no_device_here_has_is_not_taken_apart(name: str) -> None:
+    """``aten.mm.dtype`` runs on CUDA alone; without it, it has a kernel of autograd only."""
+    assert not taken_apart_of([getattr(torch.ops.aten, name)])
