@@ -142,9 +142,7 @@ def test_formula_of_a_composite_in_scan_is_asked_without_gradients_alone() -> No
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize(
-    ("place", "times"), [(in_cond, 1), (in_map, 7), (in_while_loop, 4)], ids=str
-)
+@pytest.mark.parametrize(("place", "times"), [(in_cond, 1), (in_map, 7), (in_while_loop, 4)])
 def test_formula_of_a_composite_in_other_operators_is_asked(
     place: Any, times: int, grad: bool
 ) -> None:
