@@ -1724,7 +1724,8 @@ DDP_VERIFY = "_verify_param_shape_across_processes"
 
 
 # The method by which DDP's reducer arranges the gradients anew, in the order in which they came. It
-# writes the order into tensors of 32-bit integers and reads it from them. Public: none.
+# writes the order into tensors of 32-bit integers and reads it from them, as it does with the
+# parameters that were used. Public: none.
 REBUILD_BUCKETS = "_rebuild_buckets"
 
 

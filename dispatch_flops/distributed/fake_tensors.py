@@ -13,7 +13,7 @@ from dispatch_flops._torch import FakeTensor, FakeTensorMode
 from dispatch_flops.operators.tensors import tensors_in
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
-_EMPTY = torch.ops.aten.empty.memory_format
+_ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.zeros.default)
 
 
 class SimulatedTensorMode(FakeTensorMode):
@@ -38,7 +38,7 @@ class SimulatedTensorMode(FakeTensorMode):
                 return _torch.completed_communication(func, args, self._works)
             case "_c10d_functional" if func.name() in _torch.RESULT_OPERATORS:
                 return _torch.collective_result(func, args[0])
-        if self._keeps_integers and _makes_or_takes_integers(func, args, kwargs or {}):
+        if self._makes_integers(func, kwargs) or _are_integers_with_data(args):
             return func(*args, **(kwargs or {}))
         if func is _ITEM and (value := self._read(args[0])) is not None:
             return value
@@ -53,9 +53,16 @@ class SimulatedTensorMode(FakeTensorMode):
             return True
         return 1.0 if tensor.dtype.is_floating_point else 1
 
+    def _makes_integers(self, func: Any, kwargs: Any) -> bool:
+        return (
+            self._keeps_integers
+            and func in _ALLOCATIONS
+            and (kwargs or {}).get("dtype") is torch.int32
+        )
+
     @contextmanager
     def integers_kept(self) -> Iterator[None]:
-        """Give data to 32-bit integers that a block makes, and to what is computed from them."""
+        """Give data to 32-bit integers that a block makes; what is computed from them has data."""
         self._keeps_integers = True
         try:
             yield
@@ -70,9 +77,11 @@ class SimulatedTensorMode(FakeTensorMode):
         self.values_read = before
 
 
-def _makes_or_takes_integers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return True for an allocation of 32-bit integers, and for operators on tensors with data."""
-    if func is _EMPTY:
-        return kwargs.get("dtype") is torch.int32
-    tensors = tensors_in((args, kwargs))
-    return bool(tensors) and not any(isinstance(tensor, FakeTensor) for tensor in tensors)
+def _are_integers_with_data(args: Any) -> bool:
+    """Return True if the tensors among the arguments are 32-bit integers that have data."""
+    if not args or args[0].__class__ is not torch.Tensor or args[0].dtype is not torch.int32:
+        return False
+    return all(
+        tensor.__class__ is torch.Tensor and tensor.dtype is torch.int32
+        for tensor in tensors_in(args)
+    )

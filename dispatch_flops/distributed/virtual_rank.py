@@ -74,8 +74,8 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     ddp = importlib.import_module(_torch.DDP_MODULE)
     yield ddp, _torch.DDP_VERIFY, lambda *args, **kwargs: None
     reducer = _torch.reducer_class()
-    rebuild = getattr(reducer, _torch.REBUILD_BUCKETS)
-    yield reducer, _torch.REBUILD_BUCKETS, _keeping_integers(rebuild, mode)
+    for name in ("__init__", _torch.REBUILD_BUCKETS):
+        yield reducer, name, _keeping_integers(getattr(reducer, name), mode)
     for module in _torch.modules_that_ask_for_tracing():
         yield module, _torch.ARE_WE_TRACING, torch.compiler.is_dynamo_compiling
     for module in _importing(_torch.ASKING_FOR_ALLOCATION, _torch.ALLOCATED):
@@ -132,9 +132,9 @@ def _keeping_integers(
 ) -> Callable[..., Any]:
     """Return the function so that the integers in its tensors can be read."""
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         with mode.integers_kept():
-            return function(*args)
+            return function(*args, **kwargs)
 
     return run
 

@@ -131,6 +131,29 @@ def clipped_ddp(mesh: DeviceMesh) -> Step:
     return step
 
 
+class OneOfTwo(nn.Module):
+    """Two layers, of which a call uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, HIDDEN), nn.Linear(WIDTH, HIDDEN)])
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        out: torch.Tensor = self.layers[number](x)
+        return out
+
+
+def partly_used_ddp(mesh: DeviceMesh) -> Step:
+    """Passes that leave parameters unused, which the reducer finds."""
+    model = DistributedDataParallel(OneOfTwo(), find_unused_parameters=True)
+
+    def step() -> None:
+        for number in (0, 1, 0):
+            model(torch.ones(BATCH, WIDTH), number).sum().backward()
+
+    return step
+
+
 def fsdp1_unsharded(mesh: DeviceMesh) -> Step:
     """FSDP1 that keeps the gathered parameters until backward."""
     options: dict[str, Any] = {
