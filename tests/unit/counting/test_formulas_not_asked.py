@@ -215,6 +215,7 @@ def test_formula_of_a_module_with_tangents_is_not_asked() -> None:
     assert profile.total().macs == 3 * N * C * D
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_formula_of_a_composite_of_a_library_is_asked_in_transforms() -> None:
     """torch.vmap runs such an operator on each sample, one by one."""
     with torch.library._scoped_library("test_not_asked", "DEF") as library:
