@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from dispatch_flops import OpCost, Profile, register_flops, unregister_flops
 from dispatch_flops.compile import CountingBackend, counting_backend
 from dispatch_flops.errors import UncountedWarning
+from tests.helpers.composites import C, D, N, aten, stated
 from tests.helpers.opaque_blocks import LINEAR, A, Block, H, I
 from tests.helpers.profiling import profile_of
 
@@ -28,14 +29,6 @@ pytestmark = [
     # a warning of torch.compile at graph breaks
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
 ]
-
-aten = torch.ops.aten
-N, C, D = 7, 11, 13
-
-
-def stated(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:
-    """Formula with 17 MACs for each element of the result."""
-    return OpCost(macs=17 * out.numel(), flops=35 * out.numel())
 
 
 class Calls(nn.Module):

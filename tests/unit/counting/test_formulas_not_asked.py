@@ -15,19 +15,13 @@ from torch.nn import functional as F
 
 from dispatch_flops import OpCost, Profile, _torch
 from dispatch_flops.errors import UncountedWarning
+from tests.helpers.composites import COMPOSITES, WEIGHT, C, D, N, S, aten, stated
 from tests.helpers.opaque_blocks import BLOCK, LINEAR, A, Block, I, block_formula
 from tests.helpers.profiling import TORCH, profile_of
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-aten = torch.ops.aten
-N, C, D, S = 7, 11, 13, 5
 STEPS = 7 if TORCH >= (2, 13) else 8  # of a scan; older releases run one more for shapes
-
-
-def stated(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:
-    """Formula with 17 MACs for each element of the result."""
-    return OpCost(macs=17 * out.numel(), flops=35 * out.numel())
 
 
 def asked(function: Callable[[], Any], mapping: Any) -> Profile:
@@ -154,15 +148,6 @@ def test_formula_of_a_composite_in_other_operators_is_asked(
 
 # -- torch.func -----------------------------------------------------------------------------------
 
-WEIGHT, KERNEL = torch.ones(D, C), torch.ones(D, C, 3, 3)
-COMPOSITES = {
-    # operator: the call, the shape of its input, elements of its result, its own MACs
-    aten.linear: (lambda x: F.linear(x, WEIGHT), (N, C), N * D, N * C * D),
-    aten.matmul: (lambda x: x @ WEIGHT.t(), (N, C), N * D, N * C * D),
-    aten.einsum: (lambda x: torch.einsum("nc,dc->nd", x, WEIGHT), (N, C), N * D, N * C * D),
-    aten.layer_norm: (lambda x: F.layer_norm(x, (C,)), (N, C), N * C, 0),
-    aten.conv2d: (lambda x: F.conv2d(x, KERNEL), (2, C, 5, 7), 2 * D * 3 * 5, 2 * D * C * 9 * 15),
-}
 EACH = pytest.mark.parametrize("op", COMPOSITES, ids=str)
 
 
