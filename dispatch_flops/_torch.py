@@ -728,16 +728,16 @@ _Vmap = torch._C._functorch.CVmapInterpreterPtr
 
 def is_in_vmap() -> bool:
     """Return True while torch.vmap runs a function, on one sample as it seems. Public: none."""
-    functorch = torch._C._functorch
-    stack = functorch.get_interpreter_stack() or ()
-    return any(level.key() == functorch.TransformType.Vmap for level in stack)
+    return _is_in(_TransformType.Vmap)
 
 
 def is_in_forward_mode() -> bool:
     """Return True while forward-mode autograd computes tangents. Public: none."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        return True
-    return any(level.key() == _TransformType.Jvp for level in _interpreter_stack() or ())
+    return torch.autograd.forward_ad._current_level >= 0 or _is_in(_TransformType.Jvp)
+
+
+def _is_in(transform: Any) -> bool:
+    return any(level.key() == transform for level in _interpreter_stack() or ())
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
