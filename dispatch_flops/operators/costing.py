@@ -71,24 +71,25 @@ def cost_of_call(
 
     Never raises: if the formula does, the cost is unknown and ``error`` holds the exception.
     """
-    kwargs, outs = _split_outs(func, kwargs)
-    if out is None and outs:  # such an operator returns nothing
-        out = outs[0] if len(outs) == 1 else outs
-    promoting = rule.kind == "pointwise"
-    dtype = compute_dtype(args, kwargs, out, promoting=promoting)
-    try:
-        dtype = _stated_dtype(func, rule, args, kwargs) or dtype
-        with using(conventions):
-            answer = rule.answer(func, args, kwargs, out)
-        own, shares = _as_cost(answer, are_reals=_is_real(dtype))
-        # An int is the FLOPs that a user's formula states without MACs: they count as stated.
-        if conventions.flops == "contractions" and (rule.builtin or not _is_int(answer)):
-            own, shares = _contractions_only(own), tuple(map(_contractions_only_share, shares))
-        if rule.moves and not (own.bytes_read or own.bytes_written):
-            ins, written = _bytes_moved(func, args, kwargs, out, read)
-            own = dataclasses.replace(own, bytes_read=ins, bytes_written=written)
-    except Exception as error:
-        return CallCost(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
+    with _torch.modes_disabled():  # the user's do not see operators that formulas run
+        kwargs, outs = _split_outs(func, kwargs)
+        if out is None and outs:  # such an operator returns nothing
+            out = outs[0] if len(outs) == 1 else outs
+        promoting = rule.kind == "pointwise"
+        dtype = compute_dtype(args, kwargs, out, promoting=promoting)
+        try:
+            dtype = _stated_dtype(func, rule, args, kwargs) or dtype
+            with using(conventions):
+                answer = rule.answer(func, args, kwargs, out)
+            own, shares = _as_cost(answer, are_reals=_is_real(dtype))
+            # An int is the FLOPs that a user's formula states without MACs: they count as stated.
+            if conventions.flops == "contractions" and (rule.builtin or not _is_int(answer)):
+                own, shares = _contractions_only(own), tuple(map(_contractions_only_share, shares))
+            if rule.moves and not (own.bytes_read or own.bytes_written):
+                ins, written = _bytes_moved(func, args, kwargs, out, read)
+                own = dataclasses.replace(own, bytes_read=ins, bytes_written=written)
+        except Exception as error:
+            return CallCost(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
     return CallCost(name, rule.kind, dtype, own, shares)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops import FlopCounterMode, Profile, overridden
 from tests.helpers.modes import OperatorNames
 from tests.helpers.profiling import profile_of
 
@@ -235,3 +235,22 @@ def test_interpolate_in_inference_mode_runs_the_kernel_of_torch(mode: str) -> No
         nn.functional.interpolate(x, scale_factor=2, mode=mode)
     assert torch.equal(bare, counted)
     assert inference.profile.by_operator() == elsewhere.profile.by_operator()
+
+
+def test_other_modes_do_not_see_what_formulas_run() -> None:
+    aten = torch.ops.aten
+    x = torch.ones(3, 5)
+
+    def run() -> None:
+        x + x.int()  # which dtype the two are promoted to
+        aten.mm.default(x, torch.ones(5, 2))
+
+    with OperatorNames() as mode:
+        run()
+        expected = [*mode.seen]
+        mode.seen.clear()
+        formulas = {aten.mm: lambda a, b, **_: int(a.sum())}
+        with overridden(formulas), FlopCounterMode(display=False) as counter:
+            run()
+    assert mode.seen == expected
+    assert counter.get_flop_counts()["Global"][aten.mm] == 3 * 5
