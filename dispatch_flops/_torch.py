@@ -122,6 +122,20 @@ def kernel_of(op: OpOverload) -> Callable[..., Any]:
     return kernel
 
 
+_FUNCTIONS = (torch._C._VariableFunctions, torch._C.TensorBase, torch._C._nn)
+
+
+def functions_named_as(op: OpOverload) -> list[Callable[..., Any]]:
+    """Return torch's functions and methods in C++ that have an operator's name, such as torch.add.
+
+    Public: what they are imported as, for most of them.
+    """
+    if op.namespace != "aten":
+        return []
+    found = (getattr(holder, schema_of(op).name[len("aten::") :], None) for holder in _FUNCTIONS)
+    return [function for function in found if callable(function)]
+
+
 def schema_of(op: OpOverload) -> torch.FunctionSchema:
     """Return the schema: names of the arguments, and which are ``out=``. Public: none."""
     return op._schema
@@ -1876,7 +1890,8 @@ def _completed_work_class() -> Any:
 #                             _shard_param_infos, _shared_param_infos, _numels and _params
 # counting/tensor_subclasses  DTensor's frame _propagate_tensor_meta_non_cached
 # counting/dispatch_mode      _should_skip_dynamo, ignore_compile_internals and
-#                             supports_higher_order_operators, overridden
+#                             supports_higher_order_operators, overridden; the first likewise in
+#                             counting/torch_functions
 # counting/strategies         _is_zerotensor()
 # counting/eager_stance       the attributes of a stance; the text of a warning
 # counting/higher_order       names of higher-order operators, py_kernels, _boxed_call

@@ -21,7 +21,7 @@ from dispatch_flops.counting.communication import CommunicationRecorder
 from dispatch_flops.counting.composite_calls import run_composite
 from dispatch_flops.counting.formulas_not_asked import FormulasNotAsked
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
-from dispatch_flops.counting.known_calls import KnownCalls
+from dispatch_flops.counting.known_calls import KnownCall, KnownCalls, differs_in_numbers
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import SHARED_PLANS, Plan
@@ -35,6 +35,7 @@ from dispatch_flops.counting.strategies import (
 )
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.counting.thread_state import ModulePhase, ThreadState
+from dispatch_flops.counting.torch_functions import Witness
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.composites import is_of_extension
@@ -48,6 +49,7 @@ from dispatch_flops.profile.cost import ZERO
 
 _sequence_nr = _torch.sequence_nr
 _graph_task = _torch.graph_task_id
+_function_modes = _torch.function_modes
 _Parameter = torch.nn.Parameter
 _Tensor = torch.Tensor
 _LIMIT = 8192  # signatures kept before all are dropped
@@ -120,33 +122,36 @@ class CountingMode(TorchDispatchMode):
             types and (self._subclass.depth or types not in self._plain_types)
         ):
             return self._dispatch_specially(plan, types, args, kwargs or {})
-        out = plan.call(*args, **kwargs) if kwargs else plan.call(*args)
-        # What follows is ``_record`` for a signature that is known, written out: a function call
+        # What follows is ``run_and_record`` for a call that is known, written out: a function call
         # more is 2 % of what the mode adds to an operator.
         try:
             thread: ThreadState = self._local.thread
-            cost = plan.fixed
-            if cost is None:
-                pair = plan.calls.last_pair
+            known = plan.fixed
+            if known is None:
+                known = plan.calls.last_pair
                 if (  # ``find``, written out for two tensors, as residual connections add
-                    pair is not None
-                    and len(args) == 2
-                    and not kwargs
-                    and (a := args[0]).__class__ is _Tensor
-                    and (b := args[1]).__class__ is _Tensor
-                    and not a.is_nested  # to compare one ends the process
-                    and not b.is_nested
-                    and pair.is_same(a, b)
-                    and not pair.low < b.data_ptr() - a.data_ptr() < pair.high
+                    known is None
+                    or len(args) != 2
+                    or kwargs
+                    or (a := args[0]).__class__ is not _Tensor
+                    or (b := args[1]).__class__ is not _Tensor
+                    or a.is_nested  # to compare one ends the process
+                    or b.is_nested
+                    or not known.is_same(a, b)
+                    or known.low < b.data_ptr() - a.data_ptr() < known.high
                 ):
-                    cost = pair.cost
-                else:
-                    cost = plan.calls.find(args, kwargs, thread.param_sink)
-            elif args and args[0].__class__ is _Parameter:
-                thread.param_sink.add(id(args[0]))
+                    known = plan.calls.find(args, kwargs, thread.param_sink)
+            elif args and (cls := args[0].__class__) is not _Tensor:
+                if cls is _Parameter:
+                    thread.param_sink.add(id(args[0]))
+                elif known.run is not None:
+                    raise TypeError  # torch's functions ask ``__torch_function__`` of a subclass
+            cost, run = known.cost, known.run
         except (AttributeError, KeyError, TypeError, RuntimeError):
-            self._record(plan, args, kwargs or {}, out)
-            return out
+            return self.run_and_record(plan, args, kwargs or {})
+        if run is None or plan.is_adapted or _function_modes():
+            run = plan.call
+        out = run(*args, **kwargs) if kwargs else run(*args)
         task = _graph_task()
         module_phase = thread.current
         if task != -1 or module_phase is None:
@@ -170,18 +175,22 @@ class CountingMode(TorchDispatchMode):
         """Leave the mode wherever it is on the stack, and keep the modes that were entered later.
 
         ``TorchDispatchMode.__exit__`` takes off whichever mode is on top. An interrupt can leave
-        the mode on the stack more than once, for it enters itself again in composite operators.
+        the mode on the stack more than once, for it enters itself again in composite operators,
+        or leave a witness there.
         """
         _torch.leave_hidden_mode(self)
         above = []
-        while any(mode is self for mode in _torch.modes_in_force()):
+        while any(self._is_to_be_left(mode) for mode in _torch.modes_in_force()):
             mode = _torch.pop_mode()
-            if mode is not self:
+            if not self._is_to_be_left(mode):
                 above.append(mode)
         for mode in reversed(above):
             _torch.push_mode(mode)
         if not above:
             _torch.set_mode_flags(flags)
+
+    def _is_to_be_left(self, mode: TorchDispatchMode) -> bool:
+        return mode is self or isinstance(mode, Witness)
 
     # -- deciding -------------------------------------------------------------------------------
 
@@ -244,11 +253,11 @@ class CountingMode(TorchDispatchMode):
         call = plan.call
         if self._timer is not None:
             self._timer.disregard_reach()
-            is_free = plan.fixed is not None and plan.fixed.kind == "free"
+            is_free = plan.fixed is not None and plan.fixed.cost.kind == "free"
             call = self._timer.timed(call, is_free=is_free)
         if plan.reads_data:
             call = meta_tensors.with_advice(call, plan.func, self._conventions.meta_value)
-        return plan if call is plan.call else replace(plan, call=call)
+        return plan if call is plan.call else replace(plan, call=call, is_adapted=True)
 
     def _plan_operator(self, func: OpOverload) -> Plan:
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
@@ -258,13 +267,16 @@ class CountingMode(TorchDispatchMode):
         plan.calls = KnownCalls(func, plan.numbers)
         if runs_operators(func):
             plan.call = _torch.with_autocast(plan.call, func)
+        plan.is_adapted = plan.call is not _torch.kernel_of(func)
         plan.strategy = strategy_for(func, rule)
         if plan.strategy is decompose:
             plan.parts = self._parts_of(func)
         if rule is None:
-            plan.fixed = CallCost(plan.name, "unknown")
+            plan.fixed = KnownCall(cost=CallCost(plan.name, "unknown"))
         elif rule.kind == "free" and (func.is_view or not rule.moves):
-            plan.fixed = CallCost(plan.name, "free", None, ZERO)
+            plan.fixed = KnownCall(cost=CallCost(plan.name, "free", None, ZERO))
+            if differs_in_numbers(func):
+                plan.fixed.to_be_run(func)
         return plan
 
     def _parts_of(self, func: OpOverload) -> Callable[..., Any]:
@@ -281,7 +293,7 @@ class CountingMode(TorchDispatchMode):
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
         plan = Plan(func, name_of(func), func, rule)
         if rule is None:
-            plan.fixed = CallCost(plan.name, "unknown")
+            plan.fixed = KnownCall(cost=CallCost(plan.name, "unknown"))
             if func.name() in HANDLERS:
                 plan.strategy = handle_higher_order
         return plan
@@ -377,7 +389,7 @@ class CountingMode(TorchDispatchMode):
         module_phase: where its cost belongs; None for what the thread runs now.
         """
         thread = self.tracker.join_thread()
-        cost = plan.fixed
+        cost = None if plan.fixed is None else plan.fixed.cost
         if cost is None:
             with untraced():  # to torch.jit.trace a size is a tensor, and asking for it an operator
                 cost = self._cost_of(plan, thread, args, kwargs, out)
@@ -411,7 +423,7 @@ class CountingMode(TorchDispatchMode):
                 # is never asked for in ``__torch_dispatch__``: every call comes here.
                 key = (key, signature_of(out, set(), [], BY_TYPE))
             if key in plan.calls.by_signature:
-                return plan.calls.by_signature[key]
+                return plan.calls.by_signature[key].cost
             if plan.is_shared and (plan.func, key) in self._own_costs:
                 return self._own_costs[plan.func, key]
         except (TypeError, RuntimeError):  # not hashable, or without a shape or strides
@@ -425,7 +437,7 @@ class CountingMode(TorchDispatchMode):
         self._signatures += 1
         if key is not None and plan.rule.cacheable:
             if not plan.is_shared:
-                plan.calls.by_signature[key] = cost
+                plan.calls.by_signature[key] = KnownCall(cost=cost)
             elif not SHARED_PLANS.add_cost(plan, key, cost):
                 self._own_costs[plan.func, key] = cost
         return cost

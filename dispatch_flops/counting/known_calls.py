@@ -21,6 +21,7 @@ from torch.nn import Parameter
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.counting.signatures import call_signature
+from dispatch_flops.counting.torch_functions import run_and_find
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.numbers import BY_VALUE, NUMBERS, NumberKeys
 
@@ -36,11 +37,33 @@ _VALUES = frozenset(
         *("MemoryFormat", "List[int]", "List[SymInt]", "List[bool]", "List[float]"),
     )
 )
+_WHOLE = frozenset(("int", "SymInt", "List[int]", "List[SymInt]"))
 _MIXED = frozenset(("Tensor", "number"))  # a number of any type can stand for a tensor
 
 
-@dataclass(slots=True, eq=False)
-class Pair:
+@dataclass(slots=True, eq=False, kw_only=True)
+class KnownCall:
+    """A call, and what later ones like it cost.
+
+    run: runs the operator for calls that are like it, where no mode for ``__torch_function__`` is
+    in force; None: only the operator itself does.
+    """
+
+    cost: CallCost
+    run: Callable[..., Any] | None = None
+
+    def to_be_run(self, func: OpOverload) -> None:
+        """Let the next call find out which function of torch runs the operator."""
+
+        def run(*args: Any) -> Any:
+            out, self.run = run_and_find(func, args)
+            return out
+
+        self.run = run
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Pair(KnownCall):
     """A call of two tensors.
 
     is_same: compares two tensors with these. They share memory only if the address of the second,
@@ -50,25 +73,25 @@ class Pair:
     is_same: Callable[..., bool]
     low: int
     high: int
-    cost: CallCost
 
 
-# A comparison, the cost, the positions of parameters, and the pair if there are no other arguments.
-_Call = tuple[Comparison, CallCost, tuple[int, ...], Pair | None]
+# A comparison, the call, and the positions of parameters in it.
+_Compared = tuple[Comparison, KnownCall, tuple[int, ...]]
 
 
 class KnownCalls:
     """Costs of the calls of an operator, by signature and by comparison.
 
-    by_signature: the cost of each signature (see ``call_signature``).
-    last_pair: the last call of two tensors that ``find`` has found by comparison.
+    by_signature: a call of each signature (see ``call_signature``).
+    last_pair: the last call of two tensors alone that ``find`` has found by comparison.
     """
 
     def __init__(self, func: Any = None, numbers: NumberKeys = BY_VALUE) -> None:
-        self.by_signature: dict[Any, CallCost] = {}
+        self.by_signature: dict[Any, KnownCall] = {}
+        self._func = func
         self._numbers = numbers
         self.last_pair: Pair | None = None
-        self._by_shape: dict[Any, list[_Call]] = {}  # by the shape of the first argument
+        self._by_shape: dict[Any, list[_Compared]] = {}  # by the shape of the first argument
         self._attempts: defaultdict[Any, int] = defaultdict(int)
         self._mixed = _mixed_arguments(func)
         self._takes_nested = self._mixed is not None and _torch.takes_nested_tensors(func)
@@ -80,8 +103,8 @@ class KnownCalls:
         self._by_shape.clear()
         self._attempts.clear()
 
-    def find(self, args: Any, kwargs: Any, used_params: set[int]) -> CallCost:
-        """Return the cost of a call that is like an earlier one.
+    def find(self, args: Any, kwargs: Any, used_params: set[int]) -> KnownCall:
+        """Return the earlier call that a call is like.
 
         Adds the ids of parameters among the arguments to ``used_params``. Raises KeyError for
         another call, AttributeError for some of these, and what ``call_signature`` raises.
@@ -91,18 +114,18 @@ class KnownCalls:
         shape = args[0].shape  # raises for a nested tensor
         calls = self._by_shape.get(shape)
         if calls is not None:
-            for is_like, cost, params, pair in calls:
+            for is_like, known, params in calls:
                 if is_like(args):
-                    if pair is not None:
-                        self.last_pair = pair
+                    if known.__class__ is Pair:
+                        self.last_pair = known
                     for index in params:
                         used_params.add(id(args[index]))
-                    return cost
-        cost = self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
+                    return known
+        known = self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
         if self._attempts[shape] < _AT_MOST:
             self._attempts[shape] += 1
-            self._add(shape, args, cost)
-        return cost
+            self._add(shape, args, known.cost)
+        return known
 
     def _add(self, shape: Any, args: Any, cost: CallCost) -> None:
         """Note a call for later comparisons, if they can tell its cost.
@@ -114,16 +137,19 @@ class KnownCalls:
         if all(map(_is_comparable, tensors)) and not _share_storage(tensors):
             values = self._comparison_of_values(args) if len(indices) < len(args) else None
             params = tuple([index for index in indices if args[index].__class__ is Parameter])
-            is_same, pair = _torch.tensor_comparison(tensors), None
+            is_same, known = _torch.tensor_comparison(tensors), KnownCall(cost=cost)
             if len(indices) == 1:
                 is_like = _compare_one(is_same, len(args), values)
             elif len(indices) == 2:
-                found = Pair(is_same, -_reach(tensors[1]), _reach(tensors[0]), cost)
-                is_like = _compare_two(found, len(args), values, indices[1], tensors[1].__class__)
-                pair = found if len(args) == 2 and not params else None
+                low, high = -_reach(tensors[1]), _reach(tensors[0])
+                pair = Pair(cost=cost, is_same=is_same, low=low, high=high)
+                is_like = _compare_two(pair, len(args), values, indices[1], tensors[1].__class__)
+                if len(args) == 2 and not params:
+                    known = pair
             else:
                 is_like = _compare_many(is_same, len(args), values, indices, self._takes_nested)
-            self._by_shape.setdefault(shape, []).append((is_like, cost, params, pair))
+            known.to_be_run(self._func)
+            self._by_shape.setdefault(shape, []).append((is_like, known, params))
 
     def _comparison_of_values(self, args: Any) -> Comparison:
         """Return what compares the arguments that are not tensors."""
@@ -238,3 +264,11 @@ def _mixed_arguments(func: Any) -> frozenset[int] | None:
     if kinds[:1] != ["Tensor"] or not (_VALUES | _MIXED).issuperset(kinds):
         return None
     return frozenset(index for index, kind in enumerate(kinds) if kind in _MIXED)
+
+
+def differs_in_numbers(func: OpOverload) -> bool:
+    """Return True if calls differ in one tensor and in whole numbers, all of which are given."""
+    arguments = _torch.schema_of(func).arguments
+    kinds = [str(argument.real_type) for argument in arguments]
+    is_variable = any(a.kwarg_only or a.has_default_value() for a in arguments)
+    return kinds[:1] == ["Tensor"] and _WHOLE.issuperset(kinds[1:]) and not is_variable

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dispatch_flops._torch import OpOverload
-from dispatch_flops.counting.known_calls import KnownCalls
+from dispatch_flops.counting.known_calls import KnownCall, KnownCalls
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.numbers import BY_VALUE, NumberKeys
@@ -37,7 +37,8 @@ def _no_parts(*args: Any, **kwargs: Any) -> Any:
 class Plan:
     """How the mode handles one overload.
 
-    call: runs the operator. fixed: the cost of every call, where signatures make no difference.
+    call: runs the operator. is_adapted: it does more than that.
+    fixed: a call that every call is like, where signatures make no difference.
     calls: other calls and their costs.
     strategy: takes the place of running and recording the operator; None for most operators.
     parts: runs the operators that a composite operator consists of.
@@ -50,7 +51,7 @@ class Plan:
     name: str
     call: Callable[..., Any]
     rule: Rule | None
-    fixed: CallCost | None = None
+    fixed: KnownCall | None = None
     calls: KnownCalls = field(default_factory=KnownCalls)
     strategy: Strategy | None = None
     parts: Callable[..., Any] = _no_parts
@@ -58,6 +59,7 @@ class Plan:
     reads_data: bool = False
     by_thread: dict[int, Plan] | None = None
     is_shared: bool = False
+    is_adapted: bool = False
 
 
 class SharedPlans:
@@ -115,7 +117,7 @@ class SharedPlans:
                 known.calls.clear()
             self._costs = 0
         self._costs += 1
-        plan.calls.by_signature[signature] = cost
+        plan.calls.by_signature[signature] = KnownCall(cost=cost)
         return True
 
 

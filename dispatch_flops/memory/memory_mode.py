@@ -210,7 +210,8 @@ class MemoryMode(CountingMode):
         operator = self._operators.get(id(plan.func))
         if operator is None or not operator.is_reported:
             return plan
-        return replace(plan, call=self._kernel.reported(plan.func, plan.call, operator.workspace))
+        call = self._kernel.reported(plan.func, plan.call, operator.workspace)
+        return replace(plan, call=call, is_adapted=True)
 
     def _meet(self, arguments: Any) -> None:
         for storage, device in storages_in(arguments):

@@ -1,0 +1,255 @@
+"""Torch's own functions take the place of an overload only where they run it and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dispatch_flops import FlopCounterMode, _torch
+from dispatch_flops.counting import torch_functions
+from dispatch_flops.counting.known_calls import differs_in_numbers
+from dispatch_flops.counting.plans import SHARED_PLANS
+from dispatch_flops.counting.torch_functions import run_and_find
+from tests.helpers.modes import OperatorNames
+
+aten = torch.ops.aten
+x, y = torch.arange(15.0).reshape(3, 5), torch.ones(3, 5)
+bias, w = torch.ones(7), torch.ones(5, 7)
+
+
+@pytest.fixture(autouse=True)
+def no_plans() -> Iterator[None]:
+    """Start and end without shared plans."""
+    SHARED_PLANS.rules_changed()
+    yield
+    SHARED_PLANS.rules_changed()
+
+
+def found(func: Any, *args: Any) -> Any:
+    """Return what takes the place of the overload; it must have run it, and nothing else."""
+    with OperatorNames() as mode:
+        _, function = run_and_find(func, args)
+    assert mode.seen == [str(func)]
+    return function
+
+
+def test_function_or_method_of_the_operators_name_takes_its_place() -> None:
+    assert found(aten.add.Tensor, x, y) == torch._C._VariableFunctions.add
+    assert found(aten.addmm.default, bias, x, w) == torch._C._VariableFunctions.addmm
+    assert found(aten.view.default, x, [15]) == torch._C.TensorBase.view
+    assert found(aten.gelu.default, x) == torch._C._nn.gelu
+
+
+def test_result_is_that_of_the_operator() -> None:
+    out, _ = run_and_find(aten.addmm.default, (bias, x, w))
+    assert torch.equal(out, torch.addmm(bias, x, w))
+
+
+def test_other_overload_than_the_function_chooses_is_kept() -> None:
+    # torch.add makes a tensor of the number, and calls add.Tensor.
+    assert found(aten.add.Scalar, x, 2.0) is aten.add.Scalar._op
+    assert found(aten.add.Tensor, x, 2.0) == torch._C._VariableFunctions.add
+
+
+def test_operator_with_a_result_of_another_type_is_kept() -> None:
+    out, function = run_and_find(aten.split.Tensor, (x, 2, 1))  # torch.split returns a tuple
+    assert function is aten.split.Tensor._op
+    assert len(out) == 3
+    out, function = run_and_find(aten.max.dim, (x, 1))  # torch.max returns named results
+    assert function is aten.max.dim._op
+    assert torch.equal(out[1], torch.full((3,), 4))
+
+
+def test_operator_without_a_function_is_kept() -> None:
+    assert found(aten.gelu_backward.default, x, y) is aten.gelu_backward.default._op
+
+
+def test_error_of_the_operator_is_its_own_and_it_ran_once() -> None:
+    with OperatorNames() as mode, pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
+        run_and_find(aten.mm.default, (x, y))
+    assert mode.seen == ["aten.mm.default"]
+
+
+def test_operator_in_place_runs_once() -> None:
+    total = torch.zeros(3, 5)
+    out, function = run_and_find(aten.add_.Tensor, (total, y))
+    assert out is total
+    assert function == torch._C.TensorBase.add_
+    assert torch.equal(total, y)
+
+
+def twice(a: Tensor, b: Tensor) -> Tensor:
+    return torch.add(torch.add(a, b), b)
+
+
+def with_alpha(a: Tensor, b: Tensor) -> Tensor:
+    return torch.add(a, b, alpha=2)
+
+
+def swapped(a: Tensor, b: Tensor) -> Tensor:
+    return torch.add(b, a)
+
+
+@pytest.mark.parametrize("function", [twice, with_alpha, swapped])
+def test_function_that_does_anything_else_is_not_taken(
+    function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_torch, "functions_named_as", lambda func: [function])
+    _, found = run_and_find(aten.add.Tensor, (x, y))
+    assert found is aten.add.Tensor._op
+
+
+def test_views_whose_calls_differ_in_numbers_alone() -> None:
+    for func in (aten.t.default, aten.view.default, aten.select.int, aten.transpose.int):
+        assert differs_in_numbers(func)
+    for func in (aten.view.dtype, aten.diagonal.default, aten.expand.default, aten.split.Tensor):
+        assert not differs_in_numbers(func)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.ends = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))
+        self.embedding = nn.Embedding(11, 4)
+
+    def forward(self, image: Tensor, ids: Tensor) -> Tensor:
+        h = F.max_pool2d(self.norm(self.conv(image)).relu(), 2).flatten(2).transpose(1, 2)
+        h = h + self.attention(h, h, h, need_weights=False)[0]
+        rows = self.embedding(ids)
+        h = h * 2 + rows.mean(dim=1, keepdim=True) - rows.sum(1, keepdim=True).tanh()
+        return self.ends(h).softmax(-1).sum()
+
+
+def step(model: Block) -> list[Tensor]:
+    """Run one training step; return the loss and the gradients."""
+    model.zero_grad()
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(2, 3, 9, 9, generator=generator)
+    loss = model(image, torch.arange(6).reshape(2, 3))
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def test_later_calls_give_the_same_results_by_the_same_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[Any] = []
+
+    def spy(func: Any, args: Any) -> Any:
+        out, function = run_and_find(func, args)
+        chosen.append(function is not _torch.kernel_of(func))
+        return out, function
+
+    monkeypatch.setattr("dispatch_flops.counting.known_calls.run_and_find", spy)
+    torch.manual_seed(0)
+    model = Block().eval()
+    with OperatorNames() as mode:
+        expected, names = step(model), [*mode.seen]
+        with FlopCounterMode(model, display=False):
+            for _ in range(4):
+                mode.seen.clear()
+                values = step(model)
+                assert mode.seen == names
+                for value, reference in zip(values, expected, strict=True):
+                    assert torch.equal(value, reference)
+    assert sum(chosen) > 15
+
+
+class FunctionNames(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **kwargs or {})
+
+
+class Logged(Tensor):
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Any:
+    """``x @ weight.t()`` in C++, where modes and subclasses for torch functions are not asked."""
+    source = "def f(x: Tensor, weight: Tensor):\n    return torch.mm(x, weight.t())\n"
+    return torch.jit.CompilationUnit(source).f
+
+
+FUNCTIONS = {torch.mm, torch.t, Tensor.t, torch._C._VariableFunctions.t}
+
+
+def test_mode_for_torch_function_sees_no_function_in_place_of_an_operator(compiled: Any) -> None:
+    with FlopCounterMode(display=False):
+        for _ in range(4):
+            compiled(x, y)
+        with FunctionNames() as mode:
+            compiled(x, y)
+    assert aten.mm.default in mode.seen
+    assert not FUNCTIONS & {*mode.seen}
+
+
+def test_subclass_sees_no_function_in_place_of_an_operator(compiled: Any) -> None:
+    with FlopCounterMode(display=False):
+        for _ in range(4):
+            compiled(x, y)
+        Logged.seen.clear()
+        compiled(x, y.as_subclass(Logged))
+    assert aten.mm.default in Logged.seen
+    assert not FUNCTIONS & {*Logged.seen}
+
+
+RUN_BEFORE = torch_functions._run_before.__code__
+
+
+@contextmanager
+def interrupted_at(step: int) -> Iterator[None]:
+    """Interrupt the run with a witness at its step: a call or a line of it."""
+    steps = iter(range(step + 1))
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code is not RUN_BEFORE:
+            return None
+        if event in ("call", "line") and next(steps, None) == step:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def test_witness_that_an_interrupt_leaves_in_force_ends_with_the_counter() -> None:
+    with OperatorNames() as outer:
+        for at in itertools.count():
+            SHARED_PLANS.rules_changed()
+            try:
+                with FlopCounterMode(display=False), interrupted_at(at):
+                    for _ in range(3):
+                        x + y
+                break
+            except KeyboardInterrupt:
+                assert _torch.modes_in_force() == [outer]
+        assert _torch.modes_in_force() == [outer]
+    assert at >= 6  # the function's lines
