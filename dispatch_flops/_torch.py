@@ -652,18 +652,28 @@ module_globals: ModuleType = torch.nn.modules.module
 MODULE_CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
 
 
+@functools.cache
+def _tables_of_global_hooks() -> list[tuple[dict[str, Any], list[str]]]:
+    """Return where the tables are, and the names that they have there."""
+    optimizers = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides it
+    holders = [vars(torch.nn.modules.module), vars(optimizers)]
+    return [
+        (holder, [name for name, table in holder.items() if _is_table_of_hooks(name, table)])
+        for holder in holders
+    ]
+
+
+def _is_table_of_hooks(name: str, value: Any) -> bool:
+    return name.startswith("_global_") and isinstance(value, dict)
+
+
 def remove_global_hooks(*hooks: Callable[..., Any]) -> None:
     """Remove these from the global hooks of modules and optimizers, where they are installed.
 
     Public: the handle that registration returns, which an interrupt can lose.
     """
-    optimizers = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides it
-    for holder in (torch.nn.modules.module, optimizers):
-        tables = [
-            table
-            for name, table in vars(holder).items()
-            if name.startswith("_global_") and isinstance(table, dict)
-        ]
+    for holder, names in _tables_of_global_hooks():
+        tables = [holder[name] for name in names]
         found = {key for table in tables for key, hook in list(table.items()) if hook in hooks}
         # The hooks themselves go last: they are what another attempt finds the keys by.
         for table in sorted(

@@ -75,9 +75,11 @@ class OpaqueModules:
             self._higher_order.before_call = self._note_traced_calls
 
     def _stop(self) -> None:
-        self._has_started = self._has_hooks = False
+        self._has_started = False
         self._higher_order.before_call = None
-        _torch.remove_global_hooks(self._enter, self._leave)
+        if self._has_hooks:
+            _torch.remove_global_hooks(self._enter, self._leave)
+            self._has_hooks = False
 
     def _rules_here(self) -> dict[type, Rule]:
         """Return the rules of module classes in this thread."""

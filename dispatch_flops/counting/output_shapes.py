@@ -13,6 +13,7 @@ from dispatch_flops.operators.tensors import tensors_in, untraced
 Shapes = tuple[tuple[int, ...] | None, ...]
 
 _MOST = 8  # tensors of one output
+_ORDINARY = frozenset((torch.Tensor, type(None)))
 
 
 def shapes_of(output: Any) -> Shapes:
@@ -20,11 +21,13 @@ def shapes_of(output: Any) -> Shapes:
 
     A size that is a symbol is -1. An output that cannot be read has no shapes.
     """
-    if output.__class__ is torch.Tensor and _torch.tracing_state() is None:
+    values = output if output.__class__ is tuple else (output,)
+    if _ORDINARY.issuperset(map(type, values)) and _torch.tracing_state() is None:
+        tensors = [tensor for tensor in values if tensor is not None][:_MOST]
         if not _torch.function_modes():
-            return (_shape(output),)
+            return tuple(map(_shape, tensors))
         with _torch.torch_functions_disabled():
-            return (_shape(output),)
+            return tuple(map(_shape, tensors))
     try:
         with untraced(), _torch.modes_disabled(), _torch.torch_functions_disabled():
             return tuple(map(_shape, islice(tensors_in(output), _MOST)))

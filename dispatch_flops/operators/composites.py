@@ -76,6 +76,8 @@ _of_keys: tuple[object, dict[Any, tuple[OpOverload, ...]]] = ((), {})
 def taken_apart_of(keys: Collection[Any]) -> set[OpOverload]:
     """Return the loaded overloads of registry keys, and in-place forms, that are taken apart."""
     global _of_keys
+    if not keys:
+        return set()
     loaded = _torch.libraries_loaded()
     if _of_keys[0] != loaded:
         _of_keys = loaded, {}

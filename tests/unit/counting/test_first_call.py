@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import inspect
 import json
 import platform
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from torch import nn
 
 import dispatch_flops
 from dispatch_flops import FlopCounterMode, Profile, profile_model
+from dispatch_flops.counting import first_call
 from dispatch_flops.profile import RunInfo, TensorInput
 from dispatch_flops.profilers.training import StepProfiler
 
@@ -251,3 +254,64 @@ def test_autocast_of_a_model_without_tensor_inputs_is_that_of_its_parameters() -
 
     with torch.autocast("cpu", torch.bfloat16):
         assert run_of(Table(), 2).autocast == "bfloat16"
+
+
+def renamed(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+def with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in "abc"]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+class Methods:
+    def plain(self, x: Any, /, y: Any, z: Any = 3, *more: Any, flag: bool = False) -> None: ...
+
+    def variadic(*args: Any, **kwargs: Any) -> None: ...
+
+    @staticmethod
+    def static(x: Any, y: Any) -> None: ...
+
+    @classmethod
+    def of_class(cls, x: Any) -> None: ...
+
+    wrapped = renamed(plain)
+    wrapped_twice = renamed(renamed(plain))
+    stated = with_signature(plain)
+    stated_within = renamed(with_signature(plain))
+    partial = functools.partialmethod(plain, 1)
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Methods) if not name.startswith("_")])
+def test_names_of_arguments_are_those_of_the_signature(name: str) -> None:
+    method = getattr(Methods(), name)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(method).parameters.values()
+    expected = [parameter.name for parameter in parameters if parameter.kind in kinds]
+    assert [*first_call._positional_names(method)] == expected
+
+
+def test_device_is_that_of_the_first_module_with_parameters() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.missing = None
+            self.empty = nn.Sequential(nn.ReLU(), nn.Sequential())
+            self.first = nn.Sequential(nn.ReLU(), nn.Linear(3, 5, device="meta"))
+            self.second = nn.Linear(3, 5)
+
+    model = Holder()
+    model.register_module("none", None)
+    assert first_call._device_types(model) == {"meta"}
+    model.empty.append(model)  # a module that holds itself
+    assert first_call._device_types(model) == {"meta"}
+    assert first_call._device_types(nn.Sequential(nn.ReLU())) == set()

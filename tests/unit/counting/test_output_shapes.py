@@ -56,7 +56,16 @@ def test_nested_outputs_are_read_in_order() -> None:
     assert shapes_of((output, {"h": hidden, "c": [cell]})) == ((7, 2, 5), (1, 2, 5), (1, 2, 5))
 
 
+def test_first_eight_tensors_of_an_output_are_read() -> None:
+    tensors = [torch.ones(size) for size in range(1, 11)]
+    expected = tuple((size,) for size in range(1, 9))
+    with_nones = (None, *tensors[:3], None, *tensors[3:])
+    for output in (with_nones, tensors, dict(enumerate(tensors))):
+        assert shapes_of(output) == expected
+
+
 def test_output_without_tensors_has_no_shapes() -> None:
+    assert shapes_of((None, None)) == ()
     assert shapes_of("text") == ()
     assert shapes_of(None) == ()
 
