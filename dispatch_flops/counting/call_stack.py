@@ -12,6 +12,7 @@ from dispatch_flops.counting.python_frames import (
     FrameKey,
     first_ended,
     has_returned,
+    operator_caller,
     running_modules,
 )
 from dispatch_flops.counting.thread_state import OpenCall, ThreadState
@@ -51,6 +52,22 @@ def drop_raised_steps(thread: ThreadState, entering: FrameKey | None = None) -> 
     """
     while (step := thread.stack[-1].step) and (step == entering or has_returned(step)):
         thread.stack.pop()
+
+
+def is_running_step(call: OpenCall) -> bool:
+    """Return True if the optimizer step of that call runs the operator that is dispatched.
+
+    The step runs as long as the frame that called its last operator does. That is found out anew
+    only for another caller, because the step's own frame is further up.
+    """
+    if call.step is None:
+        return False
+    caller = operator_caller()
+    if call.caller != caller:
+        if has_returned(call.step):
+            return False
+        call.caller = caller
+    return True
 
 
 def resume(thread: ThreadState, seq: int) -> None:

@@ -30,6 +30,7 @@ from dispatch_flops.counting.call_stack import (
     drop_calls_after_hooks,
     drop_ended_calls,
     drop_raised_steps,
+    is_running_step,
     pop_call,
     resume,
 )
@@ -238,6 +239,9 @@ class Tracker:
 
     def _locate_outside_backward(self, thread: ThreadState, args: Any) -> ModulePhase:
         """Locate an operator that follows a backward pass or belongs to an optimizer."""
+        call = thread.stack[-1]
+        if call.module_phase is not None and not call.has_closure and is_running_step(call):
+            return call.module_phase
         drop_raised_steps(thread)
         call = thread.stack[-1]
         if len(thread.stack) == 1:

@@ -129,6 +129,21 @@ def has_returned(key: FrameKey) -> bool:
     return True
 
 
+# Stands for the Python frame that called an operator: its key and the code of its own caller.
+CallerKey = tuple[int, CodeType, CodeType | None]
+
+
+def operator_caller() -> CallerKey:
+    """Return the key of the Python frame that called the operator which a mode is dispatching."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name != "__torch_dispatch__":
+        frame = frame.f_back  # type: ignore[assignment]
+    while frame.f_code.co_name == "__torch_dispatch__":
+        frame = frame.f_back  # type: ignore[assignment]
+    above = frame.f_back
+    return id(frame), frame.f_code, None if above is None else above.f_code
+
+
 def owner_by_parameters(node: Any, owners: Mapping[int, str]) -> str | None:
     """Return the fqn of the module that holds all parameters on which a backward node works.
 

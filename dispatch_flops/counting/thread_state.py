@@ -11,7 +11,7 @@ from typing import Any
 
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.output_shapes import Shapes
-from dispatch_flops.counting.python_frames import FrameKey
+from dispatch_flops.counting.python_frames import CallerKey, FrameKey
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
@@ -54,6 +54,7 @@ class OpenCall:
     step: of an optimizer step, the Python frame that runs it; else None.
     has_closure: the step was given a function that computes the loss.
     is_in_hooks: the module's forward has returned, but forward hooks of its own may be running.
+    caller: of an optimizer step, what called its last operator.
     """
 
     named: ModuleName | None
@@ -63,6 +64,7 @@ class OpenCall:
     step: FrameKey | None = None
     has_closure: bool = False
     is_in_hooks: bool = False
+    caller: CallerKey | None = None
 
 
 class ThreadState:

@@ -200,6 +200,37 @@ def test_operators_after_a_step_that_raised_are_not_optimizer(model: nn.Module, 
         assert profile.total("backward").macs == 2 * 3 * 5 + 2 * 2 * 5 * 7 + 2 * 3 * 7
 
 
+def scale(tensor: torch.Tensor) -> None:
+    tensor.mul_(1.0)
+    tensor.mul_(1.0)
+
+
+class FailingInParts(Failing):
+    """Runs its operators in a function that others may call, too."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(1.0)
+            scale(parameter)
+        raise ValueError("no")
+
+
+def test_function_that_a_step_which_raised_has_called_is_not_optimizer(model: nn.Module) -> None:
+    failing = FailingInParts(model.parameters(), lr=0.1)
+    w = rows(3, 7)
+
+    def call() -> None:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="no"):
+                failing.step()
+            scale(w)
+
+    profile = profile_of(call, model=model)
+    assert profile.node("<outside>.FailingInParts").own("optimizer").flops == 3 * 3 * N
+    assert profile.node("<outside>").own("forward").flops == 3 * 2 * 3 * 7
+
+
 def test_training_after_a_step_that_raised_in_backward_is_attributed(model: nn.Module) -> None:
     failing = Failing([model[1].weight], lr=0.1)
     handle = model[1].weight.register_post_accumulate_grad_hook(lambda p: failing.step())
