@@ -263,6 +263,7 @@ class CountingMode(TorchDispatchMode):
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
         plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
         plan.reads_data = meta_tensors.reads_data(func)
+        plan.varies_in_shape = meta_tensors.varies_in_shape(func)
         plan.numbers = number_keys(func, rule)
         plan.calls = KnownCalls(func, plan.numbers)
         if runs_operators(func):
@@ -418,7 +419,7 @@ class CountingMode(TorchDispatchMode):
         key: Any = None
         try:
             key = call_signature(args, kwargs, thread.param_sink, plan.numbers)
-            if plan.reads_data:
+            if plan.varies_in_shape:
                 # The size of its result depends on values. A key with the signature of the result
                 # is never asked for in ``__torch_dispatch__``: every call comes here.
                 key = (key, signature_of(out, set(), [], BY_TYPE))

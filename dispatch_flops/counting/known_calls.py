@@ -27,7 +27,7 @@ from dispatch_flops.operators.numbers import BY_VALUE, NUMBERS, NumberKeys
 
 Comparison = Callable[[Any], bool]  # of a call's arguments with those of an earlier call
 
-_AT_MOST = 4  # comparisons for one shape of the first argument; a signature takes as long as ten
+_AT_MOST = 4  # comparisons with calls of one kind; a signature takes as long as ten
 _share_storage = _torch.share_storage
 _OPTIONAL = re.compile(r"Optional\[(.*)\]")
 
@@ -91,16 +91,18 @@ class KnownCalls:
         self._func = func
         self._numbers = numbers
         self.last_pair: Pair | None = None
-        self._by_shape: dict[Any, list[_Compared]] = {}  # by the shape of the first argument
+        # By the shape of the first argument and the names of keyword arguments.
+        self._by_kind: dict[Any, list[_Compared]] = {}
         self._attempts: defaultdict[Any, int] = defaultdict(int)
         self._mixed = _mixed_arguments(func)
+        self._keywords = frozenset() if self._mixed is None else _comparable_keywords(func)
         self._takes_nested = self._mixed is not None and _torch.takes_nested_tensors(func)
 
     def clear(self) -> None:
         """Forget all calls."""
         self.by_signature.clear()
         self.last_pair = None
-        self._by_shape.clear()
+        self._by_kind.clear()
         self._attempts.clear()
 
     def find(self, args: Any, kwargs: Any, used_params: set[int]) -> KnownCall:
@@ -109,33 +111,38 @@ class KnownCalls:
         Adds the ids of parameters among the arguments to ``used_params``. Raises KeyError for
         another call, AttributeError for some of these, and what ``call_signature`` raises.
         """
-        if kwargs or self._mixed is None:
+        if self._mixed is None or (kwargs and not self._keywords.issuperset(kwargs)):
             return self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
-        shape = args[0].shape  # raises for a nested tensor
-        calls = self._by_shape.get(shape)
+        given, kind = args, args[0].shape  # raises for a nested tensor
+        if kwargs:
+            given, kind = (*args, *kwargs.values()), (kind, *kwargs)
+        calls = self._by_kind.get(kind)
         if calls is not None:
             for is_like, known, params in calls:
-                if is_like(args):
+                if is_like(given):
                     if known.__class__ is Pair:
                         self.last_pair = known
                     for index in params:
-                        used_params.add(id(args[index]))
+                        used_params.add(id(given[index]))
                     return known
         known = self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
-        if self._attempts[shape] < _AT_MOST:
-            self._attempts[shape] += 1
-            self._add(shape, args, known.cost)
+        if self._attempts[kind] < _AT_MOST:
+            self._attempts[kind] += 1
+            self._add(kind, given, len(args), known.cost)
         return known
 
-    def _add(self, shape: Any, args: Any, cost: CallCost) -> None:
+    def _add(self, kind: Any, args: Any, positional: int, cost: CallCost) -> None:
         """Note a call for later comparisons, if they can tell its cost.
 
-        Where tensors share a storage, the cost depends on what they show of it.
+        args: its arguments; those after the first ``positional`` are given by keyword. Where
+        tensors share a storage, the cost depends on what they show of it.
         """
-        indices = [index for index, arg in enumerate(args) if isinstance(arg, Tensor)]
+        indices, repeats = _distinct_tensors(args)
         tensors = tuple([args[index] for index in indices])
         if all(map(_is_comparable, tensors)) and not _share_storage(tensors):
-            values = self._comparison_of_values(args) if len(indices) < len(args) else None
+            values = None
+            if len(indices) < len(args):
+                values = self._comparison_of_values(args, positional)
             params = tuple([index for index in indices if args[index].__class__ is Parameter])
             is_same, known = _torch.tensor_comparison(tensors), KnownCall(cost=cost)
             if len(indices) == 1:
@@ -148,10 +155,13 @@ class KnownCalls:
                     known = pair
             else:
                 is_like = _compare_many(is_same, len(args), values, indices, self._takes_nested)
-            known.to_be_run(self._func)
-            self._by_shape.setdefault(shape, []).append((is_like, known, params))
+            if repeats:
+                is_like = _with_repeats(is_like, repeats)
+            if len(args) == positional:
+                known.to_be_run(self._func)
+            self._by_kind.setdefault(kind, []).append((is_like, known, params))
 
-    def _comparison_of_values(self, args: Any) -> Comparison:
+    def _comparison_of_values(self, args: Any, positional: int) -> Comparison:
         """Return what compares the arguments that are not tensors."""
         assert self._mixed is not None
         types, values = [], []
@@ -160,7 +170,7 @@ class KnownCalls:
             if kind is Tensor or kind is Parameter:
                 continue
             is_free = kind in NUMBERS and kind not in self._numbers.by_value
-            if index in self._mixed or is_free:
+            if index in self._mixed or index >= positional or is_free:
                 types.append((index, kind))
             if not is_free or self._numbers.told_apart:
                 values.append(index)
@@ -174,6 +184,18 @@ class KnownCalls:
             return bool(pick(args) == known)
 
         return has_same_values
+
+
+def _distinct_tensors(args: Any) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the positions of the tensors, and of each that is given again with its first one."""
+    firsts: dict[int, int] = {}
+    repeats = []
+    for index, arg in enumerate(args):
+        if isinstance(arg, Tensor):
+            first = firsts.setdefault(id(arg), index)
+            if first != index:
+                repeats.append((index, first))
+    return [*firsts.values()], repeats
 
 
 def _is_comparable(tensor: Tensor) -> bool:
@@ -236,6 +258,15 @@ def _compare_many(
     return is_like
 
 
+def _with_repeats(is_like: Comparison, repeats: Sequence[tuple[int, int]]) -> Comparison:
+    """Compare with a call that is given tensors again: as the others, at the same positions."""
+
+    def is_like_with_repeats(args: Any) -> bool:
+        return is_like(args) and all(args[index] is args[first] for index, first in repeats)
+
+    return is_like_with_repeats
+
+
 def _is_dense(argument: Any) -> bool:
     """Return False for a nested tensor, and for what is not a tensor."""
     return not getattr(argument, "is_nested", True)
@@ -256,14 +287,21 @@ def _mixed_arguments(func: Any) -> frozenset[int] | None:
     """
     if not isinstance(func, OpOverload):
         return None
-    kinds = [
-        _OPTIONAL.sub(r"\1", str(argument.real_type))
-        for argument in _torch.schema_of(func).arguments
-        if not argument.kwarg_only
-    ]
+    arguments = [a for a in _torch.schema_of(func).arguments if not a.kwarg_only]
+    kinds = [_kind(argument) for argument in arguments]
     if kinds[:1] != ["Tensor"] or not (_VALUES | _MIXED).issuperset(kinds):
         return None
     return frozenset(index for index, kind in enumerate(kinds) if kind in _MIXED)
+
+
+def _comparable_keywords(func: OpOverload) -> frozenset[str]:
+    """Return the names of keyword-only arguments that can be compared."""
+    arguments = [a for a in _torch.schema_of(func).arguments if a.kwarg_only]
+    return frozenset(a.name for a in arguments if _kind(a) in _VALUES | _MIXED)
+
+
+def _kind(argument: Any) -> str:
+    return _OPTIONAL.sub(r"\1", str(argument.real_type))
 
 
 def differs_in_numbers(func: OpOverload) -> bool:

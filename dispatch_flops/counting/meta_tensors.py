@@ -29,6 +29,12 @@ def reads_data(func: OpOverload) -> bool:
     return any(tag in func.tags for tag in _TAGS) or func.name() in _UNTAGGED
 
 
+def varies_in_shape(func: OpOverload) -> bool:
+    """Return True if the shape of a tensor that the operator returns may depend on values."""
+    returned = _torch.schema_of(func).returns
+    return reads_data(func) and any("Tensor" in str(value.type) for value in returned)
+
+
 def with_advice(
     call: Callable[..., Any], func: OpOverload, meta_value: float | None
 ) -> Callable[..., Any]:
@@ -38,7 +44,8 @@ def with_advice(
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not any(has_no_data(value) for value in _torch.tree_leaves((args, kwargs))):
+        has_one = len(args) == 1 and not kwargs
+        if not any(map(has_no_data, args if has_one else _torch.tree_leaves((args, kwargs)))):
             return call(*args, **kwargs)
         if func is _ITEM and meta_value is not None:
             return _as_scalar(meta_value, args[0].dtype)

@@ -43,6 +43,7 @@ class Plan:
     strategy: takes the place of running and recording the operator; None for most operators.
     parts: runs the operators that a composite operator consists of.
     numbers: which numbers among the arguments decide the cost by their values.
+    reads_data: the result depends on values. varies_in_shape: the shape of a result does.
     by_thread: the plan of each thread, where ``overridden`` gives threads different rules.
     is_shared: other counters use the same ``calls``.
     """
@@ -57,6 +58,7 @@ class Plan:
     parts: Callable[..., Any] = _no_parts
     numbers: NumberKeys = BY_VALUE
     reads_data: bool = False
+    varies_in_shape: bool = False
     by_thread: dict[int, Plan] | None = None
     is_shared: bool = False
     is_adapted: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dispatch_flops import FlopCounterMode, OpCost
-from dispatch_flops.counting import known_calls
+from dispatch_flops.counting import known_calls, meta_tensors
 from dispatch_flops.counting.plans import SHARED_PLANS
+from tests.helpers.modes import OperatorNames
 
 Program = Callable[[], Any]
 
@@ -49,7 +51,8 @@ def ones(*shape: int, **options: Any) -> Tensor:
 
 x, w, bias = ones(3, 5), ones(7, 5), ones(7)
 rows = ones(11, 13)
-z, scales = ones(3, 5), (ones(5), ones(5))
+z, like_x, scales = ones(3, 5), ones(3, 5), (ones(5), ones(5))
+order = torch.argsort(rows)
 signal, kernel = ones(1, 2, 9), ones(3, 2, 3)
 meta = ones(6, device="meta"), ones(6, device="meta")
 y = ones(3, 5, dtype=torch.int32)
@@ -88,7 +91,28 @@ PAIRS: dict[str, tuple[Program, Program]] = {
         lambda: torch.relu(ones(4, 4).to_sparse()),
     ),
     "layout": (lambda: torch.relu(ones(4, 4)), lambda: torch.relu(torch.eye(4).to_sparse())),
+    "keyword": (lambda: x.sum(dtype=torch.float64), lambda: x.sum()),
+    "value of a keyword": (
+        lambda: x.sum(dtype=torch.float64),
+        lambda: x.sum(dtype=torch.float16),
+    ),
+    "name of a keyword": (
+        lambda: torch.searchsorted(rows, rows, out_int32=True),
+        lambda: torch.searchsorted(rows, rows, right=True),
+    ),
+    "number by keyword that decides": (
+        lambda: torch.addmm(bias, x, w.t(), beta=0),
+        lambda: torch.addmm(bias, x, w.t(), beta=2),
+    ),
+    "tensor by keyword": (
+        lambda: torch.searchsorted(rows, rows, side="left"),
+        lambda: torch.searchsorted(rows, rows, side="left", sorter=order),
+    ),
     "tensor given twice": (lambda: x * ones(3, 5), lambda: x * x),
+    "one of three given twice": (
+        lambda: torch.addcmul(x, z, like_x, value=0.5),
+        lambda: torch.addcmul(x, z, z, value=0.5),
+    ),
     "views that overlap": (
         lambda: ones(4) + ones(10, 4),
         lambda: (lambda whole: whole[5] + whole)(ones(10, 4)),
@@ -146,6 +170,10 @@ def unsigned(monkeypatch: pytest.MonkeyPatch) -> Program:
         lambda: F.layer_norm(x, (5,), *scales),
         lambda: F.conv1d(signal, kernel),
         lambda: meta[0] * meta[1],
+        lambda: x.sum(dtype=torch.float64),
+        lambda: torch.add(x, z, alpha=0.5),
+        lambda: torch.addcmul(x, z, z, value=0.5),
+        lambda: x * x,
     ],
 )
 def test_call_like_an_earlier_one_needs_no_signature(unsigned: Program, call: Program) -> None:
@@ -191,6 +219,9 @@ with torch.no_grad(), FlopCounterMode(display=False) as counter:
         torch.add(tensor, tensor)
         torch.add(tensor, tensor.clone())
         torch.mul(tensor, 2.0)
+        torch.mul(tensor, tensor)
+        torch.add(tensor, tensor.clone(), alpha=2)
+        torch.clone(tensor, memory_format=torch.preserve_format)
         torch.nn.functional.layer_norm(tensor, (4,), weight, weight.clone())
         torch.softmax(tensor, -1)
     factor = torch.tensor(2.0)
@@ -205,3 +236,43 @@ def test_nested_tensors_are_never_compared_with_dense_ones() -> None:
     """To compare one ends the process."""
     done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True)
     assert done.stdout == "done\n", done.stderr
+
+
+def test_tensor_given_again_is_found_at_its_places_alone() -> None:
+    calls: list[Program] = [lambda: torch.addcmul(x, z, z)] * 3
+    assert cost_of(*calls).bytes_read == 4 * 2 * 15
+    assert cost_of(*calls, lambda: torch.addcmul(x, z, like_x)).bytes_read == 4 * 3 * 15
+    assert cost_of(*calls, lambda: torch.addcmul(z, z, z)).bytes_read == 4 * 15
+    assert cost_of(*calls, lambda: torch.addcmul(z, z, x)).bytes_read == 4 * 2 * 15
+
+
+def test_keywords_that_are_compared() -> None:
+    aten = torch.ops.aten
+    assert known_calls._comparable_keywords(aten.sum.default) == {"dtype"}
+    assert known_calls._comparable_keywords(aten.bernoulli.default) == frozenset()  # a generator
+    calls = known_calls.KnownCalls(aten.searchsorted.Tensor)
+    with OperatorNames() as mode:
+        has_same_values = calls._comparison_of_values((x, x, None), 2)
+        assert has_same_values((x, x, None))
+        assert not has_same_values((x, x, order))
+        assert not calls._comparison_of_values((x, x, 2), 2)((x, x, 2.0))
+    assert mode.seen == []
+
+
+@pytest.mark.parametrize("func", ["_local_scalar_dense", "equal"])
+def test_reading_one_value_needs_no_signature(unsigned: Program, func: str) -> None:
+    args = (ones(()),) if func == "_local_scalar_dense" else (x, z)
+    call = partial(getattr(torch.ops.aten, func).default, *args)
+    cost_of(call, call, call)
+    unsigned()
+    assert cost_of(call, call).bytes_read == 4 * sum(tensor.numel() for tensor in args)
+
+
+@pytest.mark.parametrize(
+    ("func", "varies"),
+    [("_local_scalar_dense", False), ("equal", False), ("nonzero", True), ("mul", False)],
+)
+def test_results_whose_shape_depends_on_values(func: str, varies: bool) -> None:
+    packet = getattr(torch.ops.aten, func)
+    overload = packet.Tensor if func == "mul" else packet.default
+    assert meta_tensors.varies_in_shape(overload) is varies
