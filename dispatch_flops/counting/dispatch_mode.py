@@ -148,6 +148,8 @@ class CountingMode(TorchDispatchMode):
                     raise TypeError  # torch's functions ask ``__torch_function__`` of a subclass
             cost, run = known.cost, known.run
         except (AttributeError, KeyError, TypeError, RuntimeError):
+            cost = None
+        if cost is None:  # out of the handler: an error of the operator is to have no context
             return self.run_and_record(plan, args, kwargs or {})
         if run is None or plan.is_adapted or _function_modes():
             run = plan.call
@@ -257,7 +259,8 @@ class CountingMode(TorchDispatchMode):
             call = self._timer.timed(call, is_free=is_free)
         if plan.reads_data:
             call = meta_tensors.with_advice(call, plan.func, self._conventions.meta_value)
-        return plan if call is plan.call else replace(plan, call=call, is_adapted=True)
+        is_adapted = call is not plan.call or _repeats_warnings()
+        return replace(plan, call=call, is_adapted=True) if is_adapted else plan
 
     def _plan_operator(self, func: OpOverload) -> Plan:
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
@@ -449,3 +452,11 @@ class CountingMode(TorchDispatchMode):
         self._own_costs.clear()
         self._signatures = 0
         self._on_full()
+
+
+def _repeats_warnings() -> bool:
+    """Return True if an operator's warning may come at every call.
+
+    Torch's functions name the Python line that calls them, which is to be the program's.
+    """
+    return torch.is_warn_always_enabled() or torch.is_deterministic_algorithms_warn_only_enabled()

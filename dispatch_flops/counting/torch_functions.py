@@ -21,6 +21,11 @@ class _OtherOperatorError(Exception):
     """A function of torch does not begin with the operator whose place it is to take."""
 
 
+# What functions raise that do not take the arguments; an error that a signal's handler raises, to
+# end a run that takes too long, is the program's.
+_REFUSALS = (_OtherOperatorError, TypeError, ValueError, RuntimeError)
+
+
 class Witness(TorchDispatchMode):
     """Dispatch mode that sees whether a function runs one call of an operator, and nothing else.
 
@@ -54,12 +59,13 @@ def run_and_find(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, Callable
         witness = Witness(func, args)
         try:
             out = _run_before(witness, function)
-        except Exception:
+        except _REFUSALS:
             if witness.operators:
                 raise  # the operator's own
         else:
             is_alike = witness.operators == 1 and type(out) is type(witness.out)
-            return out, function if is_alike else kernel
+            if witness.operators:
+                return out, function if is_alike else kernel
     return kernel(*args), kernel
 
 
@@ -69,7 +75,7 @@ def _run_before(witness: Witness, function: Callable[..., Any]) -> Any:
         _torch.push_mode(witness)
         return function(*witness.args)
     finally:
-        if _torch.modes_in_force()[-1] is witness:
+        if witness in _torch.modes_in_force()[-1:]:  # an interrupt may come before it is
             _torch.pop_mode()
 
 

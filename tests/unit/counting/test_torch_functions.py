@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 import pytest
@@ -78,6 +79,69 @@ def test_error_of_the_operator_is_its_own_and_it_ran_once() -> None:
     with OperatorNames() as mode, pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
         run_and_find(aten.mm.default, (x, y))
     assert mode.seen == ["aten.mm.default"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+@pytest.mark.parametrize("step", range(40))
+def test_error_of_a_signal_handler_is_raised(error: type[BaseException], step: int) -> None:
+    with FlopCounterMode(display=False):
+        for _ in range(2):
+            x + y
+        with interrupted_at(step, error, {function.__code__ for function in FINDING}) as hits:
+            try:
+                x + y
+            except error:
+                assert hits
+            else:
+                assert not hits
+        torch.mm(x, w)
+
+
+def test_function_that_runs_no_operator_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_torch, "functions_named_as", lambda func: [Tensor.data_ptr])
+    out, function = run_and_find(aten.t.default, (x,))
+    assert function is aten.t.default._op
+    assert out.shape == (5, 3)
+
+
+def test_error_of_an_operator_has_no_context() -> None:
+    with FlopCounterMode(display=False):
+        for _ in range(4):
+            with pytest.raises(RuntimeError, match="mat1 and mat2 shapes") as caught:
+                torch.mm(x, y)
+            assert caught.value.__context__ is None
+            torch.mm(x, w)
+
+
+def unpool() -> Tensor:
+    pooled, indices = torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.long)
+    return F.max_unpool2d(pooled, indices, 2)
+
+
+@pytest.fixture
+def warn_only() -> Iterator[None]:
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.mark.usefixtures("warn_only")
+def test_warnings_of_an_operator_name_the_line_of_the_program() -> None:
+    with warnings.catch_warnings(record=True) as expected:
+        warnings.simplefilter("always")
+        unpool()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with FlopCounterMode(display=False):
+            for _ in range(4):
+                unpool()
+    where = {(warning.filename, warning.lineno) for warning in expected}
+    assert {(warning.filename, warning.lineno) for warning in seen} == where
+    assert len(seen) == 4 * len(expected) > 0
 
 
 def test_operator_in_place_runs_once() -> None:
@@ -217,25 +281,29 @@ def test_subclass_sees_no_function_in_place_of_an_operator(compiled: Any) -> Non
     assert not FUNCTIONS & {*Logged.seen}
 
 
-RUN_BEFORE = torch_functions._run_before.__code__
+RUN_BEFORE = torch_functions._run_before
+FINDING = (run_and_find, RUN_BEFORE, torch_functions.Witness.__torch_dispatch__)
 
 
 @contextmanager
-def interrupted_at(step: int) -> Iterator[None]:
-    """Interrupt the run with a witness at its step: a call or a line of it."""
-    steps = iter(range(step + 1))
+def interrupted_at(
+    step: int, error: type[BaseException], codes: Collection[CodeType]
+) -> Iterator[list[int]]:
+    """Raise at a step of functions: a call or a line of one. Yields a list of it, once it came."""
+    steps, hits = iter(range(step + 1)), list[int]()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code is not RUN_BEFORE:
+        if frame.f_code not in codes:
             return None
         if event in ("call", "line") and next(steps, None) == step:
             sys.settrace(None)
-            raise KeyboardInterrupt
+            hits.append(step)
+            raise error
         return trace
 
     sys.settrace(trace)
     try:
-        yield
+        yield hits
     finally:
         sys.settrace(None)
 
@@ -245,7 +313,8 @@ def test_witness_that_an_interrupt_leaves_in_force_ends_with_the_counter() -> No
         for at in itertools.count():
             SHARED_PLANS.rules_changed()
             try:
-                with FlopCounterMode(display=False), interrupted_at(at):
+                codes = {RUN_BEFORE.__code__}
+                with FlopCounterMode(display=False), interrupted_at(at, KeyboardInterrupt, codes):
                     for _ in range(3):
                         x + y
                 break
