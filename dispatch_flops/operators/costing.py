@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import numbers
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,9 +200,10 @@ def compute_dtype(
     """
     operands = list(tensors_in((args, kwargs)))
     if promoting and len(operands) > 1:
-        promoted = _promoted(operands)
-        if is_inexact_dtype(promoted):
-            return _dtype_name(promoted)
+        with suppress(RuntimeError):  # torch promotes no quantized numbers, but it compares them
+            promoted = _promoted(operands)
+            if is_inexact_dtype(promoted):
+                return _dtype_name(promoted)
     dtypes = [tensor.dtype for tensor in (*operands, *tensors_in(out))]
     found = next(filter(is_inexact_dtype, dtypes), dtypes[0] if dtypes else None)
     return _dtype_name(found) if found is not None else None

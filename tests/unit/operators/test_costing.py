@@ -169,3 +169,10 @@ def test_compute_dtype_of_several_dtypes_is_the_promoted_one(
     ops = list(profile_of(call).op_totals())
     (op,) = [op for op in ops if op.kind == "pointwise" or op.dtype == "int64"]
     assert op.dtype == dtype
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning")
+def test_compute_dtype_of_a_comparison_with_quantized_numbers_is_the_real_one() -> None:
+    quantized = torch.quantize_per_tensor(F32, 0.5, 0, torch.qint8)
+    (op,) = [op for op in profile_of(lambda: quantized == F32).op_totals() if op.dtype]
+    assert op.dtype == "float32"
