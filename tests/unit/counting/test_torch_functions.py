@@ -133,15 +133,17 @@ def warn_only() -> Iterator[None]:
 def test_warnings_of_an_operator_name_the_line_of_the_program() -> None:
     with warnings.catch_warnings(record=True) as expected:
         warnings.simplefilter("always")
-        unpool()
+        with OperatorNames():
+            unpool()
+    if {warning.filename for warning in expected} != {F.__file__}:
+        pytest.skip("torch's overloads, too, name the line that calls them: 2.15")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         with FlopCounterMode(display=False):
             for _ in range(4):
                 unpool()
-    where = {(warning.filename, warning.lineno) for warning in expected}
-    assert {(warning.filename, warning.lineno) for warning in seen} == where
-    assert len(seen) == 4 * len(expected) > 0
+    lines = [(warning.filename, warning.lineno) for warning in expected]
+    assert [(warning.filename, warning.lineno) for warning in seen] == 4 * lines
 
 
 def test_operator_in_place_runs_once() -> None:
