@@ -38,6 +38,7 @@ class Witness(TorchDispatchMode):
         self.args = args
         self.operators = 0
         self.out: Any = None
+        self.is_over = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -45,7 +46,7 @@ class Witness(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_call = func is self._func and not kwargs and _are_same(args, self.args)
-        if not is_call and not self.operators:
+        if not is_call and not self.operators and not self.is_over:
             raise _OtherOperatorError
         self.operators += 1
         self.out = func(*args, **kwargs or {})
@@ -75,6 +76,7 @@ def _run_before(witness: Witness, function: Callable[..., Any]) -> Any:
         _torch.push_mode(witness)
         return function(*witness.args)
     finally:
+        witness.is_over = True
         if witness in _torch.modes_in_force()[-1:]:  # an interrupt may come before it is
             _torch.pop_mode()
 
