@@ -490,7 +490,7 @@ def tensor_comparison(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
     They are the same if types, dtypes, devices, layouts, shapes, strides and whether they require a
     gradient are. A tensor that is given twice is never the same. The result takes anything but
-    strided nested tensors: their exception ends the process.
+    strided nested tensors: their exception leaves C++ through the interpreter, which it destroys.
     """
     guards = torch._C._dynamo.guards.TensorGuards(
         *tensors,
@@ -499,27 +499,6 @@ def tensor_comparison(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     )
     found: Callable[..., bool] = guards.check
     return found
-
-
-def takes_nested_tensors(op: OpOverload) -> bool:
-    """Return True if the operator has a kernel for strided nested tensors. Public: none."""
-    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
-    try:
-        return any(has_kernel(op.name(), key) for key in _nested_keys())
-    except RuntimeError:  # torch's own table does not know this operator
-        return True
-
-
-@functools.cache
-def _nested_keys() -> tuple[str, ...]:
-    """Return the dispatch keys of nested tensors, one for each kind of device that torch knows."""
-    found = []
-    for key in torch._C.DispatchKey.__members__:
-        if key.startswith("NestedTensor") and key != "NestedTensor":
-            with suppress(RuntimeError):
-                torch._C._dispatch_key_parse(key)
-                found.append(key)
-    return tuple(found)
 
 
 # Tensors without data; those that tracers compute with; jagged nested ones. Public: none.

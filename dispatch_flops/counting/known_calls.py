@@ -11,7 +11,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -28,17 +29,18 @@ from dispatch_flops.operators.numbers import BY_VALUE, NUMBERS, NumberKeys
 Comparison = Callable[[Any], bool]  # of a call's arguments with those of an earlier call
 
 _AT_MOST = 4  # comparisons with calls of one kind; a signature takes as long as ten
+_IS_NESTED = attrgetter("is_nested")
 _share_storage = _torch.share_storage
 _OPTIONAL = re.compile(r"Optional\[(.*)\]")
 
-_VALUES = frozenset(
+_TENSORS = "List[Tensor]"
+_WHOLE = frozenset(("int", "SymInt", "List[int]", "List[SymInt]"))
+_COMPARABLE = _WHOLE | frozenset(
     (
-        *("int", "SymInt", "bool", "float", "str", "ScalarType", "Layout", "Device"),
-        *("MemoryFormat", "List[int]", "List[SymInt]", "List[bool]", "List[float]"),
+        *("Tensor", _TENSORS, "number", "bool", "float", "str", "List[bool]", "List[float]"),
+        *("ScalarType", "Layout", "Device", "MemoryFormat"),
     )
 )
-_WHOLE = frozenset(("int", "SymInt", "List[int]", "List[SymInt]"))
-_MIXED = frozenset(("Tensor", "number"))  # a number of any type can stand for a tensor
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -94,9 +96,9 @@ class KnownCalls:
         # By the shape of the first argument and the names of keyword arguments.
         self._by_kind: dict[Any, list[_Compared]] = {}
         self._attempts: defaultdict[Any, int] = defaultdict(int)
-        self._mixed = _mixed_arguments(func)
-        self._keywords = frozenset() if self._mixed is None else _comparable_keywords(func)
-        self._takes_nested = self._mixed is not None and _torch.takes_nested_tensors(func)
+        self._is_comparable = isinstance(func, OpOverload) and _is_comparable_call(func)
+        self._takes_lists = self._is_comparable and _takes_lists(func)
+        self._keywords = _comparable_keywords(func) if self._is_comparable else frozenset()
 
     def clear(self) -> None:
         """Forget all calls."""
@@ -111,11 +113,15 @@ class KnownCalls:
         Adds the ids of parameters among the arguments to ``used_params``. Raises KeyError for
         another call, AttributeError for some of these, and what ``call_signature`` raises.
         """
-        if self._mixed is None or (kwargs and not self._keywords.issuperset(kwargs)):
+        if not self._is_comparable or (kwargs and not self._keywords.issuperset(kwargs)):
             return self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
-        given, kind = args, args[0].shape  # raises for a nested tensor
+        if self._takes_lists:
+            given = _flattened(args)
+            kind = (given[0].shape, *[len(arg) for arg in args if arg.__class__ is list])
+        else:
+            given, kind = args, args[0].shape  # raises for a nested tensor
         if kwargs:
-            given, kind = (*args, *kwargs.values()), (kind, *kwargs)
+            given, kind = (*given, *kwargs.values()), (kind, *kwargs)
         calls = self._by_kind.get(kind)
         if calls is not None:
             for is_like, known, params in calls:
@@ -128,21 +134,20 @@ class KnownCalls:
         known = self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
         if self._attempts[kind] < _AT_MOST:
             self._attempts[kind] += 1
-            self._add(kind, given, len(args), known.cost)
+            self._add(kind, given, known.cost, has_keywords=bool(kwargs))
         return known
 
-    def _add(self, kind: Any, args: Any, positional: int, cost: CallCost) -> None:
+    def _add(self, kind: Any, args: Any, cost: CallCost, *, has_keywords: bool) -> None:
         """Note a call for later comparisons, if they can tell its cost.
 
-        args: its arguments; those after the first ``positional`` are given by keyword. Where
-        tensors share a storage, the cost depends on what they show of it.
+        args: its arguments, of which some are given by keyword if ``has_keywords``.
+
+        Where tensors share a storage, the cost depends on what they show of it.
         """
         indices, repeats = _distinct_tensors(args)
         tensors = tuple([args[index] for index in indices])
         if all(map(_is_comparable, tensors)) and not _share_storage(tensors):
-            values = None
-            if len(indices) < len(args):
-                values = self._comparison_of_values(args, positional)
+            values = self._comparison_of_values(args) if len(indices) < len(args) else None
             params = tuple([index for index in indices if args[index].__class__ is Parameter])
             is_same, known = _torch.tensor_comparison(tensors), KnownCall(cost=cost)
             if len(indices) == 1:
@@ -154,24 +159,22 @@ class KnownCalls:
                 if len(args) == 2 and not params:
                     known = pair
             else:
-                is_like = _compare_many(is_same, len(args), values, indices, self._takes_nested)
+                is_like = _compare_many(is_same, len(args), values, indices)
             if repeats:
                 is_like = _with_repeats(is_like, repeats)
-            if len(args) == positional:
+            if not has_keywords:
                 known.to_be_run(self._func)
             self._by_kind.setdefault(kind, []).append((is_like, known, params))
 
-    def _comparison_of_values(self, args: Any, positional: int) -> Comparison:
+    def _comparison_of_values(self, args: Any) -> Comparison:
         """Return what compares the arguments that are not tensors."""
-        assert self._mixed is not None
         types, values = [], []
         for index, arg in enumerate(args):
             kind = arg.__class__
             if kind is Tensor or kind is Parameter:
                 continue
             is_free = kind in NUMBERS and kind not in self._numbers.by_value
-            if index in self._mixed or index >= positional or is_free:
-                types.append((index, kind))
+            types.append((index, kind))
             if not is_free or self._numbers.told_apart:
                 values.append(index)
         pick = itemgetter(*values) if values else len
@@ -206,7 +209,8 @@ def _is_comparable(tensor: Tensor) -> bool:
 
 # What follows returns functions that compare the arguments of a call with those of an earlier one.
 # is_same compares the tensors, and values the other arguments; arity is the number of all. To
-# compare a nested tensor aborts the process; the first argument is not one.
+# compare a nested tensor ends the process, or destroys the interpreter's state, although its
+# operator may have no kernel for nested tensors: it has not run yet. The first is not one.
 
 
 def _compare_one(is_same: Callable[..., bool], arity: int, values: Comparison | None) -> Comparison:
@@ -240,7 +244,6 @@ def _compare_many(
     arity: int,
     values: Comparison | None,
     indices: Sequence[int],
-    takes_nested: bool,
 ) -> Comparison:
     """Compare with a call of three tensors or more, at the positions ``indices``."""
     pick = itemgetter(*indices)
@@ -249,7 +252,10 @@ def _compare_many(
         if len(args) != arity:
             return False
         tensors = pick(args)
-        if takes_nested and not all(map(_is_dense, tensors)):
+        try:
+            if True in map(_IS_NESTED, tensors):
+                return False
+        except AttributeError:  # what is not a tensor
             return False
         if not is_same(*tensors) or not (values is None or values(args)):
             return False
@@ -267,11 +273,6 @@ def _with_repeats(is_like: Comparison, repeats: Sequence[tuple[int, int]]) -> Co
     return is_like_with_repeats
 
 
-def _is_dense(argument: Any) -> bool:
-    """Return False for a nested tensor, and for what is not a tensor."""
-    return not getattr(argument, "is_nested", True)
-
-
 def _reach(tensor: Tensor) -> int:
     """Return the number of bytes from a tensor's first element to the end of its last."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -279,25 +280,27 @@ def _reach(tensor: Tensor) -> int:
     return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
 
-def _mixed_arguments(func: Any) -> frozenset[int] | None:
-    """Return the positions of arguments whose values are of several types: tensors and numbers.
-
-    None if calls of ``func`` cannot be compared: the first argument is not a tensor, or one is a
-    list of tensors or the like.
-    """
-    if not isinstance(func, OpOverload):
-        return None
+def _is_comparable_call(func: OpOverload) -> bool:
+    """Return True if calls of ``func`` can be compared: tensors come first, then plain values."""
     arguments = [a for a in _torch.schema_of(func).arguments if not a.kwarg_only]
     kinds = [_kind(argument) for argument in arguments]
-    if kinds[:1] != ["Tensor"] or not (_VALUES | _MIXED).issuperset(kinds):
-        return None
-    return frozenset(index for index, kind in enumerate(kinds) if kind in _MIXED)
+    return kinds[:1] in (["Tensor"], [_TENSORS]) and _COMPARABLE.issuperset(kinds)
+
+
+def _takes_lists(func: OpOverload) -> bool:
+    return any(_kind(argument) == _TENSORS for argument in _torch.schema_of(func).arguments)
+
+
+def _flattened(args: Any) -> tuple[Any, ...]:
+    """Return the arguments with the entries of lists in their place."""
+    parts = [arg if arg.__class__ is list else (arg,) for arg in args]
+    return tuple(chain.from_iterable(parts)) or (None,)
 
 
 def _comparable_keywords(func: OpOverload) -> frozenset[str]:
     """Return the names of keyword-only arguments that can be compared."""
     arguments = [a for a in _torch.schema_of(func).arguments if a.kwarg_only]
-    return frozenset(a.name for a in arguments if _kind(a) in _VALUES | _MIXED)
+    return frozenset(a.name for a in arguments if _kind(a) in _COMPARABLE - {_TENSORS})
 
 
 def _kind(argument: Any) -> str:

@@ -88,5 +88,6 @@ def _are_same(args: Any, others: Any) -> bool:
 def _is_same(value: Any, other: Any) -> bool:
     if value is other:
         return True
-    is_tensor = isinstance(value, Tensor) or isinstance(other, Tensor)
-    return not is_tensor and type(value) is type(other) and bool(value == other)
+    if type(value) is not type(other) or isinstance(value, Tensor):
+        return False
+    return _are_same(value, other) if isinstance(value, list) else bool(value == other)

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dispatch_flops import FlopCounterMode, OpCost
-from dispatch_flops.counting import known_calls, meta_tensors
+from dispatch_flops import FlopCounterMode, OpCost, register_flops
+from dispatch_flops.counting import dispatch_mode, known_calls, meta_tensors
 from dispatch_flops.counting.plans import SHARED_PLANS
+from dispatch_flops.operators.registry import unregister_flops
 from tests.helpers.modes import OperatorNames
 
 Program = Callable[[], Any]
@@ -108,6 +109,20 @@ PAIRS: dict[str, tuple[Program, Program]] = {
         lambda: torch.searchsorted(rows, rows, side="left"),
         lambda: torch.searchsorted(rows, rows, side="left", sorter=order),
     ),
+    "tensors in a list": (lambda: torch.cat([x, z]), lambda: torch.cat([x, w])),
+    "length of a list": (lambda: torch.cat([x, z]), lambda: torch.cat([x, z, like_x])),
+    "value beside a list": (
+        lambda: torch._foreach_norm([x, z], 1.0),
+        lambda: torch._foreach_norm([x, z], 3.0),
+    ),
+    "lengths of two lists": (
+        lambda: torch.ops.aten._foreach_copy.default([x, z], [like_x, y]),
+        lambda: torch.ops.aten._foreach_copy.default([x], [like_x]),
+    ),
+    "list given twice": (
+        lambda: torch._foreach_mul([x, w], [z, w.clone()]),
+        lambda: torch._foreach_mul([x, w], [x, w]),
+    ),
     "tensor given twice": (lambda: x * ones(3, 5), lambda: x * x),
     "one of three given twice": (
         lambda: torch.addcmul(x, z, like_x, value=0.5),
@@ -156,7 +171,11 @@ def unsigned(monkeypatch: pytest.MonkeyPatch) -> Program:
     def refuse(*_: Any) -> Any:
         raise AssertionError("a call that is like an earlier one needs no signature")
 
-    return lambda: monkeypatch.setattr(known_calls, "call_signature", refuse)
+    def unsign() -> None:
+        monkeypatch.setattr(known_calls, "call_signature", refuse)
+        monkeypatch.setattr(dispatch_mode, "call_signature", refuse)
+
+    return unsign
 
 
 @pytest.mark.parametrize(
@@ -174,6 +193,8 @@ def unsigned(monkeypatch: pytest.MonkeyPatch) -> Program:
         lambda: torch.add(x, z, alpha=0.5),
         lambda: torch.addcmul(x, z, z, value=0.5),
         lambda: x * x,
+        lambda: torch._foreach_mul([x, w, z], [z, w, x]),
+        lambda: torch._foreach_addcmul([x, w], [z, w], [z, w], 0.5),
     ],
 )
 def test_call_like_an_earlier_one_needs_no_signature(unsigned: Program, call: Program) -> None:
@@ -206,6 +227,18 @@ def test_parameters_of_calls_like_earlier_ones_are_used() -> None:
     assert counter.profile.root.active_params == 10
 
 
+def test_parameters_in_lists_of_calls_like_earlier_ones_are_used() -> None:
+    class Norms(nn.Linear):
+        def forward(self) -> list[Tensor]:
+            return torch._foreach_norm([*self.parameters()])
+
+    first, second = Norms(3, 5), Norms(3, 5)
+    cost_of(*[first] * 3)
+    with FlopCounterMode(second, display=False) as counter:
+        second()
+    assert counter.profile.root.active_params == 3 * 5 + 5
+
+
 NESTED = """
 import torch, warnings
 from dispatch_flops import FlopCounterMode
@@ -220,6 +253,8 @@ with torch.no_grad(), FlopCounterMode(display=False) as counter:
         torch.add(tensor, tensor.clone())
         torch.mul(tensor, 2.0)
         torch.mul(tensor, tensor)
+        torch.cat([tensor, tensor.clone()])
+        torch.cat([tensor, tensor.clone(), tensor.clone()])
         torch.add(tensor, tensor.clone(), alpha=2)
         torch.clone(tensor, memory_format=torch.preserve_format)
         torch.nn.functional.layer_norm(tensor, (4,), weight, weight.clone())
@@ -228,6 +263,18 @@ with torch.no_grad(), FlopCounterMode(display=False) as counter:
     for tensor in (dense, dense, dense, nested):
         torch.mul(factor, tensor)
         torch.mul(tensor, factor)
+    without_a_kernel = (
+        lambda tensor: torch.addcmul(dense, dense + 1, tensor),
+        lambda tensor: torch.addcmul(dense, tensor, tensor),
+        lambda tensor: torch._foreach_mul([dense, dense + 1, tensor], 2.0),
+        lambda tensor: torch.sum(tensor, dtype=torch.float64),
+    )
+    for call in without_a_kernel:
+        for tensor in (dense + 2, dense + 2, dense + 2, nested, dense + 2):
+            try:
+                call(tensor)
+            except NotImplementedError:
+                assert tensor is nested
 print("done")
 """
 
@@ -252,11 +299,48 @@ def test_keywords_that_are_compared() -> None:
     assert known_calls._comparable_keywords(aten.bernoulli.default) == frozenset()  # a generator
     calls = known_calls.KnownCalls(aten.searchsorted.Tensor)
     with OperatorNames() as mode:
-        has_same_values = calls._comparison_of_values((x, x, None), 2)
+        has_same_values = calls._comparison_of_values((x, x, None))
         assert has_same_values((x, x, None))
         assert not has_same_values((x, x, order))
-        assert not calls._comparison_of_values((x, x, 2), 2)((x, x, 2.0))
+        assert not calls._comparison_of_values((x, x, 2))((x, x, 2.0))
     assert mode.seen == []
+
+
+@torch.library.custom_op("known_calls::total", mutates_args=())
+def total(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    return ones(())
+
+
+@pytest.fixture
+def formula_of_total() -> Iterator[None]:
+    register_flops(total)(lambda a, b, **_: 100 * len(a) + len(b))
+    yield
+    unregister_flops(total)
+
+
+@pytest.mark.usefixtures("formula_of_total")
+def test_calls_whose_lists_have_other_lengths_are_told_apart() -> None:
+    def call(*lengths: int) -> Program:
+        tensors = [ones(3, 5) for _ in range(sum(lengths))]
+        return lambda: total(tensors[: lengths[0]], tensors[lengths[0] :])
+
+    assert cost_of(*[call(2, 1)] * 4).flops == 201
+    assert cost_of(*[call(2, 1)] * 4, call(1, 2)).flops == 102
+    assert cost_of(*[call(2, 1)] * 4, call(0, 3)).flops == 3
+    assert cost_of(*[call(0, 0)] * 4).flops == 0
+
+
+def test_calls_with_and_without_optional_tensors_need_no_signature(unsigned: Program) -> None:
+    calls: list[Program] = [
+        lambda: F.layer_norm(x, (5,), *scales),
+        lambda: F.layer_norm(x, (5,)),
+        lambda: F.layer_norm(x, (5,), *scales),
+    ]
+    for call in calls:
+        cost_of(call, call, call)
+    expected = cost_of(*calls)
+    unsigned()
+    assert cost_of(*calls) == expected
 
 
 @pytest.mark.parametrize("func", ["_local_scalar_dense", "equal"])

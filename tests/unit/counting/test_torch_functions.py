@@ -175,6 +175,33 @@ def test_function_that_does_anything_else_is_not_taken(
     assert found is aten.add.Tensor._op
 
 
+def test_lists_of_the_same_tensors_are_the_same() -> None:
+    with OperatorNames() as mode:
+        out, function = run_and_find(aten.cat.default, ([x, y], 1))
+    assert mode.seen == ["aten.cat.default"]
+    assert torch.equal(out, torch.cat([x, y], 1))
+    assert function == torch._C._VariableFunctions.cat
+
+
+def test_lists_of_other_tensors_are_not_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reversed_cat(tensors: list[Tensor], dim: int) -> Tensor:
+        return torch.cat(tensors[::-1], dim)
+
+    monkeypatch.setattr(_torch, "functions_named_as", lambda func: [reversed_cat])
+    with OperatorNames() as mode:
+        _, function = run_and_find(aten.cat.default, ([x, y], 1))
+    assert mode.seen == ["aten.cat.default"]
+    assert function is aten.cat.default._op
+
+
+def test_witness_whose_function_is_over_lets_every_operator_pass() -> None:
+    witness = torch_functions.Witness(aten.add.Tensor, (x, y))
+    assert torch.equal(torch_functions._run_before(witness, torch.add), x + y)
+    witness.operators = 0  # as if the function had been refused
+    with witness:
+        assert torch.equal(x * y, x)
+
+
 def test_views_whose_calls_differ_in_numbers_alone() -> None:
     for func in (aten.t.default, aten.view.default, aten.select.int, aten.transpose.int):
         assert differs_in_numbers(func)
