@@ -75,6 +75,12 @@ _FLAGS = (
 )
 
 
+_UNDRAWN = (
+    "return [...document.querySelectorAll('.plot')]"
+    ".some((place) => place.checkVisibility() && !place.childElementCount)"
+)
+
+
 class Report:
     """An open page and the actions of its reader."""
 
@@ -193,6 +199,8 @@ def open_report(driver: Any, tmp_path: Path) -> Iterator[Callable[..., Report]]:
         path.write_text(html.render(profile, View(**options)), encoding="utf-8")
         driver.get(path.as_uri())
         report.until(lambda: driver.find_elements("css selector", "#tree .area, #tree svg:empty"))
+        # Each chart is drawn when the browser first tells its width, not all in one frame.
+        report.until(lambda: not report.run(_UNDRAWN))
         return report
 
     yield open_
