@@ -212,9 +212,11 @@ def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
         with torch.no_grad():
             linears(a)
 
+    optimizer = _adamw()
     return {
         "10,000 adds 8x8": (None, adds, 7),
         "10,000 matmuls 8x8": (None, products, 7),
+        "AdamW, 40 parameters": (None, optimizer.step, 50),
         "BERT-base b1 s16 forward": (bert, bert_forward, 15),
         "BERT-base b1 s16 forward+backward": (bert, bert_step, 31),
         "ResNet-50 1 x 3 x 224^2 forward": (resnet, resnet_forward, 11),
@@ -225,6 +227,16 @@ def workloads() -> dict[str, tuple[nn.Module | None, Callable[[], Any], int]]:
 
 def _first_tensor(value: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else _first_tensor(value[0])
+
+
+def _adamw() -> torch.optim.Optimizer:
+    """Return AdamW, as it is on the CPU: about ten operators for each of 40 small parameters."""
+    parameters = [nn.Parameter(torch.randn(8, 8)) for _ in range(40)]
+    for parameter in parameters:
+        parameter.grad = torch.randn(8, 8)
+    optimizer = torch.optim.AdamW(parameters)
+    optimizer.step()
+    return optimizer
 
 
 @contextlib.contextmanager
