@@ -248,6 +248,10 @@ class Kernels:
 
     def register(self, op: OpOverload, kernel: Callable[..., Any], key: str) -> None:
         """Have ``kernel(keyset, *args, **kwargs)`` run ``op`` where this key comes first."""
+        noted = f"{op.namespace}/{op.name().partition('::')[2]}/{key}"
+        if noted not in torch.library._impls:  # type: ignore[attr-defined]
+            # Removed with the others, also if an interrupt comes between torch's two notes of it.
+            self._library._op_impls.add(noted)
         with _hidden_warning_of_replacement(op, key):
             self._library.impl(op, kernel, key, with_keyset=True)
         _own_kernels.update(self._library._op_impls)

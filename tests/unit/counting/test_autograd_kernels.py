@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -502,3 +504,29 @@ def test_composite_of_torch_is_not_noted_where_another_counter_has_a_formula() -
     layer = nn.Linear(3, 5)
     with FlopCounterMode(display=False, custom_mapping={aten.linear: stated}):
         assert profile_of(layer, ROWS).notes == ()
+
+
+def test_interrupt_of_a_registration_leaves_no_kernel_behind() -> None:
+    impl = torch.library.Library.impl.__code__
+    before = {*torch.library._impls}
+    for step in itertools.count():
+        steps = iter(range(step + 1))
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            if frame.f_code is not impl:
+                return None
+            if event == "line" and next(steps, None) == step:  # noqa: B023
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            with FlopCounterMode(display=False):
+                break
+        except KeyboardInterrupt:
+            assert {*torch.library._impls} == before
+        finally:
+            sys.settrace(None)
+    assert step > 20  # two kernels of attention, of about 15 lines each
+    assert {*torch.library._impls} == before
