@@ -63,7 +63,7 @@ def is_running_step(call: OpenCall) -> bool:
     if call.step is None:
         return False
     caller = operator_caller()
-    if call.caller != caller:
+    if caller is None or call.caller != caller:
         if has_returned(call.step):
             return False
         call.caller = caller

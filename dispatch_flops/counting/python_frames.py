@@ -133,15 +133,19 @@ def has_returned(key: FrameKey) -> bool:
 CallerKey = tuple[int, CodeType, CodeType | None]
 
 
-def operator_caller() -> CallerKey:
-    """Return the key of the Python frame that called the operator which a mode is dispatching."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_name != "__torch_dispatch__":
-        frame = frame.f_back  # type: ignore[assignment]
-    while frame.f_code.co_name == "__torch_dispatch__":
-        frame = frame.f_back  # type: ignore[assignment]
-    above = frame.f_back
-    return id(frame), frame.f_code, None if above is None else above.f_code
+def operator_caller() -> CallerKey | None:
+    """Return the key of the Python frame that called the operator which a mode is dispatching.
+
+    None where no mode is, as in a kernel that autograd calls, or where C++ called the operator.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_name == "__torch_dispatch__":
+        frame = frame.f_back
+    if frame is None:
+        return None
+    return id(frame), frame.f_code, frame.f_back.f_code if frame.f_back is not None else None
 
 
 def owner_by_parameters(node: Any, owners: Mapping[int, str]) -> str | None:

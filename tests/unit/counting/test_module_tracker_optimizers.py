@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops import FlopCounterMode, OpCost, Profile, overridden
 from dispatch_flops.counting.thread_state import ACCUMULATION, AFTER_BACKWARD
 from tests.helpers.attributing import plain, rows, train, work_of
 from tests.helpers.profiling import profile_of
@@ -198,6 +198,24 @@ def test_operators_after_a_step_that_raised_are_not_optimizer(model: nn.Module, 
         assert profile.node("<outside>.SGD").own("optimizer").flops == 2 * N
     if then == "backward":
         assert profile.total("backward").macs == 2 * 3 * 5 + 2 * 2 * 5 * 7 + 2 * 3 * 7
+
+
+def test_composite_operator_with_a_formula_in_a_step_is_the_optimizers(model: nn.Module) -> None:
+    """Autograd calls it: no mode dispatches it."""
+
+    class Projecting(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                torch.matmul(parameter, parameter.t())
+                parameter.add_(1.0)
+
+    optimizer = Projecting(model.parameters(), lr=0.1)
+    with overridden({torch.ops.aten.matmul: lambda a, b, **_: OpCost(macs=7, flops=14)}):
+        profile = profile_of(lambda: [optimizer.step() for _ in range(3)], model=model)
+    own = profile.node("<outside>.Projecting").own("optimizer")
+    assert own.macs == 3 * len([*model.parameters()]) * 7
+    assert profile.total("forward").flops == 0
 
 
 def scale(tensor: torch.Tensor) -> None:
