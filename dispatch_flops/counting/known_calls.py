@@ -292,9 +292,16 @@ def _takes_lists(func: OpOverload) -> bool:
 
 
 def _flattened(args: Any) -> tuple[Any, ...]:
-    """Return the arguments with the entries of lists in their place."""
-    parts = [arg if arg.__class__ is list else (arg,) for arg in args]
-    return tuple(chain.from_iterable(parts)) or (None,)
+    """Return the arguments with tensors in the place of lists of tensors.
+
+    A number in a list counts by its value where one outside may not: other lists stay.
+    """
+    parts = [arg if _is_list_of_tensors(arg) else (arg,) for arg in args]
+    return tuple(chain.from_iterable(parts))
+
+
+def _is_list_of_tensors(arg: Any) -> bool:
+    return arg.__class__ is list and bool(arg) and isinstance(arg[0], Tensor)
 
 
 def _comparable_keywords(func: OpOverload) -> frozenset[str]:

@@ -330,6 +330,11 @@ def test_calls_whose_lists_have_other_lengths_are_told_apart() -> None:
     assert cost_of(*[call(0, 0)] * 4).flops == 0
 
 
+def test_lists_of_numbers_are_compared_as_lists() -> None:
+    flattened = known_calls._flattened(([x, z], [2, 3], [], 0.5))
+    assert flattened == (x, z, [2, 3], [], 0.5)
+
+
 def test_calls_with_and_without_optional_tensors_need_no_signature(unsigned: Program) -> None:
     calls: list[Program] = [
         lambda: F.layer_norm(x, (5,), *scales),
