@@ -136,16 +136,22 @@ CallerKey = tuple[int, CodeType, CodeType | None]
 def operator_caller() -> CallerKey | None:
     """Return the key of the Python frame that called the operator which a mode is dispatching.
 
-    None where no mode is, as in a kernel that autograd calls, or where C++ called the operator.
+    None where no mode is, as in a kernel that autograd calls; where C++ called the operator; and
+    where another mode did, whose frames are alike for every operator.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
         frame = frame.f_back
     while frame is not None and frame.f_code.co_name == "__torch_dispatch__":
+        if not frame.f_globals["__name__"].startswith("dispatch_flops."):
+            return None
         frame = frame.f_back
     if frame is None:
         return None
-    return id(frame), frame.f_code, frame.f_back.f_code if frame.f_back is not None else None
+    above = None if frame.f_back is None else frame.f_back.f_code
+    if above is not None and above.co_name == "__torch_dispatch__":  # by an overload's __call__
+        return None
+    return id(frame), frame.f_code, above
 
 
 def owner_by_parameters(node: Any, owners: Mapping[int, str]) -> str | None:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from dispatch_flops.counting.call_stack import is_running_step
-from dispatch_flops.counting.thread_state import NO_TASK, OpenCall
 from tests.helpers.attributing import plain, rows, train, work, work_of
 from tests.helpers.profiling import profile_of
 
@@ -133,32 +127,3 @@ def test_module_with_hooks_that_raise_does_not_stay_open() -> None:
         "1": {"forward": 2 * 5 * 7},
         "<outside>": {"forward": 2 * 3 * 11},
     }
-
-
-def test_step_runs_the_operators_that_its_frame_or_one_below_it_calls() -> None:
-    call = OpenCall(None, None, None, NO_TASK)
-    found: list[bool] = []
-
-    class Ask(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            found.append(is_running_step(call))
-            return func(*args, **kwargs or {})
-
-    def make() -> None:
-        torch.ones(2)
-
-    def step() -> None:
-        frame = sys._getframe()
-        call.step = id(frame), frame.f_code
-        for _ in range(3):
-            make()
-        torch.ones(3)
-        make()
-
-    with Ask():
-        make()
-        step()
-        make()
-    assert found == [False, True, True, True, True, True, False]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from dispatch_flops import FlopCounterMode, OpCost, Profile, overridden
 from dispatch_flops.counting.thread_state import ACCUMULATION, AFTER_BACKWARD
 from tests.helpers.attributing import plain, rows, train, work_of
+from tests.helpers.modes import OperatorNames
 from tests.helpers.profiling import profile_of
 
 CLIPPING = "<outside>.gradient clipping"
@@ -234,17 +236,19 @@ class FailingInParts(Failing):
         raise ValueError("no")
 
 
-def test_function_that_a_step_which_raised_has_called_is_not_optimizer(model: nn.Module) -> None:
+@pytest.mark.parametrize("modes", [nullcontext, OperatorNames])
+def test_function_that_a_step_which_raised_has_called_is_not_optimizer(
+    model: nn.Module, modes: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """Also within another mode, whose frames are alike for every operator."""
     failing = FailingInParts(model.parameters(), lr=0.1)
     w = rows(3, 7)
-
-    def call() -> None:
+    with FlopCounterMode(model, display=False) as counter, modes():
         for _ in range(3):
             with pytest.raises(ValueError, match="no"):
                 failing.step()
             scale(w)
-
-    profile = profile_of(call, model=model)
+    profile = counter.profile
     assert profile.node("<outside>.FailingInParts").own("optimizer").flops == 3 * 3 * N
     assert profile.node("<outside>").own("forward").flops == 3 * 2 * 3 * 7
 
