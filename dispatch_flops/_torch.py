@@ -1873,7 +1873,7 @@ def _completed_work_class() -> Any:
 #                             MODULE_CALL_CODE
 # counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
 #                             backward; the closure (frame) of _checkpoint_hook's pack_hook; the
-#                             node called CheckpointFunctionBackward
+#                             class of its node, CheckpointFunction._backward_cls
 # counting/communication_causes  in frames of FSDP2: self.modules, self._training_state; of FSDP1:
 #                             FlatParamHandle's _fully_sharded_module and _training_state; of
 #                             pipelines: _batch_p2p (desc), action, stage, self._stage, and the

@@ -86,6 +86,7 @@ class CountingMode(TorchDispatchMode):
         self._timer = timer
         self.tracker = tracker
         self._local = tracker.local
+        self._locator = tracker.locator
         self._conventions = conventions
         self._own_rules = own_rules
         self._on_full = on_full
@@ -156,8 +157,10 @@ class CountingMode(TorchDispatchMode):
         out = run(*args, **kwargs) if kwargs else run(*args)
         task = _graph_task()
         module_phase = thread.current
-        if task != -1 or module_phase is None:
-            module_phase = self.tracker.locate(thread, task, args)
+        if task != -1:
+            module_phase = self._locator.locate_in_backward(thread, task)
+        elif module_phase is None:
+            module_phase = self._locator.locate(thread, args)
         module_phase.counts[cost] += 1
         thread.recorded_in = module_phase
         if timer is not None:

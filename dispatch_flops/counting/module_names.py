@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -36,6 +37,8 @@ class ModuleNames:
     roots, every module that is called from outside any module becomes one.
 
     by_fqn: the names by fqn. roots: the names of the roots. are_given: the roots came in a mapping.
+    remembered_in: dicts of names, which are emptied when a module gets another name, or one that
+        depends on its caller.
     """
 
     def __init__(self, roots: Sequence[nn.Module] | Mapping[str, nn.Module]) -> None:
@@ -47,6 +50,7 @@ class ModuleNames:
         self._by_id: dict[int, ModuleName] = {}
         self.by_fqn: dict[str, ModuleName] = {}
         self.roots: list[ModuleName] = []
+        self.remembered_in: list[dict[int, Any]] = []
         self._has_given_roots = bool(roots)
         self._is_named = False  # what the roots hold
         self._unread: dict[type, ModuleFacts] = {}
@@ -212,8 +216,14 @@ class ModuleNames:
         is_shared: bool = False,
     ) -> ModuleName:
         named = self._make_name(module, fqn, parent, holders, is_shared=is_shared)
+        if id(module) in self._by_id:
+            self._forget_remembered()
         self._by_id[id(module)] = self.by_fqn[fqn] = named
         return named
+
+    def _forget_remembered(self) -> None:
+        for names in self.remembered_in:
+            names.clear()
 
     def _make_name(
         self,
@@ -266,6 +276,7 @@ class ModuleNames:
             if at.is_shared:
                 continue
             at.is_shared = True
+            self._forget_remembered()
             module = at.module()
             for child in module._modules.values() if module is not None else ():
                 below = self._by_id.get(id(child))

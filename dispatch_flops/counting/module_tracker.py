@@ -1,9 +1,7 @@
 """Attribute operators to a module and a phase.
 
-In forward, global forward hooks keep a stack of module calls per thread. When an operator of the
-forward pass reaches the mode, its autograd node already has its sequence number. A timeline of
-sequence numbers and modules therefore tells which module made each backward node. Neither tensor
-hooks nor gradient hooks are needed, and nothing is written on the user's modules.
+In forward, global forward hooks keep a stack of module calls per thread. ``OperatorLocator``
+attributes what runs elsewhere.
 """
 
 from __future__ import annotations
@@ -30,14 +28,12 @@ from dispatch_flops.counting.call_stack import (
     drop_calls_after_hooks,
     drop_ended_calls,
     drop_raised_steps,
-    is_running_step,
     pop_call,
     resume,
 )
 from dispatch_flops.counting.checkpoints import (
     CheckpointCallers,
     recomputing_frame,
-    recomputing_frame_at,
 )
 from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.expert_tokens import count_tokens
@@ -46,24 +42,20 @@ from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.node_owners import NodeOwners
 from dispatch_flops.counting.observers import ModuleObserver, together
+from dispatch_flops.counting.operator_locator import OperatorLocator
 from dispatch_flops.counting.optimizer_names import OptimizerNames
 from dispatch_flops.counting.output_shapes import Shapes, shapes_of
 from dispatch_flops.counting.python_frames import (
     call_arguments,
     calling_frame,
-    named_part_of_torch,
 )
 from dispatch_flops.counting.thread_state import (
-    AFTER_BACKWARD,
-    NO_SEQ,
     NO_TASK,
-    UNATTRIBUTED,
     ModulePhase,
     OpenCall,
     ThreadState,
 )
 from dispatch_flops.counting.undo import UndoStack
-from dispatch_flops.operators.tensors import storages_of
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
@@ -101,6 +93,7 @@ class Tracker:
         self._threads: list[ThreadState] = []
         self._owners = NodeOwners(names, self._threads)
         self._checkpoints = CheckpointCallers()
+        self.locator = OperatorLocator(names, self._owners, self._checkpoints)
         self._optimizers = OptimizerNames(names)
 
     def start(self, undo: UndoStack) -> None:
@@ -127,6 +120,7 @@ class Tracker:
             if thread is None:
                 thread = ThreadState(_sequence_nr(), is_entered=is_entered)
                 self._threads.append(thread)
+                self.names.remembered_in.append(thread.known_modules)
             self.local.thread = thread
         return thread
 
@@ -163,133 +157,9 @@ class Tracker:
     def here(self, args: Any = ()) -> ModulePhase:
         """Return the module and phase of what this thread runs now, on the arguments ``args``."""
         thread, task = self.join_thread(), _graph_task()
-        if task == NO_TASK and thread.current is not None:
-            return thread.current
-        return self.locate(thread, task, args)
-
-    def locate(self, thread: ThreadState, task: int, args: Any = ()) -> ModulePhase:
-        """Return the module and phase of the operator that runs now in graph task ``task``.
-
-        ``task`` is -1 outside backward. Within a module's forward, ``enter_module`` has already
-        determined the result.
-        """
-        if thread.stack[-1].is_in_hooks:
-            drop_calls_after_hooks(thread)
-        if task == NO_TASK:
-            return self._locate_outside_backward(thread, args)
-        call = thread.stack[-1]
-        if call.task == task and call.module_phase is not None:
-            return call.module_phase
-        node = _current_node()
-        seq = None if node is None else node._sequence_nr()
-        if (
-            seq == thread.known_seq
-            and task == thread.known_task
-            and thread.known_phase is not None
-            and len(thread.stack) == 1
-            and not _is_grad_enabled()
-            and not _saved_tensors_hooks(True)  # nothing is recomputed
-        ):
-            return thread.known_phase
-        if task != thread.known_task:
-            self._note_task(thread, task)
-        self._note_backward(thread)
-        # A backward pass within a module's recomputation is part of the recomputation.
-        phase: Phase = "backward"
-        if call.module_phase is not None and call.named is not None and call.task != NO_TASK:
-            phase = call.module_phase.phase
-        if node is None:
-            return thread.module_phase(call.named.fqn if call.named else OUTSIDE, phase)
-        fqn = self._owners.owner_of(node, thread, task)
-        is_attributed = fqn is not UNATTRIBUTED
-        if not is_attributed:
-            fqn = self._owners.owner_by_parameters(node)
-        frame = recomputing_frame_at(node)
-        if frame is not None:
-            fqn, phase = self._checkpoints.caller_of(frame, fqn, task), "recompute"
-        found = thread.module_phase(fqn, phase)
-        if _is_grad_enabled():
-            # create_graph and recomputed functions make new nodes: they belong to the module to
-            # which the running node belongs.
-            thread.made_graph_in_backward = thread.made_graph_in_backward or frame is None
-            thread.mark(thread.last_seq, fqn)
-        elif frame is None and is_attributed and len(thread.stack) == 1:
-            thread.known_seq, thread.known_phase = seq, found
-        return found
-
-    def _note_task(self, thread: ThreadState, task: int) -> None:
-        """Note that a backward pass starts; autograd's threads have no frames of its caller."""
-        thread.known_task, thread.known_seq = task, NO_SEQ
-        home = self._owners.home
-        if thread.is_entered or home is None:
-            thread.is_in_setup = is_in_pipeline_setup()
-        else:
-            thread.is_in_setup = home.is_in_setup
-
-    def _note_backward(self, thread: ThreadState) -> None:
-        if not thread.is_entered and self._owners.home is not None:
-            thread = self._owners.home
-        is_outside = len(thread.stack) == 1
-        if thread.current is not None or (is_outside and not thread.is_after_backward):
-            thread.current = None
-            if is_outside:
-                thread.is_after_backward = True
-                thread.forget_gradients()
-                thread.param_sink = thread.discarded_params
-
-    def _locate_outside_backward(self, thread: ThreadState, args: Any) -> ModulePhase:
-        """Locate an operator that follows a backward pass or belongs to an optimizer."""
-        call = thread.stack[-1]
-        if call.module_phase is not None and not call.has_closure and is_running_step(call):
-            return call.module_phase
-        drop_raised_steps(thread)
-        call = thread.stack[-1]
-        if len(thread.stack) == 1:
-            thread.is_in_setup = is_in_pipeline_setup()
-        resume(thread, thread.last_seq)
-        if call.has_closure and _is_grad_enabled():  # steps disable gradients, closures enable them
-            thread.mark(thread.last_seq, OUTSIDE)
-            return thread.module_phase(OUTSIDE, "forward")
-        if call.module_phase is not None:
-            return call.module_phase
-        if thread.is_after_backward:
-            part = named_part_of_torch()
-            if part is not None:
-                return thread.module_phase(*part)
-            if not _is_grad_enabled() or self._are_gradients(thread, args):
-                return thread.module_phase(AFTER_BACKWARD, "optimizer")
-        return thread.module_phase(OUTSIDE, "forward")
-
-    def _are_gradients(self, thread: ThreadState, args: Any) -> bool:
-        """Return True if an operator after backward is part of what is done to gradients.
-
-        An engine may compute the norm of all gradients with gradients enabled. That begins with
-        the first operator on a parameter's gradient, and ends with the optimizer's step.
-        """
-        if thread.gradients is None:
-            thread.gradients = self.names.storages_of_gradients()
-        if not thread.is_on_gradients and thread.gradients:
-            storages = storages_of(args)
-            if not thread.gradients.isdisjoint(storages):
-                # Memory of a gradient that is gone may hold something else.
-                thread.gradients = self.names.storages_of_gradients()
-                thread.is_on_gradients = not thread.gradients.isdisjoint(storages)
-        return thread.is_on_gradients
-
-    def _callers_in_backward(self, thread: ThreadState) -> list[ModuleName]:
-        """Return the module that called the function which is recomputed now, in a list.
-
-        It tells which of several parents calls a module that they share.
-        """
-        task, node = _graph_task(), _current_node()
-        if task == NO_TASK or node is None:
-            return []
-        fqn = self._owners.owner_of(node, thread, task)
-        frame = recomputing_frame_at(node)
-        if frame is not None:
-            fqn = self._checkpoints.caller_of(frame, fqn, task)
-        caller = self.names.by_fqn.get(fqn)
-        return [] if caller is None else [caller]
+        if task != NO_TASK:
+            return self.locator.locate_in_backward(thread, task)
+        return thread.current or self.locator.locate(thread, args)
 
     # -- hooks --------------------------------------------------------------------------------
 
@@ -312,6 +182,27 @@ class Tracker:
             return
         observer = self._observer
         stamp = None if observer is None else observer.entering()
+        known = thread.known_modules.get(id(module))
+        if (
+            known is None
+            or known[0]() is not module
+            or thread.current is None
+            or _graph_task() != NO_TASK
+            or _saved_tensors_hooks(True) is not None
+        ):
+            if not self._enter(thread, module):
+                return
+        else:
+            _, named, module_phase = known
+            module_phase.entered += 1
+            thread.stack.append(OpenCall(named, module, module_phase, NO_TASK, is_known=True))
+            thread.current = module_phase
+            thread.mark(_sequence_nr(), module_phase.fqn)
+        if observer is not None:
+            observer.enter(thread, stamp)
+
+    def _enter(self, thread: ThreadState, module: nn.Module) -> bool:
+        """Begin a call of a module; return False if it is not followed."""
         stack = thread.stack
         if stack[-1].is_in_hooks:
             drop_calls_after_hooks(thread, module)
@@ -321,9 +212,9 @@ class Tracker:
             if isinstance(module, torch.fx.GraphModule) and (
                 self.subgraph_depth or not self._is_mode_on()
             ):
-                return
+                return False
             callers = [call.named for call in stack if call.named]
-            named = self.names.find(module, callers or self._callers_in_backward(thread))
+            named = self.names.find(module, callers or self.locator.callers_in_backward(thread))
         if named.parent is None:
             if self.first_call is None:
                 self._note_first_call(module, named)
@@ -331,10 +222,11 @@ class Tracker:
                 drop_ended_calls(thread, module)
         if len(stack) == 1:
             thread.is_in_setup = is_in_pipeline_setup()
+            if thread.is_in_setup:
+                thread.known_modules.clear()
         task = _graph_task()
         if task == NO_TASK:
-            known = thread.in_forward.get(named.fqn) if not thread.is_in_setup else None
-            module_phase = known or thread.enter_forward(named.fqn)
+            module_phase = thread.module_phase(named.fqn, "forward")
             if thread.is_after_backward:
                 self._note_forward(thread)
         else:
@@ -349,8 +241,7 @@ class Tracker:
         stack.append(OpenCall(named, module, module_phase, task))
         thread.current = module_phase
         thread.mark(_sequence_nr(), named.fqn)
-        if observer is not None:
-            observer.enter(thread, stamp)
+        return True
 
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook: the call of ``module`` has returned or raised."""
@@ -369,12 +260,8 @@ class Tracker:
             drop_calls_after_hooks(thread)
         call = stack[-1]
         if call.owner is module and not call.is_in_hooks:
-            named = call.named
-            if named is not None:
-                if named.fqn not in thread.output_shapes and output is not None:
-                    thread.output_shapes[named.fqn] = shapes_of(output)
-                if named.is_expert:
-                    count_tokens(thread, call, args, output)
+            if not call.is_known:
+                self._note_return(thread, call, args, output)
             if getattr(module, "_forward_hooks", None):  # they run next, and belong to the module
                 call.is_in_hooks = True
                 thread.current = None
@@ -393,6 +280,26 @@ class Tracker:
             return  # entered before the block
         if observer is not None:
             observer.leave(thread, call, stamp)
+
+    def _note_return(self, thread: ThreadState, call: OpenCall, args: Any, output: Any) -> None:
+        """Note what a module returned; if a later call need not, note that the module is known."""
+        named = call.named
+        if named is None:
+            return
+        fqn = named.fqn
+        if output is not None and fqn not in thread.output_shapes:
+            thread.output_shapes[fqn] = shapes_of(output)
+        if named.is_expert:
+            count_tokens(thread, call, args, output)
+        elif (
+            fqn in thread.output_shapes
+            and named.parent is not None
+            and not (named.is_shared or named.is_wrapper or thread.is_in_setup)
+            and call.task == NO_TASK
+        ):
+            # Not that of the call, which a formula of the module's class replaces.
+            module_phase = thread.module_phase(fqn, "forward")
+            thread.known_modules[id(call.owner)] = named.module, named, module_phase
 
     def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer step pre-hook."""

@@ -15,6 +15,8 @@ from dispatch_flops.counting.thread_state import (
     ThreadState,
 )
 
+ACCUMULATES = 2**64 - 1  # stands for the sequence number that AccumulateGrad does not have
+
 
 class NodeOwners:
     """Finds the owners of backward nodes by the sequence numbers of all followed threads.
@@ -38,7 +40,7 @@ class NodeOwners:
         latter, a later graph task, works on those nodes.
         """
         seq = node._sequence_nr()
-        if seq >> 63:  # AccumulateGrad has no sequence number of its own
+        if seq == ACCUMULATES:
             return ACCUMULATION
         if len(self._threads) == 1:
             return thread.owner_of(seq)
@@ -49,6 +51,12 @@ class NodeOwners:
             return AMBIGUOUS if others else thread.owner_of(seq)
         home = self.home
         return (home if home in others else others[0]).owner_of(seq)
+
+    def first_like(self, seq: int) -> int:
+        """Return the first sequence number from which on all nodes up to ``seq`` have one owner."""
+        makers = [thread for thread in self._threads if thread.last_seq != thread.start]
+        is_single = len(makers) == 1 and makers[0].made(seq)
+        return makers[0].first_like(seq) if is_single else seq
 
     def owner_by_parameters(self, node: Any) -> str:
         """Return the fqn of the module whose parameters a node of an earlier forward works on."""

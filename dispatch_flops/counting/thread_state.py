@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+from torch import nn
 
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.output_shapes import Shapes
@@ -20,7 +23,7 @@ ACCUMULATION = f"{OUTSIDE}.gradient accumulation"
 AFTER_BACKWARD = f"{OUTSIDE}.after backward"
 UNATTRIBUTED = f"{OUTSIDE}.backward of a forward outside the block"
 AMBIGUOUS = f"{OUTSIDE}.backward that several threads may have made"
-NO_TASK = NO_SEQ = -1
+NO_TASK = -1
 NOT_CALLS = ("recompute", "setup")  # phases in which a forward does not count as a call
 _TIMELINE = 2**18  # changes of module kept; nodes that are older belong to no module
 
@@ -55,6 +58,7 @@ class OpenCall:
     has_closure: the step was given a function that computes the loss.
     is_in_hooks: the module's forward has returned, but forward hooks of its own may be running.
     caller: of an optimizer step, what called its last operator.
+    is_known: of a module whose calls returned before; their return tells nothing new.
     """
 
     named: ModuleName | None
@@ -65,6 +69,10 @@ class OpenCall:
     has_closure: bool = False
     is_in_hooks: bool = False
     caller: CallerKey | None = None
+    is_known: bool = False
+
+
+_Known = tuple[weakref.ref[nn.Module], ModuleName, ModulePhase]
 
 
 class ThreadState:
@@ -72,12 +80,14 @@ class ThreadState:
 
     is_entered: the thread entered the counter; otherwise autograd started it.
     current: where the next operator is recorded; None: ask ``Tracker.locate``.
-    in_forward: the phase "forward" of the modules that were entered, by fqn.
+    known_modules: by the id of a module that was called, itself, its name and its phase "forward".
+        Shared modules, roots, wrappers and experts, whose calls need more, are not among them.
     used_params: ids of the parameters that took part in an operator.
     is_in_setup: a pipeline infers its metadata; whatever runs then is of the phase "setup".
     known_task: the graph task in which ``is_in_setup`` was last determined.
-    known_seq: sequence number of the node of that task that ran last, and known_phase: where its
-        operators are recorded, unless they recompute or make a graph.
+    known_phase: where operators are recorded that nodes of that task run, of sequence numbers from
+        ``known_from`` to ``known_to``, unless they recompute or make a graph; None if not known.
+    accumulating: the same of nodes that accumulate gradients.
     param_sink: the set to which the mode adds ids: ``used_params``, or in an optimizer step
         ``discarded_params``.
     output_shapes: of what the first call of each module returned, by fqn.
@@ -90,7 +100,7 @@ class ThreadState:
         self.is_entered = is_entered
         self.stack: list[OpenCall] = [OpenCall(None, None, None, NO_TASK)]
         self.module_phases: dict[tuple[str, Phase], ModulePhase] = {}
-        self.in_forward: dict[str, ModulePhase] = {}
+        self.known_modules: dict[int, _Known] = {}
         self.tokens: defaultdict[str, int] = defaultdict(int)
         self.output_shapes: dict[str, Shapes] = {}
         self.used_params: set[int] = set()
@@ -102,8 +112,9 @@ class ThreadState:
         self.is_after_backward = False
         self.is_in_setup = False
         self.known_task = NO_TASK
-        self.known_seq: int | None = NO_SEQ
+        self.known_from = self.known_to = 0
         self.known_phase: ModulePhase | None = None
+        self.accumulating: ModulePhase | None = None
         self.gradients: frozenset[int] | None = None
         self.is_on_gradients = False
         self.made_graph_in_backward = False
@@ -118,13 +129,6 @@ class ThreadState:
         found = self.module_phases.get((fqn, phase))
         if found is None:
             found = self.module_phases[fqn, phase] = ModulePhase(fqn, phase)
-        return found
-
-    def enter_forward(self, fqn: str) -> ModulePhase:
-        """Return where calls of this module outside of backward are recorded."""
-        found = self.module_phase(fqn, "forward")
-        if found.phase == "forward":
-            self.in_forward[fqn] = found
         return found
 
     def forget_gradients(self) -> None:
@@ -146,6 +150,10 @@ class ThreadState:
     def owner_of(self, seq: int) -> str:
         """Return the fqn of the module that made the node of that sequence number."""
         return self.fqns[bisect_right(self.seqs, seq) - 1]
+
+    def first_like(self, seq: int) -> int:
+        """Return the first sequence number from which on all nodes up to ``seq`` have one owner."""
+        return self.seqs[bisect_right(self.seqs, seq) - 1]
 
     def made(self, seq: int) -> bool:
         """Return True if this thread gave that sequence number to a node while it was followed."""

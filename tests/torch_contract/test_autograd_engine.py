@@ -109,21 +109,21 @@ def test_sequence_nr_in_a_new_thread_starts_anew() -> None:
     assert seen == [0], "sequence numbers are expected to be counted per thread, from 0"
 
 
-def test_sequence_nr_of_accumulate_grad_has_its_highest_bit_set() -> None:
+def test_sequence_nr_of_accumulate_grad_is_the_highest_number() -> None:
     """dispatch_flops relies on this for booking the accumulation of gradients
-    (counting/module_tracker.py).
+    (counting/node_owners.py: ``ACCUMULATES``).
     """
     node = leaf(2).sin().grad_fn.next_functions[0][0]
     assert node.name() == "torch::autograd::AccumulateGrad"
-    assert node._sequence_nr() >> 63 == 1, "AccumulateGrad must be told by its number's top bit"
+    assert node._sequence_nr() == 2**64 - 1, "AccumulateGrad must be told by its number"
 
 
 # -- the running node -------------------------------------------------------------------------
 
 
 def test_current_node_in_backward_is_the_one_made_by_the_forward_operator() -> None:
-    """dispatch_flops relies on this for attributing backward passes (counting/module_tracker.py:
-    ``locate``).
+    """dispatch_flops relies on this for attributing backward passes
+    (counting/operator_locator.py: ``locate_in_backward``).
     """
     product = leaf(2, 3) @ leaf(3, 2)
     made = product.grad_fn._sequence_nr()
@@ -135,8 +135,8 @@ def test_current_node_in_backward_is_the_one_made_by_the_forward_operator() -> N
 
 
 def test_current_node_in_a_custom_function_is_its_own() -> None:
-    """dispatch_flops relies on this for operators in custom backwards (counting/module_tracker.py:
-    ``locate``).
+    """dispatch_flops relies on this for operators in custom backwards
+    (counting/operator_locator.py: ``locate_in_backward``).
     """
 
     class Double(torch.autograd.Function):
@@ -157,8 +157,8 @@ def test_current_node_in_a_custom_function_is_its_own() -> None:
 
 
 def test_current_node_outside_backward_is_none() -> None:
-    """dispatch_flops relies on this for what hooks run between nodes (counting/module_tracker.py:
-    ``locate``).
+    """dispatch_flops relies on this for what hooks run between nodes
+    (counting/operator_locator.py: ``locate_in_backward``).
     """
     assert current_node() is None, "outside of a backward pass no node may be running"
 
@@ -192,8 +192,8 @@ def test_graph_task_id_outside_backward_is_minus_one() -> None:
 
 def test_graph_task_id_of_a_nested_backward_is_greater() -> None:
     """dispatch_flops relies on this for telling a recomputed forward's own backward pass from the
-    one that it runs in (counting/node_owners.py: ``owner_of``; counting/module_tracker.py:
-    ``locate``).
+    one that it runs in (counting/node_owners.py: ``owner_of``;
+    counting/operator_locator.py: ``locate_in_backward``).
     """
     tasks: list[int] = []
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 current_node = torch._C._current_autograd_node
@@ -93,18 +93,18 @@ def test_unpack_hook_when_run_again_has_frame_and_gid() -> None:
 
 def test_backward_when_reentrant_is_a_frame_of_checkpoint_and_its_own_node() -> None:
     """dispatch_flops relies on this for recomputation with reentrant backward
-    (counting/checkpoints.py: ``recomputing_frame``, ``recomputing_frame_at``).
+    (counting/checkpoints.py: ``recomputing_frame``, ``REENTRANT_NODE``).
     """
 
     def ask() -> Any:
         node = current_node()
-        return frame_of_checkpoint("backward") is not None, node and type(node).__name__
+        return frame_of_checkpoint("backward") is not None, node and type(node)
 
     first, again = run_twice(ask, reentrant=True)
     assert first == (False, None)
-    assert again == (True, "CheckpointFunctionBackward"), (
+    assert again == (True, CheckpointFunction._backward_cls), (
         "a reentrant checkpoint must run its function again in CheckpointFunction.backward, with "
-        "CheckpointFunctionBackward as the running node"
+        "a node of its _backward_cls as the running one"
     )
 
 

@@ -60,6 +60,38 @@ def test_call_after_an_exception_is_attributed_to_its_modules(error: type[BaseEx
     }
 
 
+def test_call_that_ended_unseen_is_dropped_when_a_known_model_is_called_again() -> None:
+    """An interrupt skips the hooks. What follows the next call of the model is outside of it."""
+
+    class Interrupted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(5, 5, bias=False)
+            self.is_to_raise = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inner(x)
+            if self.is_to_raise:
+                raise KeyboardInterrupt
+            return x
+
+    model = Interrupted()
+    x, factor = rows(2, 5), rows(5, 7)
+
+    def call() -> None:
+        model(x)
+        model(x)
+        model.is_to_raise = True
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        model.is_to_raise = False
+        model(x) @ factor
+
+    assert work(call, model=model) == {
+        "inner": {"forward": 4 * (2 * 5 * 5)}, "<outside>": {"forward": 2 * 5 * 7}
+    }  # fmt: skip
+
+
 def test_operators_after_an_exception_are_outside_the_module_that_raised() -> None:
     model, w = Fragile(), rows(5, 7)
 
