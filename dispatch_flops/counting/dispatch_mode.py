@@ -41,6 +41,7 @@ from dispatch_flops.operators import registry
 from dispatch_flops.operators.composites import is_of_extension
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
+from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.numbers import BY_TYPE, number_keys
 from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
@@ -148,7 +149,9 @@ class CountingMode(TorchDispatchMode):
                 elif known.run is not None:
                     raise TypeError  # torch's functions ask ``__torch_function__`` of a subclass
             cost, run = known.cost, known.run
-        except (AttributeError, KeyError, TypeError, RuntimeError):
+        except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+            if is_of_signal_handler(error):
+                raise
             cost = None
         if cost is None:  # out of the handler: an error of the operator is to have no context
             return self.run_and_record(plan, args, kwargs or {})
@@ -262,8 +265,7 @@ class CountingMode(TorchDispatchMode):
             call = self._timer.timed(call, is_free=is_free)
         if plan.reads_data:
             call = meta_tensors.with_advice(call, plan.func, self._conventions.meta_value)
-        is_adapted = call is not plan.call or _repeats_warnings()
-        return replace(plan, call=call, is_adapted=True) if is_adapted else plan
+        return plan if call is plan.call else replace(plan, call=call, is_adapted=True)
 
     def _plan_operator(self, func: OpOverload) -> Plan:
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
@@ -433,7 +435,9 @@ class CountingMode(TorchDispatchMode):
                 return plan.calls.by_signature[key].cost
             if plan.is_shared and (plan.func, key) in self._own_costs:
                 return self._own_costs[plan.func, key]
-        except (TypeError, RuntimeError):  # not hashable, or without a shape or strides
+        except (TypeError, RuntimeError) as error:  # not hashable, or without a shape or strides
+            if is_of_signal_handler(error):
+                raise
             key = None
             thread.param_sink.update(
                 id(t) for t in tensors_in((args, kwargs)) if isinstance(t, _Parameter)
@@ -455,11 +459,3 @@ class CountingMode(TorchDispatchMode):
         self._own_costs.clear()
         self._signatures = 0
         self._on_full()
-
-
-def _repeats_warnings() -> bool:
-    """Return True if an operator's warning may come at every call.
-
-    Torch's functions name the Python line that calls them, which is to be the program's.
-    """
-    return torch.is_warn_always_enabled() or torch.is_deterministic_algorithms_warn_only_enabled()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dispatch_flops import _torch
+from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.tensors import is_strided_nested, untraced
 from dispatch_flops.profile import TensorInput
 
@@ -81,7 +82,9 @@ def _tensor_inputs(
                 for argument, value in _named_arguments(method, args, kwargs)
                 for name, tensor in _named_tensors(argument, value, set())
             )
-    except Exception:  # a container of the program's own may raise
+    except Exception as error:  # a container of the program's own may raise
+        if is_of_signal_handler(error):
+            raise
         return None
 
 

@@ -58,7 +58,8 @@ class KnownCall:
         """Let the next call find out which function of torch runs the operator."""
 
         def run(*args: Any) -> Any:
-            out, self.run = run_and_find(func, args)
+            out, found = run_and_find(func, args)
+            self.run = found or run
             return out
 
         self.run = run

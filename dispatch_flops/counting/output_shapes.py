@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
+from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.tensors import tensors_in, untraced
 
 Shapes = tuple[tuple[int, ...] | None, ...]
@@ -31,7 +32,9 @@ def shapes_of(output: Any) -> Shapes:
     try:
         with untraced(), _torch.modes_disabled(), _torch.torch_functions_disabled():
             return tuple(map(_shape, islice(tensors_in(output), _MOST)))
-    except Exception:  # a container of the program's own may raise
+    except Exception as error:  # a container of the program's own may raise
+        if is_of_signal_handler(error):
+            raise
         return ()
 
 

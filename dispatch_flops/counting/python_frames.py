@@ -40,6 +40,22 @@ def stacklevel_of_program() -> int:
     return level
 
 
+def frame_of_operator() -> FrameType:
+    """Return the frame that called the operator which a mode is dispatching.
+
+    It is the one that torch names in the operator's warnings. Frames of this package, of other
+    modes and of an overload's call are passed over.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        _package_of(frame) == _NOT_PROGRAM[0]
+        or frame.f_code.co_name == "__torch_dispatch__"
+        or frame.f_globals.get("__name__") == "torch._ops"
+    ):
+        frame = frame.f_back
+    return frame
+
+
 def _package_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 

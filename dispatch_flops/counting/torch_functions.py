@@ -8,6 +8,8 @@ calls of the same types and shapes.
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +17,17 @@ from torch import Tensor
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload, TorchDispatchMode
+from dispatch_flops.counting.python_frames import frame_of_operator
+from dispatch_flops.operators.interrupts import is_of_signal_handler
 
 
 class _OtherOperatorError(Exception):
     """A function of torch does not begin with the operator whose place it is to take."""
 
 
-# What functions raise that do not take the arguments; an error that a signal's handler raises, to
-# end a run that takes too long, is the program's.
+_FINDING = threading.RLock()  # warnings are noted by what the process has only one of
+
+# What functions raise that do not take the arguments.
 _REFUSALS = (_OtherOperatorError, TypeError, ValueError, RuntimeError)
 
 
@@ -53,21 +58,70 @@ class Witness(TorchDispatchMode):
         return self.out
 
 
-def run_and_find(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, Callable[..., Any]]:
-    """Run an operator, once; return its result, and what runs it alike in the least time."""
+def run_and_find(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, Callable[..., Any] | None]:
+    """Run an operator, once; return its result, and what runs it alike in the least time.
+
+    None for the latter where another thread is finding it out for an operator of its own.
+    """
     kernel = _torch.kernel_of(func)
+    if not _FINDING.acquire(blocking=False):
+        return kernel(*args), None
+    try:
+        return _run_and_find(func, kernel, args)
+    finally:
+        _FINDING.release()
+
+
+def _run_and_find(
+    func: OpOverload, kernel: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Any, Callable[..., Any]]:
     for function in _torch.functions_named_as(func):
         witness = Witness(func, args)
         try:
-            out = _run_before(witness, function)
-        except _REFUSALS:
-            if witness.operators:
-                raise  # the operator's own
+            out, has_warned = _run_noting_warnings(witness, function)
+        except _REFUSALS as error:
+            if witness.operators or is_of_signal_handler(error):
+                raise  # the operator's own, or a handler's
         else:
             is_alike = witness.operators == 1 and type(out) is type(witness.out)
             if witness.operators:
-                return out, function if is_alike else kernel
+                return out, function if is_alike and not has_warned else kernel
     return kernel(*args), kernel
+
+
+def _run_noting_warnings(witness: Witness, function: Callable[..., Any]) -> tuple[Any, bool]:
+    """Run the function; return its result, and whether it issued a warning.
+
+    Torch's functions warn in the name of the line that calls them, here. That is to be the
+    program's, as it is where the operator runs.
+    """
+    noted: list[tuple[Any, type[Warning]]] = []
+    show: Any = warnings.showwarning
+
+    def note(
+        message: Warning | str, category: type[Warning], filename: str, *rest: Any, **named: Any
+    ) -> None:
+        if filename == _run_before.__code__.co_filename:
+            noted.append((message, category))
+        else:  # of another thread, or of the operator's own Python code
+            show(message, category, filename, *rest, **named)
+
+    try:
+        try:
+            warnings.showwarning = note  # type: ignore[assignment]
+            return _run_before(witness, function), bool(noted)
+        finally:
+            warnings.showwarning = show
+    finally:
+        warnings.showwarning = show  # again: an interrupt may have come before the line above
+        globals().pop("__warningregistry__", None)  # what is shown once is to be noted each time
+        for message, category in noted:
+            frame = frame_of_operator()
+            registry = frame.f_globals.setdefault("__warningregistry__", {})
+            warnings.warn_explicit(
+                message, category, frame.f_code.co_filename, frame.f_lineno,
+                frame.f_globals.get("__name__"), registry,
+            )  # fmt: skip
 
 
 def _run_before(witness: Witness, function: Callable[..., Any]) -> Any:

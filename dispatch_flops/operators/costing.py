@@ -17,6 +17,7 @@ from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.access import access_of, named_arguments
 from dispatch_flops.operators.conventions import Conventions, using
+from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import is_inexact_dtype, tensors_in
@@ -70,7 +71,8 @@ def cost_of_call(
     name: the operator's name in the result.
     read: the tensors that the call reads; by default its arguments.
 
-    Never raises: if the formula does, the cost is unknown and ``error`` holds the exception.
+    If the formula raises, the cost is unknown and ``error`` holds the exception. Raises only what a
+    signal's handler does.
     """
     with _torch.modes_disabled():  # the user's do not see operators that formulas run
         kwargs, outs = _split_outs(func, kwargs)
@@ -90,6 +92,8 @@ def cost_of_call(
                 ins, written = _bytes_moved(func, args, kwargs, out, read)
                 own = dataclasses.replace(own, bytes_read=ins, bytes_written=written)
         except Exception as error:
+            if is_of_signal_handler(error):
+                raise
             return CallCost(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
     return CallCost(name, rule.kind, dtype, own, shares)
 

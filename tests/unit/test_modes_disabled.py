@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from dispatch_flops import FlopCounterMode, _torch
+from tests.helpers.interrupting import interrupted_at
 from tests.helpers.modes import OperatorNames
 
 BLOCK = {
@@ -22,25 +20,9 @@ BLOCK = {
 FREED = _torch.modes_disabled.__del__.__code__  # Python only prints what it raises
 
 
-@contextmanager
-def interrupted_at(step: int) -> Iterator[None]:
-    """Interrupt the block of ``modes_disabled`` at its step: a call or a line of its methods."""
-    steps = iter(range(step + 1))
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        caller = frame.f_back.f_code if frame.f_back else None
-        if frame.f_code not in BLOCK or caller is FREED:
-            return None
-        if event in ("call", "line") and next(steps, None) == step:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
+def is_of_block(frame: FrameType) -> bool:
+    caller = frame.f_back.f_code if frame.f_back else None
+    return frame.f_code in BLOCK and caller is not FREED
 
 
 def was_interrupted(run: Callable[[int], None], step: int) -> bool:
@@ -64,7 +46,7 @@ def check_every_step(run: Callable[[int], None]) -> None:
 
 def test_modes_are_put_back_wherever_the_block_is_interrupted() -> None:
     def hide(step: int) -> None:
-        with interrupted_at(step), _torch.modes_disabled():
+        with interrupted_at(step, is_of_block), _torch.modes_disabled():
             pass
 
     check_every_step(hide)
@@ -72,7 +54,11 @@ def test_modes_are_put_back_wherever_the_block_is_interrupted() -> None:
 
 def test_counter_that_an_interrupt_of_the_block_leaves_does_not_come_back() -> None:
     def count(step: int) -> None:
-        with FlopCounterMode(display=False), interrupted_at(step), _torch.modes_disabled():
+        with (
+            FlopCounterMode(display=False),
+            interrupted_at(step, is_of_block),
+            _torch.modes_disabled(),
+        ):
             pass
 
     check_every_step(count)

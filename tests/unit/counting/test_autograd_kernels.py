@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from dispatch_flops import FlopCounterMode, OpCost, Profile, Share, Split, overr
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators import composites
 from dispatch_flops.operators.registry import register_flops, unregister_flops
+from tests.helpers.interrupting import interrupted_at
 from tests.helpers.profiling import profile_of
 
 aten = torch.ops.aten
@@ -510,23 +509,11 @@ def test_interrupt_of_a_registration_leaves_no_kernel_behind() -> None:
     impl = torch.library.Library.impl.__code__
     before = {*torch.library._impls}
     for step in itertools.count():
-        steps = iter(range(step + 1))
-
-        def trace(frame: FrameType, event: str, argument: Any) -> Any:
-            if frame.f_code is not impl:
-                return None
-            if event == "line" and next(steps, None) == step:  # noqa: B023
-                sys.settrace(None)
-                raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            with FlopCounterMode(display=False):
-                break
-        except KeyboardInterrupt:
-            assert {*torch.library._impls} == before
-        finally:
-            sys.settrace(None)
+        with interrupted_at(step, lambda frame: frame.f_code is impl):
+            try:
+                with FlopCounterMode(display=False):
+                    break
+            except KeyboardInterrupt:
+                assert {*torch.library._impls} == before
     assert step > 20  # two kernels of attention, of about 15 lines each
     assert {*torch.library._impls} == before

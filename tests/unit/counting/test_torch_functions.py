@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import sys
 import warnings
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from types import CodeType, FrameType
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any, ClassVar
 
 import pytest
@@ -17,10 +16,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dispatch_flops import FlopCounterMode, _torch
-from dispatch_flops.counting import torch_functions
+from dispatch_flops.counting import dispatch_mode, known_calls, torch_functions
 from dispatch_flops.counting.known_calls import differs_in_numbers
 from dispatch_flops.counting.plans import SHARED_PLANS
 from dispatch_flops.counting.torch_functions import run_and_find
+from tests.helpers.interrupting import interrupted_at
 from tests.helpers.modes import OperatorNames
 
 aten = torch.ops.aten
@@ -81,20 +81,38 @@ def test_error_of_the_operator_is_its_own_and_it_ran_once() -> None:
     assert mode.seen == ["aten.mm.default"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
-@pytest.mark.parametrize("step", range(40))
-def test_error_of_a_signal_handler_is_raised(error: type[BaseException], step: int) -> None:
-    with FlopCounterMode(display=False):
-        for _ in range(2):
-            x + y
-        with interrupted_at(step, error, {function.__code__ for function in FINDING}) as hits:
+def is_of_finding(frame: FrameType) -> bool:
+    rooms = dispatch_mode, known_calls, torch_functions
+    return frame.f_code.co_filename in [room.__file__ for room in rooms]
+
+
+class TooLateError(RuntimeError):
+    """What a program's handler may raise; torch raises errors of its base class."""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TooLateError])
+def test_error_of_a_signal_handler_is_raised_and_leaves_nothing(
+    error: type[BaseException],
+) -> None:
+    shows = warnings.showwarning
+    with OperatorNames() as outer:
+        for step in itertools.count():
+            SHARED_PLANS.rules_changed()
+            raised = False
             try:
-                x + y
+                with (
+                    FlopCounterMode(display=False),
+                    interrupted_at(step, is_of_finding, error) as hits,
+                ):
+                    for _ in range(3):
+                        x + y
             except error:
-                assert hits
-            else:
-                assert not hits
-        torch.mm(x, w)
+                raised = True
+            assert raised == bool(hits)
+            assert _torch.modes_in_force() == [outer]
+            assert warnings.showwarning is shows
+            if not hits:
+                break
 
 
 def test_function_that_runs_no_operator_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +162,30 @@ def test_warnings_of_an_operator_name_the_line_of_the_program() -> None:
                 unpool()
     lines = [(warning.filename, warning.lineno) for warning in expected]
     assert [(warning.filename, warning.lineno) for warning in seen] == 4 * lines
+
+
+def fill_expanded() -> None:
+    torch.zeros(1).expand(3).masked_fill_(torch.tensor([True, False, True]), 1.0)
+
+
+@pytest.mark.parametrize("action", ["always", "default", "error"])
+def test_warnings_of_every_call_are_shown_as_without_the_counter(action: Any) -> None:
+    def shown(counter: Any) -> list[Any]:
+        globals().pop("__warningregistry__", None)
+        errors = 0
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter(action)
+            with counter:
+                for _ in range(5):
+                    try:
+                        fill_expanded()
+                    except UserWarning:
+                        errors += 1
+        return [errors, *((str(one.message), one.filename, one.lineno) for one in found)]
+
+    expected = shown(contextlib.nullcontext())
+    assert shown(FlopCounterMode(display=False)) == expected
+    assert expected[0] == 5 if action == "error" else expected[1][1] == __file__
 
 
 def test_operator_in_place_runs_once() -> None:
@@ -308,46 +350,3 @@ def test_subclass_sees_no_function_in_place_of_an_operator(compiled: Any) -> Non
         compiled(x, y.as_subclass(Logged))
     assert aten.mm.default in Logged.seen
     assert not FUNCTIONS & {*Logged.seen}
-
-
-RUN_BEFORE = torch_functions._run_before
-FINDING = (run_and_find, RUN_BEFORE, torch_functions.Witness.__torch_dispatch__)
-
-
-@contextmanager
-def interrupted_at(
-    step: int, error: type[BaseException], codes: Collection[CodeType]
-) -> Iterator[list[int]]:
-    """Raise at a step of functions: a call or a line of one. Yields a list of it, once it came."""
-    steps, hits = iter(range(step + 1)), list[int]()
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code not in codes:
-            return None
-        if event in ("call", "line") and next(steps, None) == step:
-            sys.settrace(None)
-            hits.append(step)
-            raise error
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield hits
-    finally:
-        sys.settrace(None)
-
-
-def test_witness_that_an_interrupt_leaves_in_force_ends_with_the_counter() -> None:
-    with OperatorNames() as outer:
-        for at in itertools.count():
-            SHARED_PLANS.rules_changed()
-            try:
-                codes = {RUN_BEFORE.__code__}
-                with FlopCounterMode(display=False), interrupted_at(at, KeyboardInterrupt, codes):
-                    for _ in range(3):
-                        x + y
-                break
-            except KeyboardInterrupt:
-                assert _torch.modes_in_force() == [outer]
-        assert _torch.modes_in_force() == [outer]
-    assert at >= 6  # the function's lines
