@@ -402,10 +402,13 @@ def _packet(name: str) -> Any:
 def _warn_of_uncounted(calls: RecordedCalls, unseen_modules: Sequence[str]) -> None:
     found = [_describe_uncounted(calls)] if calls.uncounted_ops() else []
     if unseen_modules:
+        from dispatch_flops.renderers.text import first_names  # takes tabulate along
+
+        hold, its = ("holds", "its class") if len(unseen_modules) == 1 else ("hold", "each class")
         found.append(
-            f"no operator that computes was seen in {', '.join(unseen_modules)}, which ran and "
-            "holds parameters: kernels that bypass the dispatcher count as 0. Register a formula "
-            "for its class, or wrap the kernel with torch.library.custom_op"
+            f"no operator that computes was seen in {first_names(unseen_modules)}, "
+            f"which ran and {hold} parameters: kernels that bypass the dispatcher count as 0. "
+            f"Register a formula for {its}, or wrap the kernel with torch.library.custom_op"
         )
     if found:
         warnings.warn(". ".join(found), UncountedWarning, stacklevel=3)

@@ -200,7 +200,7 @@ class Session:
         notes = (
             *_notes_of(self._conventions),
             *note_on_packed(self._names.packed()),
-            *map(_note_on_unseen, self.unseen_modules),
+            *_note_on_unseen(self.unseen_modules),
             *self._mode.higher_order.notes,
             *self._mode.not_asked.notes(),
             *self._mode.communication.notes,
@@ -229,10 +229,15 @@ class Session:
         return any(mode is self._mode for mode in _torch.modes_in_force())
 
 
-def _note_on_unseen(module: str) -> str:
+def _note_on_unseen(modules: Sequence[str]) -> tuple[str, ...]:
+    if not modules:
+        return ()
+    from dispatch_flops.renderers.text import first_names  # takes tabulate along
+
+    holds, them = ("holds", "it") if len(modules) == 1 else ("hold", "them")
     return (
-        f"{module} ran and holds parameters, but no operator that computes was seen in it: kernels "
-        "that bypass the dispatcher count as 0"
+        f"{first_names(modules)} ran and {holds} parameters, but no operator that "
+        f"computes was seen in {them}: kernels that bypass the dispatcher count as 0",
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
 from dispatch_flops.analysis.efficiency import machine_of
 from dispatch_flops.analysis.figures import Figures, inclusive, walk_with_depth
@@ -14,7 +13,7 @@ from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.renderers.run_facts import run_facts
-from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.renderers.text import at_least, first_names, one_line
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
     NOT_AVAILABLE,
@@ -113,10 +112,9 @@ def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
     if facts:
         yield f"<p>{facts}</p>"
     if bound:
-        calls = profile.uncounted_ops()
-        listed = ", ".join(f"{op} ({calls_text(n)})" for op, n in islice(calls.items(), 10))
-        more = f" and {len(calls) - 10} more" if len(calls) > 10 else ""
-        yield f"<p><b>Lower bound</b>: no cost is known for {_escaped(listed + more)}</p>"
+        calls = [f"{op} ({calls_text(n)})" for op, n in profile.uncounted_ops().items()]
+        listed = _escaped(first_names(calls, 10))
+        yield f"<p><b>Lower bound</b>: no cost is known for {listed}</p>"
 
 
 def _row(node: ModuleNode, level: int, figures: Figures, whole: int) -> list[str]:

@@ -39,6 +39,13 @@ def at_least(text: str, is_lower_bound: bool) -> str:
     return f">= {text}" if is_lower_bound and text != NOT_AVAILABLE else text
 
 
+def first_names(names: Sequence[str], most: int = 6) -> str:
+    """List the first names: ``("a", "b", "c"), 2 -> "a, b and 1 more"``."""
+    more = len(names) - most
+    listed = ", ".join(names[:most])
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
 def shortened(text: str, room: int) -> str:
     """Return the text in at most ``room`` characters; one that is cut ends with "…"."""
     return text if len(text) <= room else f"{text[: room - 1]}…"

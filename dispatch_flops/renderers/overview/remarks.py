@@ -8,10 +8,8 @@ from dispatch_flops.analysis.latency import inexact_latencies, inexact_phases
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.explanations import attention_counting
 from dispatch_flops.renderers.table import uncounted_rows
-from dispatch_flops.renderers.text import one_line
+from dispatch_flops.renderers.text import first_names, one_line
 from dispatch_flops.units import calls_text, flops_text, macs_text
-
-_MOST = 6  # names that one remark lists
 
 
 def remarks(profile: Profile) -> Iterator[str]:
@@ -41,6 +39,4 @@ def remarks(profile: Profile) -> Iterator[str]:
 
 def _some(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
-    more = len(names) - _MOST
-    listed = ", ".join(map(one_line, names[:_MOST]))
-    return f"{listed} and {more} more" if more > 0 else listed
+    return first_names([*map(one_line, names)])

@@ -75,6 +75,15 @@ def test_module_of_a_raw_kernel_is_named_in_the_note_and_the_warning() -> None:
     assert not profile.uncounted_ops()
 
 
+def test_many_modules_of_raw_kernels_are_named_in_one_short_note_and_warning() -> None:
+    model = nn.Sequential(*(RawScale(3) for _ in range(100)))
+    listed = ", ".join(f"{number} (RawScale)" for number in range(6)) + " and 94 more"
+    with pytest.warns(UncountedWarning) as caught:
+        (note,) = profile_of(model, X, model=model).notes
+    assert note.startswith(f"{listed} ran and hold parameters")
+    assert f"seen in {listed}, which ran and hold parameters" in str(caught[0].message)
+
+
 def test_module_of_a_raw_kernel_does_not_raise_under_strict() -> None:
     model = RawScale(3)
     with (
