@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -23,6 +23,16 @@ from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import is_inexact_dtype, tensors_in
 from dispatch_flops.profile.cost import COST_FIELDS, OpCost, Phase, Share, Split, counts_of
 
+# The reason why a cost is not known while a program is traced with symbols for its sizes.
+SYMBOLIC: Final = "its sizes are symbols"
+
+
+class _SymbolicSizesError(FormulaError):
+    """The count that a formula returned holds symbols.
+
+    To ask for its value would bind the program that is traced to the sizes of the example.
+    """
+
 
 @dataclass(slots=True, eq=False)
 class CallCost:
@@ -33,7 +43,7 @@ class CallCost:
     dtype: what the kernel computes in (see ``compute_dtype``).
     cost: what belongs to the calling module in the observed phase; None if unknown.
     shares: what belongs to submodules or to other phases.
-    error: the exception that the formula raised, as text.
+    error: why the cost is not known: the exception that the formula raised, as text, or a reason.
     """
 
     op: str
@@ -94,7 +104,10 @@ def cost_of_call(
         except Exception as error:
             if is_of_signal_handler(error):
                 raise
-            return CallCost(name, "unknown", dtype, error=f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, _SymbolicSizesError):
+                reason = SYMBOLIC
+            return CallCost(name, "unknown", dtype, error=reason)
     return CallCost(name, rule.kind, dtype, own, shares)
 
 
@@ -136,6 +149,8 @@ def _as_cost(answer: Any, *, are_reals: bool) -> tuple[OpCost, tuple[Share, ...]
         answer, shares = answer.own, answer.shares
     if _is_int(answer):
         answer = OpCost(flops=int(answer))
+    if isinstance(answer, torch.SymInt):
+        raise _SymbolicSizesError
     if not isinstance(answer, OpCost):
         raise FormulaError(
             f"the formula returned {answer!r}; return an OpCost, a Split, or an int of FLOPs"
@@ -154,6 +169,8 @@ def _is_int(value: Any) -> bool:
 def _checked(cost: OpCost, *, are_reals: bool) -> OpCost:
     """Return the cost with ints of Python for counts."""
     counts = counts_of(cost)
+    if any(isinstance(number, torch.SymInt) for number in counts):
+        raise _SymbolicSizesError
     for number in counts:
         if not _is_int(number) or number < 0:
             raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")

@@ -35,6 +35,7 @@ from dispatch_flops.operators.conventions import (
     Subclass,
     Target,
 )
+from dispatch_flops.operators.costing import SYMBOLIC
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile
 from dispatch_flops.profile.cost import OpCost
@@ -422,8 +423,11 @@ def _describe_uncounted(recorded: RecordedCalls) -> str:
         for op, calls in uncounted.items()
     )
     broken = [op for op in uncounted if _is_exception(errors.get(op, ""))]
+    symbolic = [op for op in uncounted if errors.get(op) == SYMBOLIC]
     advice = []
-    if len(broken) < len(uncounted):
+    if symbolic:
+        advice.append("Count the program as it runs, where it is not traced")
+    if len(broken) + len(symbolic) < len(uncounted):
         advice.append("Give each a formula with dispatch_flops.register_flops")
     if broken:
         advice.append(f"Mend the formula of {', '.join(broken)}")

@@ -1,4 +1,4 @@
-"""``torch.jit.trace`` inside a counter's block: the counter adds nothing to the trace."""
+"""Tracers inside a counter's block: the counter adds nothing to what they trace."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dispatch_flops import FlopCounterMode
+from dispatch_flops.errors import UncountedWarning
 
 T, B, I, H = 3, 2, 5, 7  # noqa: E741
 
@@ -46,3 +48,23 @@ def test_trace_in_a_block_is_the_one_without_a_counter(name: str) -> None:
         counted = trace(model)
     assert counted == alone
     assert counter.get_total_macs() == macs
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return (x @ weight).sin()
+
+
+def test_symbolic_sizes_stay_symbols_and_have_no_known_cost() -> None:
+    """To ask for the value of a size would bind the graph to it."""
+    args = torch.ones(B, I), torch.ones(I, H)
+    alone = make_fx(product, tracing_mode="symbolic")(*args)
+    with (
+        pytest.warns(UncountedWarning, match="its sizes are symbols.*Count the program as it runs"),
+        FlopCounterMode(display=False) as counter,
+    ):
+        counted = make_fx(product, tracing_mode="symbolic")(*args)
+    assert counted.code == alone.code
+    assert len(counted.shape_env.guards) == len(alone.shape_env.guards)
+    profile = counter.profile
+    assert profile.uncounted_ops() == {"aten.mm.default": 1, "aten.sin.default": 1}
+    assert profile.is_lower_bound
