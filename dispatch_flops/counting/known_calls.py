@@ -94,7 +94,7 @@ class KnownCalls:
         self._func = func
         self._numbers = numbers
         self.last_pair: Pair | None = None
-        # By the shape of the first argument and the names of keyword arguments.
+        # By the shape of the first tensor, the lengths of lists and the names of keyword arguments.
         self._by_kind: dict[Any, list[_Compared]] = {}
         self._attempts: defaultdict[Any, int] = defaultdict(int)
         self._is_comparable = isinstance(func, OpOverload) and _is_comparable_call(func)
@@ -316,7 +316,11 @@ def _kind(argument: Any) -> str:
 
 
 def differs_in_numbers(func: OpOverload) -> bool:
-    """Return True if calls differ in one tensor and in whole numbers, all of which are given."""
+    """Return True if calls differ in one tensor and in whole numbers, all of which are given.
+
+    No overload takes other arguments of these types: a function of torch that runs one call of
+    such a view runs those of all shapes and numbers.
+    """
     arguments = _torch.schema_of(func).arguments
     kinds = [str(argument.real_type) for argument in arguments]
     is_variable = any(a.kwarg_only or a.has_default_value() for a in arguments)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dispatch_flops import FlopCounterMode, OpCost, Profile, overridden
+from dispatch_flops.counting import call_stack
+from dispatch_flops.counting.python_frames import operator_caller
 from dispatch_flops.counting.thread_state import ACCUMULATION, AFTER_BACKWARD
 from tests.helpers.attributing import plain, rows, train, work_of
 from tests.helpers.modes import OperatorNames
@@ -251,6 +253,26 @@ def test_function_that_a_step_which_raised_has_called_is_not_optimizer(
     profile = counter.profile
     assert profile.node("<outside>.FailingInParts").own("optimizer").flops == 3 * 3 * N
     assert profile.node("<outside>").own("forward").flops == 3 * 2 * 3 * 7
+
+
+@pytest.mark.parametrize("is_seen_first", [False, True], ids=["alone", "within another mode"])
+def test_caller_of_an_operator_is_not_told_within_another_mode(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, is_seen_first: bool
+) -> None:
+    """The other mode's frames are alike for every operator, whatever calls it."""
+    callers: list[Any] = []
+
+    def spy() -> Any:
+        callers.append(operator_caller())
+        return callers[-1]
+
+    monkeypatch.setattr(call_stack, "operator_caller", spy)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    train(model, rows(2, 3))
+    with FlopCounterMode(model, display=False), OperatorNames() if is_seen_first else nullcontext():
+        optimizer.step()
+    assert len(callers) == len([*model.parameters()])
+    assert all((caller is None) is is_seen_first for caller in callers)
 
 
 def test_training_after_a_step_that_raised_in_backward_is_attributed(model: nn.Module) -> None:
