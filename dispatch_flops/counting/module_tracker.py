@@ -195,7 +195,7 @@ class Tracker:
         else:
             _, named, module_phase = known
             module_phase.entered += 1
-            thread.stack.append(OpenCall(named, module, module_phase, NO_TASK, is_known=True))
+            thread.stack.append(OpenCall(named, module, module_phase, NO_TASK, True))
             thread.current = module_phase
             thread.mark(_sequence_nr(), module_phase.fqn)
         if observer is not None:
@@ -316,7 +316,9 @@ class Tracker:
         has_closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
         module_phase = thread.module_phase(fqn, "optimizer")
         thread.stack.append(
-            OpenCall(None, optimizer, module_phase, _graph_task(), step, has_closure)
+            OpenCall(
+                None, optimizer, module_phase, _graph_task(), step=step, has_closure=has_closure
+            )
         )
         resume(thread, _sequence_nr())
         if observer is not None:

@@ -54,22 +54,22 @@ class OpenCall:
     """A module call or an optimizer step that has not ended; the outside is the lowest of all.
 
     task: the graph task (backward pass) in which it started; -1 for none.
+    is_known: of a module whose calls returned before; their return tells nothing new.
     step: of an optimizer step, the Python frame that runs it; else None.
     has_closure: the step was given a function that computes the loss.
     is_in_hooks: the module's forward has returned, but forward hooks of its own may be running.
     caller: of an optimizer step, what called its last operator.
-    is_known: of a module whose calls returned before; their return tells nothing new.
     """
 
     named: ModuleName | None
     owner: Any
     module_phase: ModulePhase | None
     task: int
+    is_known: bool = False
     step: FrameKey | None = None
     has_closure: bool = False
     is_in_hooks: bool = False
     caller: CallerKey | None = None
-    is_known: bool = False
 
 
 _Known = tuple[weakref.ref[nn.Module], ModuleName, ModulePhase]
