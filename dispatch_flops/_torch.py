@@ -47,6 +47,7 @@ import torch.nested._internal.nested_tensor
 import torch.nn.modules.module
 import torch.utils._python_dispatch
 import torch.utils._pytree
+import torch.utils.checkpoint
 from torch import fx
 
 # -- operators --------------------------------------------------------------------------------
@@ -467,6 +468,9 @@ graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 
 # The innermost ``(pack, unpack)``, or None; True: also where torch.jit traces. Public: none.
 saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+
+# The class of the node that runs a function again for a reentrant checkpoint. Public: none.
+REENTRANT_NODE: type = torch.utils.checkpoint.CheckpointFunction._backward_cls
 
 # The function through which all of backward runs, by which its frames are known. Public: none.
 ENGINE_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
@@ -1872,8 +1876,7 @@ def _completed_work_class() -> Any:
 #                             frame that calls a step's hook; self, args and kwargs in frames of
 #                             MODULE_CALL_CODE
 # counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
-#                             backward; the closure (frame) of _checkpoint_hook's pack_hook; the
-#                             class of its node, CheckpointFunction._backward_cls
+#                             backward; the closure (frame) of _checkpoint_hook's pack_hook
 # counting/communication_causes  in frames of FSDP2: self.modules, self._training_state; of FSDP1:
 #                             FlatParamHandle's _fully_sharded_module and _training_state; of
 #                             pipelines: _batch_p2p (desc), action, stage, self._stage, and the

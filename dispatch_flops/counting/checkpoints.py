@@ -15,7 +15,6 @@ from dispatch_flops import _torch
 
 # Functions of torch.utils.checkpoint that recompute: without and with reentrant backward.
 _RECOMPUTING = ("unpack_hook", "backward")
-REENTRANT_NODE: type = torch.utils.checkpoint.CheckpointFunction._backward_cls
 _saved_tensors_hooks = _torch.saved_tensors_hooks
 
 
@@ -82,6 +81,6 @@ def recomputing_frame_at(node: Any) -> FrameType | None:
     node: the one that runs. During recomputation, torch.utils.checkpoint has hooks on saved
     tensors, or its own autograd node runs.
     """
-    if node.__class__ is REENTRANT_NODE or _saved_tensors_hooks(True):
+    if node.__class__ is _torch.REENTRANT_NODE or _saved_tensors_hooks(True):
         return recomputing_frame()
     return None

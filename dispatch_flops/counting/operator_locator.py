@@ -19,11 +19,7 @@ from dispatch_flops.counting.call_stack import (
     is_running_step,
     resume,
 )
-from dispatch_flops.counting.checkpoints import (
-    REENTRANT_NODE,
-    CheckpointCallers,
-    recomputing_frame_at,
-)
+from dispatch_flops.counting.checkpoints import CheckpointCallers, recomputing_frame_at
 from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
@@ -43,6 +39,7 @@ from dispatch_flops.profile.cost import Phase
 _saved_tensors_hooks = _torch.saved_tensors_hooks
 _current_node = _torch.current_node
 _graph_task = _torch.graph_task_id
+_REENTRANT_NODE = _torch.REENTRANT_NODE
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -111,7 +108,7 @@ class OperatorLocator:
             and len(thread.stack) == 1
             and not _is_grad_enabled()
             and not _saved_tensors_hooks(True)  # nothing is recomputed
-            and node.__class__ is not REENTRANT_NODE
+            and node.__class__ is not _REENTRANT_NODE
         ):
             seq = node._sequence_nr()
             if thread.known_from <= seq <= thread.known_to and thread.known_phase is not None:

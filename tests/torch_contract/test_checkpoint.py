@@ -93,7 +93,7 @@ def test_unpack_hook_when_run_again_has_frame_and_gid() -> None:
 
 def test_backward_when_reentrant_is_a_frame_of_checkpoint_and_its_own_node() -> None:
     """dispatch_flops relies on this for recomputation with reentrant backward
-    (counting/checkpoints.py: ``recomputing_frame``, ``REENTRANT_NODE``).
+    (counting/checkpoints.py: ``recomputing_frame``, ``recomputing_frame_at``).
     """
 
     def ask() -> Any:
