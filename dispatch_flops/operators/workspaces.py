@@ -80,13 +80,16 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
 
 
 def builtin_workspace(
-    packets: Iterable[Any], may_be_unknown: Condition = never, *, is_steady: bool = False
+    targets: Iterable[Any], may_be_unknown: Condition = never, *, is_steady: bool = False
 ) -> Callable[[Workspace], Workspace]:
-    """Register the decorated function as a workspace of this package; see ``WorkspaceRule``."""
+    """Register the decorated function as a workspace of this package; see ``WorkspaceRule``.
+
+    targets: packets, and names, such as "lib::op", of operators that may not be registered yet.
+    """
 
     def decorate(workspace: Workspace) -> Workspace:
         rule = WorkspaceRule(workspace, may_be_unknown, is_steady, reads_result=False)
-        _WORKSPACES.update(dict.fromkeys(packets, rule))
+        _WORKSPACES.update(dict.fromkeys(targets, rule))
         return workspace
 
     return decorate
@@ -96,4 +99,8 @@ def workspace_of(func: Any) -> WorkspaceRule | None:
     """Return the rule of an operator's workspace; None if its kernel needs none."""
     if not isinstance(func, OpOverload):
         return None
-    return _WORKSPACES.get(func) or _WORKSPACES.get(func.overloadpacket)
+    return (
+        _WORKSPACES.get(func)
+        or _WORKSPACES.get(func.overloadpacket)
+        or _WORKSPACES.get(_torch.schema_of(func).name)
+    )

@@ -75,33 +75,41 @@ def _accumulator_size(tensor: torch.Tensor) -> int:
 
 
 # Kernels whose workspaces depend on the machine, the version of a library or on values: oneDNN's
-# and cuDNN's layouts and scratchpads, LAPACK, FFT, sorting; and those that keep a loss of every
-# element before they reduce it. On the CPU, the allocator reports them. oneDNN chooses kernel,
-# layouts and scratchpad of a convolution by the CPU's instructions, its caches and its threads
+# and cuDNN's layouts and scratchpads, LAPACK, FFT, sorting; those that keep a loss of every
+# element before they reduce it; and those that run other operators, such as the whole layers of
+# inference. On the CPU, the allocator reports them. oneDNN chooses kernel, layouts and scratchpad
+# of a convolution by the CPU's instructions, its caches and its threads
 # (oneDNN, src/cpu/x64/jit_brgemm_conv_utils.cpp, brgemm_convolution_utils::init_conf).
 _UNKNOWN = """
-    _cudnn_rnn _cudnn_rnn_backward miopen_rnn miopen_rnn_backward
-    _ctc_loss_backward _embedding_bag_backward _embedding_bag_per_sample_weights_backward
-    _fft_c2c _fft_c2r _fft_r2c _histogramdd_from_bin_cts _histogramdd_from_bin_tensors
-    _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _sparse_mm_reduce_impl
-    _sparse_mm_reduce_impl_backward _to_sparse _trilinear _unique _unique2
-    _upsample_bilinear2d_aa binary_cross_entropy binary_cross_entropy_with_logits dist geqrf histc
-    huber_loss isin kthvalue linalg_eig linalg_householder_product linalg_inv_ex
+    _chunk_cat _ctc_loss_backward _cudnn_rnn _cudnn_rnn_backward _embedding_bag_backward
+    _embedding_bag_per_sample_weights_backward _fft_c2c _fft_c2r _fft_r2c _histogramdd_from_bin_cts
+    _histogramdd_from_bin_tensors _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex
+    _linalg_svd _native_multi_head_attention _nested_tensor_from_mask
+    _nested_tensor_from_mask_left_aligned _sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward
+    _to_sparse _transformer_encoder_layer_fwd _trilinear _unique _unique2 _unsafe_masked_index
+    _unsafe_masked_index_put_accumulate _upsample_bilinear2d_aa allclose binary_cross_entropy
+    binary_cross_entropy_with_logits bincount cholesky_solve dist geqrf histc histogram huber_loss
+    isin kthvalue ldexp linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex
     linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_solve linalg_matrix_exp
-    linalg_pinv linalg_qr logsumexp masked_select median multinomial mse_loss nanmedian
-    native_dropout_backward ormqr smooth_l1_loss soft_margin_loss sort unique_consecutive unique_dim
+    linalg_pinv linalg_qr linalg_solve_triangular logsumexp lu_unpack masked_scatter_backward
+    masked_select median miopen_rnn miopen_rnn_backward mse_loss multinomial mvlgamma nanmedian
+    native_dropout_backward normal ormqr renorm repeat_interleave smooth_l1_loss soft_margin_loss
+    soft_margin_loss_backward sort sparse_mask sparse_sampled_addmm unique_consecutive unique_dim
     _flash_attention_backward _efficient_attention_backward _scaled_dot_product_flash_attention
     _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward
     _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
 """
-
-
+# Registered by torch when they are first called.
+_UNKNOWN_BY_NAME = (
+    "torch_nn::_linear_cross_entropy_batch_chunked",
+    "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
+)
 _UNKNOWN_BUT_STEADY = """
     convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward
 """
 
 
 @builtin_workspace(packets(*_UNKNOWN_BUT_STEADY.split()), always, is_steady=True)
-@builtin_workspace(packets(*_UNKNOWN.split()), always)
+@builtin_workspace((*packets(*_UNKNOWN.split()), *_UNKNOWN_BY_NAME), always)
 def unknown(*_: Any, **__: Any) -> None:
     """Return None: what these kernels allocate for themselves has no formula."""

@@ -16,9 +16,9 @@ import torch
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.workspaces import builtin_workspace
 
-_MATRICES = packets("mm", "addmm", "_addmm_activation")
-_VECTORS = packets("mv", "addmv")
-_BATCHES = packets("bmm", "baddbmm")
+_MATRICES = packets("mm", "addmm", "addmm_", "_addmm_activation")
+_VECTORS = packets("mv", "addmv", "addmv_")
+_BATCHES = packets("bmm", "baddbmm", "baddbmm_")
 _HALF = (torch.bfloat16, torch.float16)
 # Of these, more than strides is asked.
 _OTHER = frozenset((*_HALF, torch.complex64, torch.complex128))
@@ -27,6 +27,10 @@ _FEWEST = 400  # of one matrix; smaller products of a batch run without BLAS
 
 def _is_in_half(args: tuple[Any, ...]) -> bool:
     return args[-1].dtype in _HALF
+
+
+def _is_in_half_or_conjugated(args: tuple[Any, ...]) -> bool:
+    return args[-1].dtype in _OTHER and (_is_in_half(args) or _is_conjugated(*args[-2:]))
 
 
 @builtin_workspace(_MATRICES, _is_in_half, is_steady=True)
@@ -41,7 +45,7 @@ def matrices(*operands: Any, **_: Any) -> int | None:
         copied = _copied(a)
     if is_other or not b.is_contiguous():
         copied += _copied(b)
-    return copied
+    return copied if copied and a.numel() and b.numel() else 0
 
 
 @builtin_workspace(_VECTORS, _is_in_half, is_steady=True)
@@ -53,14 +57,15 @@ def vectors(*operands: Any, **_: Any) -> int | None:
     return _copied(matrix)
 
 
-@builtin_workspace(_BATCHES, _is_in_half, is_steady=True)
+@builtin_workspace(_BATCHES, _is_in_half_or_conjugated, is_steady=True)
 def batches(*operands: Any, **_: Any) -> int | None:
     """Bytes: those of one matrix of each factor that is copied; on CUDA, of the whole batch.
 
-    The CPU copies neither factor unless both go to BLAS one matrix at a time.
+    The CPU copies neither factor unless both go to BLAS one matrix at a time. What is conjugated
+    lazily is computed first, and what of it is copied has no formula.
     """
     a, b = operands[-2:]
-    if _is_unknown(a):
+    if _is_unknown(a) or _is_conjugated(a, b):
         return None
     if a.is_contiguous() and b.is_contiguous() and not a.is_complex():
         return 0
@@ -72,6 +77,10 @@ def batches(*operands: Any, **_: Any) -> int | None:
         return 0
     copied = _copied(a) + _copied(b)
     return copied * batch if on_cuda else copied
+
+
+def _is_conjugated(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.is_conj() or b.is_conj()
 
 
 def _is_unknown(factor: torch.Tensor) -> bool:

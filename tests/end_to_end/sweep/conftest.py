@@ -8,10 +8,12 @@ import pytest
 
 from tests.helpers.number_probe import probe_every_answer
 
+_IMPORTING = ("test_opdb.py", "test_workspaces.py")
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     is_deselected = config.getoption("markexpr") == "not slow"
-    return True if is_deselected and collection_path.name == "test_opdb.py" else None
+    return True if is_deselected and collection_path.name in _IMPORTING else None
 
 
 @pytest.fixture(autouse=True)

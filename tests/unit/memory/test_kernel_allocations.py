@@ -99,6 +99,11 @@ def test_workspace_of_an_lstm_is_the_allocators(
 MATRIX = torch.eye(7) + torch.arange(49.0).view(7, 7).tril() / 49
 SIGNAL = torch.arange(5 * 30.0).view(5, 30)
 MASK = SIGNAL > 70
+IMAGE = torch.arange(3 * 5 * 31.0).view(3, 5, 31)
+PLACES = torch.arange(3 * 5 * 31).view(3, 5, 31) % 3
+BAGS = torch.arange(5 * 13).view(5, 13) % 5
+HALF = SIGNAL.bfloat16()
+COMPLEX = torch.complex(IMAGE, IMAGE)
 VALUES = torch.tensor([5, 3, 5, 7, 3, 3, 1, 11] * 13)
 OTHERS: dict[str, tuple[Callable[[], object], Any]] = {
     "solve": (lambda: torch.linalg.solve_ex(MATRIX, MATRIX), MATRIX),
@@ -114,12 +119,40 @@ OTHERS: dict[str, tuple[Callable[[], object], Any]] = {
     "isin": (lambda: torch.isin(VALUES, VALUES), VALUES),
     "nanmedian": (lambda: SIGNAL.nanmedian(0), SIGNAL),
     "to_sparse": (lambda: MATRIX.to_sparse(), MATRIX),
+    "allclose": (lambda: torch.allclose(SIGNAL, SIGNAL), SIGNAL),
+    "mean of bags": (lambda: functional.embedding_bag(BAGS, SIGNAL, mode="mean"), (BAGS, SIGNAL)),
+    "linear upsampling": (lambda: functional.interpolate(IMAGE, 77, mode="linear"), IMAGE),
+    "mean by index": (
+        lambda: IMAGE.scatter_reduce(0, PLACES, IMAGE, "mean", include_self=False),
+        (IMAGE, PLACES),
+    ),
+    "maximum of columns": (lambda: SIGNAL.t().max(), SIGNAL),
+    "indices of columns": (lambda: functional.embedding(BAGS.t(), SIGNAL), (BAGS, SIGNAL)),
+    "padding of columns": (lambda: functional.pad(SIGNAL.t()[None], (2, 2), "reflect"), SIGNAL),
+    "gather in half precision": (lambda: HALF.gather(1, BAGS), (HALF, BAGS)),
+    "sum of gaps in half precision": (lambda: HALF.t().sum(), HALF),
+    "conjugated batch": (lambda: torch.bmm(COMPLEX, COMPLEX.mH), COMPLEX),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_workspace_without_a_formula_is_the_allocators(name: str) -> None:
     assert_equals_the_allocators(*OTHERS[name])
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_layers_of_inference_take_what_the_allocator_says(is_masked: bool) -> None:
+    """Torch runs a whole layer as one kernel."""
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    model = nn.TransformerEncoder(layer, 2).eval()
+    attention = nn.MultiheadAttention(64, 4, batch_first=True).eval()
+    x, mask = torch.randn(3, 70, 64), torch.arange(70).expand(3, 70) >= 50
+    kwargs = {"src_key_padding_mask": mask} if is_masked else {}
+    with torch.no_grad():
+        assert_equals_the_allocators(lambda: layer(x, **kwargs), x, mask, *layer.parameters())
+        assert_equals_the_allocators(lambda: attention(x, x, x), x, *attention.parameters())
+        if not is_masked:  # or else a tensor that is nested without a jagged layout
+            assert_equals_the_allocators(lambda: model(x), x, *model.parameters())
 
 
 OPERATOR = torch.ops.aten.exp.default
