@@ -14,6 +14,7 @@ from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
+from dispatch_flops.profilers.inputs import run_backward
 
 # The caching allocator of CUDA rounds every block up to a multiple of this.
 # Source: c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize.
@@ -109,7 +110,7 @@ def backward_from(output: Any) -> None:
         raise TargetError(
             "no output of the model requires a gradient; plan it without an optimizer"
         )
-    torch.autograd.backward(outputs, [torch.ones_like(tensor) for tensor in outputs])
+    run_backward(outputs)
 
 
 def checkpoint_stacks(model: nn.Module) -> int:

@@ -144,6 +144,19 @@ def _add_backward(forward: Callable[[], Any], leaves: Sequence[torch.Tensor]) ->
         outputs = [t for t in tensors_in(forward()) if t.requires_grad]
         if not outputs:
             raise TargetError("backward: no output of the model requires a gradient")
-        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+        run_backward(outputs)
 
     return forward_and_backward
+
+
+def run_backward(outputs: Sequence[torch.Tensor]) -> None:
+    """Run backward from the sum of the outputs, which itself is not computed."""
+    torch.autograd.backward(outputs, [_gradient_of_sum(output) for output in outputs])
+
+
+def _gradient_of_sum(output: torch.Tensor) -> torch.Tensor:
+    """Return ones like the output; as in backward of its sum, they are one number in memory."""
+    is_plain = type(output) in (torch.Tensor, nn.Parameter) and output.layout is torch.strided
+    if not is_plain or output.is_nested:
+        return torch.ones_like(output)
+    return output.new_ones(()).expand_as(output)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops import get_model_profile, profile_model
+from dispatch_flops import FlopCounterMode, get_model_profile, profile_model
 from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.errors import (
     DispatchFlopsError,
@@ -36,6 +36,40 @@ def test_profile_model_with_backward_does_not_depend_on_warm_up() -> None:
     profiles = [profile_model(Net(), args=[x], backward=True, warm_up=n) for n in (0, 2)]
     assert profiles[0].by_operator() == profiles[1].by_operator()
     assert x.grad is None
+
+
+def test_profile_model_with_backward_holds_the_gradient_of_a_sum() -> None:
+    """One number, expanded. The product with it makes it contiguous, and holds that meanwhile."""
+    rows, ins, outs, size = 11, 5, 7, 4
+    model, x = nn.Linear(ins, outs), torch.ones(rows, ins)
+    profile = profile_model(model, args=[x], backward=True, memory=True)
+    parameters, inputs, output = outs * ins + outs, rows * ins, rows * outs
+    assert profile.memory is not None
+    assert dict(profile.memory.by_role()) == {
+        "parameters": size * parameters,
+        "inputs": size * inputs,
+        "activations": size * (output + 1),
+        "gradients": size * outs * ins,
+        "workspace": size * output,
+    }
+
+
+def test_profile_model_with_backward_counts_as_backward_of_a_sum() -> None:
+    model, x = Net().eval(), torch.ones(B, 5)
+    profile = profile_model(model, args=[x], backward=True)
+    with FlopCounterMode(model, display=False) as counter:
+        model(x).sum().backward()
+    assert profile.total("backward") == counter.profile.total("backward")
+
+
+def test_profile_model_with_backward_of_an_output_that_cannot_be_expanded() -> None:
+    class Nested(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return torch.nested.as_nested_tensor([y, y], layout=torch.jagged)
+
+    profile = profile_model(Nested(5, 7), args=[torch.ones(3, 5)], backward=True)
+    assert profile.total("backward").macs == 3 * 5 * 7
 
 
 def test_profile_model_of_compiled_model_has_compiled_latency_and_eager_counts() -> None:
