@@ -79,8 +79,8 @@ def truths(x: torch.Tensor, *_: Any, **__: Any) -> int:
 
 @builtin_workspace(packets("count_nonzero"))
 def counts(x: torch.Tensor, dim: Any = None, **_: Any) -> int:
-    """Bytes: N of booleans, and 8·N as of their sum; 0 of a count over all dimensions."""
-    if dim is None:
+    """Bytes: N of booleans, and 8·N as of their sum; 0 of a count over all on the CPU."""
+    if (dim is None or dim == []) and (x.is_cpu or x.is_meta):
         return 0
     return (8 if x.dtype is torch.bool else 9) * x.numel()
 

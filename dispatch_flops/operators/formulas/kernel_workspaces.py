@@ -81,20 +81,22 @@ def _accumulator_size(tensor: torch.Tensor) -> int:
 # of a convolution by the CPU's instructions, its caches and its threads
 # (oneDNN, src/cpu/x64/jit_brgemm_conv_utils.cpp, brgemm_convolution_utils::init_conf).
 _UNKNOWN = """
-    _chunk_cat _ctc_loss_backward _cudnn_rnn _cudnn_rnn_backward _embedding_bag_backward
+    _chunk_cat _coalesce _ctc_loss_backward _cudnn_rnn _cudnn_rnn_backward _embedding_bag_backward
     _embedding_bag_per_sample_weights_backward _fft_c2c _fft_c2r _fft_r2c _histogramdd_from_bin_cts
     _histogramdd_from_bin_tensors _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex
     _linalg_svd _native_multi_head_attention _nested_tensor_from_mask
     _nested_tensor_from_mask_left_aligned _sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward
-    _to_sparse _transformer_encoder_layer_fwd _trilinear _unique _unique2 _unsafe_masked_index
-    _unsafe_masked_index_put_accumulate _upsample_bilinear2d_aa allclose binary_cross_entropy
-    binary_cross_entropy_with_logits bincount cholesky_solve dist geqrf histc histogram huber_loss
-    isin kthvalue ldexp linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex
-    linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_solve linalg_matrix_exp
-    linalg_pinv linalg_qr linalg_solve_triangular logsumexp lu_unpack masked_scatter_backward
-    masked_select median miopen_rnn miopen_rnn_backward mse_loss multinomial mvlgamma nanmedian
-    native_dropout_backward normal ormqr renorm repeat_interleave smooth_l1_loss soft_margin_loss
-    soft_margin_loss_backward sort sparse_mask sparse_sampled_addmm unique_consecutive unique_dim
+    _sparse_sparse_matmul _sparse_sum _to_dense _to_sparse _to_sparse_bsc _to_sparse_bsr
+    _to_sparse_csc _to_sparse_csr _transformer_encoder_layer_fwd _trilinear _unique _unique2
+    _unsafe_masked_index _unsafe_masked_index_put_accumulate _upsample_bilinear2d_aa allclose
+    binary_cross_entropy binary_cross_entropy_with_logits bincount cholesky_solve dist geqrf histc
+    histogram huber_loss isin kthvalue ldexp linalg_cholesky_ex linalg_eig
+    linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq
+    linalg_lu linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular
+    logsumexp lu_unpack masked_scatter_backward masked_select median miopen_rnn miopen_rnn_backward
+    mse_loss multinomial mvlgamma nanmedian native_dropout_backward normal ormqr renorm
+    repeat_interleave smooth_l1_loss soft_margin_loss soft_margin_loss_backward sort sparse_mask
+    sparse_sampled_addmm unique_consecutive unique_dim
     _flash_attention_backward _efficient_attention_backward _scaled_dot_product_flash_attention
     _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward
     _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward

@@ -34,6 +34,8 @@ WITHOUT_DTYPE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "all": lambda x: x.all(),
     "any of a row": lambda x: x.any(1),
     "count of a row": lambda x: x.count_nonzero(0),
+    "count": lambda x: x.count_nonzero(),
+    "count over no dimension": lambda x: x.count_nonzero([]),
 }
 DTYPES = [
     torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float16,

@@ -119,6 +119,9 @@ OTHERS: dict[str, tuple[Callable[[], object], Any]] = {
     "isin": (lambda: torch.isin(VALUES, VALUES), VALUES),
     "nanmedian": (lambda: SIGNAL.nanmedian(0), SIGNAL),
     "to_sparse": (lambda: MATRIX.to_sparse(), MATRIX),
+    "to_sparse_csr": (lambda: MATRIX.to_sparse_csr(), MATRIX),
+    "to_dense": (lambda: MATRIX.to_sparse_csr().to_dense(), MATRIX),
+    "coalesce": (lambda: torch.sparse_coo_tensor(VALUES[None], VALUES).coalesce(), VALUES),
     "allclose": (lambda: torch.allclose(SIGNAL, SIGNAL), SIGNAL),
     "mean of bags": (lambda: functional.embedding_bag(BAGS, SIGNAL, mode="mean"), (BAGS, SIGNAL)),
     "linear upsampling": (lambda: functional.interpolate(IMAGE, 77, mode="linear"), IMAGE),
@@ -135,6 +138,7 @@ OTHERS: dict[str, tuple[Callable[[], object], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize("name", OTHERS)
 def test_workspace_without_a_formula_is_the_allocators(name: str) -> None:
     assert_equals_the_allocators(*OTHERS[name])
