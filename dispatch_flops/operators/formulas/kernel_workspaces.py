@@ -94,12 +94,18 @@ _UNKNOWN = """
     linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq
     linalg_lu linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular
     logsumexp lu_unpack masked_scatter_backward masked_select median miopen_rnn miopen_rnn_backward
-    mse_loss multinomial mvlgamma nanmedian native_dropout_backward normal ormqr renorm
-    repeat_interleave smooth_l1_loss soft_margin_loss soft_margin_loss_backward sort sparse_mask
-    sparse_sampled_addmm unique_consecutive unique_dim
+    mse_loss multinomial mvlgamma nanmedian native_dropout_backward normal ormqr quantized_gru
+    quantized_lstm renorm repeat_interleave smooth_l1_loss soft_margin_loss
+    soft_margin_loss_backward sort sparse_mask sparse_sampled_addmm unique_consecutive unique_dim
     _flash_attention_backward _efficient_attention_backward _scaled_dot_product_flash_attention
     _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward
     _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+"""
+_UNKNOWN_QUANTIZED = """
+    conv1d conv1d_dynamic conv1d_relu conv2d conv2d_add conv2d_add_relu conv2d_dynamic conv2d_relu
+    conv3d conv3d_dynamic conv3d_relu conv_transpose1d conv_transpose1d_dynamic conv_transpose2d
+    conv_transpose2d_dynamic conv_transpose3d conv_transpose3d_dynamic linear linear_dynamic
+    linear_leaky_relu linear_relu linear_relu_dynamic linear_tanh
 """
 # Registered by torch when they are first called.
 _UNKNOWN_BY_NAME = (
@@ -112,6 +118,7 @@ _UNKNOWN_BUT_STEADY = """
 
 
 @builtin_workspace(packets(*_UNKNOWN_BUT_STEADY.split()), always, is_steady=True)
+@builtin_workspace(packets(*_UNKNOWN_QUANTIZED.split(), library="quantized"), always)
 @builtin_workspace((*packets(*_UNKNOWN.split()), *_UNKNOWN_BY_NAME), always)
 def unknown(*_: Any, **__: Any) -> None:
     """Return None: what these kernels allocate for themselves has no formula."""

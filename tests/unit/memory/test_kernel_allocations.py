@@ -159,6 +159,17 @@ def test_layers_of_inference_take_what_the_allocator_says(is_masked: bool) -> No
             assert_equals_the_allocators(lambda: model(x), x, *model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_layers_of_integers_take_what_the_allocator_says() -> None:
+    x = torch.randn(11, 5)
+    packed = torch.ops.quantized.linear_prepack(
+        torch.quantize_per_tensor(torch.randn(7, 5), 0.1, 0, torch.qint8), torch.randn(7)
+    )
+    assert_equals_the_allocators(lambda: torch.ops.quantized.linear_dynamic(x, packed), x)
+    recurrent = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTM(5, 7)), {nn.LSTM})
+    assert_equals_the_allocators(lambda: recurrent(x[:, None]), x)
+
+
 OPERATOR = torch.ops.aten.exp.default
 REPORTED = WorkspaceRule(lambda *_, out, **__: None)
 
