@@ -133,7 +133,6 @@ OTHERS: dict[str, tuple[Callable[[], object], Any]] = {
     "indices of columns": (lambda: functional.embedding(BAGS.t(), SIGNAL), (BAGS, SIGNAL)),
     "padding of columns": (lambda: functional.pad(SIGNAL.t()[None], (2, 2), "reflect"), SIGNAL),
     "gather in half precision": (lambda: HALF.gather(1, BAGS), (HALF, BAGS)),
-    "sum of gaps in half precision": (lambda: HALF.t().sum(), HALF),
     "conjugated batch": (lambda: torch.bmm(COMPLEX, COMPLEX.mH), COMPLEX),
 }
 
