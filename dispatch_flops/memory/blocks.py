@@ -200,33 +200,32 @@ class Blocks:
             block.born = self.allocations
             peak.device.now += size
 
-    def was_there(self, storage: Storage, device: DeviceBlocks, role: Role) -> None:
-        """Note a storage that was allocated before the run, or give a known one its role."""
+    def note(self, storage: Storage, device: DeviceBlocks, role: Role, *, was_there: bool) -> None:
+        """Give a storage its role. Add it if it is not known, for then no operator returned it.
+
+        was_there: it counts from the start of the run, otherwise from now on.
+        """
         block = self.live.get(id(storage))
         if block is not None:
             block.role = role
-        elif self._add(storage, device, role, born=0):
-            device.before += self.size_of(storage)
+            return
+        size = self.size_of(storage)
+        if not size:
+            return
+        self.live[id(storage)] = block = self._new_block(storage, device.elsewhere, size)
+        block.role = role
+        if was_there:
+            device.before += size
+        else:
+            self.allocations += 1
+            block.born = self.allocations
+            device.now += size
 
     def give_role(self, storage: Storage, role: Role) -> None:
         """Say what a storage is for, if it is known and has any memory."""
         block = self.live.get(id(storage))
         if block is not None:
             block.role = role
-
-    def arrived(self, storage: Storage, device: DeviceBlocks, role: Role) -> None:
-        """Note a storage that is met late: it may have been allocated in the run."""
-        if id(storage) not in self.live:
-            self.allocations += 1
-            device.now += self._add(storage, device, role, born=self.allocations)
-
-    def _add(self, storage: Storage, device: DeviceBlocks, role: Role, born: int) -> int:
-        """Add a block that no operator made, if it has any memory; return its size."""
-        size = self.size_of(storage)
-        if size:
-            self.live[id(storage)] = block = self._new_block(storage, device.elsewhere, size)
-            block.role, block.born = role, born
-        return size
 
     def _new_block(self, storage: Storage, peak: ModulePeak, size: int) -> Block:
         block = Block(storage, self.on_release)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -66,6 +67,7 @@ class Memory:
         self.state_bytes: dict[int, int] = {}
         self._largest_caches: dict[str, Counter[str]] = {}  # by the model that was given it
         self._optimizers = options.optimizers
+        self._met_optimizers: WeakSet[Any] = WeakSet()
         self._is_first_call = True
         self._ordinary: set[type] = set()  # classes of modules that have nothing to be noted
 
@@ -104,13 +106,19 @@ class Memory:
                 self._keep_most(self.gradient_bytes, parameter, size)
 
     def _note_optimizer(self, optimizer: Any) -> None:
+        """Note gradients and state of an optimizer; unknown state was there when it is first met.
+
+        Its first step is the first look at an optimizer that the counter was not given.
+        """
+        was_there = optimizer not in self._met_optimizers
+        self._met_optimizers.add(optimizer)
         with _torch.modes_disabled():
             for group in optimizer.param_groups:
                 self._note_gradients_of(group["params"])
             for parameter, state in list(optimizer.state.items()):
                 tensors = list(tensors_in(state))
                 for tensor in tensors:
-                    self._note(tensor, "optimizer state")
+                    self._note(tensor, "optimizer state", was_there=was_there)
                 size = sum(map(self.blocks.bytes_of, tensors))
                 self._keep_most(self.state_bytes, parameter, size)
 
@@ -118,10 +126,11 @@ class Memory:
     def _keep_most(sizes: dict[int, int], parameter: Any, size: int) -> None:
         sizes[id(parameter)] = max(size, sizes.get(id(parameter), 0))
 
-    def _note(self, tensor: torch.Tensor, role: Role) -> None:
-        """Give the storages of a tensor their role."""
+    def _note(self, tensor: torch.Tensor, role: Role, *, was_there: bool = False) -> None:
+        """Give the storages of a tensor their role; see ``meet`` for those that are not known."""
+        was_there = was_there or self._is_first_call
         for storage, device in storages_of(tensor):
-            self.blocks.was_there(storage, self.blocks.on(device), role)
+            self.blocks.note(storage, self.blocks.on(device), role, was_there=was_there)
 
     def _note_size(self, storage: Storage) -> None:
         """Note that the program gave a storage another size, without an operator."""
@@ -243,16 +252,13 @@ class Memory:
     def meet(self, storage: Storage, device: torch.device) -> None:
         """Note a storage that no operator of the run returned; does nothing if it is known.
 
-        Until the first call of the model ends it counts as there before; later from now on, for
-        a loader of data may have just allocated it in another thread.
+        Until the first call of the model or the first backward pass ends, it counts as there
+        before; later from now on, for a loader of data may have just allocated it in another
+        thread.
         """
-        if id(storage) in self.blocks.live:
-            return
-        found = self.blocks.on(device)
-        if self._is_first_call:
-            self.blocks.was_there(storage, found, "inputs")
-        else:
-            self.blocks.arrived(storage, found, "inputs")
+        if id(storage) not in self.blocks.live:
+            found = self.blocks.on(device)
+            self.blocks.note(storage, found, "inputs", was_there=self._is_first_call)
 
     def changed_phase(self, before: Phase, after: Phase) -> None:
         """Note that operators of another phase follow."""
@@ -260,4 +266,5 @@ class Memory:
         if before == "backward":
             self.note_gradients()
         if after == "forward":
+            self._is_first_call = False
             self.blocks.next_step()

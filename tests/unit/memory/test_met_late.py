@@ -1,0 +1,83 @@
+"""Memory that no operator of the run returned, and that is met after the start."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import FlopCounterMode
+from dispatch_flops.profile import MemoryProfile
+
+F32 = 4
+T = TypeVar("T")
+
+
+def memory_of(run: Callable[[], object], *models: nn.Module) -> MemoryProfile:
+    with FlopCounterMode([*models] or None, display=False, memory=True) as counter:
+        run()
+    memory = counter.profile.memory
+    assert memory is not None
+    for device in memory.devices:
+        for peak in device.peaks:
+            assert sum(use.bytes for use in peak.uses) == peak.peak_bytes
+    return memory
+
+
+def in_another_thread(make: Callable[[], T]) -> T:
+    """Return what ``make`` returns where no counter sees it, as a loader of data does."""
+    made: list[T] = []
+    thread = threading.Thread(target=lambda: made.append(make()))
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_gradients_of_each_step_that_another_thread_makes_count_once(steps: int) -> None:
+    model, x = nn.Linear(100, 100, bias=False), torch.ones(2, 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run() -> None:
+        for _ in range(steps):
+            with torch.no_grad():
+                model(x)
+            model.weight.grad = in_another_thread(lambda: torch.ones(100, 100))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    weight = 100 * 100 * F32
+    assert memory_of(run, model).by_role() == {
+        "parameters": weight, "gradients": weight, "inputs": 2 * 100 * F32,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_without_modules_batches_count_from_then_on_after_the_first_backward(steps: int) -> None:
+    weight = torch.ones(250, 3, requires_grad=True)
+
+    def run() -> None:
+        for _ in range(steps):
+            x = in_another_thread(lambda: torch.ones(50, 250))
+            (x * weight[:, 0]).sum().backward()
+            weight.grad = None
+            del x
+
+    assert memory_of(run).by_role()["inputs"] == (50 * 250 + 250 * 3) * F32
+
+
+def test_optimizer_state_that_is_met_in_the_first_step_was_there_before() -> None:
+    model = nn.Linear(3, 5, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step() -> None:
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    assert memory_of(step, model).by_role("forward")["optimizer state"] == 3 * 5 * F32
