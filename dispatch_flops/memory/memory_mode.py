@@ -39,12 +39,13 @@ class _Operator:
     func: the overload, whose id must not be given to another. takes: its tensors; see
     ``tensors_taken``. is_annotation: it only names a range. allocates: results may be new storages.
     is_plain: that is all that it allocates. may_reuse: in a backward pass, a result may take the
-    place of an argument. is_reported: the allocator is asked for the workspace of its calls.
+    place of an argument. is_in_place: it changes an argument, which gets other storages only where
+    it is sparse. is_reported: the allocator is asked for the workspace of its calls.
     """
 
     __slots__ = (
-        "allocates", "allocation", "func", "is_annotation", "is_plain", "is_reported", "may_reuse",
-        "takes", "workspace",
+        "allocates", "allocation", "func", "is_annotation", "is_in_place", "is_plain",
+        "is_reported", "may_reuse", "takes", "workspace",
     )  # fmt: skip
 
     def __init__(self, func: Any, *, is_exact: bool) -> None:
@@ -54,7 +55,8 @@ class _Operator:
         self.is_reported = False
         self.takes = "none" if self.allocation == "arrival" else tensors_taken(func)
         self.is_annotation = self.allocation == "annotation"
-        self.allocates = self.allocation != "none"
+        self.is_in_place = self.allocation == "in place"
+        self.allocates = self.allocation not in ("none", "in place")
         self.is_plain = is_exact and self.allocation in ("result", "reuse")
         self.may_reuse = self.allocation == "reuse"
 
@@ -158,7 +160,9 @@ class MemoryMode(CountingMode):
                         peak.device.now += nbytes
             except RuntimeError:
                 peak = self._allocated_all((args, kwargs), out, operator.allocation)
-        elif operator.allocates:
+        elif operator.allocates or (
+            operator.is_in_place and is_tensor and out.layout is not torch.strided
+        ):
             peak = self._allocated_all((args, kwargs), out, operator.allocation)
         now = peak.device.now
         if workspace is not None:

@@ -14,7 +14,9 @@ from dispatch_flops.memory.reused_arguments import may_reuse
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.tensors import is_sparse, tensors_in
 
-Allocation = Literal["none", "result", "reuse", "argument", "arrival", "gathering", "annotation"]
+Allocation = Literal[
+    "none", "in place", "result", "reuse", "argument", "arrival", "gathering", "annotation"
+]
 Taken = Literal["none", "one", "two", "three", "any"]
 Storage = torch.UntypedStorage
 
@@ -98,7 +100,8 @@ def tensors_taken(func: Any) -> Taken:
 def allocation_of(func: Any) -> Allocation:
     """Return which tensors of a call may have memory that was allocated in it.
 
-    "none": results share the memory of arguments. "result": the results. "reuse": the results; in a
+    "none": results share the memory of arguments. "in place": so they do, but a sparse argument may
+    get another size, and with it other storages. "result": the results. "reuse": the results; in a
     backward pass perhaps none, if no dispatch mode were on. "argument": the results, and arguments
     that the call may resize. "arrival": an argument, which no operator made. "gathering": the
     results, into which FSDP2 gathers parameters. "annotation": the call only names a range for
@@ -121,5 +124,7 @@ def allocation_of(func: Any) -> Allocation:
         return "argument"
     if may_reuse(func.name()):
         return "reuse"
-    is_shared = all(out.alias_info is not None for out in schema.returns)
-    return "none" if is_shared else "result"
+    are_written = [out.alias_info.is_write for out in schema.returns if out.alias_info is not None]
+    if len(are_written) < len(schema.returns):
+        return "result"
+    return "in place" if any(are_written) else "none"

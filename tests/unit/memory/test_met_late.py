@@ -12,6 +12,7 @@ from torch import nn
 
 from dispatch_flops import FlopCounterMode
 from dispatch_flops.profile import MemoryProfile
+from tests.helpers.allocator import peak_bytes
 
 F32 = 4
 T = TypeVar("T")
@@ -68,6 +69,27 @@ def test_without_modules_batches_count_from_then_on_after_the_first_backward(ste
             del x
 
     assert memory_of(run).by_role()["inputs"] == (50 * 250 + 250 * 3) * F32
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_sparse_gradients_are_added_in_new_values(steps: int) -> None:
+    def make() -> tuple[nn.Module, torch.Tensor, Callable[[], None]]:
+        model, rows = nn.Embedding(500, 4, sparse=True), torch.arange(4000) % 500
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def run() -> None:
+            for _ in range(steps):
+                for _ in range(3):
+                    model(rows).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return model, rows, run
+
+    model, rows, run = make()
+    truth = peak_bytes(run, [*model.parameters(), rows])
+    model, rows, run = make()
+    assert memory_of(run, model).peak_bytes == truth
 
 
 def test_optimizer_state_that_is_met_in_the_first_step_was_there_before() -> None:

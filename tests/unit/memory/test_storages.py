@@ -59,7 +59,7 @@ def test_opaque_tensor_has_no_storages() -> None:
     [
         (aten.mm.default, "result"),
         (aten.view.default, "none"),
-        (aten.add_.Tensor, "none"),
+        (aten.add_.Tensor, "in place"),
         (aten._foreach_add_.List, "none"),
         (aten.add.out, "argument"),
         (aten.resize_.default, "argument"),
