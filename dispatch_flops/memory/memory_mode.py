@@ -135,7 +135,7 @@ class MemoryMode(CountingMode):
             made_in = None
         peak = self._peak
         if made_in is not peak.made_in:
-            peak = self._moved_to(made_in)
+            peak = self._moved_to(made_in, operator, (args, kwargs))
         if operator.may_reuse and self._phase == "backward":
             storage = reused_storage(args, kwargs, out)
             if storage is not None:
@@ -193,13 +193,20 @@ class MemoryMode(CountingMode):
         self._operators[id(func)] = operator
         return operator
 
-    def _moved_to(self, made_in: ModulePhase | None) -> ModulePeak:
-        """Return the peak of another module or phase, in which an operator was recorded."""
+    def _moved_to(
+        self, made_in: ModulePhase | None, operator: _Operator, arguments: Any
+    ) -> ModulePeak:
+        """Return the peak of another module or phase, in which an operator was recorded.
+
+        That another forward begins is known only now, when its first operator has run.
+        """
         if made_in is None:  # the thread has recorded no operator yet, nor this one
             made_in = self.tracker.join_thread().recorded_in = self.tracker.here()
         if made_in.phase != self._phase:
             before, self._phase = self._phase, made_in.phase
             self._memory.changed_phase(before, self._phase)
+            if self._phase == "forward" and operator.takes != "none":
+                self._meet(arguments)
         self._peak = peak = self._peak.device.module_peak(made_in)
         return peak
 

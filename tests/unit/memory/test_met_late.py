@@ -92,6 +92,32 @@ def test_sparse_gradients_are_added_in_new_values(steps: int) -> None:
     assert memory_of(run, model).peak_bytes == truth
 
 
+def test_batch_that_the_first_operator_after_a_step_reads_is_met() -> None:
+    batch = 2 * 3 * 7 * F32
+    batches = [torch.ones(2, 3, 7) for _ in range(4)]
+    model = nn.Conv1d(3, 5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run() -> None:
+        for x in batches:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert memory_of(run, model).by_role("optimizer")["inputs"] == 4 * batch
+
+
+def test_argument_of_the_first_operator_after_backward_is_part_of_its_memory() -> None:
+    big, weight = torch.ones(10_007), torch.ones(3, requires_grad=True)
+
+    def run() -> None:
+        weight.sum().backward()
+        big + 1
+
+    held = 2 * 3 * F32  # the weight and its gradient
+    assert memory_of(run).peak_bytes == held + 2 * 10_007 * F32
+
+
 def test_optimizer_state_that_is_met_in_the_first_step_was_there_before() -> None:
     model = nn.Linear(3, 5, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
