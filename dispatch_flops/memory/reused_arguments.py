@@ -14,8 +14,11 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
+from dispatch_flops._torch import OpOverload
 
 _ALONE = 2  # references to a storage: of its only tensor, and of its Python object
+# References to a tensor: of what holds it in C++, of its Python object, and two of the call.
+_HELD_ONCE = 4
 _ACCUMULATION = "aten::add.Tensor"
 _INTO_ZEROS = frozenset((
     "aten::index_add", "aten::index_put", "aten::masked_scatter", "aten::put", "aten::scatter.src",
@@ -28,29 +31,27 @@ def may_reuse(name: str) -> bool:
     return name == _ACCUMULATION or name in _INTO_ZEROS
 
 
-def reused_storage(args: Any, kwargs: Any, out: torch.Tensor) -> torch.UntypedStorage | None:
+def reused_storage(
+    func: OpOverload, args: Any, kwargs: Any, out: torch.Tensor
+) -> torch.UntypedStorage | None:
     """Return the storage that would hold ``out``; None if torch allocates one in any case.
 
     Called by a dispatch mode, of an operator in a backward pass for which ``may_reuse`` is true.
-    A sum of gradients is computed in the one that has fewer references.
+    The first argument alone may hold it: zeros that a node has just made, or the sum so far.
     """
     if kwargs or torch.is_grad_enabled() or not _is_called_by_engine():
         return None
-    held_by = _python_references(args)
-    candidates = [
-        arg
-        for arg, references in zip(args, held_by, strict=False)
-        if references == _FEWEST_REFERENCES and _can_hold(arg, out)
-    ]
-    if not candidates:
+    if _python_references(args) != _FEWEST_REFERENCES or not _can_hold(args[0], out):
         return None
-    reused: torch.Tensor = min(candidates, key=_torch.tensor_use_count)
-    return reused.untyped_storage()
+    if func.name() == _ACCUMULATION and not _may_take(args[0], args[1]):
+        return None
+    storage: torch.UntypedStorage = args[0].untyped_storage()
+    return storage
 
 
-def _python_references(args: Any) -> list[int]:
-    """Return the number of references to the Python objects of the first two arguments."""
-    return [sys.getrefcount(args[position]) for position in range(min(2, len(args)))]
+def _python_references(args: Any) -> int:
+    """Return the number of references to the Python object of the first argument."""
+    return sys.getrefcount(args[0])
 
 
 def _fewest_references() -> int:
@@ -60,7 +61,7 @@ def _fewest_references() -> int:
     """
     with _torch.modes_disabled(), torch.inference_mode(False):
         view = torch.empty(1, device="meta")[:]  # holds the tensor that it is a view of, in C++
-        return _python_references((view._base,))[0]
+        return _python_references((view._base,))
 
 
 _FEWEST_REFERENCES = _fewest_references()
@@ -68,13 +69,28 @@ _FEWEST_REFERENCES = _fewest_references()
 
 def _can_hold(tensor: Any, out: torch.Tensor) -> bool:
     """Return True for a tensor like ``out`` that fills its storage and shares it with no other."""
-    if tensor.__class__ is not torch.Tensor or tensor.shape != out.shape:
+    if not _is_plain(tensor) or tensor.shape != out.shape:
         return False
     storage = tensor.untyped_storage()
     return (
         tensor.dtype is out.dtype
         and tensor.nbytes == storage.nbytes()
         and _torch.storage_use_count(storage._cdata) == _ALONE
+    )
+
+
+def _may_take(total: torch.Tensor, term: Any) -> bool:
+    """Return True if a term is added to a sum in place.
+
+    Another sum may begin with the same tensor: a node hands one gradient to several others.
+    """
+    return _torch.tensor_use_count(total) == _HELD_ONCE and _is_plain(term)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Return True for a tensor that is dense, and no subclass."""
+    return (
+        tensor.__class__ is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
     )
 
 

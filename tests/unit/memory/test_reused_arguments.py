@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode
@@ -66,6 +67,12 @@ class SumOfRows(torch.autograd.Function):
         return first + second
 
 
+def first_term_in_two_sums(x: torch.Tensor) -> torch.Tensor:
+    """The second sum of two hands one gradient to two views; the first adds to one of these."""
+    one, two, three = (x.view(ROWS, COLUMNS) for _ in range(3))
+    return (one + two).mean() + (one + three).mean()
+
+
 def recomputed(x: torch.Tensor) -> torch.Tensor:
     def function(x: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(ROWS, COLUMNS).index_put((torch.arange(3),), torch.ones(COLUMNS))
@@ -86,6 +93,9 @@ FUNCTIONS: dict[str, Function] = {
     "index_select": lambda x: x.sin().index_select(0, torch.arange(3)),
     "gather": lambda x: x.sin().gather(1, torch.zeros(ROWS, 1, dtype=torch.long)),
     "take": lambda x: x.sin().take(torch.arange(3)),
+    "first term expanded": lambda x: x.mean() + x.sum(),
+    "second term expanded": lambda x: x.sum() + x.mean(),
+    "first term in two sums": first_term_in_two_sums,
     "max": lambda x: x.sin().max(1)[0],
     "index, recomputed": recomputed,
 }
@@ -130,6 +140,50 @@ def test_shared_weight_has_its_second_gradient_added_out_of_place() -> None:
 
     truth, ours = truth_and_ours(make)
     assert ours == truth
+
+
+def test_attention_with_a_loss_on_its_weights_peaks_at_the_allocators_bytes() -> None:
+    def make() -> tuple[nn.Module, list[torch.Tensor], Callable[[], Any]]:
+        model, x = nn.MultiheadAttention(64, 4, batch_first=True), torch.randn(4, 90, 64)
+
+        def run() -> None:
+            y, weights = model(x, x, x)
+            (y.square().mean() + weights.square().sum()).backward()
+
+        return model, [*model.parameters(), x], run
+
+    truth, ours = truth_and_ours(make)
+    assert abs(ours - truth) <= 16
+
+
+@pytest.mark.parametrize("terms", [2, 3])
+def test_sparse_gradients_are_added_up_out_of_place(terms: int) -> None:
+    def make() -> tuple[None, list[torch.Tensor], Callable[[], Any]]:
+        weight = torch.randn(ROWS, COLUMNS, requires_grad=True)
+        rows = torch.arange(ROWS // 2)
+
+        def run() -> None:
+            found = [embedding(rows, weight, sparse=True).mean() for _ in range(terms)]
+            torch.stack(found).sum().backward()
+
+        return None, [weight, rows], run
+
+    truth, ours = truth_and_ours(make)
+    assert abs(ours - truth) <= 16
+
+
+def test_sparse_gradient_is_added_to_a_dense_one_out_of_place() -> None:
+    def make() -> tuple[None, list[torch.Tensor], Callable[[], Any]]:
+        weight = torch.randn(ROWS, COLUMNS, requires_grad=True)
+        rows = torch.arange(ROWS // 2)
+
+        def run() -> None:
+            (embedding(rows, weight, sparse=True).mean() + weight.mean()).backward()
+
+        return None, [weight, rows], run
+
+    truth, ours = truth_and_ours(make)
+    assert abs(ours - truth) <= 16
 
 
 def test_gradients_with_a_graph_are_added_out_of_place() -> None:
