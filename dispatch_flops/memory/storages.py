@@ -63,6 +63,8 @@ def dense_parts_of(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
 
 
 def _find_dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    if _torch.is_lazy(tensor):  # asked for anything else, it raises
+        return
     if _torch.is_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             inner = getattr(tensor, name)
