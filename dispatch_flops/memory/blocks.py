@@ -207,7 +207,8 @@ class Blocks:
         """
         block = self.live.get(id(storage))
         if block is not None:
-            block.role = role
+            if block.role != "unsharded parameters":  # as FSDP's are while a module shows them
+                block.role = role
             return
         size = self.size_of(storage)
         if not size:

@@ -85,13 +85,13 @@ class MemoryReading:
     def __init__(self, memory: Memory, names: ModuleNames) -> None:
         self._names = names
         blocks = memory.blocks
+        memory.note_held()  # by which blocks have their roles
         alive = [
             _Block(block.device.device, block.born, block.size, role, block.made_in)
             for block, role in blocks.alive()
         ]
         self._activations = blocks.activations()
         self._caches = memory.cache_bytes()
-        memory.note_gradients()
         self._devices = [_read_device(found, alive) for found in list(blocks.devices.values())]
         self._gradient_bytes = memory.gradient_bytes.copy()
         self._state_bytes = memory.state_bytes.copy()

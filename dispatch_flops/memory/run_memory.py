@@ -79,19 +79,33 @@ class Memory:
 
     def note_held(self) -> None:
         """Note parameters, buffers, gradients and optimizer state as they are now."""
+        self._note_modules(self._names.modules())
+        self._note_gradients()
+        for optimizer in self._optimizers:
+            self._note_optimizer(optimizer)
+
+    def _note_modules(self, modules: Iterable[nn.Module]) -> None:
+        """Note parameters and buffers, which a program may give new storages at any time."""
         with _torch.modes_disabled():
-            for module in self._names.modules():
+            for module in modules:
                 for parameter in module._parameters.values():
-                    if parameter is not None:
-                        self._note(parameter, "parameters")
+                    # functional_call puts what it is given there: an inner step's results, say.
+                    if isinstance(parameter, nn.Parameter):
+                        self._note_anew(parameter, "parameters")
                 for buffer in module._buffers.values():
                     if buffer is not None:
-                        self._note(buffer, "buffers")
-            self.note_gradients()
-            for optimizer in self._optimizers:
-                self._note_optimizer(optimizer)
+                        self._note_anew(buffer, "buffers")
 
-    def note_gradients(self) -> None:
+    def _note_anew(self, tensor: torch.Tensor, role: Role) -> None:
+        """Note a tensor that is known in most cases, and then in a tenth of the time."""
+        try:
+            if self.blocks.live[id(tensor.untyped_storage())].role == role:
+                return
+        except (KeyError, RuntimeError, ValueError):  # not known; sparse and the like; lazy
+            pass
+        self._note(tensor, role)
+
+    def _note_gradients(self) -> None:
         """Note the gradients that the parameters have now, unless a backward pass is running."""
         if _graph_task() == NO_TASK:
             with _torch.modes_disabled():
@@ -178,6 +192,7 @@ class Memory:
         for other in thread.stack:
             if other.named is not None and other is not call:
                 return
+        self._note_modules(owner.modules())
         self._is_first_call = False
         self.blocks.end_of_calls()
 
@@ -263,8 +278,9 @@ class Memory:
     def changed_phase(self, before: Phase, after: Phase) -> None:
         """Note that operators of another phase follow."""
         self.blocks.note_event()
-        if before == "backward":
-            self.note_gradients()
+        if before == "backward" and _graph_task() == NO_TASK:  # a recomputation is within one
+            self._note_modules(self._names.modules())
+            self._note_gradients()
         if after == "forward":
             self._is_first_call = False
             self.blocks.next_step()

@@ -2,17 +2,153 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from dispatch_flops import FlopCounterMode
+from dispatch_flops.profile import MemoryProfile
+from dispatch_flops.profile.memory import HeldBytes
 
-F32 = 4
+F32, F64 = 4, 8
+WIDTH, ROWS = 7, 3
+WEIGHT = WIDTH * WIDTH
+LARGE = 10_007
+
+
+def held_at_the_end(
+    run: Callable[[], object], model: nn.Module | None
+) -> tuple[MemoryProfile, HeldBytes]:
+    """Return the memory of a run whose peak is at its end, and what the model itself holds."""
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        run()
+        torch.empty(LARGE)
+    memory, root = counter.profile.memory, counter.profile.root.memory
+    assert memory is not None and root is not None
+    assert sum(use.bytes for use in memory.at_peak) == memory.peak_bytes
+    assert memory.by_role()["temporaries"] == LARGE * F32
+    return memory, root.own
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH, bias=False)
 
 
 def test_lazy_parameters_count_from_the_first_call_on() -> None:
-    model, x = nn.Sequential(nn.LazyLinear(5), nn.ReLU()), torch.ones(3, 7)
+    model, x = nn.Sequential(nn.LazyLinear(5), nn.ReLU()), torch.ones(ROWS, WIDTH)
     with FlopCounterMode(model, display=False, memory=True) as counter:
         model(x)
-    root = counter.profile.root
-    assert root.memory is not None and root.memory.total.parameters == (7 * 5 + 5) * F32
+        torch.empty(LARGE)
+    memory, root = counter.profile.memory, counter.profile.root.memory
+    assert memory is not None and root is not None
+    assert root.total.parameters == (WIDTH * 5 + 5) * F32
+    assert memory.by_role()["parameters"] == root.total.parameters
+
+
+def convert(model: nn.Linear) -> None:
+    model.double()
+
+
+def replace_data(model: nn.Linear) -> None:
+    model.weight.data = model.weight.data.double()
+
+
+def load(model: nn.Linear) -> None:
+    weight = torch.ones(WIDTH, WIDTH, dtype=torch.float64)
+    model.load_state_dict({"weight": weight}, assign=True)
+
+
+def replace(model: nn.Linear) -> None:
+    model.weight = nn.Parameter(model.weight.detach().double())
+
+
+@pytest.mark.parametrize("change", [convert, replace_data, load, replace])
+def test_new_storages_of_parameters_are_parameters(change: Callable[[nn.Linear], None]) -> None:
+    model = linear()
+    memory, own = held_at_the_end(lambda: change(model), model)
+    assert memory.by_role()["parameters"] == own.parameters == WEIGHT * F64
+
+
+def test_parameters_of_a_model_that_is_made_in_the_block_are_parameters() -> None:
+    x, kept = torch.ones(ROWS, WIDTH), []
+
+    def run() -> None:
+        model = linear()
+        kept.append(model)
+        with torch.no_grad():
+            model(x)
+
+    memory, own = held_at_the_end(run, None)
+    assert memory.by_role()["parameters"] == own.parameters == WEIGHT * F32
+
+
+def test_gradients_that_are_set_before_the_first_backward_are_gradients() -> None:
+    model, x = linear(), torch.ones(ROWS, WIDTH)
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model.weight.grad = torch.zeros(WIDTH, WIDTH)
+        model(x).sum().backward()
+    memory, root = counter.profile.memory, counter.profile.root.memory
+    assert memory is not None and root is not None
+    assert memory.by_role("backward")["gradients"] == root.own.gradients == WEIGHT * F32
+
+
+class Queue(nn.Module):
+    """Keeps the last rows that it was given, in a new buffer at each call."""
+
+    rows: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(11, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows = torch.cat([self.rows, x])[-11:].clone()
+        return x.sum()
+
+
+def test_buffer_that_each_call_sets_anew_is_a_buffer_also_after_its_release() -> None:
+    model, x = Queue(), torch.ones(ROWS, WIDTH)
+
+    def run() -> None:
+        for _ in range(3):
+            model(x)
+
+    memory, own = held_at_the_end(run, model)
+    assert memory.by_role()["buffers"] == own.buffers == 11 * WIDTH * F32
+
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        run()
+        torch.empty(LARGE)
+        model(x)  # releases the buffer of the peak
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.by_role()["buffers"] == 11 * WIDTH * F32
+
+
+def test_copy_of_a_model_that_each_step_moves_holds_parameters() -> None:
+    """An average of weights, as self-supervised training keeps, without a call of its own."""
+    student, teacher = linear(), linear()
+    model, x = nn.ModuleList([student, teacher]), torch.ones(ROWS, WIDTH)
+
+    def run() -> None:
+        for _ in range(2):
+            student(x).sum().backward()
+            teacher.weight.data = teacher.weight.data * 0.9 + student.weight.data * 0.1
+
+    memory, _ = held_at_the_end(run, model)
+    assert memory.by_role()["parameters"] == 2 * WEIGHT * F32
+
+
+def test_results_that_functional_call_puts_into_a_module_are_activations() -> None:
+    model, x = linear(), torch.ones(ROWS, WIDTH, requires_grad=True)
+    kept = []
+
+    def run() -> None:
+        inner = model.weight * 2
+        kept.append(functional_call(model, {"weight": inner}, (x,)))
+
+    memory, own = held_at_the_end(run, model)
+    assert memory.by_role()["parameters"] == own.parameters == WEIGHT * F32
+    assert memory.by_role()["activations"] == (WEIGHT + ROWS * WIDTH) * F32
