@@ -319,6 +319,16 @@ def mode_flags() -> tuple[bool, ...]:
     return tuple(getattr(torch.utils._python_dispatch, name) for name in _MODE_FLAGS)
 
 
+def are_modes_seen() -> bool:
+    """Return False if no operator reaches this thread's modes.
+
+    ``torch.inference_mode`` restores the dispatch keys of its start when it is left. Of a mode that
+    was entered inside, the key is then gone. Of one that was left inside, the key comes back: the
+    next operator that is given no tensor raises an internal error. Public: none.
+    """
+    return torch._C._dispatch_tls_is_dispatch_key_included(DispatchKey.Python)
+
+
 def set_mode_flags(flags: tuple[bool, ...]) -> None:
     """Set what torch.compile is told, as ``mode_flags`` returned it. Public: none."""
     for name, flag in zip(_MODE_FLAGS, flags, strict=True):

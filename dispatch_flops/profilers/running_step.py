@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,6 +20,7 @@ from dispatch_flops.counting.amounts import (
     has_backward,
 )
 from dispatch_flops.counting.python_frames import stacklevel_of_program
+from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.registry import Rule
@@ -35,6 +37,8 @@ from dispatch_flops.profilers.step_costs import (
 from dispatch_flops.profilers.step_positions import KnownPositions, Position
 from dispatch_flops.profilers.step_signature import OPAQUE
 
+_graph_task = _torch.graph_task_id
+
 
 class StepCounter:
     """Counter that is entered at an event of a step and left at a later one."""
@@ -47,6 +51,7 @@ class StepCounter:
         self._own_rules = own_rules
         self._session: Session | None = None
         self._taken: Amounts = Counter()  # what earlier segments of this session cost
+        self._in_inference = False  # the session began inside ``torch.inference_mode``
         self._has_warned = False
 
     def start(self) -> Session | None:
@@ -55,6 +60,7 @@ class StepCounter:
             return None
         session = Session((self._model,), self._conventions, self._own_rules, is_timed=False)
         self._session, self._taken = session, Counter()
+        self._in_inference = torch.is_inference_mode_enabled()
         try:
             session.open()
         except BaseException:
@@ -64,11 +70,14 @@ class StepCounter:
 
     def can_start(self) -> bool:
         """Return True where counting can start, or runs already."""
-        return self._session is not None or not _torch.is_in_compiled_call()
+        return self._session is not None or not _are_modes_restored()
 
     def take(self) -> Amounts | None:
-        """Return what was counted since the last ``take``; None if nothing is being counted."""
+        """Return what was counted since the last ``take``; None if nothing, or not all of it."""
         if self._session is None:
+            return None
+        if self._in_inference and not _torch.are_modes_seen():  # the inference mode has ended
+            self.stop()
             return None
         calls = self._session.calls()
         total = amounts_of(calls)
@@ -83,11 +92,33 @@ class StepCounter:
             )
         return found
 
+    def leave(self, *, is_end: bool = False) -> None:
+        """Stop counting where torch will not undo that; elsewhere counting goes on.
+
+        is_end: the step ends, so all inference modes that were entered in it have ended. Within a
+        step, a mode must not be left in another one of them than it was entered in, and they
+        cannot be told apart.
+        """
+        if self._session is None or _are_modes_restored():
+            return
+        inference = torch.is_inference_mode_enabled(), self._in_inference
+        if inference != (True, False) if is_end else not any(inference):
+            self.stop()
+
     def stop(self) -> None:
         """Stop counting."""
         if self._session is not None:
             self._session.end()
             self._session = None
+
+
+def _are_modes_restored() -> bool:
+    """Return True where torch will restore the dispatch modes or keys of an earlier moment.
+
+    Autograd does so after each node of a backward pass, in which an optimizer may step, and a
+    compiled callable at its end.
+    """
+    return _graph_task() != NO_TASK or _torch.is_in_compiled_call()
 
 
 class RunningStep:
@@ -200,7 +231,7 @@ class RunningStep:
             return found.segments
         at = self._after_segment(END)
         self._note_if_uncalled(at)
-        self._counter.stop()
+        self._counter.leave(is_end=True)
         self._reach(END, at)
         return at.segments
 
@@ -226,6 +257,8 @@ class RunningStep:
             segments = (*segments, segment)
             if amounts is not None:
                 self._counted.append((segment, amounts))
+            elif at.state.must_be_counted:
+                self._states.note_blocked(at.state)
             if open_calls and _had_backward(segment, amounts):
                 open_calls = ()
         return Position(
@@ -251,13 +284,12 @@ class RunningStep:
     def _go_to(self, event: Hashable, at: Position) -> Session | None:
         """Continue at that position; return the session if counting starts with it."""
         assert at.state is not None
-        if self.is_verified or at.state.must_be_counted:
-            if self._counter.can_start():
-                self.was_counted = True
-                self._reach(event, at)
-                return self._counter.start()
-            self._states.note_blocked(at.state)
-        self._counter.stop()
+        if not (self.is_verified or at.state.must_be_counted):
+            self._counter.leave()
+        elif self._counter.can_start():
+            self.was_counted = True
+            self._reach(event, at)
+            return self._counter.start()
         self._reach(event, at)
         return None
 

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+from dispatch_flops import _torch
 from tests.helpers.modes import OperatorNames
 
 # -- the stack ----------------------------------------------------------------------------------
@@ -91,6 +92,37 @@ def test_modes_taken_off_and_put_back_one_by_one_make_the_same_stack() -> None:
         assert _get_current_dispatch_mode_stack() == before == taken_off[::-1]
     assert mode.seen == [], "operators inside must not reach the mode"
     assert not isinstance(made, FakeTensor), "fake tensor modes must be off, too"
+
+
+def test_inference_mode_restores_the_dispatch_keys_but_not_the_modes() -> None:
+    """dispatch_flops relies on this to tell that counting which began in inference mode has missed
+    operators (profilers/running_step.py: ``StepCounter``).
+    """
+    mode, x = OperatorNames(), torch.ones(2)
+    with torch.inference_mode():
+        mode.__enter__()
+        assert _torch.are_modes_seen()
+        x.neg()
+    assert _get_current_dispatch_mode_stack() == [mode]
+    assert not _torch.are_modes_seen()
+    x.abs()
+    mode.__exit__(None, None, None)
+    assert mode.seen == ["aten.neg.default"]
+    assert not _torch.are_modes_seen()
+    torch.ones(2)  # the key did not come back
+
+
+def test_backward_restores_the_modes_after_each_node() -> None:
+    """dispatch_flops relies on this: it neither starts nor stops counting in a backward pass
+    (profilers/running_step.py: ``StepCounter``).
+    """
+    mode, x = OperatorNames(), torch.ones(2, requires_grad=True)
+    y = x.neg()
+    y.register_hook(lambda _: setattr(mode.__enter__(), "was_entered", True))
+    y.sum().backward()
+    assert mode.seen == ["aten.neg.default"], "the mode must see the rest of the node"
+    assert _get_current_dispatch_mode_stack() == []
+    _torch.set_mode_flags((False, False, False))  # what the mode's exit would have done
 
 
 def test_function_modes_are_counted_in_their_own_thread() -> None:
