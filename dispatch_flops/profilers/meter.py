@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,13 @@ from torch.optim import Optimizer
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.counting.meter_totals import sample_count
 from dispatch_flops.counting.metered_run import MeteredRun, check_steps
-from dispatch_flops.counting.python_frames import stacklevel_of_program
+from dispatch_flops.counting.python_frames import (
+    FrameKey,
+    calling_frame,
+    has_returned,
+    running_modules,
+    stacklevel_of_program,
+)
 from dispatch_flops.errors import AlreadyActiveError, TargetError
 from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
@@ -129,7 +136,9 @@ class FlopMeter(MeteredRun):
         self._thread = 0  # that of the step
         self._begun_s = 0.0
         self._size = (0, 0)  # samples and tokens of the next block
-        self._is_started = self._varies = self._has_warned = False
+        self._stepping: FrameKey  # of the optimizer's step that runs, after ``start``
+        self._is_started = self._varies = self._calls_itself = False
+        self._warned: set[str] = set()
 
     def __reduce__(self) -> Any:
         """Return a meter of a copy of the model that continues the totals."""
@@ -168,7 +177,8 @@ class FlopMeter(MeteredRun):
 
         A step begins with a call of the model, and ends when the optimizer has stepped. Calls
         without gradients that come first are not part of it, such as an evaluation's. A meter
-        without an optimizer takes each call of the model as a step.
+        without an optimizer takes each call of the model as a step, with those that the model makes
+        of itself. While one thread is in a step, calls in others are not counted.
 
         Raises AlreadyActiveError inside a step, and if it is started already.
         """
@@ -212,6 +222,9 @@ class FlopMeter(MeteredRun):
         is_whole = every > 0 and (number % every == 0 or (number in _EARLY and number < every))
         if states.blocked:
             is_whole = states.asks_for_whole_step() or is_whole
+        if self._counter.is_running:  # since an earlier step
+            self._counter.discard()
+            is_whole = self._counter.is_running or is_whole
         self._step = step = RunningStep(states, self._positions, self._counter, is_whole)
         if not self._is_started:
             step.begin()
@@ -225,7 +238,11 @@ class FlopMeter(MeteredRun):
         self._totals.add((segments, None if step.was_counted else seconds, *self._size))
         if not step.is_known:
             step.commit()
-            self._warn_if_blocked()
+            if self._is_started and step.is_verified and step.has_gaps:
+                self._warn_once(
+                    "compiled code calls the model, so its steps cannot be counted from their "
+                    "first call on; pass what torch.compile returned, or use step() blocks"
+                )
         if step.was_counted:
             self._hooks.renew()
             self._report(segments)
@@ -233,18 +250,15 @@ class FlopMeter(MeteredRun):
     def _drop(self) -> None:
         """Forget an unfinished step, and remove the hooks."""
         self._step = None
-        self._counter.stop()
-        self._hooks.remove()
+        try:
+            self._counter.abandon()
+        finally:
+            self._hooks.remove()
 
-    def _warn_if_blocked(self) -> None:
-        """Warn once if steps begin where counting cannot start."""
-        if self._is_started and self._states.blocked and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                "compiled code calls the model, so its steps cannot be counted from their first "
-                "call on; pass what torch.compile returned, or use step() blocks",
-                stacklevel=stacklevel_of_program(),
-            )
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=stacklevel_of_program())
 
     def _report(self, segments: tuple[Any, ...]) -> None:
         """Warn once if the cost of a signature varies."""
@@ -271,22 +285,41 @@ class FlopMeter(MeteredRun):
 
     def _begins_with(self, module: nn.Module) -> bool:
         """After ``start``: begin a step with this call if need be; False if it is outside one."""
+        if self._step is not None and self._is_abandoned(module):
+            self._step = None
         if self._step is None:
             if self._ends_with_optimizer and not torch.is_grad_enabled():
                 return False
             self._begin()
-        elif not self._ends_with_optimizer and self._is_mine():
-            self._counter.stop()  # the call before raised
-            self._begin()
         return True
 
+    def _is_abandoned(self, module: nn.Module) -> bool:
+        """After ``start``: return True if the step that runs will not end; ``module`` is called."""
+        assert self._step is not None
+        if get_ident() != self._thread:
+            if all(thread.ident != self._thread for thread in threading.enumerate()):
+                return True
+            if torch.is_grad_enabled() or not self._ends_with_optimizer:
+                self._warn_once(
+                    "the model is called while a step of another thread is not finished: calls in "
+                    "this thread are not counted until it is"
+                )
+            return False
+        if self._ends_with_optimizer:  # its step raised, unless its closure makes this call
+            return self._step.is_stepping and has_returned(self._stepping)
+        is_inner = _is_called_within_itself(module)
+        self._calls_itself |= is_inner
+        return not is_inner  # the call before raised
+
     def _on_return(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._is_mine():
+        if self._is_mine() and not (self._calls_itself and _is_called_within_itself(module)):
             self._end()
 
     def _on_stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         step = self._step
         if step is not None and get_ident() == self._thread:
+            if self._is_started and not step.is_stepping:
+                self._stepping = calling_frame("_on_stepping")
             step.stepping(optimizer, optimizer_signature(optimizer), args, kwargs)
 
     def _on_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -321,6 +354,11 @@ class FlopMeter(MeteredRun):
     def _forget_parts(self) -> None:
         self._states, self._positions = States(), KnownPositions()
         self._varies = False
+
+
+def _is_called_within_itself(module: nn.Module) -> bool:
+    """Return True if another call of ``module`` has not returned."""
+    return running_modules()[id(module)] > 1
 
 
 def _continued(arguments: dict[str, Any], state: Mapping[str, Any]) -> FlopMeter:

@@ -68,6 +68,11 @@ class StepCounter:
             raise
         return session
 
+    @property
+    def is_running(self) -> bool:
+        """True from ``start`` on, until counting has stopped."""
+        return self._session is not None
+
     def can_start(self) -> bool:
         """Return True where counting can start, or runs already."""
         return self._session is not None or not _are_modes_restored()
@@ -76,7 +81,9 @@ class StepCounter:
         """Return what was counted since the last ``take``; None if nothing, or not all of it."""
         if self._session is None:
             return None
-        if self._in_inference and not _torch.are_modes_seen():  # the inference mode has ended
+        if not self._session.is_of_this_thread or (
+            self._in_inference and not _torch.are_modes_seen()  # the inference mode has ended
+        ):
             self.stop()
             return None
         calls = self._session.calls()
@@ -105,10 +112,21 @@ class StepCounter:
         if inference != (True, False) if is_end else not any(inference):
             self.stop()
 
+    def discard(self) -> None:
+        """Forget what was counted in a step that did not end, and stop counting if possible."""
+        self.take()
+        self.leave()
+
     def stop(self) -> None:
         """Stop counting."""
         if self._session is not None:
             self._session.end()
+            self._session = None
+
+    def abandon(self) -> None:
+        """Stop counting, also if another thread counts."""
+        if self._session is not None:
+            self._session.abandon()
             self._session = None
 
 
@@ -149,6 +167,11 @@ class RunningStep:
     def is_stepping(self) -> bool:
         """True while an optimizer's step runs."""
         return bool(self._at.running_optimizers)
+
+    @property
+    def has_gaps(self) -> bool:
+        """True if a segment was not counted, after the end."""
+        return len(self._counted) < len(self._at.segments)
 
     # -- events -----------------------------------------------------------------------------------
 

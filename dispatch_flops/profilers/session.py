@@ -73,14 +73,14 @@ class Session:
         self._opaque = OpaqueModules(self._mode, conventions, own_rules)
         self._undo = UndoStack()
         self._is_open = False
-        self._thread = 0
+        self._thread = threading.current_thread()
         self.unseen_modules: tuple[str, ...] = ()
 
     def open(self) -> None:
         """Start counting in this thread; does nothing if it is started already."""
         if self._is_open:
             return
-        self._thread = threading.get_ident()
+        self._thread = threading.current_thread()
         try:
             self._find_ranks()
             take_eager_stance(self._undo)
@@ -112,9 +112,25 @@ class Session:
         if self._memory is not None:
             self._memory.blocks.forget()
 
+    def abandon(self) -> None:
+        """Stop counting from any thread.
+
+        Another one that still runs keeps the mode, but nothing else is left of the session.
+        """
+        self._thread = threading.current_thread()
+        self.end()
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """True in the thread that ``open`` was called in last."""
+        return self._thread is threading.current_thread()
+
     def check_thread(self) -> None:
-        """Raise WrongThreadError if another thread entered the mode: only that one can leave it."""
-        if self._is_open and self._thread != threading.get_ident():
+        """Raise WrongThreadError if another thread entered the mode: only that one can leave it.
+
+        Of a thread that has ended, nothing is to be left.
+        """
+        if self._is_open and not self.is_of_this_thread and self._thread.is_alive():
             raise WrongThreadError(
                 "the counter was entered in another thread: leave it, stop it or pause it there"
             )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -167,3 +170,147 @@ def test_optimizer_that_steps_in_the_backward_pass_is_counted() -> None:
     )
     assert not meter.is_estimate
     assert meter.run.timed_steps > 0
+
+
+# -- steps that ``start`` finds -----------------------------------------------------------------
+
+
+class Failing(torch.optim.SGD):
+    """Raises in the steps that ``failures`` names."""
+
+    failures: tuple[int, ...] = ()
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        if self.calls in self.failures:
+            raise FloatingPointError
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("failures", [(1,), (4,), (4, 5, 9)])
+def test_step_that_the_optimizer_leaves_by_an_exception_is_dropped(
+    failures: tuple[int, ...], model: Net
+) -> None:
+    optimizer = Failing(model.parameters(), lr=0.1)
+    optimizer.failures = failures
+    meter = FlopMeter(model, optimizer)
+    meter.start()
+    for _ in range(20):
+        with suppress(FloatingPointError):
+            train(model, optimizer)
+        optimizer.zero_grad()
+    meter.stop()
+    assert meter.steps_done == 20 - len(failures)
+    assert meter.total_flops == meter.steps_done * (batch(B) + UPDATE)
+    assert not meter.is_estimate
+
+
+def test_closure_calls_the_model_within_a_step_that_has_begun(model: Net, optimizer: Any) -> None:
+    meter = FlopMeter(model, optimizer, verify_every=0)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(torch.ones(B, IN)).sum()
+        loss.backward()
+        return loss
+
+    meter.start()
+    for _ in range(4):
+        model(torch.ones(B, IN))
+        optimizer.step(closure)
+    meter.stop()
+    assert meter.steps_done == 4
+    assert meter.total_flops == 4 * (forward(B) + batch(B) + UPDATE)
+
+
+class Recycling(Net):
+    """Calls itself on what it returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.Linear(OUT, IN, bias=False)
+
+    def forward(self, x: torch.Tensor, times: int = 0) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x)
+        if times < 0:
+            raise ValueError
+        if times:
+            out = self(self.back(out), times - 1)
+        return out
+
+
+@pytest.mark.parametrize("rows", [(2, 2, 2, 2), (2, 7, 7, 2)])
+def test_started_meter_takes_a_call_within_a_call_as_part_of_it(rows: tuple[int, ...]) -> None:
+    model = Recycling()
+    meter = FlopMeter(model, verify_every=0)
+    meter.start()
+    for index, n in enumerate(rows):
+        model(torch.ones(n, IN), 2)
+        if index == 1:
+            with pytest.raises(ValueError):
+                model(torch.ones(n, IN), -1)
+    meter.stop()
+    assert meter.steps_done == len(rows)
+    assert meter.total_flops == 5 * forward(sum(rows))  # three times there and twice back
+    assert not meter.is_estimate
+
+
+def test_step_ends_in_an_inference_mode_that_it_did_not_begin_in(
+    model: Net, optimizer: Any
+) -> None:
+    """Counting goes on, and the next step, which is counted as a whole, is the one that stops."""
+    meter = FlopMeter(model, optimizer, verify_every=0)
+    meter.start()
+    for is_inside in (True, False, True, False, False):
+        model(torch.ones(B, IN)).sum().backward()
+        with torch.inference_mode(is_inside):
+            optimizer.step()
+        torch.ones(2)
+        optimizer.zero_grad()
+    meter.stop()
+    assert meter.total_flops == 5 * (batch(B) + UPDATE)
+
+
+# -- threads ----------------------------------------------------------------------------------
+
+
+def in_thread(run: Any) -> None:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_step_that_a_thread_did_not_end_is_dropped(
+    is_counted: bool, model: Net, optimizer: Any
+) -> None:
+    meter = FlopMeter(model, optimizer, verify_every=0)
+    meter.start()
+    if not is_counted:
+        train(model, optimizer)
+    in_thread(lambda: model(torch.ones(B, IN)).sum().backward())
+    optimizer.zero_grad()
+    for _ in range(5):
+        train(model, optimizer)
+    meter.stop()
+    assert meter.steps_done == 5 + (not is_counted)
+    assert meter.total_flops == meter.steps_done * (batch(B) + UPDATE)
+    assert not meter.is_estimate
+
+
+def test_stop_drops_a_step_that_another_thread_is_in(model: Net, optimizer: Any) -> None:
+    meter = FlopMeter(model, optimizer, verify_every=0)
+    meter.start()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: model(torch.ones(B, IN)).sum().backward()).result()
+        with pytest.warns(UserWarning, match="calls in this thread are not counted"):
+            train(model, optimizer)
+        meter.stop()
+        assert not model._forward_pre_hooks
+        assert not torch.nn.modules.module._global_forward_pre_hooks
+        pool.submit(train, model, optimizer).result()  # still within the dispatch mode
+    assert meter.steps_done == 0
+    with meter.step():
+        train(model, optimizer)
+    assert meter.total_flops == batch(B) + UPDATE
