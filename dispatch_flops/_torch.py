@@ -319,13 +319,30 @@ def mode_flags() -> tuple[bool, ...]:
     return tuple(getattr(torch.utils._python_dispatch, name) for name in _MODE_FLAGS)
 
 
-def are_modes_seen() -> bool:
-    """Return False if no operator reaches this thread's modes.
+class ModeScope(NamedTuple):
+    """A part of the program at whose end torch restores dispatch modes or keys of its start.
 
-    ``torch.inference_mode`` restores the dispatch keys of its start when it is left. Of a mode that
-    was entered inside, the key is then gone. Of one that was left inside, the key comes back: the
-    next operator that is given no tensor raises an internal error. Public: none.
+    That is ``torch.inference_mode``, a node of a backward pass (of one graph task), or the call of
+    a compiled callable. A mode that is entered inside sees nothing afterwards. One that is left
+    inside comes back, or its key does: then the next operator that is given no tensor raises an
+    internal error.
     """
+
+    is_inference: bool = False
+    graph_task: int = -1
+    is_compiled: bool = False
+
+    @classmethod
+    def here(cls) -> ModeScope:
+        """Return the scope of this moment; an inference mode within another looks like it."""
+        return cls(torch.is_inference_mode_enabled(), graph_task_id(), is_in_compiled_call())
+
+
+NO_SCOPE = ModeScope()
+
+
+def are_modes_seen() -> bool:
+    """Return False if no operator reaches this thread's modes. Public: none."""
     return torch._C._dispatch_tls_is_dispatch_key_included(DispatchKey.Python)
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "UncountedOpsError",
     "UncountedWarning",
     "UnknownOperatorError",
+    "WrongPlaceError",
     "WrongThreadError",
 ]
 
@@ -62,6 +63,24 @@ class WrongThreadError(DispatchFlopsError):
         with ThreadPoolExecutor() as pool:
             left = pool.submit(counter.__exit__, None, None, None)
         print(type(left.exception()).__name__)  # prints WrongThreadError
+        counter.__exit__(None, None, None)
+    """
+
+
+class WrongPlaceError(DispatchFlopsError):
+    """A counter was left or stopped where torch would turn it on again.
+
+    That is inside an inference mode, a backward pass or a compiled call that began after the
+    counter was entered.
+
+    Example::
+
+        counter.__enter__()
+        try:
+            with torch.inference_mode():
+                counter.__exit__(None, None, None)
+        except WrongPlaceError as error:
+            print(error)
         counter.__exit__(None, None, None)
     """
 

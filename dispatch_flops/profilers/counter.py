@@ -96,7 +96,7 @@ class FlopCounterMode(ProfileHolder):
     is that of the same module as another one; ConfigError for an unknown
     convention, and UnknownOperatorError for a key of ``custom_mapping`` that is not an operator.
     Entering a counter twice raises AlreadyActiveError; leaving it in another thread raises
-    WrongThreadError.
+    WrongThreadError, and in an inference mode or backward pass that began inside, WrongPlaceError.
     """
 
     def __init__(
@@ -189,6 +189,7 @@ class FlopCounterMode(ProfileHolder):
         try:
             session = self._active_session("leaving it")
             session.check_thread()
+            session.check_scope()
             try:
                 session.close()
                 calls = session.calls()
@@ -225,7 +226,8 @@ class FlopCounterMode(ProfileHolder):
     def pause(self) -> None:
         """Run the program uncounted, as outside the block, until ``resume`` is called.
 
-        Threads that are inside ``in_thread()`` already are still counted.
+        Threads that are inside ``in_thread()`` already are still counted. Inside an inference mode,
+        a backward pass or a compiled call, ``resume`` before it ends.
         """
         self._active_session("pause()").close()
 

@@ -187,7 +187,11 @@ class FlopMeter(MeteredRun):
         self._hooks.install(with_return=not self._ends_with_optimizer)
 
     def stop(self) -> None:
-        """Stop finding steps; an unfinished one is dropped."""
+        """Stop finding steps; an unfinished one is dropped.
+
+        Raises WrongPlaceError in an inference mode or a backward pass that began within such a
+        step, if it is being counted.
+        """
         self._is_started = False
         self._drop()
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -20,7 +19,6 @@ from dispatch_flops.counting.amounts import (
     has_backward,
 )
 from dispatch_flops.counting.python_frames import stacklevel_of_program
-from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.registry import Rule
@@ -37,8 +35,6 @@ from dispatch_flops.profilers.step_costs import (
 from dispatch_flops.profilers.step_positions import KnownPositions, Position
 from dispatch_flops.profilers.step_signature import OPAQUE
 
-_graph_task = _torch.graph_task_id
-
 
 class StepCounter:
     """Counter that is entered at an event of a step and left at a later one."""
@@ -51,7 +47,6 @@ class StepCounter:
         self._own_rules = own_rules
         self._session: Session | None = None
         self._taken: Amounts = Counter()  # what earlier segments of this session cost
-        self._in_inference = False  # the session began inside ``torch.inference_mode``
         self._has_warned = False
 
     def start(self) -> Session | None:
@@ -60,7 +55,6 @@ class StepCounter:
             return None
         session = Session((self._model,), self._conventions, self._own_rules, is_timed=False)
         self._session, self._taken = session, Counter()
-        self._in_inference = torch.is_inference_mode_enabled()
         try:
             session.open()
         except BaseException:
@@ -74,17 +68,20 @@ class StepCounter:
         return self._session is not None
 
     def can_start(self) -> bool:
-        """Return True where counting can start, or runs already."""
-        return self._session is not None or not _are_modes_restored()
+        """Return True where counting can start, or runs already.
+
+        A node of a backward pass, in which an optimizer may step, and the rest of a compiled call
+        are too short.
+        """
+        here = _torch.ModeScope.here()
+        return self._session is not None or not (here.is_compiled or here.graph_task >= 0)
 
     def take(self) -> Amounts | None:
         """Return what was counted since the last ``take``; None if nothing, or not all of it."""
         if self._session is None:
             return None
-        if not self._session.is_of_this_thread or (
-            self._in_inference and not _torch.are_modes_seen()  # the inference mode has ended
-        ):
-            self.stop()
+        if self._session.has_missed:
+            self.abandon()
             return None
         calls = self._session.calls()
         total = amounts_of(calls)
@@ -102,14 +99,13 @@ class StepCounter:
     def leave(self, *, is_end: bool = False) -> None:
         """Stop counting where torch will not undo that; elsewhere counting goes on.
 
-        is_end: the step ends, so all inference modes that were entered in it have ended. Within a
-        step, a mode must not be left in another one of them than it was entered in, and they
-        cannot be told apart.
+        is_end: the step ends, so all scopes that were entered in it have ended. Within a step, one
+        inference mode cannot be told from another.
         """
-        if self._session is None or _are_modes_restored():
+        session = self._session
+        if session is None or not session.can_close:
             return
-        inference = torch.is_inference_mode_enabled(), self._in_inference
-        if inference != (True, False) if is_end else not any(inference):
+        if is_end or not (session.scope.is_inference or _torch.ModeScope.here().is_inference):
             self.stop()
 
     def discard(self) -> None:
@@ -128,15 +124,6 @@ class StepCounter:
         if self._session is not None:
             self._session.abandon()
             self._session = None
-
-
-def _are_modes_restored() -> bool:
-    """Return True where torch will restore the dispatch modes or keys of an earlier moment.
-
-    Autograd does so after each node of a backward pass, in which an optimizer may step, and a
-    compiled callable at its end.
-    """
-    return _graph_task() != NO_TASK or _torch.is_in_compiled_call()
 
 
 class RunningStep:

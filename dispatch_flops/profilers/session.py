@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,10 +23,11 @@ from dispatch_flops.counting.opaque_modules import OpaqueModules
 from dispatch_flops.counting.packed_weights import note_on_packed
 from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
+from dispatch_flops.counting.python_frames import stacklevel_of_program
 from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
-from dispatch_flops.errors import WrongThreadError
+from dispatch_flops.errors import UncountedWarning, WrongPlaceError, WrongThreadError
 from dispatch_flops.memory.memory_mode import MemoryMode
 from dispatch_flops.memory.memory_profile import MemoryReading
 from dispatch_flops.memory.run_memory import Memory, MemoryOptions
@@ -40,6 +42,7 @@ from dispatch_flops.timing.passes import UntimedPass
 class Session:
     """One run of a counter; a pause closes it, and it can be opened again.
 
+    scope: where it was opened last.
     unseen_modules: modules that ran without a trace, as ``unseen_modules`` finds them and as the
         last profile names them.
     """
@@ -74,13 +77,14 @@ class Session:
         self._undo = UndoStack()
         self._is_open = False
         self._thread = threading.current_thread()
+        self.scope = _torch.NO_SCOPE
         self.unseen_modules: tuple[str, ...] = ()
 
     def open(self) -> None:
         """Start counting in this thread; does nothing if it is started already."""
         if self._is_open:
             return
-        self._thread = threading.current_thread()
+        self._thread, self.scope = threading.current_thread(), _torch.ModeScope.here()
         try:
             self._find_ranks()
             take_eager_stance(self._undo)
@@ -99,6 +103,16 @@ class Session:
     def close(self) -> None:
         """Stop counting; raises WrongThreadError in a thread other than that of ``open``."""
         self.check_thread()
+        if self._has_left_inference():
+            warnings.warn(
+                "the inference mode in which counting started has ended: what ran since then was "
+                "not counted",
+                UncountedWarning,
+                stacklevel=stacklevel_of_program(),
+            )
+        self._close()
+
+    def _close(self) -> None:
         try:
             self._is_open = False
             self._undo.run()
@@ -113,17 +127,39 @@ class Session:
             self._memory.blocks.forget()
 
     def abandon(self) -> None:
-        """Stop counting from any thread.
+        """Stop counting, from any thread, whatever was missed.
 
-        Another one that still runs keeps the mode, but nothing else is left of the session.
+        Another thread that still runs keeps the mode, but nothing else is left of the session.
         """
-        self._thread = threading.current_thread()
-        self.end()
+        if self.is_of_this_thread:
+            self.check_scope()
+        self._close()
 
     @property
     def is_of_this_thread(self) -> bool:
-        """True in the thread that ``open`` was called in last."""
+        """True in the thread that called ``open``."""
         return self._thread is threading.current_thread()
+
+    @property
+    def has_missed(self) -> bool:
+        """True if operators of this thread may have passed unseen since ``open``."""
+        return not self.is_of_this_thread or self._has_left_inference()
+
+    def _has_left_inference(self) -> bool:
+        return self._is_open and self.scope.is_inference and not _torch.are_modes_seen()
+
+    @property
+    def can_close(self) -> bool:
+        """True in a scope in which the mode can be left for good."""
+        return not self._is_open or _torch.ModeScope.here() in (_torch.NO_SCOPE, self.scope)
+
+    def check_scope(self) -> None:
+        """Raise WrongPlaceError if torch would turn the mode on again after it is left here."""
+        if not self.can_close:
+            raise WrongPlaceError(
+                "counting started outside of this inference mode, backward pass or compiled call: "
+                "leave or stop the counter there"
+            )
 
     def check_thread(self) -> None:
         """Raise WrongThreadError if another thread entered the mode: only that one can leave it.

@@ -1,0 +1,121 @@
+"""A counter that is left in another inference mode, backward pass or thread than it was entered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import FlopCounterMode, FlopMeter, _torch
+from dispatch_flops.errors import UncountedWarning, WrongPlaceError
+
+B, IN, OUT = 2, 3, 5
+FORWARD = 2 * B * IN * OUT
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.Linear(IN, OUT, bias=False)
+
+
+@pytest.fixture
+def counter(model: nn.Module) -> FlopCounterMode:
+    return FlopCounterMode(model, display=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    torch.ones(2)  # raises if the dispatch keys are not those before the test
+    assert not _torch.modes_in_force()
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_counter_is_not_left_in_an_inference_mode_that_began_later(
+    model: nn.Module, counter: FlopCounterMode
+) -> None:
+    counter.__enter__()
+    with torch.inference_mode():
+        model(torch.ones(B, IN))
+        with pytest.raises(WrongPlaceError):
+            counter.__exit__(None, None, None)
+        model(torch.ones(B, IN))
+    counter.__exit__(None, None, None)
+    assert counter.get_total_flops() == 2 * FORWARD
+
+
+def test_counter_is_not_left_in_a_backward_pass_that_began_later(
+    model: nn.Module, counter: FlopCounterMode
+) -> None:
+    refused: list[Exception] = []
+
+    def leave(_: torch.Tensor) -> None:
+        try:
+            counter.__exit__(None, None, None)
+        except WrongPlaceError as error:
+            refused.append(error)
+
+    counter.__enter__()
+    out = model(torch.ones(B, IN))
+    out.register_hook(leave)
+    out.backward(torch.ones(B, OUT))
+    counter.__exit__(None, None, None)
+    assert len(refused) == 1
+    assert counter.get_total_flops() == 2 * FORWARD  # the gradient of the weight costs as much
+
+
+def test_counter_within_an_inference_mode_or_a_backward_pass_counts(
+    model: nn.Module, counter: FlopCounterMode
+) -> None:
+    def count(_: torch.Tensor) -> None:
+        with counter:
+            model(torch.ones(B, IN))
+
+    with torch.inference_mode(), counter:
+        model(torch.ones(B, IN))
+    assert counter.get_total_flops() == FORWARD
+    out = model(torch.ones(B, IN))
+    out.register_hook(count)
+    out.sum().backward()
+    assert counter.get_total_flops() == FORWARD
+
+
+def test_counter_warns_that_the_inference_mode_it_was_entered_in_has_ended(
+    model: nn.Module, counter: FlopCounterMode
+) -> None:
+    with torch.inference_mode():
+        counter.__enter__()
+        model(torch.ones(B, IN))
+    model(torch.ones(B, IN))
+    with pytest.warns(UncountedWarning, match="the inference mode in which counting started"):
+        counter.__exit__(None, None, None)
+    assert counter.get_total_flops() == FORWARD
+
+
+def test_counter_of_a_thread_that_has_ended_is_left_in_another(
+    model: nn.Module, counter: FlopCounterMode
+) -> None:
+    def enter() -> None:
+        counter.__enter__()
+        model(torch.ones(B, IN))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    counter.__exit__(None, None, None)
+    assert counter.get_total_flops() == FORWARD
+
+
+def test_started_meter_is_not_stopped_in_an_inference_mode_within_its_step(
+    model: nn.Module,
+) -> None:
+    meter = FlopMeter(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    meter.start()
+    model(torch.ones(B, IN))
+    with torch.inference_mode(), pytest.raises(WrongPlaceError):
+        meter.stop()
+    meter.stop()
+    assert meter.steps_done == 0
