@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -147,22 +147,28 @@ def test_inference_mode_within_another_is_counted(model: Net) -> None:
 # -- optimizers that step in the backward pass ------------------------------------------------
 
 
-def test_optimizer_that_steps_in_the_backward_pass_is_counted() -> None:
+@pytest.mark.parametrize("is_started", [False, True])
+def test_optimizer_that_steps_in_the_backward_pass_is_counted(*, is_started: bool) -> None:
     """Autograd restores the dispatch modes after each node: no counting starts or stops there."""
+    optimizers = []
     model = nn.Sequential(*(nn.Linear(IN, IN, bias=False) for _ in range(3)))
     for parameter in model.parameters():
         own = torch.optim.SGD([parameter], lr=0.1)
+        optimizers.append(own)
 
         def step(_: torch.Tensor, own: Any = own) -> None:
             own.step()
             own.zero_grad()
 
         parameter.register_post_accumulate_grad_hook(step)
-    meter, shapes = FlopMeter(model, verify_every=0), (2, 2, 7, 2, 7, 11, 11, 2)
+    meter = FlopMeter(model, optimizers[0], verify_every=0)  # the one that steps last
+    if is_started:
+        meter.start()
+    shapes = (2, 2, 7, 2, 7, 11, 11, 2)
     for rows in shapes:
-        with meter.step():
+        with nullcontext() if is_started else meter.step():
             model(torch.ones(rows, IN)).sum().backward()
-        assert not _torch.modes_in_force()
+    meter.stop()
     # Three products in forward, three gradients of weights, and two between the layers.
     products = 3 + 3 + 2
     assert meter.total_flops == sum(
