@@ -141,8 +141,8 @@ class State:
 class States:
     """All states that were met, by what identifies them.
 
-    blocked: those that came within a compiled call, where counting cannot start. Until they are
-    known, steps are counted from their beginning.
+    blocked: those that came where counting cannot start, such as a compiled call, or ended early.
+    Until they are known, steps are counted from their beginning.
     """
 
     def __init__(self) -> None:
@@ -158,9 +158,12 @@ class States:
         return found
 
     def note_blocked(self, state: State) -> None:
-        """Note that counting could not start in this state."""
+        """Note that a segment of the state was to be counted and could not be.
+
+        In the steps to come the state may end in other ways first.
+        """
         self.blocked.add(state)
-        self._tries = _TRIES
+        self._tries = state.tries = _TRIES
 
     def asks_for_whole_step(self) -> bool:
         """Return True if the step that begins now is to be counted from its beginning."""
