@@ -70,7 +70,8 @@ def train(model: nn.Module, optimizer: Any, rows: int = B) -> None:
 def test_evaluation_in_inference_mode_within_a_step_is_counted(model: Net, optimizer: Any) -> None:
     """Counting that began before the evaluation, for a new shape, does not stop inside it."""
     meter, exact = FlopMeter(model, verify_every=0), 0
-    for rows, evaluations in (4, 1), (4, 0), (4, 0), (7, 0), (7, 1), (7, 1), (9, 1), (4, 1):
+    steps = (4, 1), (4, 0), (4, 0), (7, 0), (7, 1), (7, 1), (9, 1), (4, 1), (9, 1)
+    for rows, evaluations in steps:
         with meter.step():
             train(model, optimizer, rows)
             for _ in range(evaluations):
@@ -82,7 +83,7 @@ def test_evaluation_in_inference_mode_within_a_step_is_counted(model: Net, optim
     assert not meter.is_estimate
 
 
-@pytest.mark.parametrize("lengths", ["1 2 1 3 2 3", "4 4 4 1 2 3 4 3 2 1"])
+@pytest.mark.parametrize("lengths", ["1 2 1 3 2 3 1 2 3", "4 4 4 1 2 3 4 3 2 1 2 3 4"])
 def test_calls_in_inference_mode_before_training_are_counted(
     lengths: str, model: Net, optimizer: Any
 ) -> None:
@@ -113,17 +114,20 @@ def test_call_in_inference_mode_that_comes_once_makes_an_estimate(
     assert meter.last_step.total_flops == forward(B) + batch(B) + UPDATE
 
 
-def test_step_inside_inference_mode_is_counted_at_once(model: Net) -> None:
-    meter, shapes = FlopMeter(model, verify_every=0), (2, 7, 11, 7, 2, 13)
-    with torch.inference_mode():
-        for rows in shapes:
-            with meter.step():
-                model(torch.ones(rows, IN))
-                model(torch.ones(rows, IN))
-        assert not _torch.are_modes_seen()
-    assert meter.total_flops == 2 * forward(sum(shapes))
-    assert not meter.is_estimate
-    assert meter.run.timed_steps == 2  # of the shapes that came before
+def test_step_inside_inference_mode_is_counted_as_any_other(model: Net) -> None:
+    shapes, found = (2, 7, 11, 7, 2, 13, 11, 13), set()
+    for mode in torch.no_grad, torch.inference_mode:
+        meter = FlopMeter(model, verify_every=0)
+        with mode():
+            for rows in shapes:
+                with meter.step():
+                    model(torch.ones(rows, IN))
+                    model(torch.ones(rows, IN))
+            assert not _torch.are_modes_seen()
+        assert meter.total_flops == 2 * forward(sum(shapes))
+        assert not meter.is_estimate
+        found.add(meter.run.timed_steps)
+    assert len(found) == 1
 
 
 def test_inference_mode_within_another_is_counted(model: Net) -> None:
