@@ -76,6 +76,9 @@ class FlopMeter(MeteredRun):
     once. ``is_estimate`` is then True, ten times as many steps are counted, and a signature costs
     the mean of its counted steps.
 
+    What follows a call may depend on earlier calls of the step. It is counted after each other
+    history of calls, until three of them have cost the same; others are then taken to cost that.
+
     A step that an exception leaves is not part of any figure. Code that ``torch.compile`` has
     compiled runs eagerly while a step is counted; ``counting_backend`` counts it as it runs. Pass
     what ``torch.compile`` returned: within compiled code counting cannot start, so that a new
@@ -267,7 +270,7 @@ class FlopMeter(MeteredRun):
     def _report(self, segments: tuple[Any, ...]) -> None:
         """Warn once if the cost of a signature varies."""
         if not self._varies and any(one.varies and not one.state.is_opaque for one in segments):
-            self._varies = True
+            self._varies = self._states.varies = True
             warnings.warn(
                 f"step {self._totals.steps} has the signature of an earlier step and another cost: "
                 "what runs depends on data or on more than the inputs; the meter's totals are "

@@ -30,6 +30,7 @@ from dispatch_flops.profilers.step_costs import (
     STEPPED,
     STEPPING,
     Segment,
+    State,
     States,
 )
 from dispatch_flops.profilers.step_positions import KnownPositions, Position
@@ -180,9 +181,10 @@ class RunningStep:
             self._at = found
             return
         at = self._after_segment(CALL if self._at.segments else event)
+        at.is_opaque = at.is_opaque or signature is OPAQUE
         running = at.running_optimizers
         key = (CALL, len(at.segments), at.open_calls, signature, running)
-        at.state = self._states.find(key, is_opaque=signature is OPAQUE)
+        at.state = self._state_after(event, at, key, is_opaque=at.is_opaque)
         if _needs_gradient(signature):
             at.open_calls = (*at.open_calls, signature)
         at.last_call = signature
@@ -206,7 +208,7 @@ class RunningStep:
         at.before_optimizer = None if before is None else (before, ending)
         at.running_optimizers = (*at.running_optimizers, (name, signature))
         key = (STEPPING, len(at.segments), at.running_optimizers, at.open_calls)
-        at.state = self._states.find(key)
+        at.state = self._state_after(event, at, key)
         session = self._go_to(event, at)
         if session is not None:
             has_closure = any(map(callable, (*args[1:], *kwargs.values())))
@@ -224,8 +226,8 @@ class RunningStep:
         at.running_optimizers = at.running_optimizers[:-1]
         at.open_calls = ()
         key = (STEPPED, len(at.segments), name, at.last_call, at.running_optimizers)
-        is_opaque = at.last_call is OPAQUE or self._states.find(BEGIN).is_opaque
-        at.state = self._states.find(key, is_opaque=is_opaque)
+        is_opaque = at.is_opaque or self._states.find(BEGIN).is_opaque
+        at.state = self._state_after(event, at, key, is_opaque=is_opaque)
         if at.before_optimizer is not None:
             before, ending = at.before_optimizer
             before.after_skipping[ending] = at.state
@@ -250,6 +252,7 @@ class RunningStep:
         for segment, amounts in self._counted:
             segment.add_counted(amounts)
             segment.state.note_counted()
+            self._states.note_counted(segment.state)
         unknown = [one for one in self._at.segments if one.is_inferred]
         for segment in unknown:
             segment.state.note_unknown()
@@ -273,11 +276,20 @@ class RunningStep:
                 open_calls = ()
         return Position(
             segments=segments,
+            history=at.history,
             open_calls=open_calls,
             last_call=at.last_call,
+            is_opaque=at.is_opaque,
             running_optimizers=at.running_optimizers,
             before_optimizer=at.before_optimizer,
         )
+
+    def _state_after(
+        self, event: Hashable, at: Position, key: Hashable, *, is_opaque: bool = False
+    ) -> State:
+        """Return the state of the position that ``event`` led to."""
+        at.history = (*at.history, event)
+        return self._states.find((key, is_opaque), at.history, is_opaque=is_opaque)
 
     def _note_if_uncalled(self, at: Position) -> None:
         """Count every step from now on, if work was done in this one before any call."""

@@ -176,10 +176,14 @@ class Session:
         self._tracker.enter_module(module, ())
 
     def note_stepping(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        """Treat the step of ``optimizer``, which runs already, as started now."""
+        """Treat the step of ``optimizer``, which runs already, as started now.
+
+        A backward pass ran uncounted, unless the step's closure runs it.
+        """
         thread = self._tracker.join_thread()
         fqn = f"{OUTSIDE}.{type(optimizer).__name__}"
         parts = thread.module_phase(fqn, "optimizer")
+        thread.is_after_backward = not has_closure
         self._tracker.enter_operator(optimizer, parts, has_closure=has_closure)
 
     def note_stepped(self) -> None:

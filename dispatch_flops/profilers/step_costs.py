@@ -4,6 +4,12 @@ A step consists of segments. Each ends with an event: a call of the root, the st
 an optimizer's step, or the end of the step. What a segment costs depends on its ``State``, which
 is what led to it, and on the event that ends it. Together they make a ``Segment``, whose cost is
 counted once and is then added for each run.
+
+What follows an event may also depend on what came before it in the step: a target that an earlier
+call computed, or the outputs of all micro-batches. So a state has a key, which is what the cost
+nearly always depends on, such as the last call, and a history, which is all events. Each history is
+counted, until as many as ``_ALIKE`` of one key have cost the same. From then on the key alone tells
+the cost: micro-batches of varying shapes make new histories in every step.
 """
 
 from __future__ import annotations
@@ -16,9 +22,11 @@ from typing import Final
 from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, flops_of, has_backward
 
 BEGIN, CALL, STEPPING, STEPPED, END = "begin", "call", "stepping", "stepped", "end"
+ANY: Final = "any history"
 _COMPARED: Final = ("macs", "flops", UNCOUNTED)
 # A state whose segment ended in an unknown way is counted this many times to find its cost.
 _TRIES: Final = 10
+_ALIKE: Final = 3  # histories that are counted before others are taken to cost the same
 
 
 @dataclass(slots=True, eq=False)
@@ -42,14 +50,18 @@ class Segment:
     def add_counted(self, amounts: Amounts) -> None:
         """Add a run that was counted."""
         if self.counted_runs and not self.varies:
-            self.varies = any(
-                self.counted[key] != amounts[key] * self.counted_runs
-                for key in self.counted.keys() | amounts.keys()
-                if key[2] in _COMPARED
-            )
+            self.varies = not self.costs(amounts, runs=1)
         self.counted.update(amounts)
         self.counted_runs += 1
         self.runs_backward = has_backward(self.counted)
+
+    def costs(self, amounts: Amounts, runs: int) -> bool:
+        """Return True if so many runs of these amounts cost as much for each run as the counted."""
+        return all(
+            self.counted[key] * runs == amounts[key] * self.counted_runs
+            for key in self.counted.keys() | amounts.keys()
+            if key[2] in _COMPARED
+        )
 
     @property
     def is_estimate(self) -> bool:
@@ -98,13 +110,14 @@ class Segment:
 class State:
     """What has happened in a step so far, as far as the cost of what follows depends on it.
 
-    segments: by the event that ended them. is_opaque: the inputs do not tell the cost, so every
-    run is counted.
+    key: what identifies it together with its history. segments: by the event that ended them.
+    is_opaque: the inputs do not tell the cost, so every run is counted.
     """
 
-    __slots__ = ("after_skipping", "is_opaque", "segments", "tries")
+    __slots__ = ("after_skipping", "is_opaque", "key", "segments", "tries")
 
-    def __init__(self, *, is_opaque: bool = False) -> None:
+    def __init__(self, key: Hashable, *, is_opaque: bool = False) -> None:
+        self.key = key
         self.segments: dict[Hashable, Segment] = {}
         self.after_skipping: dict[Hashable, State] = {}  # of the optimizer whose start ends it
         self.is_opaque = is_opaque
@@ -128,6 +141,20 @@ class State:
             found = self.segments[event] = Segment(self, event)
         return found
 
+    def add_runs_of(self, other: State) -> None:
+        """Add the runs of a state that costs the same."""
+        for event, segment in other.segments.items():
+            own = self.ended_by(event)
+            own.runs += segment.runs
+            own.timed_runs += segment.timed_runs
+            own.counted.update(segment.counted)
+            own.counted_runs += segment.counted_runs
+            own.varies = own.varies or segment.varies
+            own.runs_backward = has_backward(own.counted)
+        self.tries = max(self.tries, other.tries)
+        self.after_skipping.update(other.after_skipping)
+        other.segments = self.segments
+
     def note_counted(self) -> None:
         """Note that a segment was counted: no more is asked for, unless one is still inferred."""
         is_known = all(one.counted_runs or not one.runs for one in self.segments.values())
@@ -143,19 +170,31 @@ class States:
 
     blocked: those that came where counting cannot start, such as a compiled call, or ended early.
     Until they are known, steps are counted from their beginning.
+    varies: data or more than the inputs decide costs, so histories are not told apart any more.
     """
 
     def __init__(self) -> None:
-        self._by_key: dict[Hashable, State] = {}
+        self._by_key: dict[Hashable, dict[Hashable, State]] = {}  # and by history
         self.blocked: set[State] = set()
+        self.varies = False
         self._tries = 0
 
-    def find(self, key: Hashable, *, is_opaque: bool = False) -> State:
-        """Return the state of that key."""
-        found = self._by_key.get(key)
+    def find(self, key: Hashable, history: Hashable = (), *, is_opaque: bool = False) -> State:
+        """Return the state of that key and history."""
+        states = self._by_key.setdefault(key, {})
+        found = states.get(ANY) or states.get(history)
         if found is None:
-            found = self._by_key[key] = State(is_opaque=is_opaque)
+            found = states[history] = State(key, is_opaque=is_opaque)
         return found
+
+    def note_counted(self, state: State) -> None:
+        """Note that a segment of the state was counted: its key may tell the cost from now on."""
+        states = self._by_key[state.key]
+        if len(states) > 1 and (self.varies or _cost_the_same(states.values())):
+            shared, *others = states.values()
+            for other in others:
+                shared.add_runs_of(other)
+            self._by_key[state.key] = {ANY: shared}
 
     def note_blocked(self, state: State) -> None:
         """Note that a segment of the state was to be counted and could not be.
@@ -175,5 +214,19 @@ class States:
 
     def segments(self) -> Iterable[Segment]:
         """Yield all segments."""
-        for state in self._by_key.values():
-            yield from state.segments.values()
+        for states in self._by_key.values():
+            for state in states.values():
+                yield from state.segments.values()
+
+
+def _cost_the_same(states: Iterable[State]) -> bool:
+    """Return True if ``_ALIKE`` of the states have cost the same, and none anything else."""
+    known: dict[Hashable, list[Segment]] = {}  # by the event that ended them
+    for state in states:
+        for event, segment in state.segments.items():
+            if segment.counted_runs:
+                alike = known.setdefault(event, [])
+                if alike and not alike[0].costs(segment.counted, segment.counted_runs):
+                    return False
+                alike.append(segment)
+    return any(len(alike) >= _ALIKE for alike in known.values())

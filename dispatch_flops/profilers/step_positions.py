@@ -19,16 +19,20 @@ class Position:
     """What has happened in a step so far.
 
     state: the one that the step is in; None before the first event.
-    segments: those that ended. open_calls: signatures whose graphs no backward pass has consumed.
-    last_call: the signature of the last call. running_optimizers: names and signatures of those
-    that step now. before_optimizer: the state and the event that led to the last of them.
+    segments: those that ended. history: the events, with signatures.
+    open_calls: signatures whose graphs no backward pass has consumed.
+    last_call: the signature of the last call. is_opaque: that of one call does not tell all.
+    running_optimizers: names and signatures of those that step now. before_optimizer: the state
+    and the event that led to the last of them.
     following: the position after each event, where nothing of the step was counted up to there.
     """
 
     state: State | None = None
     segments: tuple[Segment, ...] = ()
+    history: tuple[Hashable, ...] = ()
     open_calls: tuple[Hashable, ...] = ()
     last_call: Hashable = None
+    is_opaque: bool = False
     running_optimizers: tuple[Hashable, ...] = ()
     before_optimizer: tuple[State, Hashable] | None = None
     following: dict[Hashable, Position] = field(default_factory=dict)

@@ -1,0 +1,92 @@
+"""The meter where the cost of what follows a call depends on earlier calls of the step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import FlopMeter
+from dispatch_flops.profilers.step_costs import _ALIKE
+
+IN, OUT, ROWS = 3, 7, 4
+OTHERS = (2, 11, 13, 5)  # rows of the other call of a step
+
+
+def forward(rows: int) -> int:
+    return 2 * rows * IN * OUT
+
+
+def retrieval(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> int:
+    """Scores of ``ROWS`` documents for each query."""
+    with torch.no_grad():
+        model(torch.ones(rows, IN)) @ model(torch.ones(ROWS, IN)).T
+    return forward(rows) + forward(ROWS) + 2 * rows * OUT * ROWS
+
+
+def frozen_target(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> int:
+    """The loss compares with a target of more rows, which was computed without gradients."""
+    with torch.no_grad():
+        target = model(torch.ones(rows, IN))
+    (model(torch.ones(ROWS, IN)) @ target.T).sum().backward()
+    loss = 2 * ROWS * OUT * rows  # and its gradient
+    return forward(rows) + 2 * forward(ROWS) + 2 * loss + ROWS * rows - 1
+
+
+def metrics(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> int:
+    """Work on the outputs of all micro-batches after the optimizer's step."""
+    outs = []
+    for count in (rows, ROWS):
+        outs.append(model(torch.ones(count, IN)))
+        outs[-1].sum().backward()
+    optimizer.step()
+    torch.cat(outs).detach().exp()
+    batches = 2 * forward(rows + ROWS) + (rows + ROWS) * OUT - 2
+    return batches + IN * OUT + 2 * IN * OUT + (rows + ROWS) * OUT
+
+
+def earlier_output(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> int:
+    """The loss of the second micro-batch is on the output of the first, which has no graph."""
+    first = model(torch.ones(rows, IN))
+    first.sum().backward()
+    (model(torch.ones(ROWS, IN)) @ first.detach().T).sum().backward()
+    product = 2 * ROWS * OUT * rows
+    sums = rows * OUT - 1 + ROWS * rows - 1
+    return 2 * forward(rows) + 2 * forward(ROWS) + 2 * product + sums + IN * OUT
+
+
+@pytest.mark.parametrize("step", [retrieval, frozen_target, metrics, earlier_output])
+@pytest.mark.parametrize("steps", [9, 99])
+def test_what_follows_a_call_may_depend_on_earlier_calls(
+    step: Callable[[nn.Module, torch.optim.Optimizer, int], int], steps: int
+) -> None:
+    model, expected = nn.Linear(IN, OUT, bias=False), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    meter = FlopMeter(model, verify_every=0)
+    for index in range(steps):
+        with meter.step():
+            expected += step(model, optimizer, OTHERS[index % len(OTHERS)])
+        model.zero_grad()
+    assert meter.total_flops == expected
+    assert not meter.is_estimate
+
+
+def test_histories_that_do_not_matter_are_counted_a_few_times() -> None:
+    """Of four micro-batches of four shapes there are 256 histories; ``_ALIKE`` for each call do."""
+    model, rng, counted = nn.Linear(IN, OUT, bias=False), random.Random(0), []
+    meter, expected = FlopMeter(model, verify_every=0), 0
+    for _ in range(200):
+        rows = [rng.choice(OTHERS) for _ in range(4)]
+        with meter.step(), torch.no_grad():
+            for count in rows:
+                model(torch.ones(count, IN))
+        expected += sum(map(forward, rows))
+        counted.append(meter.last_step.timed_steps == 0)
+    assert meter.total_flops == expected
+    assert not meter.is_estimate
+    assert sum(counted) <= 4 * len(OTHERS) * _ALIKE
+    assert not any(counted[100:])
+    assert len([*meter._states.segments()]) == len(OTHERS) * (1 + 4)  # before and after calls
