@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,10 +37,9 @@ from dispatch_flops.profilers.model_state import ModelState
 from dispatch_flops.profilers.running_step import RunningStep, StepCounter
 from dispatch_flops.profilers.step_costs import Segment, States
 from dispatch_flops.profilers.step_positions import KnownPositions
+from dispatch_flops.profilers.step_schedule import is_verified
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
 from dispatch_flops.timing.devices import Now
-
-_EARLY: Final = (10, 100)  # steps that are verified, too: many runs are short
 
 
 class FlopMeter(MeteredRun):
@@ -60,8 +59,8 @@ class FlopMeter(MeteredRun):
     optimizer: the optimizer whose step ends a step after ``start()``. All that step are counted.
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device's own
         peaks, if they are known.
-    verify_every: every so many steps one is counted anew and compared (default 1000), and before
-        that steps 10 and 100. 0: never.
+    verify_every: every so many steps one is counted anew and compared (default 1000), with another
+        at random in between, and before that steps 12, 120 and 840. 0: never.
     window: number of steps of ``meter.window`` (default 100).
     causal, flops, custom_mapping: as in ``FlopCounterMode``.
     now: clock that returns seconds (default ``time.perf_counter``).
@@ -73,8 +72,8 @@ class FlopMeter(MeteredRun):
     model with their flags (attributes that are True or False, such as ``training``), the parameters
     that require a gradient and those that have one, and the steps of optimizers. Data do not belong
     to it. Where they decide what runs, as in a mixture of experts, verification finds out and warns
-    once. ``is_estimate`` is then True, ten times as many steps are counted, and a signature costs
-    the mean of its counted steps.
+    once. ``is_estimate`` is then True, steps at random are counted, one of ``verify_every // 10``,
+    and a signature costs the mean of those.
 
     What follows a call may depend on earlier calls of the step. It is counted after each other
     history of calls, until three of them have cost the same; others are then taken to cost that.
@@ -223,10 +222,8 @@ class FlopMeter(MeteredRun):
 
     def _begin(self) -> None:
         self._thread = get_ident()
-        every, number, states = self.verify_every, self._totals.steps + 1, self._states
-        if self._varies:
-            every = every and max(1, every // 10)
-        is_whole = every > 0 and (number % every == 0 or (number in _EARLY and number < every))
+        number, states = self._totals.steps + 1, self._states
+        is_whole = is_verified(number, self.verify_every, varies=self._varies)
         if states.blocked:
             is_whole = states.asks_for_whole_step() or is_whole
         if self._counter.is_running:  # since an earlier step

@@ -34,8 +34,9 @@ class Segment:
     """What runs between a state and one of the events that can end it.
 
     runs: how often it ran; timed_runs: of these, the ones in steps that were not counted at all.
-    counted: amounts of all runs that were counted, of which there are ``counted_runs``.
-    varies: two counted runs had different costs. runs_backward: a counted run had a backward pass.
+    counted: amounts of the runs that were counted, of which there are ``counted_runs``.
+    varies: two counted runs had different costs. is_sample: the counted runs are those after that.
+    runs_backward: a counted run had a backward pass.
     """
 
     state: State
@@ -45,11 +46,15 @@ class Segment:
     counted: Amounts = field(default_factory=Counter)
     counted_runs: int = 0
     varies: bool = False
+    is_sample: bool = False
     runs_backward: bool = False
 
     def add_counted(self, amounts: Amounts) -> None:
         """Add a run that was counted."""
-        if self.counted_runs and not self.varies:
+        if self.varies and not self.is_sample and not self.state.is_opaque:
+            # Runs at fixed steps, such as the first, say little of the others.
+            self.counted, self.counted_runs, self.is_sample = Counter(), 0, True
+        elif self.counted_runs and not self.varies:
             self.varies = not self.costs(amounts, runs=1)
         self.counted.update(amounts)
         self.counted_runs += 1
@@ -150,6 +155,7 @@ class State:
             own.counted.update(segment.counted)
             own.counted_runs += segment.counted_runs
             own.varies = own.varies or segment.varies
+            own.is_sample = own.is_sample or segment.is_sample
             own.runs_backward = has_backward(own.counted)
         self.tries = max(self.tries, other.tries)
         self.after_skipping.update(other.after_skipping)

@@ -6,7 +6,6 @@ import copy
 import json
 import pickle
 import random
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -395,76 +394,6 @@ def test_step_left_by_an_exception_is_not_part_of_the_totals(
     assert meter.total_flops == 2 * batch(2) + batch(11) + 3 * UPDATE
     assert meter.steps_done == 3
     assert not meter.is_estimate
-
-
-class Routed(nn.Module):
-    """Mixture of experts whose routing follows the data: all rows of a batch go to one expert."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.small = nn.Linear(IN, 1, bias=False)
-        self.large = nn.Linear(IN, OUT, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.large(x) if bool(x[0, 0] > 0) else self.small(x)
-
-
-def test_routing_by_data_is_reported_once_and_sampled() -> None:
-    model = Routed()
-    meter = FlopMeter(model, verify_every=10)
-    xs = [torch.ones(B, IN) if index % 20 < 10 else -torch.ones(B, IN) for index in range(100)]
-    with torch.no_grad(), warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        for x in xs:
-            with meter.step():
-                model(x)
-    assert {one.filename for one in found} == {__file__}
-    texts = [
-        str(one.message)
-        for one in found
-        if "same" in str(one.message) or "cost" in str(one.message)
-    ]
-    assert len(texts) == 1
-    assert texts[0].startswith("step 20 has the signature of an earlier step and another cost")
-    assert meter.is_estimate
-    large, small = 2 * B * IN * OUT + 1, 2 * B * IN + 1  # and a comparison
-    # Counted: steps 1, 10 and 20, and all after: 42 of the large expert and 41 of the small one.
-    mean_of = (42 * large + 41 * small, 83)
-    assert meter.total_flops == mean_of[0] * 100 // mean_of[1]
-
-
-def test_verified_step_that_costs_the_same_is_not_reported(model: Net, optimizer: Any) -> None:
-    meter = FlopMeter(model, optimizer, verify_every=4)
-    for _ in range(12):
-        with meter.step():
-            train(model, optimizer, B)
-    assert not meter.is_estimate
-    assert meter.total_flops == 12 * (batch(B) + UPDATE)
-    assert meter.run.timed_steps == 12 - 1 - 3
-
-
-@pytest.mark.parametrize(("steps", "verified"), [(9, 0), (99, 1), (100, 2), (1000, 3), (2000, 4)])
-def test_run_that_is_short_is_verified_too(steps: int, verified: int) -> None:
-    model = nn.Linear(IN, OUT, bias=False)
-    meter = FlopMeter(model)
-    with torch.no_grad():
-        for _ in range(steps):
-            with meter.step():
-                model(torch.ones(B, IN))
-    assert meter.run.timed_steps == steps - 1 - verified
-    assert meter.total_flops == steps * 2 * B * IN * OUT
-
-
-def test_first_step_that_costs_more_is_reported_at_step_10(model: Net) -> None:
-    """As the first update of an averaged model, or what a program prepares once."""
-    meter = FlopMeter(model)
-    with torch.no_grad(), pytest.warns(UserWarning, match="step 10 has the signature"):
-        for step in range(12):
-            with meter.step():
-                out = model(torch.ones(B, IN))
-                if step == 0:
-                    out.exp()
-    assert meter.is_estimate
 
 
 def test_input_that_only_its_data_describe_is_counted_every_time() -> None:

@@ -1,0 +1,182 @@
+"""Which steps a meter verifies, and what it reports and samples where costs vary."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import FlopMeter
+from dispatch_flops.profilers.step_schedule import is_verified
+
+B, IN, OUT = 2, 3, 7
+CALL = 2 * B * IN * OUT
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.Linear(IN, OUT, bias=False)
+
+
+class Routed(nn.Module):
+    """Mixture of experts whose routing follows the data: all rows of a batch go to one expert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Linear(IN, 1, bias=False)
+        self.large = nn.Linear(IN, OUT, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.large(x) if bool(x[0, 0] > 0) else self.small(x)
+
+
+def test_routing_by_data_is_reported_once_and_sampled() -> None:
+    """Steps 1 to 10 go to the large expert, 11 to 20 to the small one, and so on."""
+    model = Routed()
+    meter = FlopMeter(model, verify_every=10)
+    goes_to_large = [step % 20 < 10 for step in range(100)]
+    with torch.no_grad(), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for is_large in goes_to_large:
+            with meter.step():
+                model(torch.full((B, IN), 1.0 if is_large else -1.0))
+    assert {one.filename for one in found} == {__file__}
+    texts = [
+        str(one.message)
+        for one in found
+        if "same" in str(one.message) or "cost" in str(one.message)
+    ]
+    first = next(step for step in range(11, 21) if is_verified(step, 10, varies=False))
+    assert len(texts) == 1
+    assert texts[0].startswith(
+        f"step {first} has the signature of an earlier step and another cost"
+    )
+    assert meter.is_estimate
+    costs = [2 * B * IN * (OUT if is_large else 1) + 1 for is_large in goes_to_large]
+    sample = costs[first:]  # 10 times as often as every 10 steps
+    assert meter.total_flops == sum(sample) * 100 // len(sample)
+
+
+def test_verified_step_that_costs_the_same_is_not_reported(model: nn.Module) -> None:
+    meter = FlopMeter(model, verify_every=4)
+    for _ in range(12):
+        with meter.step(), torch.no_grad():
+            model(torch.ones(B, IN))
+    assert not meter.is_estimate
+    assert meter.total_flops == 12 * CALL
+    counted = {1, *(step for step in range(1, 13) if is_verified(step, 4, varies=False))}
+    assert {4, 8, 12} <= counted
+    assert meter.run.timed_steps == 12 - len(counted)
+
+
+RANDOM_STEPS = {865, 1138}  # of the first and the second 1,000
+
+
+@pytest.mark.parametrize(
+    ("steps", "verified"),
+    [
+        (11, set()),
+        (12, {12}),
+        (120, {12, 120}),
+        (840, {12, 120, 840}),
+        (2000, {12, 120, 840, 1000, 2000, *RANDOM_STEPS}),
+    ],
+)
+def test_run_that_is_short_is_verified_too(
+    model: nn.Module, steps: int, verified: set[int]
+) -> None:
+    meter, counted = FlopMeter(model), set()
+    with torch.no_grad():
+        for step in range(1, steps + 1):
+            with meter.step():
+                model(torch.ones(B, IN))
+            if not meter.last_step.timed_steps:
+                counted.add(step)
+    assert counted == {1, *verified}
+    assert meter.total_flops == steps * CALL
+
+
+def test_each_stretch_has_one_random_step() -> None:
+    regular = {*range(20, 2001, 20), 12}
+    verified = [step for step in range(1, 2001) if is_verified(step, 20, varies=False)]
+    drawn = [step for step in range(1, 2001) if is_verified(step, 200, varies=True)]
+    assert {*verified} >= regular
+    assert len({(step - 1) // 20 for step in drawn}) == len(drawn) == 100
+    assert {*verified} == regular | {*drawn}
+    assert not any(
+        is_verified(step, 0, varies=varies) for step in drawn for varies in (False, True)
+    )
+
+
+def test_random_steps_leave_the_program_its_random_numbers(model: nn.Module) -> None:
+    random.seed(7)
+    expected = [random.random() for _ in range(9)]
+    random.seed(7)
+    meter, found = FlopMeter(model, verify_every=3), []
+    for _ in range(9):
+        with meter.step(), torch.no_grad():
+            model(torch.ones(B, IN))
+            found.append(random.random())
+    assert found == expected
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 5, 6, 7, 8, 10, 12, 120])
+def test_work_of_every_kth_step_is_found(model: nn.Module, every: int) -> None:
+    meter, average = FlopMeter(model), torch.ones(OUT)
+    with warnings.catch_warnings(record=True) as found, torch.no_grad():
+        warnings.simplefilter("always")
+        for step in range(1, 841):
+            with meter.step():
+                model(torch.ones(B, IN))
+                if step % every == 0:
+                    average.exp()
+    assert "another cost" in str(found[0].message)
+    assert meter.is_estimate
+
+
+def test_estimate_is_not_biased_by_a_period(model: nn.Module) -> None:
+    """The sample is one of 2 steps at random: 1,000 of 2,000, of which one in 10 costs more."""
+    meter, extra = FlopMeter(model, verify_every=20), torch.ones(100 * CALL)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for step in range(1, 2001):
+            with meter.step():
+                model(torch.ones(B, IN))
+                if step % 10 == 0:
+                    extra + extra
+    assert meter.is_estimate
+    # The share of a sample of n has a standard deviation of sqrt(0.1 x 0.9 / n), 0.95 %.
+    assert abs(meter.total_flops / (2000 * CALL) - (1 + 0.1 * 100)) < 3 * 0.0095 * 100
+
+
+def test_resumed_run_is_verified_at_the_steps_of_the_whole_run(model: nn.Module) -> None:
+    def counted(meter: FlopMeter, steps: range) -> set[int]:
+        found = set()
+        for step in steps:
+            with meter.step(), torch.no_grad():
+                model(torch.ones(B, IN))
+            if not meter.last_step.timed_steps:
+                found.add(step)
+        return found
+
+    meter, resumed = FlopMeter(model, verify_every=50), FlopMeter(model, verify_every=50)
+    first = counted(meter, range(1, 131))
+    resumed.load_state_dict(meter.state_dict())
+    assert counted(resumed, range(131, 301)) == counted(meter, range(131, 301)) | {131}
+    assert len(first) == 1 + 2 + 3 + 1  # the first, 50 and 100, three at random, and step 12
+
+
+def test_first_step_that_costs_more_is_reported_at_step_12(model: nn.Module) -> None:
+    """As the first update of an averaged model, or what a program prepares once."""
+    meter = FlopMeter(model)
+    with torch.no_grad(), pytest.warns(UserWarning, match="step 12 has the signature"):
+        for step in range(14):
+            with meter.step():
+                out = model(torch.ones(B, IN))
+                if step == 0:
+                    out.exp()
+    assert meter.is_estimate
