@@ -68,9 +68,11 @@ class FlopMeter(MeteredRun):
     A step is what runs in a ``step()`` block or, after ``start()``, from a call of the model to
     the optimizer's step. The first step with a new signature is counted. Later ones are not: their
     cost is added. The signature consists of the inputs of each call of the model (shapes, dtypes,
-    plain values), the modes of autograd and autocast, the formulas that apply, the modules of the
-    model with their flags (attributes that are True or False, such as ``training``), the parameters
-    that require a gradient and those that have one, and the steps of optimizers. Data do not belong
+    whole numbers, texts, objects by their attributes, and of a float whether it is 0), the modes of
+    autograd and autocast, the formulas that apply, the modules of the model with their flags
+    (attributes that are True, False or None, such as ``training``), the parameters that require a
+    gradient and those that have one, and the steps of optimizers with their options. An input that
+    this does not describe in full, such as a set, is counted every time. Data do not belong
     to it. Where they decide what runs, as in a mixture of experts, verification finds out and warns
     once. ``is_estimate`` is then True, steps at random are counted, one of ``verify_every // 10``,
     and a signature costs the mean of those.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Final
 from weakref import ref
 
 from torch import nn
+
+_OWN: Final = frozenset(vars(nn.Module())) - {"training"}  # that every module has
 
 
 class ModelState:
     """The state of a model that every call reads.
 
-    A flag is an attribute that is True or False, such as ``training`` or one that turns activation
-    checkpointing on. Modules may be replaced, added and removed, and so may attributes.
+    A flag is an attribute that is True, False or None, such as ``training`` or one that turns
+    activation checkpointing on. Modules may be replaced, added and removed, and so may attributes.
 
     A large model has thousands of modules and parameters, and all are looked at: plain loops over
     tables, which take about 0.1 us for each.
@@ -33,17 +35,27 @@ class ModelState:
     def signature(self) -> tuple[Hashable, ...]:
         """Return which modules there are, their flags, and what each parameter is like.
 
-        Of a parameter that is whether it requires a gradient, and whether it has one.
+        Of a parameter that is whether it requires a gradient, whether it has one, and whether it
+        is the result of a computation, as under ``torch.func.functional_call``.
         """
         if self._children_now() != self._children or [*map(len, self._attributes)] != self._sizes:
             self._read()
         return (
             self._structure,
-            bytes([held.get(name) is True for held, name in self._flags]),
+            bytes(
+                [
+                    1 if (value := held.get(name)) is True else 2 if value is None else 0
+                    for held, name in self._flags
+                ]
+            ),
             bytes([one.training for one in self._scripted]) if self._scripted else b"",
             bytes(
                 [
-                    0 if p is None else 1 + p.requires_grad + 2 * (p.grad is not None)
+                    0
+                    if p is None
+                    else 1 + p.requires_grad + 2 * (p.grad is not None)
+                    if p.is_leaf
+                    else 5  # torch warns where its gradient is read
                     for held in self._attributes
                     for p in held["_parameters"].values()
                 ]
@@ -70,7 +82,7 @@ class ModelState:
             (held, name)
             for held in self._attributes
             for name, value in held.items()
-            if value is True or value is False
+            if (value is True or value is False or value is None) and name not in _OWN
         ]
         # The training flags of modules that torch.jit holds outside Python.
         self._scripted = [one for one in modules if "training" not in vars(one)]

@@ -180,7 +180,8 @@ class RunningStep:
         if found is not None:
             self._at = found
             return
-        at = self._after_segment(CALL if self._at.segments else event)
+        is_first = self._at.state is self._states.find(BEGIN)
+        at = self._after_segment(event if is_first else (CALL, *_apart_from_inputs(signature)))
         at.is_opaque = at.is_opaque or signature is OPAQUE
         running = at.running_optimizers
         key = (CALL, len(at.segments), at.open_calls, signature, running)
@@ -196,7 +197,7 @@ class RunningStep:
         self, optimizer: Optimizer, signature: Hashable, args: Any, kwargs: Mapping[str, Any]
     ) -> None:
         """Note that the step of an optimizer starts, with these arguments."""
-        name = id(optimizer)
+        name = _name_of(optimizer)
         event = (STEPPING, name, signature)
         found = self._at.following.get(event)
         if found is not None:
@@ -208,7 +209,7 @@ class RunningStep:
         at.before_optimizer = None if before is None else (before, ending)
         at.running_optimizers = (*at.running_optimizers, (name, signature))
         key = (STEPPING, len(at.segments), at.running_optimizers, at.open_calls)
-        at.state = self._state_after(event, at, key)
+        at.state = self._state_after(event, at, key, is_opaque=signature is OPAQUE)
         session = self._go_to(event, at)
         if session is not None:
             has_closure = any(map(callable, (*args[1:], *kwargs.values())))
@@ -216,7 +217,7 @@ class RunningStep:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note that the step of an optimizer has ended."""
-        name = id(optimizer)
+        name = _name_of(optimizer)
         event = (STEPPED, name)
         found = self._at.following.get(event)
         if found is not None:
@@ -321,12 +322,25 @@ class RunningStep:
         self._at = at
 
 
+def _name_of(optimizer: Optimizer) -> Hashable:
+    # After it is freed, an optimizer of another class may get its id.
+    return optimizer.__class__, id(optimizer)
+
+
 def _had_backward(segment: Segment, amounts: Amounts | None) -> bool:
     if amounts is not None:
         return has_backward(amounts)
     if segment.counted_runs:
         return segment.runs_backward
     return any(one.runs_backward for one in segment.state.segments.values())
+
+
+def _apart_from_inputs(signature: Any) -> tuple[Hashable, ...]:
+    """Return what a call shows of the work before it, such as which parameters have gradients.
+
+    Its inputs are of the work to come, and micro-batches of varying shapes follow in any order.
+    """
+    return () if signature is OPAQUE else signature[1:]  # type: ignore[no-any-return]
 
 
 def _needs_gradient(signature: Any) -> bool:

@@ -90,8 +90,9 @@ class Segment:
         What runs before the first call, such as the preparation of data, is taken as 0 for a new
         signature if it was 0 for all others.
         """
-        is_before_first_call = isinstance(self.event, tuple) and self.event[0] == CALL
-        return not self.counted_runs and not (is_before_first_call and self.state.is_free)
+        is_before_call = isinstance(self.event, tuple) and self.event[0] == CALL
+        is_preparation = self.state.key == BEGIN and is_before_call
+        return not self.counted_runs and not (is_preparation and self.state.is_free)
 
     def _inferred(self) -> tuple[Amounts, int]:
         """Return amounts, and a number of runs, of what is most like this segment."""
