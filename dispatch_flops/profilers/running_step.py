@@ -245,7 +245,9 @@ class RunningStep:
         at = self._after_segment(END)
         self._note_if_uncalled(at)
         self._counter.leave(is_end=True)
-        self._reach(END, at)
+        if not any(one.is_inferred and one.state.free_segments for one in at.segments):
+            self._reach(END, at)  # else it is asked for again
+        self._at = at
         return at.segments
 
     def commit(self) -> None:
@@ -254,10 +256,8 @@ class RunningStep:
             segment.add_counted(amounts)
             segment.state.note_counted()
             self._states.note_counted(segment.state)
-        unknown = [one for one in self._at.segments if one.is_inferred]
-        for segment in unknown:
-            segment.state.note_unknown()
-        if self._counted or unknown:
+        asked = [one.state.note_unknown() for one in self._at.segments if one.is_inferred]
+        if self._counted or any(asked):
             self._positions.forget()
 
     # -- parts ------------------------------------------------------------------------------------

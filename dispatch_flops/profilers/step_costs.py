@@ -88,11 +88,11 @@ class Segment:
         """True if the cost was never counted and is not taken as 0.
 
         What runs before the first call, such as the preparation of data, is taken as 0 for a new
-        signature if it was 0 for all others.
+        signature if it was 0 for all others, and these were as many as ``_TRIES``.
         """
         is_before_call = isinstance(self.event, tuple) and self.event[0] == CALL
         is_preparation = self.state.key == BEGIN and is_before_call
-        return not self.counted_runs and not (is_preparation and self.state.is_free)
+        return not self.counted_runs and not (is_preparation and self.state.free_segments >= _TRIES)
 
     def _inferred(self) -> tuple[Amounts, int]:
         """Return amounts, and a number of runs, of what is most like this segment."""
@@ -117,10 +117,14 @@ class State:
     """What has happened in a step so far, as far as the cost of what follows depends on it.
 
     key: what identifies it together with its history. segments: by the event that ended them.
-    is_opaque: the inputs do not tell the cost, so every run is counted.
+    is_opaque: the inputs do not tell the cost, so every run is counted. tries: how many runs are
+    counted to know a segment; tries_next: when one is met again that was not known then.
+    free_segments: how many were counted without FLOPs; 0 if others had some.
     """
 
-    __slots__ = ("after_skipping", "is_opaque", "key", "segments", "tries")
+    __slots__ = (
+        "after_skipping", "free_segments", "is_opaque", "key", "segments", "tries", "tries_next",
+    )  # fmt: skip
 
     def __init__(self, key: Hashable, *, is_opaque: bool = False) -> None:
         self.key = key
@@ -128,17 +132,13 @@ class State:
         self.after_skipping: dict[Hashable, State] = {}  # of the optimizer whose start ends it
         self.is_opaque = is_opaque
         self.tries = 1
+        self.tries_next = _TRIES
+        self.free_segments = 0
 
     @property
     def must_be_counted(self) -> bool:
         """True if a segment of this state is not known yet."""
         return self.tries > 0 or self.is_opaque
-
-    @property
-    def is_free(self) -> bool:
-        """True if no FLOPs were counted in any of its segments, and at least one was counted."""
-        known = [one for one in self.segments.values() if one.counted_runs]
-        return bool(known) and not any(flops_of(one.counted) for one in known)
 
     def ended_by(self, event: Hashable) -> Segment:
         """Return the segment that ``event`` ends."""
@@ -164,12 +164,24 @@ class State:
 
     def note_counted(self) -> None:
         """Note that a segment was counted: no more is asked for, unless one is still inferred."""
-        is_known = all(one.counted_runs or not one.runs for one in self.segments.values())
+        segments = self.segments.values()
+        is_known = all(one.counted_runs or not one.runs for one in segments)
+        known = [one for one in segments if one.counted_runs]
+        self.free_segments = 0 if any(flops_of(one.counted) for one in known) else len(known)
         self.tries = 0 if is_known else max(0, self.tries - 1)
 
-    def note_unknown(self) -> None:
-        """Note that a segment ran whose cost had to be inferred."""
-        self.tries = self.tries or _TRIES
+    def note_unknown(self) -> bool:
+        """Note that a segment ran whose cost had to be inferred; return True if it is asked for.
+
+        It may come again late. Where nothing was found so far, counting takes little time, so that
+        more steps are counted each time.
+        """
+        if self.tries:
+            return False
+        self.tries = self.tries_next
+        if self.free_segments:
+            self.tries_next *= 4
+        return True
 
 
 class States:
