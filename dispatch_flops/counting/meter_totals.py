@@ -48,7 +48,7 @@ class MeterTotals:
         self.recent: deque[StepRecord] = deque(maxlen=window)
         self.steps = self.samples = self.tokens = self.timed_steps = self.timed_tokens = 0
         self.seconds = 0.0
-        # Of the runs that this one resumes.
+        # Of the runs that this one resumes, and of parts that were forgotten.
         self._earlier: Amounts = Counter()
         self._earlier_timed: Amounts = Counter()
         self._earlier_is_estimate = False
@@ -68,6 +68,10 @@ class MeterTotals:
         for part in parts:
             part.runs += 1
             part.timed_runs += is_timed
+
+    def settle(self, parts: Iterable[Part]) -> None:
+        """Add what the parts have cost for good: they are about to be forgotten."""
+        self._earlier, self._earlier_timed, self._earlier_is_estimate = self._sums(parts)
 
     def _numbers(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _NUMBERS}

@@ -249,6 +249,9 @@ class FlopMeter(MeteredRun):
                     "compiled code calls the model, so its steps cannot be counted from their "
                     "first call on; pass what torch.compile returned, or use step() blocks"
                 )
+            if self._states.is_full:
+                self._totals.settle(self._parts())
+                self._states, self._positions = States(varies=self._varies), KnownPositions()
         if step.was_counted:
             self._hooks.renew()
             self._report(segments)

@@ -26,6 +26,7 @@ ANY: Final = "any history"
 _COMPARED: Final = ("macs", "flops", UNCOUNTED)
 # A state whose segment ended in an unknown way is counted this many times to find its cost.
 _TRIES: Final = 10
+_LIMIT: Final = 4096  # states before all are forgotten; each takes about 2 KB
 _ALIKE: Final = 3  # histories that are counted before others are taken to cost the same
 
 
@@ -192,11 +193,17 @@ class States:
     varies: data or more than the inputs decide costs, so histories are not told apart any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, varies: bool = False) -> None:
         self._by_key: dict[Hashable, dict[Hashable, State]] = {}  # and by history
         self.blocked: set[State] = set()
-        self.varies = False
+        self.varies = varies
         self._tries = 0
+        self._number = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True if there are so many that they had better be forgotten."""
+        return self._number >= _LIMIT
 
     def find(self, key: Hashable, history: Hashable = (), *, is_opaque: bool = False) -> State:
         """Return the state of that key and history."""
@@ -204,6 +211,7 @@ class States:
         found = states.get(ANY) or states.get(history)
         if found is None:
             found = states[history] = State(key, is_opaque=is_opaque)
+            self._number += 1
         return found
 
     def note_counted(self, state: State) -> None:

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from dispatch_flops import FlopCounterMode, FlopMeter
+from dispatch_flops.profilers import step_costs
 
 B, IN = 4, 8
 Change = Callable[[int, dict[str, Any]], dict[str, Any]]
@@ -30,6 +31,12 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor, loss: Any = torch.sum, weight: float = 1.0) -> Any:
         y = self.a(x)
         return loss(self.a(y) if self.is_deep else y) * weight
+
+
+class Numbered(nn.Module):
+    def forward(self, inputs: Any) -> torch.Tensor:
+        x, number = inputs
+        return x + x * number
 
 
 class Repeated:
@@ -136,6 +143,30 @@ def test_annealed_weight_of_a_loss_is_one_signature() -> None:
     backward = product + (B - 1) * IN + 1
     assert meter.total_flops == 50 * (forward + backward)
     assert meter.run.timed_steps == 50 - 2 - 1  # the second is counted when it comes again
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_signatures_that_never_come_again_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, *, is_new: bool
+) -> None:
+    """With the step's number as an input, each step is new; 20 states are kept before all go."""
+    monkeypatch.setattr(step_costs, "_LIMIT", 20)
+    model = nn.Sequential(Numbered())
+    meter, exact = FlopMeter(model, verify_every=0, window=5), 0
+    for step in range(100):
+        number = step if is_new else step % 3
+        with meter.step(samples=2), torch.no_grad():
+            model([torch.ones(number, IN), number])
+        exact += 2 * number * IN
+        assert len([*meter._states.segments()]) <= 2 * 20
+        assert meter.total_flops == exact
+        assert meter.last_step.total_flops == 2 * number * IN
+    assert meter.run.samples == 2 * 100
+    assert meter.run.steps == 100
+    assert meter.window.total_flops == 2 * IN * sum(
+        step if is_new else step % 3 for step in range(95, 100)
+    )
+    assert (meter.run.timed_steps == 0) is is_new
 
 
 def test_steps_that_an_optimizer_counts_in_an_option_are_not_new_for_ever() -> None:
