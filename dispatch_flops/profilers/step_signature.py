@@ -54,11 +54,11 @@ def optimizer_signature(optimizer: Optimizer) -> Hashable:
     try:
         for group in getattr(optimizer, "param_groups", ()):
             found.append(bytes([one.grad is not None for one in group["params"]]))
-            found += [
-                (name, _option(name, value))
-                for name, value in group.items()
-                if name not in _NO_OPTIONS
-            ]
+            for name, value in group.items():
+                if value is None or value is True or value is False:  # most
+                    found.append((name, value))
+                elif name not in _NO_OPTIONS:
+                    found.append((name, _option(name, value)))
     except OpaqueValueError:
         return OPAQUE
     return tuple(found)
