@@ -17,6 +17,8 @@ from dispatch_flops.counting.wrappers import unwrap
 from dispatch_flops.errors import TargetError
 from dispatch_flops.operators.tensors import tensors_in
 
+_PLAIN = (torch.Tensor, nn.Parameter, _torch.FakeTensor)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundCalls:
@@ -156,7 +158,7 @@ def run_backward(outputs: Sequence[torch.Tensor]) -> None:
 
 def _gradient_of_sum(output: torch.Tensor) -> torch.Tensor:
     """Return ones like the output; as in backward of its sum, they are one number in memory."""
-    is_plain = type(output) in (torch.Tensor, nn.Parameter) and output.layout is torch.strided
+    is_plain = type(output) in _PLAIN and output.layout is torch.strided
     if not is_plain or output.is_nested:
         return torch.ones_like(output)
     return output.new_ones(()).expand_as(output)
