@@ -294,7 +294,7 @@ class Blocks:
         """
         try:
             del self.live[block.key]
-        except KeyError:
+        except (AttributeError, KeyError):  # without a key: an interrupt came before it had one
             return
         device = block.peak.device
         device.now -= block.size

@@ -20,6 +20,7 @@ from dispatch_flops.memory.reused_arguments import reused_storage
 from dispatch_flops.memory.run_memory import Memory
 from dispatch_flops.memory.storages import Allocation, allocation_of, storages_in, tensors_taken
 from dispatch_flops.operators.conventions import Conventions
+from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.workspaces import workspace_of
 from dispatch_flops.profile.cost import Phase
@@ -121,7 +122,9 @@ class MemoryMode(CountingMode):
                         self._meet(args)
                 elif takes == "any":
                     self._meet_unknown((*args, *kwargs.values()) if kwargs else args)
-            except (AttributeError, IndexError, RuntimeError):  # no storage, or omitted
+            except (AttributeError, IndexError, RuntimeError) as error:  # no storage, or omitted
+                if is_of_signal_handler(error):
+                    raise
                 self._meet((args, kwargs))
         workspace = operator.workspace
         size = 0 if workspace is None else self._workspace_before(operator, args, kwargs)
@@ -149,7 +152,7 @@ class MemoryMode(CountingMode):
                 if key not in live:  # a call of ``Blocks.allocated``, written out
                     nbytes = storage.nbytes()
                     if type(nbytes) is int and nbytes:
-                        live[key] = block = Block(storage, self._on_release)
+                        block = Block(storage, self._on_release)
                         block.key = key
                         block.size = nbytes
                         block.peak = peak
@@ -157,8 +160,11 @@ class MemoryMode(CountingMode):
                         blocks = self._blocks
                         block.step = blocks.step
                         blocks.allocations = block.born = blocks.allocations + 1
+                        live[key] = block  # an interrupt leaves no part of one
                         peak.device.now += nbytes
-            except RuntimeError:
+            except RuntimeError as error:
+                if is_of_signal_handler(error):
+                    raise
                 peak = self._allocated_all((args, kwargs), out, operator.allocation)
         elif operator.allocates or (
             operator.is_in_place and is_tensor and out.layout is not torch.strided
@@ -180,7 +186,9 @@ class MemoryMode(CountingMode):
                 try:
                     if id(arg.untyped_storage()) not in live:
                         self._meet(arg)
-                except RuntimeError:  # sparse and opaque tensors have no storage of their own
+                except RuntimeError as error:  # sparse and opaque tensors have no own storage
+                    if is_of_signal_handler(error):
+                        raise
                     self._meet(arg)
             elif cls is list:
                 if arg and arg[0].__class__ is not int:  # not a shape, nor dimensions
@@ -258,7 +266,9 @@ class MemoryMode(CountingMode):
         if not rule.reads_result:
             try:
                 size = rule.formula(*args, **kwargs) if kwargs else rule.formula(*args)
-            except Exception:  # a tensor without strides
+            except Exception as error:  # a tensor without strides
+                if is_of_signal_handler(error):
+                    raise
                 size = None
         if size is None and not operator.is_reported:
             operator.is_reported = True
@@ -272,7 +282,9 @@ class MemoryMode(CountingMode):
         if rule.reads_result:
             try:
                 size = rule.formula(*args, out=out, **(kwargs or {}))
-            except Exception:  # a workspace of the user's own
+            except Exception as error:  # a workspace of the user's own
+                if is_of_signal_handler(error):
+                    raise
                 size = None
             size = reported if size is None else size
         if size is None:

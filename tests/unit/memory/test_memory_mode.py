@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.errors import ConfigError
+from dispatch_flops.memory import memory_mode
 from dispatch_flops.profile import MemoryProfile
+from tests.helpers.interrupting import interrupted_at
 
 F32, F64, I64 = 4, 8, 8
+MODE = memory_mode.__file__
 
 
 def memory_of(run: Callable[[], object], *models: nn.Module, **options: object) -> MemoryProfile:
@@ -427,3 +431,26 @@ def test_latencies_and_memory_share_a_pass() -> None:
     assert counter.profile.memory is not None
     assert counter.profile.memory.peak_bytes == (3 * 5 + 2 * 3 + 2 * 5) * F32
     assert counter.profile.root.latency_s is not None
+
+
+class TooLateError(RuntimeError):
+    """What a program's handler may raise; torch raises errors of its base class."""
+
+
+def test_error_of_a_signal_handler_is_raised() -> None:
+    x, y = torch.ones(3, 5), torch.ones(3, 5)
+    for step in itertools.count():
+        raised = False
+        try:
+            with (
+                FlopCounterMode(display=False, memory=True),
+                interrupted_at(
+                    step, lambda frame: frame.f_code.co_filename == MODE, TooLateError
+                ) as hits,
+            ):
+                torch.cat([x + y, y.to_sparse().to_dense()])
+        except TooLateError:
+            raised = True
+        assert raised == bool(hits)
+        if not hits:
+            break
