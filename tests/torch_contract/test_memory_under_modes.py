@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.helpers.allocator import allocations
+from tests.helpers.profiling import TORCH
 from tests.helpers.untouched import EmptyMode
 
 WIDTH = 40
@@ -71,6 +72,8 @@ def backward_of(function: Function) -> Callable[[], object]:
 
 @pytest.mark.parametrize("name", HIGHER_IN_BACKWARD)
 def test_backward_pass_takes_more_memory_under_a_mode(name: str) -> None:
+    if name == "cumprod" and TORCH < (2, 13):
+        pytest.skip("before torch 2.13 it takes one per cent less")
     plain, other = peaks(backward_of(HIGHER_IN_BACKWARD[name]))
     assert plain < other <= 3 * plain + WIDTH * WIDTH
 

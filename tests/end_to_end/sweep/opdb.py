@@ -133,7 +133,7 @@ def examine(case: Case, *, every: int = 1) -> Report:
     report = Report()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for index, program in one_in(every, list(enumerate(_programs(case))), case=case.id):
+        for index, program in one_in(every, list(enumerate(programs_in(case))), case=case.id):
             report.samples += 1
             plain, _ = observe(program, EmptyMode)
             report.raised += bool(plain.error)
@@ -145,7 +145,7 @@ def examine(case: Case, *, every: int = 1) -> Report:
     return report
 
 
-def _programs(case: Case) -> Iterator[Callable[[], Any]]:
+def programs_in(case: Case) -> Iterator[Callable[[], Any]]:
     seed_all()
     try:
         yield from (_module_programs if case.kind == "module" else _operator_programs)(case)
@@ -154,14 +154,14 @@ def _programs(case: Case) -> Iterator[Callable[[], Any]]:
 
 
 def _operator_programs(case: Case) -> Iterator[Callable[[], Any]]:
-    grad = _differentiable(case)
-    for sample in _samples(case, grad):
+    grad = is_differentiable(case)
+    for sample in samples_of(case, grad):
         if case.variant == "inplace" and sample.broadcasts_input:
             continue
-        yield lambda sample=sample: _call(case, sample, grad)
+        yield lambda sample=sample: call(case, sample, grad)
 
 
-def _samples(case: Case, grad: bool) -> Iterator[Any]:
+def samples_of(case: Case, grad: bool) -> Iterator[Any]:
     """Yield the samples of an operator.
 
     Not by ``info.sample_inputs``, which looks for a test's name in the stack and seeds the
@@ -170,12 +170,12 @@ def _samples(case: Case, grad: bool) -> Iterator[Any]:
     yield from case.info.sample_inputs_func(case.info, "cpu", case.dtype, grad)
 
 
-def _differentiable(case: Case) -> bool:
+def is_differentiable(case: Case) -> bool:
     supported = case.dtype in case.info.supported_backward_dtypes("cpu")
     return case.variant == "function" and supported and case.info.supports_autograd
 
 
-def _call(case: Case, sample: Any, grad: bool) -> Any:
+def call(case: Case, sample: Any, grad: bool) -> Any:
     input, args, kwargs = _fresh((sample.input, sample.args, sample.kwargs))
     if case.variant == "inplace":
         return case.info.inplace_variant(input, *args, **kwargs)
@@ -228,11 +228,11 @@ def compare_devices(case: Case, *, every: int = 1) -> Report:
     samples that meta tensors cannot run because the operator looks at data.
     """
     report = Report()
-    grad = _differentiable(case)
+    grad = is_differentiable(case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seed_all()
-        samples = list(enumerate(_samples(case, grad)))
+        samples = list(enumerate(samples_of(case, grad)))
         for index, sample in one_in(every, samples, case=case.id):
             report.samples += 1
             differences = _differences(case, sample, grad)
@@ -256,7 +256,7 @@ def _differences(case: Case, sample: Any, grad: bool) -> set[str]:
 def _counts(case: Case, sample: Any, grad: bool) -> tuple[int, int, tuple[str, ...]] | None:
     """Return MACs, FLOPs and the unknown overloads; None if the program raises."""
     outcome, counter = observe(
-        lambda: (_call(case, sample, grad), None)[1], lambda: FlopCounterMode(display=False)
+        lambda: (call(case, sample, grad), None)[1], lambda: FlopCounterMode(display=False)
     )
     if outcome.error:
         return None

@@ -20,11 +20,11 @@ from dispatch_flops import _torch
 from dispatch_flops.operators.workspaces import workspace_of
 from tests.end_to_end.sweep.opdb import (
     Case,
-    _call,
-    _differentiable,
-    _programs,
-    _samples,
+    call,
     cases_by_name,
+    is_differentiable,
+    programs_in,
+    samples_of,
     seed_all,
     tensors,
 )
@@ -83,16 +83,16 @@ def _casts_operands(func: Any) -> bool:
 def programs_of(case: Case) -> Iterator[Callable[[], Any]]:
     """Yield programs that run a case with its largest samples, and with copies that have gaps."""
     if case.kind == "module":
-        for program in _programs(case):  # layers have kernels of their own for inference
+        for program in programs_in(case):  # layers have kernels of their own for inference
             yield torch.no_grad()(program) if case.variant == "eval" else program
         return
-    grad = _differentiable(case)
-    samples = sorted(_samples(case, grad), key=_elements, reverse=True)
+    grad = is_differentiable(case)
+    samples = sorted(samples_of(case, grad), key=_elements, reverse=True)
     for sample in samples[:LARGEST]:
-        yield lambda sample=sample: _call(case, sample, grad)
+        yield lambda sample=sample: call(case, sample, grad)
         with contextlib.suppress(Exception):  # sparse samples, and some of autograd's
             with_gaps = sample.noncontiguous()
-            yield lambda sample=with_gaps: _call(case, sample, grad)
+            yield lambda sample=with_gaps: call(case, sample, grad)
 
 
 def _elements(sample: Any) -> int:

@@ -184,6 +184,8 @@ def test_warnings_of_every_call_are_shown_as_without_the_counter(action: Any) ->
         return [errors, *((str(one.message), one.filename, one.lineno) for one in found)]
 
     expected = shown(contextlib.nullcontext())
+    if shown(OperatorNames()) != expected:
+        pytest.skip("torch's overloads, too, name the line that calls them: 2.15")
     assert shown(FlopCounterMode(display=False)) == expected
     assert expected[0] == 5 if action == "error" else expected[1][1] == __file__
 
