@@ -37,7 +37,7 @@ from dispatch_flops.profilers.model_state import ModelState
 from dispatch_flops.profilers.running_step import RunningStep, StepCounter
 from dispatch_flops.profilers.step_costs import Segment, States
 from dispatch_flops.profilers.step_positions import KnownPositions
-from dispatch_flops.profilers.step_schedule import is_verified
+from dispatch_flops.profilers.step_schedule import next_verified
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
 from dispatch_flops.timing.devices import Now
 
@@ -120,8 +120,7 @@ class FlopMeter(MeteredRun):
                 "or None"
             )
         super().__init__(machine, window)
-        check_steps("verify_every", verify_every, least=0)
-        self.verify_every = verify_every
+        self.verify_every = verify_every  # also sets ``_verified_at``
         self._model = model
         self._now = now
         self._states, self._positions = States(), KnownPositions()
@@ -147,6 +146,17 @@ class FlopMeter(MeteredRun):
     def __reduce__(self) -> Any:
         """Return a meter of a copy of the model that continues the totals."""
         return _continued, (self._arguments, self.state_dict())
+
+    @property
+    def verify_every(self) -> int:
+        """Every so many steps one is counted anew; see the class."""
+        return self._verify_every
+
+    @verify_every.setter
+    def verify_every(self, steps: int) -> None:
+        check_steps("verify_every", steps, least=0)
+        self._verify_every = steps
+        self._verified_at: float = 0  # the step that is verified next; 0: not known
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -225,7 +235,9 @@ class FlopMeter(MeteredRun):
     def _begin(self) -> None:
         self._thread = get_ident()
         number, states = self._totals.steps + 1, self._states
-        is_whole = is_verified(number, self.verify_every, varies=self._varies)
+        if number > self._verified_at:
+            self._verified_at = next_verified(number, self._verify_every, varies=self._varies)
+        is_whole = number == self._verified_at
         if states.blocked:
             is_whole = states.asks_for_whole_step() or is_whole
         if self._counter.is_running:  # since an earlier step
@@ -273,6 +285,8 @@ class FlopMeter(MeteredRun):
         """Warn once if the cost of a signature varies."""
         if not self._varies and any(one.varies and not one.state.is_opaque for one in segments):
             self._varies = self._states.varies = True
+            self._verified_at = 0
+            self._verified_at = 0
             warnings.warn(
                 f"step {self._totals.steps} has the signature of an earlier step and another cost: "
                 "what runs depends on data or on more than the inputs; the meter's totals are "
@@ -363,6 +377,7 @@ class FlopMeter(MeteredRun):
     def _forget_parts(self) -> None:
         self._states, self._positions = States(), KnownPositions()
         self._varies = False
+        self._verified_at = 0
 
 
 def _is_called_within_itself(module: nn.Module) -> bool:

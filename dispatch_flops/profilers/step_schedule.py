@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from typing import Final
 
@@ -12,25 +13,29 @@ _EARLY: Final = (12, 120, 840)
 _MORE_OFTEN: Final = 10  # times as often, where costs vary
 
 
-def is_verified(number: int, every: int, *, varies: bool) -> bool:
-    """Return True if the step of that number, from 1 on, is counted whatever is known of it.
+def next_verified(number: int, every: int, *, varies: bool) -> float:
+    """Return the first step, from ``number`` on, that is counted whatever is known of it.
 
-    every: ``verify_every`` of the meter. varies: a cost was found to vary, so that the counted
-    steps are a sample. Only steps at random are then counted: regular ones would coincide with
-    work that is done every so many steps.
+    every: ``verify_every`` of the meter; infinity is returned for 0. varies: a cost was found to
+    vary, so that the counted steps are a sample. Only steps at random are then counted: regular
+    ones would coincide with work that is done every so many steps.
     """
     if not every:
-        return False
+        return math.inf
     if varies:
-        return _is_drawn(number, max(1, every // _MORE_OFTEN))
-    is_early = number in _EARLY and number < every
-    return number % every == 0 or is_early or _is_drawn(number, every)
+        return _next_drawn(number, max(1, every // _MORE_OFTEN))
+    early = [one for one in _EARLY if number <= one < every]
+    return min(*early, -(-number // every) * every, _next_drawn(number, every))
 
 
-def _is_drawn(number: int, every: int) -> bool:
-    """Return True if this is the random one of its stretch of so many steps."""
-    stretch, offset = divmod(number - 1, every)
-    return offset == _draw(stretch, every)
+def _next_drawn(number: int, every: int) -> int:
+    """Return the first step, from ``number`` on, that is the random one of its stretch."""
+    stretch = (number - 1) // every
+    drawn = stretch * every + 1 + _draw(stretch, every)
+    if drawn < number:
+        stretch += 1
+        drawn = stretch * every + 1 + _draw(stretch, every)
+    return drawn
 
 
 @functools.lru_cache(maxsize=16)

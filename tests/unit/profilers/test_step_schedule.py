@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from dispatch_flops import FlopMeter
-from dispatch_flops.profilers.step_schedule import is_verified
+from dispatch_flops.errors import ConfigError
+from dispatch_flops.profilers.step_schedule import next_verified
 
 B, IN, OUT = 2, 3, 7
 CALL = 2 * B * IN * OUT
@@ -50,7 +51,7 @@ def test_routing_by_data_is_reported_once_and_sampled() -> None:
         for one in found
         if "same" in str(one.message) or "cost" in str(one.message)
     ]
-    first = next(step for step in range(11, 21) if is_verified(step, 10, varies=False))
+    first = next(step for step in range(11, 21) if next_verified(step, 10, varies=False) == step)
     assert len(texts) == 1
     assert texts[0].startswith(
         f"step {first} has the signature of an earlier step and another cost"
@@ -68,7 +69,7 @@ def test_verified_step_that_costs_the_same_is_not_reported(model: nn.Module) -> 
             model(torch.ones(B, IN))
     assert not meter.is_estimate
     assert meter.total_flops == 12 * CALL
-    counted = {1, *(step for step in range(1, 13) if is_verified(step, 4, varies=False))}
+    counted = {1, *(step for step in range(1, 13) if next_verified(step, 4, varies=False) == step)}
     assert {4, 8, 12} <= counted
     assert meter.run.timed_steps == 12 - len(counted)
 
@@ -102,14 +103,32 @@ def test_run_that_is_short_is_verified_too(
 
 def test_each_stretch_has_one_random_step() -> None:
     regular = {*range(20, 2001, 20), 12}
-    verified = [step for step in range(1, 2001) if is_verified(step, 20, varies=False)]
-    drawn = [step for step in range(1, 2001) if is_verified(step, 200, varies=True)]
+    verified = [step for step in range(1, 2001) if next_verified(step, 20, varies=False) == step]
+    drawn = [step for step in range(1, 2001) if next_verified(step, 200, varies=True) == step]
     assert {*verified} >= regular
     assert len({(step - 1) // 20 for step in drawn}) == len(drawn) == 100
     assert {*verified} == regular | {*drawn}
     assert not any(
-        is_verified(step, 0, varies=varies) for step in drawn for varies in (False, True)
+        next_verified(step, 0, varies=varies) == step for step in drawn for varies in (False, True)
     )
+
+
+def test_verify_every_acts_at_once_where_it_is_changed(model: nn.Module) -> None:
+    meter = FlopMeter(model, verify_every=0)
+    counted = []
+    for step in range(1, 12):
+        if step == 5:
+            meter.verify_every = 1
+        if step == 8:
+            meter.verify_every = 0
+        before = meter.run.timed_steps
+        with meter.step():
+            model(torch.ones(B, IN))
+        if meter.run.timed_steps == before:
+            counted.append(step)
+    assert counted == [1, 5, 6, 7]
+    with pytest.raises(ConfigError, match="verify_every=-1"):
+        meter.verify_every = -1
 
 
 def test_random_steps_leave_the_program_its_random_numbers(model: nn.Module) -> None:
