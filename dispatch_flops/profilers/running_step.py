@@ -197,7 +197,7 @@ class RunningStep:
         self, optimizer: Optimizer, signature: Hashable, args: Any, kwargs: Mapping[str, Any]
     ) -> None:
         """Note that the step of an optimizer starts, with these arguments."""
-        name = _name_of(optimizer)
+        name = id(optimizer)
         event = (STEPPING, name, signature)
         found = self._at.following.get(event)
         if found is not None:
@@ -217,7 +217,7 @@ class RunningStep:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note that the step of an optimizer has ended."""
-        name = _name_of(optimizer)
+        name = id(optimizer)
         event = (STEPPED, name)
         found = self._at.following.get(event)
         if found is not None:
@@ -320,11 +320,6 @@ class RunningStep:
         if not self.was_counted:
             self._positions.add(self._at, event, at)
         self._at = at
-
-
-def _name_of(optimizer: Optimizer) -> Hashable:
-    # After it is freed, an optimizer of another class may get its id.
-    return optimizer.__class__, id(optimizer)
 
 
 def _had_backward(segment: Segment, amounts: Amounts | None) -> bool:

@@ -46,11 +46,11 @@ def call_signature(model: ModelState, args: Any, kwargs: Any) -> Hashable:
 def optimizer_signature(optimizer: Optimizer) -> Hashable:
     """Return the signature of a step that starts now; ``OPAQUE`` if it cannot have one.
 
-    It holds which parameters have gradients, how many have a state, and the options. Of a float it
-    holds whether it is 0, and of a whole number no more than 100: many optimizers count their steps
-    in an option.
+    It holds the class, which parameters have gradients, how many have a state, and the options. Of
+    a float it holds whether it is 0, and of a whole number no more than 100: many optimizers count
+    their steps in an option.
     """
-    found: list[Hashable] = [len(getattr(optimizer, "state", ()))]
+    found: list[Any] = [optimizer.__class__, len(getattr(optimizer, "state", ()))]
     try:
         for group in getattr(optimizer, "param_groups", ()):
             found.append(bytes([one.grad is not None for one in group["params"]]))
