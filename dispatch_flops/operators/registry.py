@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -189,8 +189,7 @@ def register_flops(
         )
         if override and not builtin:
             _remove_user_rules(keys)
-        for key in keys:
-            add_rule(key, rule, override=True)
+        add_rules(keys, rule, override=True)
         return formula
 
     return decorate
@@ -208,12 +207,13 @@ def _accepted(formula: Formula, keys: Iterable[Any], *, by_name: bool = False) -
     return accepted
 
 
-def add_rule(key: Any, rule: Rule, *, override: bool = False) -> None:
-    """Register ``rule`` under ``key``; raises DuplicateFormulaError as ``register_flops`` does."""
+def add_rules(keys: Sequence[Any], rule: Rule, *, override: bool = False) -> None:
+    """Register ``rule`` under all keys; raises DuplicateFormulaError as ``register_flops`` does."""
     if not override:
-        _refuse_duplicates([key])
-    (_BUILTIN if rule.builtin else _USER)[key] = rule
-    _notify_readers()
+        _refuse_duplicates(keys)
+    if keys:
+        (_BUILTIN if rule.builtin else _USER).update(dict.fromkeys(keys, rule))
+        _notify_readers()
 
 
 def _refuse_duplicates(keys: Iterable[Any]) -> None:
@@ -442,5 +442,4 @@ def declare_free(
     formula: returns the bytes, where they are not those of all input and output tensors.
     """
     rule = Rule(kind="free", formula=formula, note=reason, moves=moves, is_recorded=is_recorded)
-    for key in to_keys(list(targets)):
-        add_rule(key, rule)
+    add_rules(to_keys(list(targets)), rule)

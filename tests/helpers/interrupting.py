@@ -10,6 +10,10 @@ from types import FrameType
 from typing import Any
 
 
+class TooLateError(RuntimeError):
+    """What a program's handler may raise; torch raises errors of its base class."""
+
+
 @contextmanager
 def interrupted_at(
     step: int,

@@ -18,7 +18,7 @@ import torch
 from dispatch_flops.operators.communication import FORMS, moved_bytes
 from dispatch_flops.operators.formulas._arithmetic import contract
 from dispatch_flops.operators.operator_keys import to_keys
-from dispatch_flops.operators.registry import Rule, add_rule, declare_free, register_flops
+from dispatch_flops.operators.registry import Rule, add_rules, declare_free, register_flops
 from dispatch_flops.profile.cost import OpCost
 
 
@@ -36,8 +36,7 @@ for _name, _form in FORMS.items():
         cacheable=False,  # a broadcast's bytes depend on the rank in the group
         moves=_form.kind != "barrier",
     )
-    for _key in to_keys(_name):
-        add_rule(_key, _rule)
+    add_rules(to_keys(_name), _rule)
 
 _OTHERS = {
     "c10d": "check_for_nan gather_into_tensor_",

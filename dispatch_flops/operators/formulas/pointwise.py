@@ -22,7 +22,7 @@ from dispatch_flops.operators.formulas._arithmetic import COMPLEX_ADD, COMPLEX_M
 from dispatch_flops.operators.formulas._foreach import each
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.numbers import tells_apart
-from dispatch_flops.operators.registry import Rule, add_rule
+from dispatch_flops.operators.registry import Rule, add_rules
 from dispatch_flops.operators.tensors import is_inexact, stored_elements, tensors_in
 
 #: 1 FLOP per output element on floating-point data.
@@ -231,11 +231,9 @@ def register_table(table: dict[str, str]) -> None:
 
 def register_rule(name: str, formula: Callable[..., int], note: str) -> None:
     """Register one formula for an operator and for its ``_foreach_`` form, if torch has them."""
-    for packet in packets(name):
-        add_rule(packet, Rule(kind="pointwise", formula=formula, note=note))
-    for packet in packets(f"_foreach_{name}"):
-        summed = each(formula)
-        add_rule(packet, Rule(kind="pointwise", formula=summed, note=note))
+    add_rules(packets(name), Rule(kind="pointwise", formula=formula, note=note))
+    in_lists = Rule(kind="pointwise", formula=each(formula), note=note)
+    add_rules(packets(f"_foreach_{name}"), in_lists)
 
 
 _WITH_ARGUMENTS: dict[str, tuple[Callable[..., int], str]] = {

@@ -17,7 +17,7 @@ from dispatch_flops.operators.formulas._foreach import each
 from dispatch_flops.operators.formulas._ops import overloads, packets
 from dispatch_flops.operators.formulas.pointwise import broadcast_elements, per_element
 from dispatch_flops.operators.numbers import depends_on_numbers
-from dispatch_flops.operators.registry import Formula, Kind, Rule, add_rule, register_flops
+from dispatch_flops.operators.registry import Formula, Rule, add_rules, register_flops
 from dispatch_flops.operators.tensors import (
     is_inexact,
     is_strided_nested,
@@ -59,9 +59,7 @@ def _plain(per_input: int = 0, per_output: int = 0) -> Callable[..., int]:
 
 
 def _register(targets: list[Any], formula: Formula, note: str, *, by_name: bool = False) -> None:
-    kind: Kind = "reduction"
-    for target in targets:
-        add_rule(target, Rule(kind=kind, formula=formula, note=note, by_name=by_name))
+    add_rules(targets, Rule(kind="reduction", formula=formula, note=note, by_name=by_name))
 
 
 _register(packets("sum", "amax", "amin", "argmax", "argmin"), _plain(), "n-m")

@@ -20,7 +20,7 @@ from dispatch_flops.counting import dispatch_mode, known_calls, torch_functions
 from dispatch_flops.counting.known_calls import differs_in_numbers
 from dispatch_flops.counting.plans import SHARED_PLANS
 from dispatch_flops.counting.torch_functions import run_and_find
-from tests.helpers.interrupting import interrupted_at
+from tests.helpers.interrupting import TooLateError, interrupted_at
 from tests.helpers.modes import OperatorNames
 
 aten = torch.ops.aten
@@ -84,10 +84,6 @@ def test_error_of_the_operator_is_its_own_and_it_ran_once() -> None:
 def is_of_finding(frame: FrameType) -> bool:
     rooms = dispatch_mode, known_calls, torch_functions
     return frame.f_code.co_filename in [room.__file__ for room in rooms]
-
-
-class TooLateError(RuntimeError):
-    """What a program's handler may raise; torch raises errors of its base class."""
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TooLateError])

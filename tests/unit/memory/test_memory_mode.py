@@ -16,7 +16,7 @@ from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.memory import memory_mode
 from dispatch_flops.profile import MemoryProfile
-from tests.helpers.interrupting import interrupted_at
+from tests.helpers.interrupting import TooLateError, interrupted_at
 
 F32, F64, I64 = 4, 8, 8
 MODE = memory_mode.__file__
@@ -431,10 +431,6 @@ def test_latencies_and_memory_share_a_pass() -> None:
     assert counter.profile.memory is not None
     assert counter.profile.memory.peak_bytes == (3 * 5 + 2 * 3 + 2 * 5) * F32
     assert counter.profile.root.latency_s is not None
-
-
-class TooLateError(RuntimeError):
-    """What a program's handler may raise; torch raises errors of its base class."""
 
 
 def test_error_of_a_signal_handler_is_raised() -> None:
