@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
-from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload, TorchDispatchMode
+from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload
 from dispatch_flops.counting import autograd_kernels, meta_attention, meta_tensors
 from dispatch_flops.counting.communication import CommunicationRecorder
 from dispatch_flops.counting.composite_calls import run_composite
+from dispatch_flops.counting.entered_mode import EnteredMode
 from dispatch_flops.counting.formulas_not_asked import FormulasNotAsked
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.known_calls import KnownCall, KnownCalls, differs_in_numbers
@@ -35,7 +36,6 @@ from dispatch_flops.counting.strategies import (
 )
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation, is_traced, is_wrapper
 from dispatch_flops.counting.thread_state import ModulePhase, ThreadState
-from dispatch_flops.counting.torch_functions import Witness
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.composites import is_of_extension
@@ -63,7 +63,7 @@ class _SubclassState(threading.local):
     handed_over: Any = None
 
 
-class CountingMode(TorchDispatchMode):
+class CountingMode(EnteredMode):
     """Dispatch mode that records the cost of every operator where ``tracker`` attributes it.
 
     on_full: called when the number of known signatures reaches its limit.
@@ -80,7 +80,7 @@ class CountingMode(TorchDispatchMode):
         on_full: Callable[[], None],
         timer: OperatorTimer | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.higher_order = HigherOrderState()
         self.not_asked = FormulasNotAsked()
         self.communication = CommunicationRecorder(tracker)
@@ -173,32 +173,10 @@ class CountingMode(TorchDispatchMode):
 
     def start(self, undo: UndoStack) -> None:
         """Enter the mode in this thread until ``undo`` runs."""
-        flags = _torch.mode_flags()
         meta_attention.start(self, self._conventions.target, undo)
         autograd_kernels.start(self, self._own_rules, undo)
-        undo.add(lambda: self._leave(flags))
-        self.__enter__()  # type: ignore[no-untyped-call]
-
-    def _leave(self, flags: tuple[bool, ...]) -> None:
-        """Leave the mode wherever it is on the stack, and keep the modes that were entered later.
-
-        ``TorchDispatchMode.__exit__`` takes off whichever mode is on top. An interrupt can leave
-        the mode on the stack more than once, for it enters itself again in composite operators,
-        or leave a witness there.
-        """
-        _torch.leave_hidden_mode(self)
-        above = []
-        while any(self._is_to_be_left(mode) for mode in _torch.modes_in_force()):
-            mode = _torch.pop_mode()
-            if not self._is_to_be_left(mode):
-                above.append(mode)
-        for mode in reversed(above):
-            _torch.push_mode(mode)
-        if not above:
-            _torch.set_mode_flags(flags)
-
-    def _is_to_be_left(self, mode: TorchDispatchMode) -> bool:
-        return mode is self or isinstance(mode, Witness)
+        undo.add(self.leave)
+        self.enter()
 
     # -- deciding -------------------------------------------------------------------------------
 

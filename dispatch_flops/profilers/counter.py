@@ -188,8 +188,7 @@ class FlopCounterMode(ProfileHolder):
     ) -> None:
         try:
             session = self._active_session("leaving it")
-            session.check_thread()
-            session.check_scope()
+            self.check_leaving()
             try:
                 session.close()
                 calls = session.calls()
@@ -209,6 +208,12 @@ class FlopCounterMode(ProfileHolder):
         if self._strict and calls.uncounted_ops():
             raise UncountedOpsError(_describe_uncounted(calls))
 
+    def check_leaving(self) -> None:
+        """Raise WrongThreadError or WrongPlaceError where the block cannot be left."""
+        session = self._active_session("check_leaving()")
+        session.check_thread()
+        session.check_scope()
+
     @contextmanager
     def in_thread(self) -> Iterator[None]:
         """Count in this thread, too, inside the ``with`` block.
@@ -226,8 +231,7 @@ class FlopCounterMode(ProfileHolder):
     def pause(self) -> None:
         """Run the program uncounted, as outside the block, until ``resume`` is called.
 
-        Threads that are inside ``in_thread()`` already are still counted. Inside an inference mode,
-        a backward pass or a compiled call, ``resume`` before it ends.
+        Threads that are inside ``in_thread()`` already are still counted.
         """
         self._active_session("pause()").close()
 

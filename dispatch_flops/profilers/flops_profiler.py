@@ -177,12 +177,13 @@ class FlopsProfiler(ProfileHolder):
     def stop_profile(self) -> None:
         """Stop counting and timing; the profile stays until the next start.
 
-        Raises WrongThreadError in another thread than the one that started the profile.
+        Raises WrongThreadError in another thread than the one that started the profile, and
+        WrongPlaceError in an inference mode or backward pass that began later: it goes on then.
         """
         counter = self._counter
         if counter is None:
             return
-        counter.pause()  # raises in another thread, and then the profile goes on
+        counter.check_leaving()
         self._counter = None
 
         def keep() -> None:
@@ -201,8 +202,13 @@ class FlopsProfiler(ProfileHolder):
                 self.pause_profile()
 
     def drop_profile(self) -> None:
-        """Stop and forget what was counted, without a warning of uncounted operators."""
-        self.pause_profile()
+        """Stop and forget what was counted, without a warning of uncounted operators.
+
+        Raises as ``stop_profile`` does.
+        """
+        if self._counter is not None:
+            self._counter.check_leaving()
+            self._counter.pause()
         self._counter = self._profile = None
         self.started = False
 

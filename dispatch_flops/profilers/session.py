@@ -77,14 +77,14 @@ class Session:
         self._undo = UndoStack()
         self._is_open = False
         self._thread = threading.current_thread()
-        self.scope = _torch.NO_SCOPE
         self.unseen_modules: tuple[str, ...] = ()
 
     def open(self) -> None:
         """Start counting in this thread; does nothing if it is started already."""
         if self._is_open:
             return
-        self._thread, self.scope = threading.current_thread(), _torch.ModeScope.here()
+        self.check_thread()
+        self._thread = threading.current_thread()
         try:
             self._find_ranks()
             take_eager_stance(self._undo)
@@ -101,7 +101,11 @@ class Session:
             raise
 
     def close(self) -> None:
-        """Stop counting; raises WrongThreadError in a thread other than that of ``open``."""
+        """Stop counting, until ``open``; raises WrongThreadError as ``check_thread`` does.
+
+        Where the mode cannot be left, it stays and passes operators through: it is left when this
+        is called again elsewhere.
+        """
         self.check_thread()
         if self._has_left_inference():
             warnings.warn(
@@ -115,6 +119,7 @@ class Session:
     def _close(self) -> None:
         try:
             self._is_open = False
+            self._undo.add(self._mode.leave)  # where it could not be left earlier
             self._undo.run()
         except KeyboardInterrupt:
             self._undo.run()
@@ -149,9 +154,14 @@ class Session:
         return self._is_open and self.scope.is_inference and not _torch.are_modes_seen()
 
     @property
+    def scope(self) -> _torch.ModeScope:
+        """The scope in which counting started."""
+        return self._mode.scope
+
+    @property
     def can_close(self) -> bool:
         """True in a scope in which the mode can be left for good."""
-        return not self._is_open or _torch.ModeScope.here() in (_torch.NO_SCOPE, self.scope)
+        return self._mode.can_be_left
 
     def check_scope(self) -> None:
         """Raise WrongPlaceError if torch would turn the mode on again after it is left here."""
@@ -166,9 +176,9 @@ class Session:
 
         Of a thread that has ended, nothing is to be left.
         """
-        if self._is_open and not self.is_of_this_thread and self._thread.is_alive():
+        if self._mode.is_entered and not self.is_of_this_thread and self._thread.is_alive():
             raise WrongThreadError(
-                "the counter was entered in another thread: leave it, stop it or pause it there"
+                "the counter was entered in another thread: leave, stop, pause or resume it there"
             )
 
     def note_running(self, module: nn.Module) -> None:

@@ -30,8 +30,8 @@ from tests.helpers.modes import OperatorNames
 
 
 def test_mode_stack_lists_modes_outermost_first() -> None:
-    """dispatch_flops relies on this for leaving from under other modes (counting/dispatch_mode.py:
-    ``_leave``) and for asking whether it is on in this thread (profilers/session.py:
+    """dispatch_flops relies on this for leaving from under other modes (counting/entered_mode.py:
+    ``leave``) and for asking whether it is on in this thread (profilers/session.py:
     ``_is_mode_on``).
     """
     with OperatorNames() as outer, OperatorNames() as inner:
@@ -58,9 +58,26 @@ def test_mode_stack_inside_a_mode_lacks_that_mode() -> None:
     assert inside == [[], [mode]], "a mode must be off while it handles an operator"
 
 
+def test_mode_on_the_stack_is_asked_for_its_own_attribute() -> None:
+    """dispatch_flops relies on this for letting operators pass a mode that cannot be left now
+    (counting/entered_mode.py: ``leave``). The attribute must be a bound method.
+    """
+
+    class Mode(OperatorNames):
+        def pass_through(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **kwargs or {})
+
+    with Mode() as mode:
+        vars(mode)["__torch_dispatch__"] = mode.pass_through
+        torch.ones(2)
+        del vars(mode)["__torch_dispatch__"]
+        torch.zeros(2)
+    assert mode.seen == ["aten.zeros.default"]
+
+
 def test_mode_exit_takes_off_the_top_of_the_stack() -> None:
-    """dispatch_flops relies on this for leaving from under other modes (counting/dispatch_mode.py:
-    ``_leave``).
+    """dispatch_flops relies on this for leaving from under other modes (counting/entered_mode.py:
+    ``leave``).
     """
     below, above = OperatorNames(), OperatorNames()
     below.__enter__()

@@ -1,16 +1,17 @@
-"""A counter that is left in another inference mode, backward pass or thread than it was entered."""
+"""A counter that is left or paused in another inference mode, backward pass or thread."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
-from dispatch_flops import FlopCounterMode, FlopMeter, _torch
-from dispatch_flops.errors import UncountedWarning, WrongPlaceError
+from dispatch_flops import FlopCounterMode, FlopMeter, FlopsProfiler, _torch
+from dispatch_flops.errors import UncountedWarning, WrongPlaceError, WrongThreadError
 
 B, IN, OUT = 2, 3, 5
 FORWARD = 2 * B * IN * OUT
@@ -119,3 +120,92 @@ def test_started_meter_is_not_stopped_in_an_inference_mode_within_its_step(
         meter.stop()
     meter.stop()
     assert meter.steps_done == 0
+
+
+# -- pauses ------------------------------------------------------------------------------------
+
+
+def test_counter_paused_in_an_inference_mode_that_began_later_is_paused_after_it(
+    model: nn.Module, counter: FlopCounterMode
+) -> None:
+    with counter:
+        with torch.inference_mode():
+            model(torch.ones(B, IN))
+            counter.pause()
+            model(torch.ones(B, IN))
+        model(torch.ones(B, IN))  # ones: an operator that is given no tensor
+        counter.resume()
+        model(torch.ones(B, IN))
+    assert counter.get_total_flops() == 2 * FORWARD
+    assert counter.profile.root.calls == 2
+
+
+def test_counter_paused_in_a_backward_pass_that_began_later_is_paused_after_it(
+    model: nn.Module, counter: FlopCounterMode
+) -> None:
+    with counter:
+        out = model(torch.ones(B, IN))
+        out.register_hook(lambda _: counter.pause())
+        out.backward(torch.ones(B, OUT))
+        model(torch.ones(B, IN))
+        counter.resume()
+        model(torch.ones(B, IN))
+    assert counter.get_total_flops() == 2 * FORWARD
+    assert counter.profile.root.total("backward").flops == 0
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_counter_paused_and_resumed_in_an_inference_mode_is_left_outside(
+    model: nn.Module, counter: FlopCounterMode, resumes: bool
+) -> None:
+    counter.__enter__()
+    with torch.inference_mode():
+        counter.pause()
+        model(torch.ones(B, IN))
+        if resumes:
+            counter.resume()
+            model(torch.ones(B, IN))
+        with pytest.raises(WrongPlaceError):
+            counter.__exit__(None, None, None)
+    counter.__exit__(None, None, None)
+    assert counter.get_total_flops() == resumes * FORWARD
+
+
+def test_counter_paused_in_an_inference_mode_still_counts_in_other_threads(
+    model: nn.Module, counter: FlopCounterMode
+) -> None:
+    is_paused, is_joined = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with counter.in_thread():
+            is_joined.set()
+            is_paused.wait()
+            model(torch.ones(B, IN))
+
+    with counter:
+        thread = threading.Thread(target=run)
+        thread.start()
+        is_joined.wait()
+        with torch.inference_mode():
+            counter.pause()
+            is_paused.set()
+            thread.join()
+        with ThreadPoolExecutor(1) as pool, pytest.raises(WrongThreadError):
+            pool.submit(counter.resume).result()
+        counter.resume()
+    assert counter.get_total_flops() == FORWARD
+
+
+@pytest.mark.parametrize("action", ["stop_profile", "end_profile", "drop_profile", "start_profile"])
+def test_profiler_is_not_stopped_in_an_inference_mode_that_began_later(
+    model: nn.Module, action: str
+) -> None:
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    with torch.inference_mode():
+        model(torch.ones(B, IN))
+        with pytest.raises(WrongPlaceError):
+            getattr(profiler, action)()
+        model(torch.ones(B, IN))
+    profiler.end_profile()
+    assert profiler.get_total_flops() == 2 * FORWARD

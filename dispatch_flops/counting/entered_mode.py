@@ -1,0 +1,77 @@
+"""A dispatch mode that is entered and left at any moments, not by one ``with`` block."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from dispatch_flops import _torch
+from dispatch_flops._torch import ModeScope, TorchDispatchMode
+from dispatch_flops.counting.torch_functions import Witness
+
+
+class EnteredMode(TorchDispatchMode):
+    """Dispatch mode that one thread enters, and leaves wherever it is on the stack by then.
+
+    scope: the scope in which it was entered.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.scope = _torch.NO_SCOPE
+        self._home = threading.get_ident()
+        self._flags: tuple[bool, ...] | None = None  # those before it was entered, while it is
+
+    @property
+    def is_entered(self) -> bool:
+        """True from ``enter`` on, until the mode is left for good."""
+        return self._flags is not None
+
+    @property
+    def can_be_left(self) -> bool:
+        """False in a scope at whose end torch would undo that the mode was left."""
+        return not self.is_entered or ModeScope.here() in (_torch.NO_SCOPE, self.scope)
+
+    def enter(self) -> None:
+        """Enter the mode in this thread; one that could not be left sees operators again."""
+        vars(self).pop("__torch_dispatch__", None)
+        if any(mode is self for mode in _torch.modes_in_force()):
+            return
+        self._home, self.scope = threading.get_ident(), ModeScope.here()
+        self._flags = _torch.mode_flags()
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self) -> None:
+        """Leave the mode, and keep those that were entered later; do nothing if it is left.
+
+        ``TorchDispatchMode.__exit__`` takes off whichever mode is on top. An interrupt can leave
+        the mode on the stack more than once, for it enters itself again in composite operators,
+        or leave a witness there. Where the mode cannot be left, operators of its thread pass
+        unseen until it is entered again, or left elsewhere.
+        """
+        if self._flags is None:
+            return
+        if not self.can_be_left:
+            vars(self)["__torch_dispatch__"] = self._pass_through
+            return
+        _torch.leave_hidden_mode(self)
+        above = []
+        while any(self._is_to_be_left(mode) for mode in _torch.modes_in_force()):
+            mode = _torch.pop_mode()
+            if not self._is_to_be_left(mode):
+                above.append(mode)
+        for mode in reversed(above):
+            _torch.push_mode(mode)
+        if not above:
+            _torch.set_mode_flags(self._flags)
+        vars(self).pop("__torch_dispatch__", None)
+        self._flags = None
+
+    def _is_to_be_left(self, mode: TorchDispatchMode) -> bool:
+        return mode is self or isinstance(mode, Witness)
+
+    def _pass_through(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if threading.get_ident() == self._home:
+            return func(*args, **kwargs or {})
+        dispatch: Any = type(self).__torch_dispatch__
+        return dispatch(self, func, types, args, kwargs)
