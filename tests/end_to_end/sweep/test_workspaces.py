@@ -28,11 +28,13 @@ from tests.end_to_end.sweep.opdb import (
     seed_all,
     tensors,
 )
+from tests.end_to_end.sweep.sampling import one_in
 
 pytestmark = pytest.mark.slow
 
 CASES = cases_by_name()
 LARGEST = 2  # samples of each case
+MOST = 64  # programs of a layer, about; one has thousands
 NUMBERS = 128  # bytes of the numbers, and of the sizes, that a kernel makes tensors of
 # Tensors that are nested without a jagged layout; benchmarks/limits.md states this.
 NOT_SEEN = {"aten.to_padded_tensor.default"}
@@ -83,7 +85,9 @@ def _casts_operands(func: Any) -> bool:
 def programs_of(case: Case) -> Iterator[Callable[[], Any]]:
     """Yield programs that run a case with its largest samples, and with copies that have gaps."""
     if case.kind == "module":
-        for program in programs_in(case):  # layers have kernels of their own for inference
+        programs = list(programs_in(case))
+        for program in one_in(max(1, len(programs) // MOST), programs, case=case.name):
+            # Layers have kernels of their own for inference.
             yield torch.no_grad()(program) if case.variant == "eval" else program
         return
     grad = is_differentiable(case)
