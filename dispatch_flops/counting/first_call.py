@@ -31,7 +31,7 @@ def call_facts(
     devices |= _device_types(model)
     return {
         "inputs": inputs,
-        "training": bool(model.training),
+        "training": bool(getattr(model, "training", False)),  # a frozen TorchScript module has none
         "grad_mode": _grad_mode(),
         "autocast": _autocast_dtype(devices),
     }

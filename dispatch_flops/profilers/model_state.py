@@ -48,7 +48,9 @@ class ModelState:
                     for held, name in self._flags
                 ]
             ),
-            bytes([one.training for one in self._scripted]) if self._scripted else b"",
+            bytes([getattr(one, "training", False) for one in self._scripted])
+            if self._scripted
+            else b"",
             bytes(
                 [
                     0

@@ -195,6 +195,15 @@ def test_scripted_module_that_was_not_given_is_counted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_frozen_scripted_module_is_counted() -> None:
+    """It has no attribute ``training``."""
+    model = torch.jit.freeze(scripted())
+    profile = profiled(model, torch.ones(6, 7))
+    assert profile.total("forward").macs == 6 * 7 * 5
+    assert profile.run.training is False
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_ignore_modules_accepts_parts_of_a_scripted_module() -> None:
     profile = profile_model(scripted(), (6, 7), ignore_modules=[nn.LayerNorm])
     assert profile.total("forward").macs == 6 * 7 * 5

@@ -177,6 +177,15 @@ def test_training_flag_of_a_scripted_module_belongs_to_the_signature() -> None:
     assert meter.total_flops == 4 * 2 * B * IN * OUT + 2 * multiplications
 
 
+def test_frozen_scripted_module_has_no_training_flag() -> None:
+    model = torch.jit.freeze(torch.jit.script(linears(IN, OUT).eval()))
+    meter = FlopMeter(model)
+    for _ in range(3):
+        with meter.step(), torch.no_grad():
+            model(torch.ones(B, IN))
+    assert meter.total_flops == 3 * 2 * B * IN * OUT
+
+
 def test_batches_of_vmap_belong_to_the_signature() -> None:
     """Inside vmap the model sees one row, whatever the number of rows."""
     model = linears(IN, OUT)
