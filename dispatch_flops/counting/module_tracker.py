@@ -56,6 +56,7 @@ from dispatch_flops.counting.thread_state import (
     ThreadState,
 )
 from dispatch_flops.counting.undo import UndoStack
+from dispatch_flops.counting.wrappers import wrapping_attribute
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
@@ -232,7 +233,7 @@ class Tracker:
         else:
             module_phase = thread.module_phase(named.fqn, self._phase_in_backward(named.fqn))
             thread.recompute_task = task
-        if not named.is_wrapper:
+        if wrapping_attribute(module) is None:
             module_phase.entered += 1
         hooks = _saved_tensors_hooks(True)
         if hooks is not None:

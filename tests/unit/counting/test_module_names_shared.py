@@ -226,6 +226,14 @@ def test_module_held_with_its_compiled_wrapper_counts_once() -> None:
     assert profile.node("plain").total_params == profile.node("fast").total_params == LINEAR
     assert profile.total_params == profile.root.active_params == LINEAR
     assert profile.uncalled_modules() == []
+    assert (profile.node("plain").calls, profile.node("fast").calls) == (0, 1)
+
+
+def test_compiled_wrapper_that_several_parents_hold_is_called_once_a_call() -> None:
+    fast = torch.compile(nn.Linear(8, 8), backend="eager")
+    model = nn.Sequential(nn.Sequential(fast), nn.Sequential(fast, fast))
+    profile = profiled(model, torch.ones(2, 8))
+    assert (profile.node("0.0").calls, profile.node("1.0").calls) == (1, 2)
 
 
 # -- Profile.check() -------------------------------------------------------------------------
