@@ -1,8 +1,8 @@
 """Attribute operators of compiled graphs to a module and a phase.
 
 A node's ``nn_module_stack`` lists the ids of the modules in which torch.compile traced it; a
-backward node has the stack of its forward node. The module whose ``forward`` is the compiled
-function is not in the stack. It is found as the owner of the graph's inputs.
+backward node has the stack of its forward node. The module in whose call the compiled function runs
+is not in the stack. It is found among the Python frames.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class NodeAttribution:
     shared_keys: of modules in functions that siblings run as well. Each run of such a function
         leads to the same graph of compiled autograd, whose nodes then belong to no module. The
         function adds to them.
-    fqn: the module whose forward the function is.
+    fqn: the module in whose call the function runs.
     function_id: the Python function of which it is a part. Code after a graph break has its own.
     used_params: ids of the parameters among the inputs.
-    called_module: the module that a run of the function calls: its own, or the only one that it is
-        given. None without one. called_fqn: the fqn of that one.
+    called_module: the module by whose parameters runs are told apart: its own, or the only one that
+        the function calls. None without one. called_fqn: the fqn of that one.
     parameter_positions: positions, among the inputs of the function, of parameters of that module
         and of those below it.
     is_of_compiled_autograd: the function is a backward pass that torch.compile traced.
-    own_module: the module whose forward the function is; None if it is not one's.
+    own_module: the module in whose call the function runs; None if in none's.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class NodeAttribution:
         self.fqn = self._find_own_fqn(traced)
         self.used_params = {id(p) for _, _, p in _inputs(traced) if isinstance(p, nn.Parameter)}
         self.called_module, self.called_fqn = self._find_called(traced)
-        own = self._own_parameters(traced)
+        own = _parameters_of(self.called_module, traced)
         self.parameter_positions = frozenset(own)
         self._parameter_paths = tuple(own.values())
         if self._has_siblings() and self.called_module is not None:
@@ -131,8 +131,17 @@ class NodeAttribution:
 
     def module_calls(self, graph: fx.Graph) -> dict[str, int]:
         """Return ``{fqn: its calls in one run of the graph}`` of the modules below ``fqn``."""
-        calls = {call for node in graph.nodes for call in self._stack_of(node)[1:]}
-        return Counter(fqn for _, fqn in calls)
+        calls = {call for node in graph.nodes for call in self._calls_around(node)}
+        return Counter(fqn for _, _, fqn in calls)
+
+    def _calls_around(self, node: fx.Node) -> Iterator[tuple[str, str, str]]:
+        """Yield what is one call's alone: torch.compile's key and name of it; and the fqn.
+
+        torch.compile numbers the calls of a module by each name that the module has.
+        """
+        stack = module_stack(node)
+        for key, fqn in self._fqns_of(stack)[1:]:
+            yield key, str(stack[key][0]), fqn
 
     def _stack_of(self, node: fx.Node) -> list[tuple[str, str]]:
         """Return the running calls as ``(torch.compile's key, fqn)``, outermost first."""
@@ -158,7 +167,7 @@ class NodeAttribution:
                 yield key, module
 
     def _find_own_fqn(self, traced: fx.GraphModule) -> str:
-        """Return the fqn of the module whose forward was compiled; "outside" for a function."""
+        """Return the fqn of the innermost running module that the graph does not call itself."""
         calls = [node for node in traced.graph.nodes if node.op.startswith("call_")]
         if self.is_of_compiled_autograd or (
             calls and all(is_from_optimizer(node) for node in calls)
@@ -167,13 +176,6 @@ class NodeAttribution:
         entered = {
             id(m) for node in traced.graph.nodes for _, m in self._modules_of(module_stack(node))
         }
-        for _, source, value in _inputs(traced):
-            owner = self._find_owner(value, _ATTRIBUTE.findall(source))
-            if owner is not None:
-                if id(owner) in entered:
-                    return OUTSIDE
-                self.own_module = owner
-                return self._names.find(owner, self._names.roots).fqn
         for module in self._running_modules():
             if id(module) not in entered:
                 self.own_module = module
@@ -181,46 +183,31 @@ class NodeAttribution:
         return OUTSIDE
 
     def _find_called(self, traced: fx.GraphModule) -> tuple[nn.Module | None, str]:
-        """Return the module that the function calls, and its fqn; ``(None, "outside")`` if none."""
-        if self.own_module is not None or self.is_of_compiled_autograd:
+        """Return the called module and its fqn; ``(None, "outside")`` if there is none."""
+        if self.is_of_compiled_autograd or _parameters_of(self.own_module, traced):
             return self.own_module, self.fqn
         stacks = [list(self._modules_of(module_stack(node))) for node in traced.graph.nodes]
         called = list({id(stack[0][1]): stack[0][1] for stack in stacks if stack}.values())
         if len(called) != 1:
-            return None, OUTSIDE
+            return self.own_module, self.fqn
         return called[0], self._names.find(called[0], self._names.roots).fqn
 
     def _running_modules(self) -> Iterator[nn.Module]:
-        """Yield the modules whose calls led to this function, innermost first.
-
-        A module that is compiled in place has no frame of its own.
-        """
-        running = list(running_modules())
-        frame = _torch.compiled_frame()
-        if frame is not None and frame.code.co_varnames:
-            running.insert(0, id(frame.variables.get(frame.code.co_varnames[0])))
-        for key in running:
+        """Yield the modules whose calls led to this function, innermost first."""
+        for key in running_modules():
             module = self._modules.get(key)
             if module is not None:
                 yield module
 
-    def _own_parameters(self, traced: fx.GraphModule) -> dict[int, tuple[str, ...]]:
-        """Return ``{position among the inputs: attributes from the own module down}``."""
-        own: dict[int, tuple[str, ...]] = {}
-        for position, source, value in _inputs(traced):
-            path = tuple(_ATTRIBUTE.findall(source))
-            if isinstance(value, nn.Parameter) and _held(self.called_module, path) is value:
-                own[position] = path
-        return own
 
-    def _find_owner(self, value: Any, attributes: list[str]) -> nn.Module | None:
-        """Return the module that has ``value`` at the end of this chain of attributes."""
-        if value is None or not attributes:
-            return None
-        for module in self._modules.values():
-            if _held(module, attributes) is value:
-                return module
-        return None
+def _parameters_of(module: nn.Module | None, traced: fx.GraphModule) -> dict[int, tuple[str, ...]]:
+    """Return ``{position among the inputs: attributes from the module down to its parameter}``."""
+    found: dict[int, tuple[str, ...]] = {}
+    for position, source, value in _inputs(traced):
+        path = tuple(_ATTRIBUTE.findall(source))
+        if isinstance(value, nn.Parameter) and _held(module, path) is value:
+            found[position] = path
+    return found
 
 
 def _held(module: nn.Module | None, attributes: Sequence[str]) -> Any:

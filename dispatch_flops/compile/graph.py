@@ -155,7 +155,11 @@ class GraphCost:
         if fqn == traced or module == OUTSIDE:
             return module
         below = f"{traced}." if traced else ""
-        return join(module, fqn[len(below) :]) if fqn.startswith(below) else fqn
+        if fqn.startswith(below):
+            return join(module, fqn[len(below) :])
+        name = traced.removeprefix(fqn)  # by which the function's own module calls the other
+        is_same_part = name.startswith(".") and module.endswith(name)
+        return module.removesuffix(name) if is_same_part else fqn
 
     def rules_changed(self) -> None:
         """Drop the computed costs: rules were added or removed."""

@@ -234,8 +234,8 @@ def test_meta_partitioner_tag_of_recomputed_nodes_is_is_forward() -> None:
 def test_grapharg_of_a_placeholder_names_its_source_and_has_its_example(
     trained: tuple[Net, Graphs],
 ) -> None:
-    """dispatch_flops relies on this for the module whose forward is compiled, which no node names
-    (compile/attribution.py: ``_inputs``, ``_find_owner``).
+    """dispatch_flops relies on this for the parameters of the module that a function calls
+    (compile/attribution.py: ``_inputs``, ``_parameters_of``).
     """
     model, graphs = trained
     found = {id(value): name for name, value in graphs.inputs[0]}

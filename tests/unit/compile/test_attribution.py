@@ -173,6 +173,116 @@ def test_compiled_function_of_tensors_alone_is_outside_the_model() -> None:
     assert profile.outside.total("backward").macs == A * B * D
 
 
+class Broken(nn.Module):
+    """A layer in which a graph ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(B, B)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return self.layer(x)
+
+
+class AroundBreak(nn.Module):
+    """Model with a product of its own behind layers, in the first of which a graph ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = Broken()
+        self.head = nn.Linear(B, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(self.broken(x))
+        return y @ y.t()
+
+
+def test_work_after_a_graph_break_in_a_layer_belongs_to_the_model_that_calls_it() -> None:
+    model = AroundBreak()
+    eager = profile_of(train, model, model=model)
+    backend = counting_backend("aot_eager", model)
+    train(torch.compile(model, backend=backend))
+    profile = backend.profile()
+    assert profile.root.own("forward").macs == A * D * A
+    for phase in ("forward", "backward"):
+        assert macs(profile, phase) == macs(eager, phase)
+    assert profile.root.calls == 1
+
+
+def test_module_that_is_called_by_two_names_counts_every_call() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(B, B)
+            self.layers = nn.ModuleList([self.layer, self.layer])
+
+        def forward(self, x: Tensor) -> Any:
+            for layer in (self.layer, *self.layers):
+                x = layer(x)
+            return x
+
+    model = Named()
+    backend = counting_backend("aot_eager", model)
+    train(torch.compile(model, backend=backend))
+    assert backend.profile().node("layer").calls == 3
+    assert backend.profile().node("layer").total("forward").macs == 3 * A * B * B
+
+
+def squares(layer: nn.Module, x: Tensor) -> Any:
+    y = layer(x)
+    return y @ y.t() @ x
+
+
+class Calling(nn.Module):
+    """A layer that has a function call its own layer."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(B, C)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.layer, x)
+
+
+def test_compiled_function_belongs_to_the_module_that_calls_it() -> None:
+    model = nn.Sequential(Calling(squares), Calling(squares), Calling(squares))
+    eager = profile_of(train, model, model=model)
+    backend = counting_backend("aot_eager", model)
+    compiled = torch.compile(squares, backend=backend)
+    for calling in model:
+        calling.function = compiled
+    train(model)
+    profile = backend.profile()
+    assert profile.node("2").own("forward").macs == A * C * A + A * A * B
+    for phase in ("forward", "backward"):
+        assert macs(profile, phase) == macs(eager, phase)
+    assert len(backend.graphs) == 4, "the second and the third run the same code"
+
+
+def test_compiled_method_that_is_not_called_by_the_model_is_outside() -> None:
+    """As in an eager counter."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(B, C)
+
+        def encode(self, x: Tensor) -> Tensor:
+            y = self.up(x)
+            return y @ y.t()
+
+    model = Encoder()
+    backend = counting_backend("aot_eager", model)
+    torch.compile(model.encode, backend=backend)(torch.ones(A, B)).sum().backward()
+    profile = backend.profile()
+    assert macs(profile, "forward") == {"": A * B * C, "up": A * B * C}
+    assert profile.outside.total("forward").macs == A * C * A
+    assert profile.outside.total("backward").macs == 2 * A * C * A
+    assert profile.root.calls == 0
+
+
 def train_parts(run: Any, times: tuple[int, int]) -> None:
     for index, number in enumerate(times):
         for _ in range(number):
