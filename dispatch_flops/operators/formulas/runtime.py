@@ -95,9 +95,9 @@ declare_free(["fsdp::copy_"], "copy", formula=_copied)
 
 
 @register_flops("prims::fma")
-def fma(a: Tensor, b: Tensor, c: Tensor, *, out: Any, **_: Any) -> int:
-    """a·b + c in one instruction, of one shape: 1 product and 1 sum per element."""
-    return muls(out.numel(), a, b) + adds(out.numel(), out, c)
+def fma(*_: Any, out: Tensor, **__: Any) -> int:
+    """a·b + c in one instruction, where b may be a number: 1 product and 1 sum per element."""
+    return muls(out.numel(), out) + adds(out.numel(), out)
 
 
 @register_flops("prims::_low_memory_max_pool_with_offsets")

@@ -215,6 +215,21 @@ def test_compiled_optimizer_is_a_phase_of_its_own() -> None:
     assert profile.root.calls == 2
 
 
+def test_compiled_adam_costs_as_much_per_parameter_as_an_eager_one() -> None:
+    """lerp (3); mul, addcmul (4); sqrt, div, add (3); addcdiv (3)."""
+
+    def step_flops(params: int) -> int:
+        weight = nn.Parameter(torch.ones(params))
+        weight.grad = torch.ones(params)
+        optimizer = torch.optim.Adam([weight])
+        backend = counting_backend("aot_eager", strict=True)
+        torch.compile(optimizer.step, backend=backend)()
+        return backend.step().costs["optimizer"].flops
+
+    torch._dynamo.reset()
+    assert step_flops(64) - step_flops(8) == (64 - 8) * 13
+
+
 def test_model_compiled_with_its_optimizer_stays_forward() -> None:
     model = nn.Linear(8, 8)
     model(torch.ones(4, 8)).sum().backward()
