@@ -101,7 +101,11 @@ def fma(*_: Any, out: Tensor, **__: Any) -> int:
 
 
 @register_flops("prims::_low_memory_max_pool_with_offsets")
-def low_memory_max_pool(x: Tensor, *args: Any, out: Any, **kwargs: Any) -> OpCost:
+def low_memory_max_pool(
+    x: Tensor, kernel_size: list[int], *args: Any, out: Any, **kwargs: Any
+) -> OpCost:
     """Max pooling that returns small offsets instead of indices, with as many comparisons."""
-    pool = torch.ops.aten.max_pool2d_with_indices
-    return cost_of(pool, x, *args, out=out, **kwargs)
+    is_2d = len(kernel_size) == 2
+    aten = torch.ops.aten
+    pool = aten.max_pool2d_with_indices if is_2d else aten.max_pool3d_with_indices
+    return cost_of(pool, x, kernel_size, *args, out=out, **kwargs)

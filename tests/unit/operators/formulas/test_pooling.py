@@ -72,6 +72,20 @@ def test_max_pool_matches_counted_windows(
     assert backward == y.numel()
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+def test_max_pool_of_inductor_matches_that_of_torch(dims: int) -> None:
+    from torch._inductor import inductor_prims
+
+    pool = (F.max_pool2d, F.max_pool3d)[dims - 2]
+    x, window = (
+        torch.ones(2, 3, *(7, 6, 5)[:dims]),
+        [[3] * dims, [2] * dims, [1] * dims, [1] * dims],
+    )
+    inductor = inductor_prims._low_memory_max_pool_with_offsets
+    profile = profile_of(inductor, x, *window, False, strict=True)
+    assert profile.total("forward").flops == profile_of(pool, x, *window).total("forward").flops > 0
+
+
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "ceil"),
     [(k, s, p, c) for k, s, p, d, c in WINDOWS if set(d) == {1}],
