@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
-from dispatch_flops._torch import OpOverload
+from dispatch_flops._torch import FakeTensor, OpOverload
 
 _ALONE = 2  # references to a storage: of its only tensor, and of its Python object
 # References to a tensor: of what holds it in C++, of its Python object, and two of the call.
 _HELD_ONCE = 4
+_PLAIN = (torch.Tensor, FakeTensor)
 _ACCUMULATION = "aten::add.Tensor"
 _INTO_ZEROS = frozenset((
     "aten::index_add", "aten::index_put", "aten::masked_scatter", "aten::put", "aten::scatter.src",
@@ -88,10 +89,8 @@ def _may_take(total: torch.Tensor, term: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Return True for a tensor that is dense, and no subclass."""
-    return (
-        tensor.__class__ is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
-    )
+    """Return True for a tensor that is dense, and no subclass; a fake one stands for such."""
+    return tensor.__class__ in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _is_called_by_engine() -> bool:

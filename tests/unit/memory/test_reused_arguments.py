@@ -12,7 +12,9 @@ from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode
+from dispatch_flops.distributed import simulate
 from tests.helpers.allocator import peak_bytes
+from tests.helpers.ranks import peaks
 
 ROWS, COLUMNS = 211, 97
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -129,6 +131,19 @@ def test_backward_pass_that_reuses_arguments_peaks_at_the_allocators_bytes(name:
 
     truth, ours = truth_and_ours(make)
     assert abs(ours - truth) <= 16  # scalars of the profiler's run
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_simulated_backward_pass_reuses_the_arguments_that_a_real_one_does(name: str) -> None:
+    def make() -> Callable[[], None]:
+        x = torch.ones(ROWS, COLUMNS, requires_grad=True)
+        return lambda: FUNCTIONS[name](x.exp()).sum().backward()
+
+    run = make()
+    with FlopCounterMode(display=False, memory=True) as counter:
+        run()
+    simulated = simulate(lambda mesh: make(), {"dp": 1}, memory=True).ranks[0]
+    assert peaks(simulated) == peaks(counter.profile)
 
 
 def test_shared_weight_has_its_second_gradient_added_out_of_place() -> None:
