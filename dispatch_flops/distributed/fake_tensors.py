@@ -31,6 +31,10 @@ class SimulatedTensorMode(FakeTensorMode):
         self._works = _torch.CompletedWorks()
         self._keeps_integers = False
 
+    def __deepcopy__(self, memo: object) -> SimulatedTensorMode:
+        """Return itself: copies of fake tensors, which are copied with their mode, belong to it."""
+        return self
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._works.hand_over()
         match getattr(func, "namespace", None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -130,6 +131,19 @@ def test_simulated_rank_frees_what_was_reduced(is_async: bool) -> None:
     memory = simulate(reducing(is_async), {"dp": 3}, ranks=[1], memory=True).ranks[1].memory
     assert memory is not None
     assert memory.peak_bytes == 4 * (7 * 11 + 7 * 11)
+
+
+def test_copied_module_is_in_memory_once() -> None:
+    def job(mesh: Any) -> Any:
+        layer = nn.Linear(7, 11, bias=False)
+        x = torch.ones(5, 7)
+        model = copy.deepcopy(layer)
+        return model, lambda: model(x)
+
+    memory = simulate(job, {"dp": 2}, ranks=[1], memory=True).ranks[1].memory
+    assert memory is not None
+    held = {"parameters": 4 * 7 * 11, "inputs": 4 * 5 * 7}
+    assert memory.by_role() == {**held, "activations": 4 * 5 * 11}
 
 
 def macs(profile: Profile) -> list[int]:
