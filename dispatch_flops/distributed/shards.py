@@ -25,17 +25,22 @@ class Shard:
     shape: tuple[int, ...]
     cuts: tuple[tuple[str, int], ...]
 
-    def local_shape(self, at: Mapping[str, int], mesh: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape of the shard at a position of the mesh.
+    def local_shapes(
+        self, at: Mapping[str, int], mesh: Mapping[str, int]
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of the shard at a position of the mesh, after each cut.
 
+        The rank holds the last. It computes with an earlier one where FSDP undoes the later cuts.
         A cut in n parts gives ceil(size / n) to each rank while there is something left.
         Source: torch.chunk, by which DTensor cuts.
         """
-        shape = list(self.shape)
+        shapes = [list(self.shape)]
         for name, dim in self.cuts:
+            shape = shapes[-1].copy()
             part = -(-shape[dim] // mesh[name])
             shape[dim] = max(0, min(part, shape[dim] - part * at[name]))
-        return tuple(shape)
+            shapes.append(shape)
+        return tuple(map(tuple, shapes))
 
 
 @contextmanager
@@ -98,12 +103,15 @@ def positions(mesh: Mapping[str, int]) -> Iterator[dict[str, int]]:
 def classes(
     ranks: Sequence[int], shards: frozenset[Shard], mesh: Mapping[str, int]
 ) -> list[list[int]]:
-    """Return the ranks in groups whose parameter shards have equal shapes, in order of rank."""
+    """Return the ranks in groups whose parameter shards have equal shapes, in order of rank.
+
+    Shapes are equal after each cut: ranks with equal parts of unequal shards compute differently.
+    """
     order = sorted(shards, key=repr)
-    groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for rank in ranks:
         at = coordinates_of(rank, mesh)
         known = [shard for shard in order if all(name in mesh for name, _ in shard.cuts)]
-        shapes = tuple(shard.local_shape(at, mesh) for shard in known)
+        shapes = tuple(shard.local_shapes(at, mesh) for shard in known)
         groups.setdefault(shapes, []).append(rank)
     return list(groups.values())

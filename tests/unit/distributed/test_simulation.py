@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.distributed import ClusterProfile, gather, simulate
@@ -182,6 +184,20 @@ def test_representatives_stand_for_ranks_with_equal_shards() -> None:
     assert cluster.total() == every.total()
     assert cluster.straggler() == every.straggler() == 0
     assert any("2 ranks were not simulated" in note for note in cluster.notes)
+
+
+def test_representatives_compute_with_equal_shards() -> None:
+    """5 rows over tp are 3 and 2; halves of both have 1 row on 3 of the 4 ranks."""
+
+    def job(mesh: DeviceMesh) -> Any:
+        model = nn.Sequential(nn.Linear(7, 5, bias=False))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+        fully_shard(model, mesh=mesh["dp"])
+        return lambda: model(torch.ones(3, 7))
+
+    cluster = simulate(job, {"dp": 2, "tp": 2})
+    assert cluster.represented == {3: 1}
+    assert cluster.total("forward").macs == 2 * 3 * 7 * 5
 
 
 def test_representatives_are_of_every_stage() -> None:
