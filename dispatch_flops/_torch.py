@@ -1761,10 +1761,9 @@ DDP_MODULE = "torch.nn.parallel.distributed"
 DDP_VERIFY = "_verify_param_shape_across_processes"
 
 
-# The method by which DDP's reducer arranges the gradients anew, in the order in which they came. It
-# writes the order into tensors of 32-bit integers and reads it from them, as it does with the
-# parameters that were used. Public: none.
-REBUILD_BUCKETS = "_rebuild_buckets"
+# Methods of DDP's reducer that read integers from tensors of its own: the order in which gradients
+# came, by which they are arranged anew, and the parameters that were used. Public: none.
+REDUCER_METHODS = ("__init__", "_rebuild_buckets", "_set_static_graph")
 
 
 def reducer_class() -> type[Any]:

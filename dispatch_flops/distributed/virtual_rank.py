@@ -74,7 +74,7 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     ddp = importlib.import_module(_torch.DDP_MODULE)
     yield ddp, _torch.DDP_VERIFY, lambda *args, **kwargs: None
     reducer = _torch.reducer_class()
-    for name in ("__init__", _torch.REBUILD_BUCKETS):
+    for name in _torch.REDUCER_METHODS:
         yield reducer, name, _keeping_integers(getattr(reducer, name), mode)
     for module in _torch.modules_that_ask_for_tracing():
         yield module, _torch.ARE_WE_TRACING, torch.compiler.is_dynamo_compiling

@@ -154,6 +154,17 @@ def partly_used_ddp(mesh: DeviceMesh) -> Step:
     return step
 
 
+def partly_used_static_ddp(mesh: DeviceMesh) -> Step:
+    """A static graph that leaves parameters unused, in every pass the same."""
+    model = DistributedDataParallel(OneOfTwo(), static_graph=True)
+
+    def step() -> None:
+        for _ in range(2):
+            model(torch.ones(BATCH, WIDTH), 0).sum().backward()
+
+    return step
+
+
 def fsdp1_unsharded(mesh: DeviceMesh) -> Step:
     """FSDP1 that keeps the gathered parameters until backward."""
     options: dict[str, Any] = {

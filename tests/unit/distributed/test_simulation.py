@@ -38,6 +38,7 @@ FOUR_RANKS = {
     "plain_ddp": [("dp", 4)],
     "clipped_ddp": [("dp", 4)],
     "partly_used_ddp": [("dp", 4)],
+    "partly_used_static_ddp": [("dp", 4)],
     "fsdp1_unsharded": [("dp", 4)],
     "fsdp_from_meta": [("dp", 4)],
     "fsdp_even": [("dp", 4)],
