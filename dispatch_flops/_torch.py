@@ -1802,10 +1802,13 @@ def pipeline_stage_class() -> type[Any]:
 def set_inference_modes(stages: Sequence[Any], has_backward: bool) -> None:
     """Have pipeline stages exchange metadata where one of these stages needs it.
 
+    Stages of a traced model exchange none: the trace has the shapes.
     Public: none; a stage with ``input_args`` and ``output_args`` needs none.
     """
     from torch.distributed.pipelining import stage
 
+    if not all(isinstance(one, stage.PipelineStage) for one in stages):
+        return
     modes = stage.InferenceMode
     needed = any(modes.needs_dynamic(one._user_meta, has_backward) for one in stages)
     for one in stages:

@@ -15,7 +15,14 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    SplitPoint,
+)
+from torch.distributed.pipelining import pipeline as split_model
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -258,6 +265,19 @@ def pipeline(mesh: DeviceMesh) -> Step:
 def dynamic_pipeline(mesh: DeviceMesh) -> Step:
     """1F1B of two stages that tell each other the shapes that they exchange."""
     return _pipeline(mesh, knows_shapes=False)
+
+
+def traced_pipeline(mesh: DeviceMesh) -> Step:
+    """GPipe of two stages into which torch splits the trace of a model."""
+    model = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH))
+    traced = split_model(
+        model, mb_args=(torch.ones(BATCH, WIDTH),), split_spec={"1": SplitPoint.BEGINNING}
+    )
+    number = mesh.get_local_rank("pp")
+    stage = traced.build_stage(number, torch.device("cpu"), mesh.get_group("pp"))
+    schedule = ScheduleGPipe(stage, MICROBATCHES, loss_fn=lambda y, t: y.sum())
+    x = torch.ones(MICROBATCHES * BATCH, WIDTH)
+    return lambda: schedule.step(target=x) if number else schedule.step(x)
 
 
 def interleaved(mesh: DeviceMesh) -> Step:

@@ -31,6 +31,8 @@ from tests.models import parallel
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning"),
+    # of torch.export, which traces models for pipelines
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),
 ]
 
 FOUR_RANKS = {
@@ -46,6 +48,7 @@ FOUR_RANKS = {
     "fsdp_resharding": [("dp", 4)],
     "fsdp_tp": [("dp", 2), ("tp", 2)],
     "pipeline": [("pp", 2), ("dp", 2)],
+    "traced_pipeline": [("pp", 2), ("dp", 2)],
 }
 if TORCH >= (2, 12):  # before, stages send tensors as metadata, which a simulated rank cannot
     FOUR_RANKS["dynamic_pipeline"] = [("pp", 2), ("dp", 2)]
