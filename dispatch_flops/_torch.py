@@ -1687,6 +1687,10 @@ def clear_sharding_caches() -> None:
 # Methods and properties of DeviceMesh that read the values of tensors of their own. Public: none.
 MESH_METHODS = ("__init__", "__getitem__", "mesh", "_flatten", "_unflatten", "_get_all_submeshes")
 
+# The argument of DeviceMesh's constructor in which ``init_device_mesh`` passes the ranks, in order.
+# Public: none.
+RANK_MAP = "_rank_map"
+
 
 # Modules that ask whether a program is traced, and the question. Under a fake tensor mode the
 # answer is yes: collectives are then waited for at once, and shards are always padded.

@@ -66,6 +66,7 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     for name in _torch.MESH_METHODS:
         if name in vars(DeviceMesh):
             yield DeviceMesh, name, _with_real_tensors(vars(DeviceMesh)[name])
+    yield DeviceMesh, "__init__", _knowing_ranks(_with_real_tensors(DeviceMesh.__init__))
     for name in _WITH_PEERS:
         yield distributed, name, delivering(getattr(distributed, name), mailbox)
     for name in _OF_OBJECTS:
@@ -109,6 +110,22 @@ def _with_real_tensors(member: Any) -> Any:
         assert member.fget is not None
         return property(outside_fake_mode(member.fget))
     return outside_fake_mode(member)
+
+
+def _knowing_ranks(initialize: Callable[..., None]) -> Callable[..., None]:
+    """Return DeviceMesh's constructor so that it knows the ranks that ``init_device_mesh`` passes.
+
+    Where a job calls that, they are in a fake tensor.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        ranks = kwargs.get(_torch.RANK_MAP)
+        if isinstance(ranks, FakeTensor):
+            with _torch.without_fake_mode():
+                kwargs[_torch.RANK_MAP] = torch.arange(ranks.numel(), dtype=ranks.dtype)
+        initialize(*args, **kwargs)
+
+    return run
 
 
 def _padding_once(reset: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dispatch_flops import _torch
 
@@ -69,6 +69,14 @@ def test_fake_mode_is_left_for_a_block() -> None:
 def test_mesh_computes_with_tensors_in_these_methods() -> None:
     assert {"__init__", "__getitem__", "mesh"} <= vars(DeviceMesh).keys()
     assert isinstance(vars(DeviceMesh)["mesh"], property)
+
+
+@pytest.mark.usefixtures("fake_rank")
+def test_ranks_of_a_mesh_are_numbered_by_this_argument() -> None:
+    """If this fails, a simulated job cannot call ``init_device_mesh``."""
+    with mock.patch.object(DeviceMesh, "__init__", return_value=None) as initialize:
+        init_device_mesh("cpu", (2, 2))
+    assert initialize.call_args.kwargs[_torch.RANK_MAP].tolist() == [0, 1, 2, 3]
 
 
 def test_ddp_compares_parameters_by_this_name() -> None:

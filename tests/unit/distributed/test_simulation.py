@@ -204,6 +204,19 @@ def test_representatives_compute_with_equal_shards() -> None:
     assert cluster.total("forward").macs == 2 * 3 * 7 * 5
 
 
+def sharding_over_a_mesh_of_its_own(mesh: DeviceMesh) -> Any:
+    """5 rows on 4 ranks: 2, 2, 1, 0."""
+    own = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
+    model = fully_shard(nn.Linear(7, 5, bias=False), mesh=own)
+    return model, lambda: model(torch.ones(3, 7)).sum().backward()
+
+
+def test_job_may_make_a_mesh_of_its_own() -> None:
+    cluster = simulate(sharding_over_a_mesh_of_its_own, {"dp": 4}, ranks=range(4))
+    shares = [profile.root.local_params for profile in cluster.ranks.values()]
+    assert shares == [7 * rows for rows in (2, 2, 1, 0)]
+
+
 def test_representatives_are_of_every_stage() -> None:
     cluster = simulate(parallel.pipeline, {"pp": 2, "dp": 2})
     assert sorted(cluster.profiles) == [0, 2]
