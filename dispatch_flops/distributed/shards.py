@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -100,6 +100,11 @@ def positions(mesh: Mapping[str, int]) -> Iterator[dict[str, int]]:
         yield dict(zip(mesh, at, strict=True))
 
 
+def unnamed_dims(shards: Iterable[Shard], mesh: Mapping[str, int]) -> set[str]:
+    """Return the names of dimensions that parameters are sharded over and the mesh lacks."""
+    return {name for shard in shards for name, _ in shard.cuts if name not in mesh}
+
+
 def classes(
     ranks: Sequence[int], shards: frozenset[Shard], mesh: Mapping[str, int]
 ) -> list[list[int]]:
@@ -111,7 +116,7 @@ def classes(
     groups: dict[object, list[int]] = {}
     for rank in ranks:
         at = coordinates_of(rank, mesh)
-        known = [shard for shard in order if all(name in mesh for name, _ in shard.cuts)]
+        known = [shard for shard in order if not unnamed_dims([shard], mesh)]
         shapes = tuple(shard.local_shapes(at, mesh) for shard in known)
         groups.setdefault(shapes, []).append(rank)
     return list(groups.values())

@@ -21,7 +21,13 @@ from dispatch_flops.distributed.messages import (
     MessageSent,
     MissingMessageError,
 )
-from dispatch_flops.distributed.shards import Shard, classes, observed_shards, ranks_by_stage
+from dispatch_flops.distributed.shards import (
+    Shard,
+    classes,
+    observed_shards,
+    ranks_by_stage,
+    unnamed_dims,
+)
 from dispatch_flops.distributed.verification import differences
 from dispatch_flops.distributed.virtual_rank import virtual_rank
 from dispatch_flops.distributed.watchdog import time_limit
@@ -41,6 +47,10 @@ _FILLED = (
     "pipeline stage and the same sizes of parameter shards; communication names the groups of that "
     "rank; ranks that differ otherwise, as by uneven sequences or code that asks for its rank, are "
     "not told apart: name them in ranks="
+)
+_UNNAMED = (
+    "parameters are sharded over {}, which mesh= does not name: ranks whose shards differ along it "
+    "are not told apart; name them in ranks="
 )
 _VERIFIED = "verified: the counts of {}, chosen at random, equal those of a representative"
 _DIFFERS = "rank {} differs from rank {}, which represents it: {}; name such ranks in ranks="
@@ -166,8 +176,10 @@ class _Simulator:
         compared: dict[int, int] = {}
         profiles: dict[int, Profile] = {}
         represented: dict[int, int] = {}
+        unnamed: set[str] = set()
         for stage in ranks_by_stage(self._mesh):
             profiles[stage[0]] = self._profile(stage[0])
+            unnamed |= unnamed_dims(self._shards, self._mesh)
             for head, *others in classes(stage, self._shards, self._mesh):
                 if head not in profiles:
                     profiles[head] = self._profile(head)
@@ -177,19 +189,20 @@ class _Simulator:
         for rank in compared:
             profiles[rank] = self._profile(rank)
             del represented[rank]
-        notes = _verification_notes(profiles, compared)
+        notes = [_UNNAMED.format(", ".join(sorted(unnamed)))] if unnamed and represented else []
+        notes += _verification_notes(profiles, compared)
         return self._cluster(profiles, represented, notes)
 
     def _cluster(
         self,
         profiles: Mapping[int, Profile],
         represented: Mapping[int, int],
-        verification: Iterable[str] = (),
+        further_notes: Iterable[str] = (),
     ) -> ClusterProfile:
         notes = [_NOTE]
         if represented:
             notes.append(_FILLED.format(_were(len(represented)), len(profiles)))
-        notes += verification
+        notes += further_notes
         if self._values_read:
             notes.append(_VALUES_READ.format(self._values_read))
         return ClusterProfile(

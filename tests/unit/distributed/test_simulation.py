@@ -217,6 +217,12 @@ def test_job_may_make_a_mesh_of_its_own() -> None:
     assert shares == [7 * rows for rows in (2, 2, 1, 0)]
 
 
+def test_representatives_over_a_mesh_of_the_jobs_own_are_noted() -> None:
+    cluster = simulate(sharding_over_a_mesh_of_its_own, {"dp": 4})
+    assert any("sharded over shard, which mesh= does not name" in note for note in cluster.notes)
+    assert not any("which mesh= does not name" in note for note in simulated("fsdp_tp").notes)
+
+
 def test_representatives_are_of_every_stage() -> None:
     cluster = simulate(parallel.pipeline, {"pp": 2, "dp": 2})
     assert sorted(cluster.profiles) == [0, 2]
