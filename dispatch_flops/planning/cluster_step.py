@@ -19,6 +19,7 @@ from dispatch_flops.planning.model_inputs import converted, model_and_inputs, sa
 from dispatch_flops.planning.sharding import allocate, shard
 from dispatch_flops.planning.training_step import ROUNDING, checkpoint_stacks, step_of
 from dispatch_flops.profile.cluster import ClusterProfile
+from dispatch_flops.profilers.counter import FlopCounterMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def simulate_step(
 
     def steady(device_mesh: DeviceMesh) -> tuple[Any, Callable[[], Any]]:
         model, step = as_step(job(device_mesh))
-        with without_tracing_checks():
+        with without_tracing_checks(), FlopCounterMode(model, display=False, target=target):
             step()
         return model, step
 

@@ -65,6 +65,25 @@ def test_mesh_of_one_rank_has_the_work_of_a_device() -> None:
 
 
 @pytest.mark.slow
+def test_experts_in_float32_have_the_products_of_their_tokens() -> None:
+    """torch's grouped product refuses float32 where tensors have no data, and runs it elsewhere."""
+    hidden, chosen = 16, 2
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=HEADS, head_dim=HEAD,
+        num_key_value_heads=GROUPS, vocab_size=VOCABULARY, moe_intermediate_size=hidden,
+        num_experts=4, num_experts_per_tok=chosen, use_cache=False,
+    )  # fmt: skip
+
+    def build() -> tuple[Any, dict[str, torch.Tensor]]:
+        ids = torch.ones(BATCH, SEQUENCE, dtype=torch.long)
+        return transformers.AutoModelForCausalLM.from_config(config), {"input_ids": ids}
+
+    (step,) = plan(build, "H100", mesh={"dp": 2}, search_batch=False).steps
+    experts = step.profile.by_module("forward")["model.layers.0.mlp.experts"]
+    assert experts.macs == chosen * ROWS * 3 * WIDTH * hidden
+
+
+@pytest.mark.slow
 def test_sums_over_tp_have_the_closed_form() -> None:
     step = planned({"tp": 3})
     assert step.cluster is not None
