@@ -199,6 +199,10 @@ def _job(options: Namespace, sizes: dict[str, Any]) -> Callable[..., Any] | None
         raise TargetError(f"{options.target} is a job: it has a parameter mesh; add --mesh")
     if options.optimizer is not None:
         raise TargetError("--optimizer is for a model; a job has an optimizer of its own")
+    if options.input_shape or options.inputs:
+        raise TargetError(
+            "--input-shape and --inputs are for a model; a job makes its inputs itself; omit them"
+        )
     unused = sorted(sizes.keys() - found.variables) if found.variables is not None else []
     if unused:
         raise TargetError(f"--set {unused[0]} is not used: {options.target} has no such parameter")

@@ -84,7 +84,7 @@ def plan(
     that does not suit ``build``. Raises TargetError if ``build`` does not return a model and its
     inputs, if nothing requires a gradient, and if the model states no tensor-parallel plan.
     """
-    _check_types(build, sizes, dtype)
+    _check_types(build, sizes, dtype, mesh)
     planner = _Planner(
         build, machine_of(machine), optimizer, dtype, checkpoint, causal, target,
         host_s_per_operator, dict(mesh) if mesh is not None else None, mixed_precision,
@@ -98,7 +98,7 @@ def plan(
     )
 
 
-def _check_types(build: Any, sizes: Any, dtype: Any) -> None:
+def _check_types(build: Any, sizes: Any, dtype: Any, mesh: Any) -> None:
     if not callable(build) or isinstance(build, torch.nn.Module):
         raise ConfigError(
             f"build is of type {type(build).__name__}; pass a function that returns the model and "
@@ -108,6 +108,8 @@ def _check_types(build: Any, sizes: Any, dtype: Any) -> None:
         raise ConfigError(f"sizes={sizes!r}: pass a dict of names and values")
     if not isinstance(dtype, torch.dtype | None):
         raise ConfigError(f"dtype={dtype!r}: pass a dtype of torch, such as torch.bfloat16")
+    if not isinstance(mesh, Mapping | None):
+        raise ConfigError(f'mesh={mesh!r}: pass names and sizes, such as {{"dp": 2, "tp": 4}}')
 
 
 def machine_of(machine: Machine | str) -> Machine:
@@ -154,8 +156,8 @@ class _Planner:
             check_optimizer(self.optimizer)
         if self.mesh is None and is_job(self.build) and "mesh" not in sizes:
             raise ConfigError("build has a parameter mesh; pass mesh=, such as mesh={'dp': 8}")
-        if self.mesh is not None and self._is_job and (self.dtype or self.checkpoint):
-            raise ConfigError("a job sets dtype and checkpointing itself; leave them out")
+        if self._is_job and (self.dtype or self.checkpoint or self.mixed_precision):
+            raise ConfigError("a job sets its precision and checkpointing itself; leave them out")
         if self.mesh is not None and not self._is_job:
             check_dims(self.mesh)
         can_mix = self.dtype is not None and "dp" in (self.mesh or ()) and not self._is_job

@@ -326,7 +326,9 @@ def _job(mesh: DeviceMesh) -> Any:
         (build, {"mixed_precision": True}, ConfigError, "needs a dtype, and a mesh with dp"),
         (build, {"optimizer": "lion"}, ConfigError, "choose one of adamw"),
         (_job, {"mesh": None}, ConfigError, "build has a parameter mesh"),
-        (_job, {"checkpoint": True}, ConfigError, "a job sets dtype and checkpointing itself"),
+        (build, {"mesh": "dp=2"}, ConfigError, "pass names and sizes"),
+        (_job, {"checkpoint": True}, ConfigError, "a job sets its precision and checkpointing"),
+        (_job, {"mixed_precision": True}, ConfigError, "a job sets its precision"),
     ],
 )
 def test_mesh_that_cannot_be_planned_says_what_to_do(build, options, error, message: str) -> None:
