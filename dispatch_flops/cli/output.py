@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_flops.errors import TargetError
+from dispatch_flops.renderers.terminal import printable
 
 
 def emit(text: str, output: str | None = None) -> None:
@@ -28,10 +29,8 @@ def emit(text: str, output: str | None = None) -> None:
             raise TargetError("--output is empty; name a file, or omit --output for stdout")
         write_file(Path(output), (text.removesuffix("\n") + "\n").encode())
         return
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    printable = text.encode(encoding, "replace").decode(encoding)
     with _stdout_errors():
-        print(printable.removesuffix("\n"), flush=True)
+        print(printable(text).removesuffix("\n"), flush=True)
 
 
 def flush_stdout() -> None:
@@ -89,7 +88,7 @@ def page(text: str) -> None:
         emit(text)
         return
     # The pager may be left before it has read everything: that is not an error.
-    subprocess.run(command, input=text, text=True, check=False)
+    subprocess.run(command, input=text, text=True, errors="replace", check=False)
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -332,9 +332,9 @@ class FlopCounterMode(ProfileHolder):
         return self.profile._repr_html_()
 
     def _print(self) -> None:
-        from dispatch_flops.renderers.terminal import terminal_view
+        from dispatch_flops.renderers.terminal import printable, terminal_view
 
-        print(self._text(**terminal_view()))
+        print(printable(self._text(**terminal_view())))
 
     def _text(self, **shown: Any) -> str:
         from dispatch_flops.renderers import View, overview

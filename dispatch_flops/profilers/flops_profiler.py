@@ -27,6 +27,7 @@ from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.model import exclude_modules, module_classes, profile_model
 from dispatch_flops.renderers import View, deepspeed
 from dispatch_flops.renderers.deepspeed import aggregated, units
+from dispatch_flops.renderers.terminal import printable
 from dispatch_flops.renderers.text import at_least
 
 _EXPERT_GROUP = "ep_size_"
@@ -332,7 +333,7 @@ class FlopsProfiler(ProfileHolder):
         top_modules: classes printed per level.
         """
         view = deepspeed.make_view(module_depth=module_depth, top_modules=top_modules)
-        print(aggregated.render(self.profile, view))
+        print(printable(aggregated.render(self.profile, view)))
 
 
 @contextmanager
@@ -394,7 +395,7 @@ def write_or_warn(text: str, output_file: str | Path | None) -> None:
         print_or_write(text, output_file)
     except TargetError as error:
         warnings.warn(f"{error}; printed instead", stacklevel=2)
-        print(text)
+        print(printable(text))
 
 
 def print_or_write(text: str, output_file: str | Path | None) -> None:
@@ -403,7 +404,7 @@ def print_or_write(text: str, output_file: str | Path | None) -> None:
     Raises OutputError, a TargetError and an OSError, if the file cannot be written.
     """
     if output_file is None:
-        print(text)
+        print(printable(text))
         return
     path = Path(output_file)
     try:

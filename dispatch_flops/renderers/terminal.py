@@ -26,6 +26,15 @@ def terminal_view() -> dict[str, Any]:
     return {"width": width, "is_colored": not os.environ.get("NO_COLOR")}
 
 
+def printable(text: str) -> str:
+    """Return the text with "?" in place of what ``sys.stdout`` cannot encode.
+
+    The bars are not in the code pages of Windows, which files and pipes have there, nor in ASCII.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
+
+
 def colored(text: str, code: str, is_colored: bool) -> str:
     """Return the text between a colour's escape sequences, if it is to be coloured."""
     return f"{code}{text}{RESET}" if is_colored and text else text

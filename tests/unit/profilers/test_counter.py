@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +123,19 @@ def test_counter_with_display_prints_the_profile_at_exit(
     with FlopCounterMode(model, depth=0) as counter:
         model(rows(2, 3))
     assert capsys.readouterr().out == overview.render(counter.profile, View(depth=0)) + "\n"
+
+
+def test_bars_that_stdout_cannot_encode_do_not_end_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    model = plain(3, 5)
+    with FlopCounterMode(model) as counter:
+        model(rows(2, 3))
+    stdout.flush()
+    printed = stdout.buffer.getvalue().decode("cp1252")  # type: ignore[attr-defined]
+    assert printed == overview.render(counter.profile).replace("█", "?") + "\n"
 
 
 # -- results -----------------------------------------------------------------------------------

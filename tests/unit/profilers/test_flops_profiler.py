@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import inspect
+import io
+import sys
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -230,6 +233,24 @@ def test_profiler_printed_before_any_forward_says_not_available(
     profiler.stop_profile()
     profiler.print_model_profile()
     assert "n/a" in capsys.readouterr().out
+
+
+def test_names_that_stdout_cannot_encode_are_printed_with_question_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    model = nn.Sequential(OrderedDict({"é": type("Ü", (nn.Linear,), {})(3, 5)}))
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.ones(2, 3))
+    profiler.end_profile()
+    profiler.print_model_profile()
+    profiler.print_model_aggregated_profile()
+    stdout.flush()
+    printed = stdout.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    assert "(?): ?(" in printed
+    assert "{'?': '30 MACs'}" in printed.rpartition("depth 1:")[2]
 
 
 def test_get_model_profile_has_the_parameters_of_deepspeed() -> None:
