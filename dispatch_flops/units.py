@@ -134,7 +134,7 @@ def _scaled(value: Number) -> str:
 # -- text to numbers ----------------------------------------------------------------------------
 
 _SIZE = re.compile(
-    r"\s*(?P<number>\d[\d_,]*(?:\.\d+)?(?:e\+?(?P<power>\d+))?|\.\d+)\s*"
+    r"\s*(?P<number>(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?(?:e\+?(?P<power>\d+))?|\.\d+)\s*"
     r"(?P<prefix>[kmgbtpe]?)\s*(?:macs?|flops?|params?|parameters|b|bytes)?\s*",
     re.IGNORECASE,
 )

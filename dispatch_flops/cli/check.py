@@ -106,13 +106,13 @@ def _operators_of_unknown_memory(profile: Profile, phase: Phase | None) -> Seque
 
 
 def parse_bytes(text: str) -> int:
-    """Parse ``"80GiB"`` as 80 * 2**30; also ``80GB``, ``80G`` and ``8e10``.
+    """Parse ``"80GiB"`` as 80 * 2**30; also ``80GB``, ``80G``, ``8e10`` and ``512 B``.
 
     Raises ValueError for any other text.
     """
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGTP])iB\s*", text)
     if match is None:
-        return parse_count(text.strip().removesuffix("B"))
+        return parse_count(re.sub(r"[Bb]\s*$", "", text))  # a count of 7B is 7 billion
     return int(float(match[1]) * 1024 ** (" KMGTP".index(match[2])))
 
 
@@ -137,7 +137,7 @@ _LIMITS = {
         help="at most N bytes read and written, such as 1.5G",
         label="bytes",
         value=lambda profile, phase: profile.total(phase).bytes_total,
-        parse=parse_count,
+        parse=parse_bytes,
         text=bytes_text,
         unknown=_uncounted,
     ),

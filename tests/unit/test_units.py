@@ -80,7 +80,9 @@ def test_parse_count_returns_the_exact_count(text: str, count: int) -> None:
     assert units.parse_count(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "many", "-5", "4.2", "1.0001K", "4 GB/s", "nan", "G", "1 2"])
+@pytest.mark.parametrize(
+    "text", ["", "many", "-5", "4.2", "1.0001K", "4 GB/s", "nan", "G", "1 2", "1,5G"]
+)
 def test_parse_count_of_other_text_raises_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="is not a "):
         units.parse_count(text)

@@ -9,6 +9,7 @@ import pytest
 
 from dispatch_flops.cli.check import parse_seconds
 from dispatch_flops.profile import Profile, StepTiming
+from dispatch_flops.profile.cost import OpCost
 from tests.helpers.command_line import Run, Save, error_line, tree
 from tests.helpers.trees import empty, module, timed
 
@@ -42,6 +43,16 @@ class TestLimits:
             "FLOPs: 8.4 KFLOPs (8,400) exceeds the limit of 1 FLOPs",
             "latency: 5 ms exceeds the limit of 4 ms",
         ]
+
+    @pytest.mark.parametrize(("limit", "code"), [("7 B", 1), ("1KiB", 1), ("1.2 kB", 0)])
+    def test_bytes_have_units_of_bytes(self, run: Run, limit: str, code: int) -> None:
+        profile = tree({"a": 3})
+        op = dataclasses.replace(
+            next(profile.op_totals()), cost=OpCost(macs=3, flops=6, bytes_read=1100)
+        )
+        outside = dataclasses.replace(profile.outside, ops=(op,))
+        Path("p.json").write_text(dataclasses.replace(profile, outside=outside).to_json())
+        assert run("check", "p.json", "--max-bytes", limit).code == code
 
     def test_phase_restricts_the_counts(self, run: Run) -> None:
         profile = dataclasses.replace(

@@ -55,6 +55,8 @@ def test_without_the_option_memory_is_not_followed(run: Run) -> None:
         ("80GB", 80 * 10**9),
         ("80G", 80 * 10**9),
         ("512", 512),
+        ("512 B", 512),
+        ("512b", 512),
     ],
 )
 def test_bytes_are_parsed_with_binary_and_decimal_units(text: str, expected: int) -> None:
