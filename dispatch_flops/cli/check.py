@@ -18,6 +18,7 @@ from dispatch_flops.cli.arguments import (
     add_phase_option,
     add_profile_argument,
 )
+from dispatch_flops.cli.compare import CONVENTIONS, differences
 from dispatch_flops.cli.exit_codes import CHECK_FAILED, OK
 from dispatch_flops.cli.output import emit
 from dispatch_flops.cli.show import load_profile
@@ -213,7 +214,10 @@ def run_check(options: Namespace) -> int:
         baseline = load_profile(options.baseline)
         limits = _limits_of(baseline, profile, phase, tolerance)
         what = f"the baseline{f' plus {options.tolerance}' if tolerance else ''} of"
-        exceeded = list(violations(profile, limits, phase, allow, what=what))
+        exceeded = [
+            *_not_comparable(baseline, profile, phase),
+            *violations(profile, limits, phase, allow, what=what),
+        ]
         if exceeded:
             exceeded.append(f"\n{diff(baseline, profile, phase)}")
         violated += exceeded
@@ -258,6 +262,14 @@ def _limits_of(
         if value is not None and _LIMITS[name].value(profile, phase) is not None:
             limits[name] = math.floor(value * (1 + tolerance))
     return limits
+
+
+def _not_comparable(baseline: Profile, profile: Profile, phase: Phase | None) -> Iterator[str]:
+    """Yield a line for each reason why counts below the baseline's may still be more work."""
+    yield from differences(baseline, profile, CONVENTIONS)
+    for known in phases_of(baseline) if phase is None else ():
+        if not _is_profiled(profile, known):
+            yield f"{known} was not profiled; cannot check the baseline, which has it"
 
 
 def _shortfalls(profile: Profile, limits: dict[str, Number], phase: Phase | None) -> Iterator[str]:

@@ -211,6 +211,28 @@ class TestBaseline:
         rows = [line.split()[0] for line in out.splitlines() if "->" in line]
         assert rows == ["everything", "(model)", "a", "aten.mm.default"]
 
+    def test_baseline_of_another_convention_is_not_kept(self, run: Run) -> None:
+        profile = tree({"a": 10})
+        run_info = dataclasses.replace(profile.run, flops="contractions")
+        Path("p.json").write_text(dataclasses.replace(profile, run=run_info).to_json())
+        result = run("check", "p.json", "--baseline", "main.json")
+        assert result.code == 1
+        assert result.out.startswith("The runs differ in FLOPs: all, then contractions.\n")
+
+    def test_baseline_with_a_phase_that_was_not_profiled_is_not_kept(self, run: Run) -> None:
+        op = dataclasses.replace(next(tree({"a": 10}).op_totals()), phase="backward")
+        outside = dataclasses.replace(tree({"a": 10}).outside, ops=(op,))
+        Path("p.json").write_text(tree({"a": 10}).to_json())
+        Path("train.json").write_text(
+            dataclasses.replace(tree({"a": 10}), outside=outside).to_json()
+        )
+        result = run("check", "p.json", "--baseline", "train.json")
+        assert result.code == 1
+        expected = "backward was not profiled; cannot check the baseline, which has it\n"
+        assert result.out.startswith(expected)
+        forward = run("check", "p.json", "--baseline", "train.json", "--phase", "forward")
+        assert forward.code == 0
+
     @pytest.mark.parametrize("text", ["many", "-1%", "1%%"])
     def test_tolerance_that_is_not_a_percentage_is_refused(self, run: Run, text: str) -> None:
         Path("p.json").write_text(tree({"a": 1}).to_json())
