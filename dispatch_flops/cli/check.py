@@ -249,6 +249,10 @@ def _parse_tolerance(options: Namespace) -> Fraction:
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*", text)
     if match is None:
         raise TargetError(f"--tolerance {text!r} is not a percentage; write one such as 1%")
+    if not match[2] and Fraction(match[1]) >= 1:
+        raise TargetError(
+            f"--tolerance {text} has no unit; write {match[1]}% or a fraction below 1"
+        )
     return Fraction(match[1]) / (100 if match[2] else 1)
 
 

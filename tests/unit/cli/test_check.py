@@ -233,6 +233,13 @@ class TestBaseline:
         forward = run("check", "p.json", "--baseline", "train.json", "--phase", "forward")
         assert forward.code == 0
 
+    @pytest.mark.parametrize(("text", "hint"), [("5", "5%"), ("1.5", "1.5%")])
+    def test_tolerance_of_whole_numbers_needs_its_percent_sign(
+        self, run: Run, text: str, hint: str
+    ) -> None:
+        arguments = ("check", "main.json", "--baseline", "main.json", "--tolerance", text)
+        assert f"write {hint} or a fraction below 1" in error_line(run(*arguments))
+
     @pytest.mark.parametrize("text", ["many", "-1%", "1%%"])
     def test_tolerance_that_is_not_a_percentage_is_refused(self, run: Run, text: str) -> None:
         Path("p.json").write_text(tree({"a": 1}).to_json())
