@@ -15,6 +15,7 @@ from dispatch_flops.cli.formats import DEFAULT, FORMATS
 from dispatch_flops.cli.output import print_progress
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile.cost import PHASES
+from dispatch_flops.renderers import overview
 from dispatch_flops.renderers.overview.columns import column_names
 from dispatch_flops.renderers.text import Style
 
@@ -43,7 +44,8 @@ FORMAT_HELP = "\n".join(
     ]
 )
 
-DEPTH_HELP = "levels of submodules to show; 0 shows the model alone (default: all)"
+_DEPTH_HELP = "levels of submodules to show; 0 shows the model alone"
+DEPTH_HELP = f"{_DEPTH_HELP} (default: all)"
 
 
 def add_command(commands: Commands, name: str, help_text: str, epilog: str = "") -> ArgumentParser:
@@ -200,7 +202,12 @@ def add_view_options(parser: ArgumentParser) -> None:
         help=f"see below (default: by the suffix of --output, else {DEFAULT})",
     )
     add_output_option(group)
-    group.add_argument("--depth", type=natural, metavar="N", help=DEPTH_HELP)
+    group.add_argument(
+        "--depth",
+        type=natural,
+        metavar="N",
+        help=f"{_DEPTH_HELP} (default: {overview.DEPTH} in the overview, else all)",
+    )
     group.add_argument(
         "--top",
         type=_positive,
