@@ -116,7 +116,6 @@ def add_model_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--optimizer",
         choices=("sgd", "adamw"),
-        default="sgd",
         help="the optimizer of --train (default: sgd)",
     )
     group.add_argument(

@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from dispatch_flops.cli.output import print_progress
-from dispatch_flops.errors import DispatchFlopsError
+from dispatch_flops.errors import DispatchFlopsError, TargetError
 from dispatch_flops.profile import Profile
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ def measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
     variables: sizes in --input-shape and keyword arguments of factories, by name.
     What the user's code prints goes to stderr. Raises TargetError for any error in it.
     """
+    if getattr(options, "optimizer", None) is not None and not options.train:
+        raise TargetError("--optimizer is that of a training step; add --train")
     with redirect_stdout(sys.stderr):
         profile = _profile(options, _prepare(options, variables))
     run = dataclasses.replace(profile.run, command=getattr(options, "command_line", None))
@@ -67,7 +69,10 @@ def _profile(options: Namespace, prepared: PreparedModel) -> Profile:
     try:
         if options.train:
             return profile_training_step(
-                model, optimizer=options.optimizer, latency=options.operator_latency, **shared
+                model,
+                optimizer=options.optimizer or "sgd",
+                latency=options.operator_latency,
+                **shared,
             )
         return profile_model(
             model, backward=options.backward, operator_latency=options.operator_latency, **shared

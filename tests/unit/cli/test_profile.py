@@ -15,6 +15,10 @@ from tests.helpers.html_pages import page_data
 
 
 class TestProfile:
+    def test_optimizer_without_a_training_step_is_refused(self, run: Run) -> None:
+        result = run("profile", "net.py:Net", "--input-shape", "2,4", "--optimizer", "adamw")
+        assert error_line(result) == "--optimizer is that of a training step; add --train"
+
     def test_train_runs_a_step_of_the_optimizer(self, run: Run) -> None:
         options = ("--train", "--optimizer", "adamw", "--format", "json")
         result = run("profile", "net.py:make", *options)
