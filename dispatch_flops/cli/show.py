@@ -115,6 +115,8 @@ def load_profile(path: str) -> Profile:
 
 def read_text(path: str) -> str:
     """Read a text file, or stdin for ``-``; raises TargetError if it cannot be read."""
+    if path == "-" and sys.stdin is None:
+        raise TargetError("cannot read '-': stdin is closed")
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as error:

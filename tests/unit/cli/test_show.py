@@ -78,6 +78,12 @@ class TestShow:
         assert result.code == 2
         assert "'speed' is not a column; choose from output, params" in error_line(result)
 
+    def test_closed_stdin_is_an_error_that_says_so(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "stdin", None)
+        assert error_line(run("show", "-")) == "cannot read '-': stdin is closed"
+
     def test_dash_reads_stdin(self, run: Run, saved: Save, monkeypatch: pytest.MonkeyPatch) -> None:
         profile = saved("p.json", "net.py:make")
         monkeypatch.setattr(sys, "stdin", io.StringIO(profile.to_json()))
