@@ -47,6 +47,8 @@ def fitted_table(
     while room() < min(least_label, longest) and droppable:
         columns.pop(droppable.pop(0), None)
     cells = [shortened(label, max(room(), least_label)) for label in labels.cells]
+    if style == "markdown":
+        cells = [cell.replace("|", "\\|") for cell in cells]
     header = [labels.heading, *(column.heading for column in columns.values())]
     align = [labels.align, *(column.align for column in columns.values())]
     rows = list(zip(cells, *(column.cells for column in columns.values()), strict=True))

@@ -264,3 +264,10 @@ class TestOperatorsAndRemarks:
         text = overview.render(profile, View(width=100, depth=ALL))
         assert text.startswith(f"{' '.join(profile.root.class_name.split())}: ")
         assert max(map(len, text.splitlines())) <= 100
+
+
+def test_bars_in_names_do_not_end_the_cells_of_a_markdown_table() -> None:
+    model = place(module("Net", module("A|B", name="a|b", own_params=3)))
+    (table,) = (block for block in parts(Profile(root=model), style="markdown") if "|" in block[0])
+    assert r"a\|b (A\|B)" in table[-1]
+    assert {line.replace(r"\|", "").count("|") for line in table} == {table[1].count("|")}
