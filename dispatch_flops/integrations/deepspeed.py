@@ -172,7 +172,7 @@ class EngineProfiler(FlopsProfiler):
             return
         self._end_step(profile_step)
         super().print_model_profile(
-            profile_step, module_depth, top_modules, detailed, output_file or None, fold
+            profile_step, module_depth, top_modules, detailed, output_file, fold
         )
 
     def _end_step(self, step: int) -> None:

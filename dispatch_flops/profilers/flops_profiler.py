@@ -403,7 +403,7 @@ def print_or_write(text: str, output_file: str | Path | None) -> None:
 
     Raises OutputError, a TargetError and an OSError, if the file cannot be written.
     """
-    if output_file is None:
+    if output_file is None or output_file == "":  # DeepSpeed's configurations have either
         print(printable(text))
         return
     path = Path(output_file)

@@ -302,6 +302,11 @@ def test_get_model_profile_without_any_operator_prints_a_profile(
     assert measured_seconds(profile_model(nn.Identity(), (B, 5)))[1] == "forward"
 
 
+def test_empty_output_file_is_stdout_as_in_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
+    get_model_profile(Net(), (B, 5), output_file="")
+    assert "DeepSpeed Flops Profiler" in capsys.readouterr().out
+
+
 def test_output_file_that_is_a_folder_raises_an_error_of_the_operating_system(
     tmp_path: Path,
 ) -> None:
