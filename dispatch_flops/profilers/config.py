@@ -13,6 +13,9 @@ from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.fields import check_fields
 
 SECTION: Final = "flops_profiler"
+_PRINT_OPTIONS: Final = (
+    "profile_step", "module_depth", "top_modules", "detailed", "recompute_fwd_factor"
+)  # fmt: skip
 _LEAST: Final = {
     "profile_step": 1, "module_depth": -1, "top_modules": 1, "recompute_fwd_factor": 0
 }  # fmt: skip
@@ -49,8 +52,7 @@ class FlopsProfilerConfig:
 
     def print_options(self) -> dict[str, Any]:
         """Return the fields that are arguments of ``renderers.deepspeed.make_view``."""
-        names = ("profile_step", "module_depth", "top_modules", "detailed")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _PRINT_OPTIONS}
 
     @classmethod
     def load(cls, source: ConfigSource, *, enabled: bool = False) -> FlopsProfilerConfig:

@@ -309,6 +309,7 @@ class FlopsProfiler(ProfileHolder):
             top_modules=top_modules,
             detailed=detailed,
             fold=fold,
+            recompute_fwd_factor=self.recompute_fwd_factor,
         )
         profile = self._profile_with_engine()
         total = profile.root.total("forward")

@@ -31,6 +31,7 @@ class View:
     phase: the only phase shown; None adds up all phases.
     by: the figure that sizes are proportional to; None leaves the choice to the format.
     step: the step that the heading names; None takes ``profile.run.step``.
+    recompute_fwd_factor: forward passes that DeepSpeed's estimate of the backward pass adds to 2.
     machine: whose peaks the run is compared with; None takes the profile's device, if its peaks
         are known.
     title: the title of the page; None takes the model's class.
@@ -51,6 +52,7 @@ class View:
     phase: Phase | None = None
     by: Key | None = None
     step: int | None = None
+    recompute_fwd_factor: float = 0.0
     machine: Machine | None = None
     title: str | None = None
     sort: Key | None = None

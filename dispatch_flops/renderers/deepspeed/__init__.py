@@ -23,7 +23,7 @@ __all__ = ["render"]
 def render(profile: Profile, view: View | None = None) -> str:
     """Return summary, aggregated and detailed profile in DeepSpeed's format, then the operators.
 
-    view: ``step``, ``depth``, ``top``, ``detailed`` and ``fold``.
+    view: ``step``, ``depth``, ``top``, ``detailed``, ``fold`` and ``recompute_fwd_factor``.
 
     Example::
 
@@ -46,6 +46,7 @@ def make_view(
     top_modules: int = 1,
     detailed: bool = True,
     fold: bool = False,
+    recompute_fwd_factor: float = 0.0,
 ) -> View:
     """Return the view that DeepSpeed's own parameters describe; ``module_depth=-1`` shows all.
 
@@ -55,7 +56,14 @@ def make_view(
         if not isinstance(value, SupportsIndex):
             raise ConfigError(f"{name}={value!r}: pass an int")
     depth = None if module_depth < 0 else module_depth
-    return View(step=profile_step, depth=depth, top=top_modules, detailed=detailed, fold=fold)
+    return View(
+        step=profile_step,
+        depth=depth,
+        top=top_modules,
+        detailed=detailed,
+        fold=fold,
+        recompute_fwd_factor=recompute_fwd_factor,
+    )
 
 
 def _uncounted(profile: Profile) -> Iterator[str]:

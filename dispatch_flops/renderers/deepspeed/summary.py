@@ -1,7 +1,8 @@
 """The first of DeepSpeed's three parts: the totals of a step.
 
 Labels, units and order are DeepSpeed's. DeepSpeed estimates the backward pass as twice the forward
-pass. Where a backward pass ran, a line with the counted number follows each estimate.
+pass, plus ``recompute_fwd_factor`` forward passes. Where a backward pass ran, a line with the
+counted number follows each estimate.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ def render(profile: Profile, view: View | None = None) -> str:
     Forward numbers are those of the model; the other phases include what ran outside it, such as
     the loss function.
 
-    view: ``step``.
+    view: ``step`` and ``recompute_fwd_factor``.
     """
-    step = None if view is None else view.step
+    view = view or View()
+    step = view.step
     lines = [
         heading("DeepSpeed Flops Profiler", 26),
         f"Profile Summary at step {profile.run.step if step is None else step}:",
@@ -54,11 +56,11 @@ def render(profile: Profile, view: View | None = None) -> str:
     ]
     if not phases_of(profile) and not profile.root.calls:
         lines.append("Nothing has run under the profiler yet: there is nothing to count.\n")
-    lines += [f"{label + ': ':<70}  {value!s:<8}" for label, value in _lines(profile)]
+    lines += [f"{label + ': ':<70}  {value!s:<8}" for label, value in _lines(profile, view)]
     return "\n".join(lines)
 
 
-def _lines(profile: Profile) -> Iterator[Line]:
+def _lines(profile: Profile, view: View) -> Iterator[Line]:
     forward = inclusive(profile.root, "forward")[profile.root.fqn]
     timing = profile.timing
     forward_s = timing.latency("forward")
@@ -74,7 +76,7 @@ def _lines(profile: Profile) -> Iterator[Line]:
     )
     yield from _counted_phases(profile)
     if {"backward", "optimizer"} & timing.seconds.keys():
-        yield from _training(profile, forward, forward_s)
+        yield from _training(profile, forward, forward_s, 2 + view.recompute_fwd_factor)
 
 
 def _parallelism(run: RunInfo) -> Iterator[Line]:
@@ -122,7 +124,10 @@ def _counted_phases(profile: Profile) -> Iterator[Line]:
         yield flops_label, at_least(number_to_string(cost.flops), bound)
 
 
-def _training(profile: Profile, forward: Figures, forward_s: float | None) -> Iterator[Line]:
+def _training(
+    profile: Profile, forward: Figures, forward_s: float | None, factor: float
+) -> Iterator[Line]:
+    """Yield rates with backward; ``factor`` is DeepSpeed's estimate of it in forward passes."""
     timing, fwd_flops, fwd_bound = profile.timing, forward.cost.flops, forward.lower_bound
     backward_s, step_s = timing.latency("backward"), timing.latency("optimizer")
     both_s = _sum(forward_s, backward_s)
@@ -139,8 +144,8 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
     profiled = _profiled_step(profile)
     yield f"bwd latency{profiled}", _duration(profile, backward_s, "backward")
     yield (
-        "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency",
-        _rate(2 * fwd_flops, backward_s, fwd_bound),
+        f"bwd FLOPS per GPU = {factor:g} * fwd flops per GPU / bwd latency",
+        _rate(fwd_flops, backward_s, fwd_bound, factor),
     )
     if backward_ran:
         yield (
@@ -148,8 +153,8 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
             _rate(bwd_flops, backward_s, bwd_bound),
         )
     yield (
-        "fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency)",
-        _rate(3 * fwd_flops, both_s, fwd_bound),
+        f"fwd+bwd FLOPS per GPU = {factor + 1:g} * fwd flops per GPU / (fwd+bwd latency)",
+        _rate(fwd_flops, both_s, fwd_bound, factor + 1),
     )
     if backward_ran:
         yield (
@@ -160,8 +165,8 @@ def _training(profile: Profile, forward: Figures, forward_s: float | None) -> It
     other = "" if timing.iteration_step is None else f" of step {timing.iteration_step}, unprofiled"
     yield f"iter latency{other}", _iteration(profile, iteration_s)
     yield (
-        "FLOPS per GPU = 3 * fwd flops per GPU / iter latency",
-        _rate(3 * fwd_flops, iteration_s, fwd_bound),
+        f"FLOPS per GPU = {factor + 1:g} * fwd flops per GPU / iter latency",
+        _rate(fwd_flops, iteration_s, fwd_bound, factor + 1),
     )
     if backward_ran:
         yield (
@@ -203,8 +208,9 @@ def _data_parallel_size(run: RunInfo) -> int:
     return max((run.world_size or 1) // run.model_parallel_size, 1)
 
 
-def _rate(flops: int, seconds: float | None, bound: bool) -> str:
-    return at_least(flops_to_string(ratio(flops, seconds)), bound)
+def _rate(flops: int, seconds: float | None, bound: bool, times: float = 1) -> str:
+    per_s = ratio(flops, seconds)
+    return at_least(flops_to_string(None if per_s is None else times * per_s), bound)
 
 
 def _sum(a: float | None, b: float | None) -> float | None:

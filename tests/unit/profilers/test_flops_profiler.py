@@ -302,6 +302,17 @@ def test_get_model_profile_without_any_operator_prints_a_profile(
     assert measured_seconds(profile_model(nn.Identity(), (B, 5)))[1] == "forward"
 
 
+def test_recompute_fwd_factor_is_part_of_the_printed_estimate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    profiler = FlopsProfiler(Net(), recompute_fwd_factor=1.0)
+    profiler.start_profile()
+    profiler.model(torch.ones(B, 5)).sum().backward()
+    profiler.end_profile()
+    profiler.print_model_profile()
+    assert "\nbwd FLOPS per GPU = 3 * fwd flops per GPU / bwd latency: " in capsys.readouterr().out
+
+
 def test_empty_output_file_is_stdout_as_in_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
     get_model_profile(Net(), (B, 5), output_file="")
     assert "DeepSpeed Flops Profiler" in capsys.readouterr().out

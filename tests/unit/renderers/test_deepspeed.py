@@ -97,6 +97,19 @@ def test_summary_of_a_training_step_has_estimated_and_counted_rates() -> None:
     assert _value(text, "samples/second") == str(round(4 * 2 / step, 2))
 
 
+def test_summary_adds_the_recomputed_forward_passes_to_the_estimate() -> None:
+    """As DeepSpeed: 2.5 forward passes in backward, 3.5 in all."""
+    text = summary.render(training_step(), View(recompute_fwd_factor=0.5))
+    forward = 2 * 2 * 4 * 64 * 256 + 4 * 256
+    for label, passes, seconds in (
+        ("bwd FLOPS per GPU = 2.5 * fwd flops per GPU / bwd latency", 2.5, 240.09e-6),
+        ("fwd+bwd FLOPS per GPU = 3.5 * fwd flops per GPU / (fwd+bwd latency)", 3.5, 337.6e-6),
+        ("FLOPS per GPU = 3.5 * fwd flops per GPU / iter latency", 3.5, 652.07e-6),
+    ):
+        expected = f"{round(passes * forward / seconds / 1e9, 2):g} GFLOPS"
+        assert _value(text, label) == expected
+
+
 def test_summary_with_a_measured_iteration_does_not_add_up_phases() -> None:
     timing = StepTiming(seconds=timed(backward=1.0), iteration_s=8.0)
     run = RunInfo(batch_size=4)
