@@ -43,12 +43,16 @@ def assert_flops(
     backward, options: see ``profile_model``.
 
     Raises AssertionError naming every figure that differs, with the profile's printout. Raises
-    TargetError if no figure is given, and UncountedOpsError if an operator has no known cost.
+    TargetError if no figure is given, or one is not a number, and UncountedOpsError if an operator
+    has no known cost.
     """
     expected = {"macs": macs, "flops": flops, "bytes": bytes, "params": params}
     given = {name: value for name, value in expected.items() if value is not None}
     if not given:
         raise TargetError(f"nothing to assert; pass one of {', '.join(_FIGURES)}")
+    for name, value in given.items():
+        if not isinstance(value, int | float):
+            raise TargetError(f"{name}={value!r}: pass the number that is expected")
     profile = profile_of(model, inputs, backward=backward, **options)
     wrong = list(differences(figures_of(profile), given, rtol))
     if wrong:

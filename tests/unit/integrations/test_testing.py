@@ -64,6 +64,11 @@ def test_assert_flops_without_a_figure_is_refused() -> None:
         assert_flops(linear(), X)
 
 
+def test_convention_in_place_of_a_figure_is_refused() -> None:
+    with pytest.raises(TargetError, match="flops='contractions': pass the number"):
+        assert_flops(linear(), X, flops="contractions")  # type: ignore[arg-type]
+
+
 def test_baseline_is_written_compared_and_missed(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "cost.json"
     once, twice = profile_of(linear(), X), profile_of(linear(2 * H), X)
