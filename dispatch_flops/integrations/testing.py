@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops.analysis.diff import diff
-from dispatch_flops.errors import TargetError
+from dispatch_flops.errors import ProfileFormatError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.model import profile_model
 
@@ -73,7 +73,10 @@ def assert_as_baseline(profile: Profile, path: Path, *, rtol: float, update: boo
         return
     if not path.exists():
         raise AssertionError(f"there is no baseline {path}; run pytest --update-flops to write it")
-    baseline = Profile.from_json(path.read_text(encoding="utf-8"))
+    try:
+        baseline = Profile.from_json(path.read_text(encoding="utf-8"))
+    except ProfileFormatError as error:
+        raise ProfileFormatError(f"{path}: {error}") from None
     wrong = list(differences(figures_of(profile), figures_of(baseline), rtol))
     if wrong:
         raise AssertionError(

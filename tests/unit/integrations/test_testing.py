@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops.errors import TargetError
+from dispatch_flops.errors import ProfileFormatError, TargetError
 from dispatch_flops.integrations.testing import assert_as_baseline, assert_flops, profile_of
 from tests.helpers.interpreters import run_python
 from tests.helpers.paths import REPOSITORY
@@ -67,6 +67,13 @@ def test_assert_flops_without_a_figure_is_refused() -> None:
 def test_convention_in_place_of_a_figure_is_refused() -> None:
     with pytest.raises(TargetError, match="flops='contractions': pass the number"):
         assert_flops(linear(), X, flops="contractions")  # type: ignore[arg-type]
+
+
+def test_error_of_a_damaged_baseline_names_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text("{")
+    with pytest.raises(ProfileFormatError, match=r"cost\.json: this is not JSON"):
+        assert_as_baseline(profile_of(linear(), X), path, rtol=0, update=False)
 
 
 def test_baseline_is_written_compared_and_missed(tmp_path: Path) -> None:
