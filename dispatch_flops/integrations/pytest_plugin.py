@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from dispatch_flops.profile import Profile
 
 _FOLDER = "flops_baselines"
+_LONGEST = 60  # characters of a test in the name of a file, each of up to 4 bytes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,6 +65,9 @@ def assert_flops(request: pytest.FixtureRequest) -> Callable[..., Profile]:
 def _path_of(request: pytest.FixtureRequest, number: int) -> Path:
     """Return the file of a baseline: ``flops_baselines/test_net/test_cost[small].json``."""
     test = request.node.nodeid.partition("::")[2].replace("::", ".")
-    name = re.sub(r"[^\w.\[\]-]+", "_", test) + (f".{number}" if number > 1 else "")
+    name = re.sub(r"[^\w.\[\]-]+", "_", test)
+    if name != test or len(name) > _LONGEST:  # other tests may be left with the same name
+        name = f"{name[:_LONGEST]}-{zlib.crc32(test.encode()):08x}"
+    name += f".{number}" if number > 1 else ""
     file = Path(request.node.path)
     return file.parent / _FOLDER / file.stem / f"{name}.json"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from dispatch_flops.errors import ProfileFormatError, TargetError
+from dispatch_flops.integrations.pytest_plugin import _path_of
 from dispatch_flops.integrations.testing import assert_as_baseline, assert_flops, profile_of
 from tests.helpers.interpreters import run_python
 from tests.helpers.paths import REPOSITORY
@@ -74,6 +76,17 @@ def test_error_of_a_damaged_baseline_names_its_file(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ProfileFormatError, match=r"cost\.json: this is not JSON"):
         assert_as_baseline(profile_of(linear(), X), path, rtol=0, update=False)
+
+
+def test_each_test_has_a_baseline_of_its_own() -> None:
+    ids = ["a b", "a/b", "a_b", "x" * 300 + "1", "x" * 300 + "2", "é" * 300]
+    nodes = [
+        SimpleNamespace(nodeid=f"test_net.py::test_cost[{i}]", path="test_net.py") for i in ids
+    ]
+    names = [_path_of(SimpleNamespace(node=node), 12).name for node in nodes]  # type: ignore[arg-type]
+    assert len(set(names)) == len(ids)
+    assert names[2] == "test_cost[a_b].12.json"
+    assert max(len(name.encode()) for name in names) <= 255
 
 
 def test_baseline_is_written_compared_and_missed(tmp_path: Path) -> None:
