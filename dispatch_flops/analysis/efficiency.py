@@ -79,7 +79,8 @@ def mfu(
         profile's own ``causal`` applies to "all" and "contractions".
     params, embedding_params, layers, width, tokens, sequence: what a closed form needs. width is
         heads x head size; tokens are those of a step for each device. None (the default) reads
-        the size from the profile.
+        the size from the profile. A step of several micro-batches does not show tokens and
+        sequence, for the profile has the inputs of the first alone.
 
     Raises ConfigError for an unknown definition, and for a size that is neither given nor shown
     by the profile.

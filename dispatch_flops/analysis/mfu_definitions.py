@@ -139,15 +139,26 @@ class _Sizes:
             return self._known(
                 "tokens", None, "the run has several ranks; divide those of a step by the ranks"
             )
-        return self._known("tokens", shape[0] * shape[1] if shape else None, _NO_IDS)
+        return self._known("tokens", shape[0] * shape[1] if shape else None, self._why_no_ids())
 
     @property
     def sequence(self) -> int:
         shape = self._ids()
-        return self._known("sequence", shape[1] if shape else None, _NO_IDS)
+        return self._known("sequence", shape[1] if shape else None, self._why_no_ids())
+
+    def _why_no_ids(self) -> str:
+        calls = self._profile.root.calls
+        if calls > 1:
+            return f"the model was called {calls} times, and only the first call's inputs are known"
+        return "no input of the model is known to be token ids of shape [batch, sequence]"
 
     def _ids(self) -> tuple[int, ...] | None:
-        """Return the shape of the token ids: the only integer input of two dimensions, or None."""
+        """Return the shape of the token ids: the only integer input of two dimensions, or None.
+
+        Other calls, such as those of other micro-batches, may have inputs of other shapes.
+        """
+        if self._profile.root.calls > 1:
+            return None
         shapes = {
             tensor.shape
             for tensor in self._profile.run.inputs or ()
@@ -171,7 +182,6 @@ class _Sizes:
 
 
 _CONTAINERS = ("ModuleDict", "ModuleList")
-_NO_IDS = "no input of the model is known to be token ids of shape [batch, sequence]"
 
 
 def _embeddings(profile: Profile) -> list[ModuleNode]:

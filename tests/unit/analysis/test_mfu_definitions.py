@@ -32,7 +32,7 @@ def embedding(**fields: object) -> ModuleNode:
     return module("Embedding", name="embed", own_params=EMBEDDING, output_shapes=shape, **fields)
 
 
-def transformer(*changed: ModuleNode, stacks: int = 1, **run: object) -> Profile:
+def transformer(*changed: ModuleNode, stacks: int = 1, calls: int = 1, **run: object) -> Profile:
     """A transformer whose operators have 17 MACs in bfloat16 and 19 other FLOPs in float32."""
     stack = [
         module("ModuleList", *map(block, range(LAYERS)), name=f"layers{i}") for i in range(stacks)
@@ -45,7 +45,7 @@ def transformer(*changed: ModuleNode, stacks: int = 1, **run: object) -> Profile
     )
     children = changed or (embedding(), *stack, linear("head", WIDTH, VOCABULARY, batch=0))
     ids = TensorInput(name="ids", shape=(BATCH, SEQUENCE), dtype="int64", device="cpu")
-    root = module("Net", *children, ops=ops)
+    root = module("Net", *children, ops=ops, calls=calls)
     return Profile(root=place(root), run=RunInfo(**{"inputs": (ids,), **run}))
 
 
@@ -98,6 +98,7 @@ def test_mfu_of_a_closed_form_prefers_the_sizes_given() -> None:
         (transformer(inputs=None), "6N", "needs tokens, which the profile does not show"),
         (transformer(inputs=()), "6N+12LdT", r"pass (tokens|sequence)="),
         (transformer(world_size=4), "6N", "divide those of a step by the ranks"),
+        (transformer(calls=3), "6N", r"called 3 times.*pass tokens="),
         (transformer(stacks=2), "6N+12LdT", "not one stack of equal layers"),
         (
             transformer(linear("head", 2, 3)),
@@ -117,6 +118,11 @@ def test_mfu_without_embedding_of_shared_parameters_asks_for_their_number() -> N
     tied = dataclasses.replace(shared, root=root)
     with pytest.raises(ConfigError, match="several modules share a parameter"):
         mfu(tied, MACHINE, SECONDS, definition="6N without embedding")
+
+
+def test_mfu_of_micro_batches_does_not_read_their_length_from_the_first() -> None:
+    with pytest.raises(ConfigError, match=r"called 3 times.*pass sequence="):
+        mfu(transformer(calls=3), MACHINE, SECONDS, definition="6N+12LdT", tokens=3 * TOKENS)
 
 
 def test_mfu_of_a_closed_form_refuses_a_size_that_is_not_a_number() -> None:
