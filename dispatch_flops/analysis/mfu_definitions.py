@@ -130,7 +130,9 @@ class _Sizes:
             if shape
         }
         found = widths.pop() if len(widths) == 1 else None
-        return self._known("width", found, "no Embedding shows one output width")
+        shown = f"its Embeddings have outputs of width {', '.join(map(str, sorted(widths)))}"
+        why = shown if widths else "no Embedding shows an output width"
+        return self._known("width", found, f"{why}; it is heads x head size")
 
     @property
     def tokens(self) -> int:

@@ -32,6 +32,12 @@ def embedding(**fields: object) -> ModuleNode:
     return module("Embedding", name="embed", own_params=EMBEDDING, output_shapes=shape, **fields)
 
 
+def rotary() -> ModuleNode:
+    """What gives the rotations of a head of size 3, as in Llama; its heads may be any number."""
+    shape = (1, SEQUENCE, 3)
+    return module("RotaryEmbedding", name="rotary", output_shapes=(shape, shape))
+
+
 def transformer(*changed: ModuleNode, stacks: int = 1, calls: int = 1, **run: object) -> Profile:
     """A transformer whose operators have 17 MACs in bfloat16 and 19 other FLOPs in float32."""
     stack = [
@@ -100,6 +106,11 @@ def test_mfu_of_a_closed_form_prefers_the_sizes_given() -> None:
         (transformer(world_size=4), "6N", "divide those of a step by the ranks"),
         (transformer(calls=3), "6N", r"called 3 times.*pass tokens="),
         (transformer(stacks=2), "6N+12LdT", "not one stack of equal layers"),
+        (
+            transformer(embedding(), *map(block, range(LAYERS)), rotary()),
+            "6N+12LdT",
+            r"needs width.*have outputs of width 3, 7; it is heads x head size\); pass width=",
+        ),
         (
             transformer(linear("head", 2, 3)),
             "6N without embedding",
