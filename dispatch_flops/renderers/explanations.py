@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dispatch_flops.profile import RunInfo
-from dispatch_flops.renderers.text import one_line
+from dispatch_flops.profile import Profile, RunInfo
+from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.units import flops_text, macs_text
 
 _MAC = (
     "1 MAC is one multiply-accumulate of a matmul, convolution or attention, and counts as "
@@ -31,3 +32,13 @@ def attention_counting(run: RunInfo) -> str:
     if run.target == "cpu":
         return counted
     return f"{counted}; without data, the kernel that {one_line(run.target)} would choose"
+
+
+def outside_text(profile: Profile) -> str:
+    """Return what ran outside the model, with its MACs and FLOPs; "" where nothing has a cost."""
+    outside, is_bound = profile.outside.total(), profile.outside.is_lower_bound
+    if not (outside.flops or is_bound):
+        return ""
+    macs = f"{at_least(macs_text(outside.macs), is_bound)}, " if outside.macs else ""
+    flops = at_least(flops_text(outside.flops), is_bound)
+    return f"Outside the model (loss, optimizer, other code): {macs}{flops}"

@@ -10,8 +10,8 @@ from dispatch_flops.analysis.figures import Figures, inclusive, walk_with_depth
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.machines import Machine
-from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.renderers.overview.headline_lines import phases_text
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import at_least, first_names, one_line
 from dispatch_flops.renderers.view import View
@@ -103,9 +103,7 @@ def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
     elif machine is not None:
         numbers.append(f"MFU {NOT_AVAILABLE} of {machine.name}: {top.why_no_mfu}")
     name = _escaped(profile.root.class_name)
-    phases = ", ".join(
-        f"{phase} {count_text(profile.total(phase).flops)}" for phase in phases_of(profile)
-    )
+    phases = phases_text(profile)
     yield f"<p><b>{name}</b>: {_escaped(' · '.join(numbers))}"
     yield f"<br/>FLOPs: {_escaped(phases)}</p>" if phases else "</p>"
     facts = "<br/>".join(f"{label}: {html.escape(text)}" for label, text in run_facts(profile.run))

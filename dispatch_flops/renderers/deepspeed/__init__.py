@@ -11,11 +11,11 @@ from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers import table
 from dispatch_flops.renderers.deepspeed import aggregated, detailed, summary
-from dispatch_flops.renderers.explanations import attention_counting, counting
+from dispatch_flops.renderers.explanations import attention_counting, counting, outside_text
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import RULE, heading, one_line
 from dispatch_flops.renderers.view import View
-from dispatch_flops.units import flops_text, macs_text, seconds_text
+from dispatch_flops.units import seconds_text
 
 __all__ = ["render"]
 
@@ -80,12 +80,8 @@ def _conventions(profile: Profile) -> Iterator[str]:
     yield f"Counting: {counting(profile.run.flops)}"
     yield f"Attention: {attention_counting(profile.run)}."
     yield f"Latency: {', '.join(_latency(profile))}."
-    outside = profile.outside.total()
-    if outside.flops:
-        yield (
-            f"Outside the model (loss, optimizer, other code): {macs_text(outside.macs)}, "
-            f"{flops_text(outside.flops)}; in the operator table, not in the module tree."
-        )
+    if outside := outside_text(profile):
+        yield f"{outside}; in the operator table, not in the module tree."
     yield from (f"Note: {one_line(note)}" for note in profile.notes)
 
 

@@ -27,7 +27,7 @@ function fillHeadline() {
   const lessParams = [];
   if (top.trainable_params !== top.params) lessParams.push(`${paramsText(top.trainable_params)} trainable`);
   if (top.active_params !== top.params) lessParams.push(`${paramsText(top.active_params)} active`);
-  const phases = data.split.map((part) => `${part.phase} ${countText(part.flops)}`).join(", ");
+  const phases = data.split.map((part) => `${part.phase} ${atLeast(countText(part.flops), part.lower_bound)}`).join(", ");
   const cards = [
     ["Parameters", paramsText(top.params), [exactText(top.params), ...lessParams]],
     ["MACs", atLeast(countText(top.macs), bound), [exactText(top.macs)]],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dispatch_flops.analysis.efficiency import machine_of
+from dispatch_flops.analysis.figures import total_figures
 from dispatch_flops.analysis.headline import Headline, headline
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import phases_of
@@ -39,7 +40,7 @@ def headline_lines(profile: Profile, machine: Machine | None = None) -> Iterator
     yield _totals(profile, top)
     for label, text in (
         ("Step", step_text(profile)),
-        ("FLOPs", _phases(profile)),
+        ("FLOPs", phases_text(profile) if len(phases_of(profile)) > 1 else ""),
         ("Time", _time(profile, top)),
         ("MFU", _utilisation(top, machine)),
         *run_lines(profile),
@@ -89,12 +90,13 @@ def step_text(profile: Profile) -> str:
     return f"{run.step}, {run.batch_size} samples{rate}"
 
 
-def _phases(profile: Profile) -> str:
-    """Return the FLOPs of each phase, if there is more than one."""
-    phases = phases_of(profile)
-    if len(phases) < 2:
-        return ""
-    return ", ".join(f"{phase} {count_text(profile.total(phase).flops)}" for phase in phases)
+def phases_text(profile: Profile) -> str:
+    """Return the FLOPs of each phase that ran: ``forward 537.6 K, backward >= 811.2 K``."""
+    figures = {phase: total_figures(profile, phase) for phase in phases_of(profile)}
+    return ", ".join(
+        f"{phase} {at_least(count_text(part.cost.flops), part.lower_bound)}"
+        for phase, part in figures.items()
+    )
 
 
 def _time(profile: Profile, top: Headline) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from dispatch_flops.analysis.latency import inexact_latencies, inexact_phases
 from dispatch_flops.profile import Profile
-from dispatch_flops.renderers.explanations import attention_counting
+from dispatch_flops.renderers.explanations import attention_counting, outside_text
 from dispatch_flops.renderers.table import uncounted_rows
 from dispatch_flops.renderers.text import first_names, one_line
-from dispatch_flops.units import calls_text, flops_text, macs_text
+from dispatch_flops.units import calls_text
 
 
 def remarks(profile: Profile) -> Iterator[str]:
@@ -18,12 +18,8 @@ def remarks(profile: Profile) -> Iterator[str]:
     if uncounted:
         listed = [f"{op} ({calls_text(calls)}: {why})" for op, calls, why in uncounted]
         yield f"Not counted, so that numbers marked >= are lower bounds: {_some(listed)}."
-    outside = profile.outside.total()
-    if outside.flops:
-        yield (
-            f"Outside the model (loss, optimizer, other code): "
-            f"{f'{macs_text(outside.macs)}, ' if outside.macs else ''}{flops_text(outside.flops)}."
-        )
+    if outside := outside_text(profile):
+        yield f"{outside}."
     unused = [fqn or profile.root.class_name for fqn in profile.uncalled_modules()]
     if unused:
         yield f"Took no part in the run: {_some(unused)}."

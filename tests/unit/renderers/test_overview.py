@@ -21,10 +21,12 @@ from tests.helpers.trees import (
     linear,
     lower_bound,
     module,
+    op,
     place,
     profiles,
     timed,
     training_step,
+    unknown,
     unmeasured,
     wide,
 )
@@ -228,6 +230,11 @@ class TestHeadline:
         (line,) = [line for line in parts(training_step())[0] if line.startswith("FLOPs")]
         assert all(phase in line for phase in ("forward ", "backward ", "optimizer "))
 
+    def test_only_phases_that_leave_out_work_are_lower_bounds(self) -> None:
+        ops = (op("aten.mm.default", macs=105), unknown("lib.backward.default", "backward"))
+        profile = Profile(root=place(module("Net", ops=ops)))
+        assert "FLOPs    forward 210, backward >= 0" in parts(profile)[0]
+
 
 class TestOperatorsAndRemarks:
     def test_top_chooses_the_number_of_operators(self) -> None:
@@ -252,6 +259,15 @@ class TestOperatorsAndRemarks:
         profile = training_step()
         assert profile.outside.total().flops
         assert "Outside the model" in overview.render(profile)
+
+    def test_work_outside_the_model_without_a_cost_is_a_lower_bound(self) -> None:
+        outside = module(
+            "outside", ops=(op("aten.mm.default", macs=105), unknown("lib.op.default"))
+        )
+        outside = dataclasses.replace(training_step().outside, ops=outside.ops, children=())
+        profile = Profile(root=place(module("Net", linear("fc", 3, 5))), outside=outside)
+        text = " ".join(overview.render(profile).split())
+        assert "other code): >= 105 MACs, >= 210 FLOPs." in text
 
     def test_notes_are_shown(self) -> None:
         assert "Note: the first step was left out" in overview.render(training_step())
