@@ -9,6 +9,7 @@ from typing import Any
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
+from dispatch_flops.operators.operator_keys import to_keys
 
 Workspace = Callable[..., "int | None"]
 Condition = Callable[[tuple[Any, ...]], bool]
@@ -51,7 +52,8 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
     results, or None where they are not known. On the CPU, torch's allocator then reports them;
     elsewhere the peak is a lower bound. It may read shapes, dtypes and devices, never data.
 
-    targets: ``torch.ops.lib.op`` (all overloads), one overload, or a list of these.
+    targets: ``torch.ops.lib.op`` (all overloads), one overload, the result of
+        ``torch.library.custom_op``, the name ``"lib::op"``, or a list of these.
     override: replace an existing workspace instead of raising.
 
     Raises DuplicateFormulaError for an operator that has a workspace, and UnknownOperatorError for
@@ -63,17 +65,17 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
         def fused_mlp(x, w1, w2, *, out, **_):
             return x.shape[0] * w1.shape[1] * x.element_size()  # what lies between the products
     """
-    listed = targets if isinstance(targets, (list, tuple)) else (targets,)
-    for target in listed:
-        if not isinstance(target, (OpOverload, _torch.OpOverloadPacket)):
-            raise UnknownOperatorError(f"{target!r} is not an operator; pass torch.ops.lib.op")
-        if target in _WORKSPACES and not override:
+    keys = to_keys(targets)
+    for key in keys:
+        if not isinstance(key, (OpOverload, _torch.OpOverloadPacket, str)):
+            raise UnknownOperatorError(f"{key!r} is not an operator; pass torch.ops.lib.op")
+        if key in _WORKSPACES and not override:
             raise DuplicateFormulaError(
-                f"{target} has a workspace already; pass override=True to replace it"
+                f"{key} has a workspace already; pass override=True to replace it"
             )
 
     def decorate(workspace: Workspace) -> Workspace:
-        _WORKSPACES.update(dict.fromkeys(listed, WorkspaceRule(workspace)))
+        _WORKSPACES.update(dict.fromkeys(keys, WorkspaceRule(workspace)))
         return workspace
 
     return decorate

@@ -38,6 +38,25 @@ def test_registered_workspace_raises_the_peak() -> None:
     assert not memory.is_lower_bound
 
 
+@torch.library.custom_op("workspace_tests::copy", mutates_args=())
+def copy(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@pytest.mark.parametrize(
+    "target", [copy, "workspace_tests::copy", [torch.ops.workspace_tests.copy]]
+)
+def test_workspace_of_a_custom_operator_is_registered_as_its_formula_is(target: Any) -> None:
+    register_workspace(target)(lambda x, *, out: 7 * x.numel())
+    x = torch.ones(3, 5)
+    with FlopCounterMode(
+        display=False, memory=True, custom_mapping={copy: lambda x, *, out: 0}
+    ) as c:
+        copy(x)
+    assert c.profile.memory is not None
+    assert c.profile.memory.by_role()["workspace"] == 7 * 3 * 5
+
+
 def test_workspace_that_is_not_known_makes_the_peak_a_lower_bound() -> None:
     register_workspace([aten.exp.default])(lambda *_, out, **__: None)
     with FlopCounterMode(display=False, memory=True) as counter:
