@@ -70,7 +70,8 @@ class Machine:
     """Limits of one device, and its links.
 
     name: exactly as the driver reports it; aliases: its other names.
-    flops_per_s: ``{dtype: dense peak}``. bytes_per_s: memory bandwidth; None if unknown.
+    flops_per_s: ``{dtype: dense peak}``; dtypes as torch names them, "float8" or "tf32".
+    bytes_per_s: memory bandwidth; None if unknown.
     kernel_flops_per_s: ``{family: {dtype: peak}}`` where it was measured for "product",
         "convolution", "attention" or "recurrent" kernels; other kernels have ``flops_per_s``.
     memory_bytes: capacity of the device's memory; None if unknown.
@@ -152,6 +153,10 @@ def _check_rates(name: str, rates: Any) -> None:
             '{"bfloat16": 125e12}'
         )
     for dtype, rate in rates.items():
+        if dtype in _SHORT_DTYPES:
+            raise ConfigError(
+                f"{name} has a peak for {dtype!r}; write {_SHORT_DTYPES[dtype]!r}, as profiles do"
+            )
         _check_positive(f"{name}.{dtype}", rate)
 
 
@@ -163,6 +168,14 @@ def _check_positive(name: str, value: Any) -> None:
 def _is_finite(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
+
+_SHORT_DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "fp8": "float8",
+}
 
 # A complex contraction is counted in real MACs, so its peak is that of the real dtype.
 _COMPUTES_AS = {

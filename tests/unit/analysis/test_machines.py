@@ -153,6 +153,7 @@ def test_family_of_an_operator(op: str, family: str | None) -> None:
         ({"flops_per_s": 7e12}, r"flops_per_s is 7000000000000.0; expected numbers by the names"),
         ({"flops_per_s": {torch.bfloat16: 7e12}}, r"flops_per_s is .torch.bfloat16: .*bfloat16"),
         ({"flops_per_s": {"int8": "7e12"}}, "flops_per_s.int8 is '7e12'; expected a number above"),
+        ({"flops_per_s": {"bf16": 7e12}}, "flops_per_s has a peak for 'bf16'; write 'bfloat16'"),
         ({"kernel_flops_per_s": 7e12}, "kernel_flops_per_s is 7.*; expected a dict of tables"),
         ({"kernel_flops_per_s": {"product": {"int8": 0}}}, "kernel_flops_per_s.product.int8 is 0"),
         ({"bytes_per_s": float("inf")}, "bytes_per_s is inf; expected a number above 0"),
