@@ -23,6 +23,7 @@ from tests.helpers.trees import (
     lower_bound,
     module,
     op,
+    place,
     profiles,
     timed,
     training_step,
@@ -183,6 +184,19 @@ def test_parts_stop_at_the_depth() -> None:
     model_alone = detailed.render(profile, View(depth=0)).splitlines()
     assert model_alone[-1].startswith("Encoder(383 = ")
     assert detailed.render(profile, View(depth=99)) == detailed.render(profile)
+
+
+def test_aggregated_marks_sums_with_an_inexact_latency() -> None:
+    """A call takes 0.1 ms at least; the GELU and the first Linear took longer."""
+    layers = [
+        module("Linear", name="a", latency_s=1e-3),
+        module("Linear", name="b", latency_s=1e-5),
+        module("GELU", name="c", latency_s=5e-4),
+    ]
+    root = place(module("Net", *layers, latency_s=2e-3))
+    text = aggregated.render(Profile(root=root, timing=StepTiming(resolution_s=1e-4)), View(top=2))
+    seconds = [line.partition(" - ")[2] for line in text.splitlines() if "fwd latency -" in line]
+    assert seconds == ["{'Net': '2 ms'}", "{'Linear': '~1.01 ms', 'GELU': '500 us'}"]
 
 
 def test_aggregated_shows_at_most_the_classes_that_exist() -> None:
