@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops import _torch
-from dispatch_flops.compile.templates import Templates, Values, fill_in, is_number, is_symbolic
+from dispatch_flops.compile.templates import Templates, Values, fill_in, is_symbolic
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.operator_keys import name_of
@@ -24,7 +24,6 @@ from dispatch_flops.operators.registry import Rule
 _CHECKPOINTS = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
 _GRAPH_BREAK = "a graph break splits the call"
 _GONE = "the module does not exist any more; read the totals while it does"
-_UNKNOWN_NUMBER = "a number is known only inside the compiled code"
 _UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 
 
@@ -110,7 +109,7 @@ class OpaqueCall:
         if owner is None:
             return self._costs.get(key) or CallCost(name, "unknown", error=_GONE)
         try:
-            leaves = [_filled_in(leaf, values) for leaf in self._leaves]
+            leaves = [fill_in(leaf, values, fakes=None) for leaf in self._leaves]
         except TypeError:
             return CallCost(name, "unknown", error=_UNKNOWN_SIZE)
         args, kwargs, out = _with_parts(self._values, self._leaves, leaves, self._kept)
@@ -121,16 +120,6 @@ class OpaqueCall:
         if module is None:
             self._costs[key] = cost
         return cost
-
-
-def _filled_in(leaf: Any, values: Values) -> Any:
-    """Return a tensor or a number; raises TypeError for a tensor of which a size is not known."""
-    try:
-        return fill_in(leaf, values, fakes=None)
-    except TypeError:
-        if is_number(leaf):
-            return _torch.UnknownValue(_UNKNOWN_NUMBER)
-        raise
 
 
 def _with_parts(value: Any, parts: list[Any], others: list[Any], kept: Mapping[int, Any]) -> Any:

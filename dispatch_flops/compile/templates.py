@@ -18,6 +18,7 @@ from torch import fx
 
 from dispatch_flops import _torch
 
+_UNKNOWN_NUMBER = "a number is known only inside the compiled code"
 Sizes = tuple[int, ...]
 Values = Mapping[Any, int]  # of symbols
 
@@ -79,29 +80,35 @@ def is_symbolic(value: Any) -> bool:
     )
 
 
-def is_number(template: Any) -> bool:
-    """Return True for the template of a symbolic number."""
-    return isinstance(template, _SizeTemplate)
-
-
 def fill_in(template: Any, values: Values, *, fakes: AbstractContextManager[Any] | None) -> Any:
     """Return the template with tensors that have no data; raises TypeError for an unknown size.
 
-    values: of the symbols. fakes: the mode that makes fake tensors on the devices of the program;
-        None: tensors on the meta device.
+    values: of the symbols. fakes: the mode that makes fake tensors on the devices of the program,
+    on which functions are run; numbers must be known for them, too. None: tensors on the meta
+    device, and an ``UnknownValue`` in place of an unknown number.
     """
     made: dict[int, torch.Tensor] = {}
 
+    def known(size: Any) -> Any:
+        if not isinstance(size, _SizeTemplate):
+            return size
+        expression = size.expression
+        number = expression.subs(values) if hasattr(expression, "subs") else expression
+        return int(number) if getattr(number, "is_integer", True) else float(number)
+
     def fill(part: Any) -> Any:
         if isinstance(part, _SizeTemplate):
-            expression = part.expression
-            number = expression.subs(values) if hasattr(expression, "subs") else expression
-            return int(number) if getattr(number, "is_integer", True) else float(number)
+            try:
+                return known(part)
+            except TypeError:
+                if fakes is not None:
+                    raise
+                return _torch.UnknownValue(_UNKNOWN_NUMBER)
         if isinstance(part, _TensorTemplate):
             if id(part) not in made:
                 made[id(part)] = torch.empty_strided(
-                    [fill(size) for size in part.shape],
-                    [fill(stride) for stride in part.strides],
+                    list(map(known, part.shape)),
+                    list(map(known, part.strides)),
                     dtype=part.dtype,
                     device="meta" if fakes is None else part.device,
                 )

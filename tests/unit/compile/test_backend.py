@@ -264,6 +264,22 @@ def test_operator_whose_size_depends_on_data_is_unknown() -> None:
     assert "data" in backend.profile().formula_errors()["aten.mm.default"]
 
 
+def test_number_that_depends_on_data_leaves_costs_known() -> None:
+    """It is read by the host and checked, both of which are free."""
+    backend = counting_backend("aot_eager", strict=True)
+
+    @torch.compile(backend=backend)
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        number = x[0, 0].item()
+        torch._check(number >= 0)
+        return (x @ x.T) * number
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        scale(torch.ones(3, I))
+    total = backend.total()
+    assert (total.macs, total.flops) == (3 * I * 3, 2 * 3 * I * 3 + 3 * 3)
+
+
 def test_custom_mapping_overrides_a_formula() -> None:
     backend = counting_backend(
         "aot_eager", custom_mapping={torch.ops.aten.relu: lambda x, *, out, **_: 17}
