@@ -46,6 +46,7 @@ class NodeAttribution:
         and of those below it.
     is_of_compiled_autograd: the function is a backward pass that torch.compile traced.
     own_module: the module in whose call the function runs; None if in none's.
+    is_forward: the function is the forward of that one, or the rest of it after a graph break.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class NodeAttribution:
         self.is_of_compiled_autograd = self.function_id.startswith("!")
         self.own_module: nn.Module | None = None
         self.fqn = self._find_own_fqn(traced)
+        self.is_forward = self.own_module is not None and _is_forward_compiled(self.own_module)
         self.used_params = {id(p) for _, _, p in _inputs(traced) if isinstance(p, nn.Parameter)}
         self.called_module, self.called_fqn = self._find_called(traced)
         own = _parameters_of(self.called_module, traced)
@@ -198,6 +200,24 @@ class NodeAttribution:
             module = self._modules.get(key)
             if module is not None:
                 yield module
+
+
+def forwards_of(module: nn.Module) -> Iterator[Any]:
+    """Yield the forward of a module and the functions that it wraps, as decorators do."""
+    function = getattr(module.forward, "__func__", module.forward)
+    while getattr(function, "__code__", None) is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _is_forward_compiled(module: nn.Module) -> bool:
+    """Return True if what a backend compiles now is the module's forward, or the rest of it."""
+    frame = _torch.compiled_frame()
+    codes = [function.__code__ for function in forwards_of(module)]
+    return frame is not None and any(
+        code is frame.code or frame.code.co_name.startswith(f"{_torch.RESUMING}_{code.co_name}_at_")
+        for code in codes
+    )
 
 
 def _parameters_of(module: nn.Module | None, traced: fx.GraphModule) -> dict[int, tuple[str, ...]]:

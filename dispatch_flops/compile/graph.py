@@ -74,6 +74,7 @@ class GraphCost:
 
     regions: opaque calls of the compiled function.
     function: the compiled function of which the graph is a part, as ``(fqn, function_id)``.
+    is_forward: that function is the forward of the module of that fqn.
     module_calls: ``{fqn: its calls in one run}``; empty for a backward graph.
     used_params: ids of the parameters that take part. on_first_run: called before the first run.
     runs: number of runs by what ``run_reader()`` read.
@@ -93,6 +94,7 @@ class GraphCost:
         self._on_first_run = on_first_run
         self.is_backward = is_backward
         self.function = (attribution.fqn, attribution.function_id)
+        self.is_forward = attribution.is_forward
         self.module_calls = {} if is_backward else attribution.module_calls(graph.graph)
         self.used_params = attribution.used_params
         self.runs: Counter[Run] = Counter()
@@ -157,9 +159,10 @@ class GraphCost:
         below = f"{traced}." if traced else ""
         if fqn.startswith(below):
             return join(module, fqn[len(below) :])
-        name = traced.removeprefix(fqn)  # by which the function's own module calls the other
-        is_same_part = name.startswith(".") and module.endswith(name)
-        return module.removesuffix(name) if is_same_part else fqn
+        if not fqn or not traced.startswith(f"{fqn}."):
+            return fqn
+        levels = traced.count(".") - fqn.count(".")  # from the function's own module to the called
+        return ".".join(module.split(".")[:-levels])
 
     def rules_changed(self) -> None:
         """Drop the computed costs: rules were added or removed."""

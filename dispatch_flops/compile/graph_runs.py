@@ -72,7 +72,8 @@ def module_calls_of(graphs: Graphs) -> dict[str, int]:
             for (module, is_recomputation, _), times in graph.runs.items():
                 if is_recomputation:
                     continue
-                function_runs[graph.fqn_in(module, own_fqn), function] += times
+                if graph.is_forward:
+                    function_runs[graph.fqn_in(module, own_fqn), function] += times
                 for fqn, count in graph.module_calls.items():
                     calls[graph.fqn_in(module, fqn)] += count * times
     # Graph breaks split a forward into several functions, of which each runs once per call.

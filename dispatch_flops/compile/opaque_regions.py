@@ -10,14 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import CodeType
 from typing import Any
 
 from torch import fx, nn
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
-from dispatch_flops.compile.attribution import NodeAttribution
+from dispatch_flops.compile.attribution import NodeAttribution, forwards_of
 from dispatch_flops.compile.call_recorder import RECORDER, Trace
 from dispatch_flops.compile.composite_regions import CompositeRegions
 from dispatch_flops.compile.formula_calls import FormulaCall, Region, regions_of
@@ -160,7 +159,7 @@ def _own_call(attribution: NodeAttribution, rules: Mapping[type, Rule]) -> Opaqu
     if frame is None or module is None:
         return None
     call = OpaqueCall("", module, {})
-    forward = _wrapped_with(frame.code, getattr(module.forward, "__func__", module.forward))
+    forward = next((one for one in forwards_of(module) if one.__code__ is frame.code), None)
     given = call_arguments(module)
     if call.target not in rules:
         call.problem = LATER
@@ -173,13 +172,6 @@ def _own_call(attribution: NodeAttribution, rules: Mapping[type, Rule]) -> Opaqu
         read, signature = frame.read, inspect.signature(forward, follow_wrapped=False)
         call.take(lambda: _read_arguments(read, signature, module, *given))
     return call
-
-
-def _wrapped_with(code: CodeType, function: Any) -> Any:
-    """Return the function of that code among a function and those that it wraps; None if none."""
-    while function is not None and getattr(function, "__code__", None) is not code:
-        function = getattr(function, "__wrapped__", None)
-    return function
 
 
 def _read_arguments(

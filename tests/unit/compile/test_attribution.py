@@ -235,15 +235,16 @@ def squares(layer: nn.Module, x: Tensor) -> Any:
 
 
 class Calling(nn.Module):
-    """A layer that has a function call its own layer."""
+    """Module that has a function call its layers."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
-        self.layer = nn.Linear(B, C)
+        self.first = nn.Linear(B, C)
+        self.second = nn.Linear(B, C)
         self.function = function
 
     def forward(self, x: Tensor) -> Any:
-        return self.function(self.layer, x)
+        return self.function(self.second, self.function(self.first, x))
 
 
 def test_compiled_function_belongs_to_the_module_that_calls_it() -> None:
@@ -255,10 +256,12 @@ def test_compiled_function_belongs_to_the_module_that_calls_it() -> None:
         calling.function = compiled
     train(model)
     profile = backend.profile()
-    assert profile.node("2").own("forward").macs == A * C * A + A * A * B
+    assert profile.node("2").own("forward").macs == 2 * (A * C * A + A * A * B)
     for phase in ("forward", "backward"):
         assert macs(profile, phase) == macs(eager, phase)
-    assert len(backend.graphs) == 4, "the second and the third run the same code"
+    assert len(backend.graphs) == 4, "calls but the first run the same code"
+    assert profile.node("2").calls == 0, "its own forward is not compiled"
+    assert profile.node("2.second").calls == 1
 
 
 def test_compiled_method_that_is_not_called_by_the_model_is_outside() -> None:
