@@ -21,7 +21,7 @@ from dispatch_flops._torch import TorchDispatchMode
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Who sends to whom. receivers: one rank, or the ranks of the group of a broadcast."""
+    """Who sends to whom. receivers: one rank, or the ranks of the group that one sends to."""
 
     sender: int
     receivers: tuple[int, ...]
@@ -82,6 +82,10 @@ class Mailbox:
         return self._messages[key]
 
 
+_SCATTER = "c10d::scatter_"
+_FROM_ONE = ("broadcast_object_list", "scatter_object_list")  # to all ranks of a group, from rank 0
+
+
 class _Sending(TorchDispatchMode):
     """Keeps the tensors that are sent, in order."""
 
@@ -91,9 +95,12 @@ class _Sending(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func.namespace == "c10d" and func.name() in ("c10d::send", "c10d::broadcast_"):
-            with _torch.modes_disabled():
+        with _torch.modes_disabled():
+            if func.name() in ("c10d::send", "c10d::broadcast_"):
                 self.tensors += [tensor.clone() for tensor in args[0]]
+            elif func.name() == _SCATTER:
+                self.tensors.append(torch.stack(args[1][0]))
+                _take_part(args, self.tensors[-1])
         return out
 
 
@@ -106,15 +113,23 @@ class _Receiving(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func.namespace == "c10d" and func.name() in ("c10d::recv_", "c10d::broadcast_"):
-            with _torch.modes_disabled():
+        with _torch.modes_disabled():
+            if func.name() in ("c10d::recv_", "c10d::broadcast_"):
                 for tensor in args[0]:
                     tensor.copy_(next(self._waiting))
+            elif func.name() == _SCATTER:
+                _take_part(args, next(self._waiting))
         return out
 
 
+def _take_part(args: Any, parts: torch.Tensor) -> None:
+    """Fill the output of a scatter with this rank's part; ``parts`` has those of all ranks."""
+    (output,), _, group, *_ = args
+    output.copy_(parts[_torch.process_group(group).rank()])
+
+
 def delivering(function: Callable[..., Any], mailbox: Mailbox) -> Callable[..., Any]:
-    """Return ``send_object_list``, ``recv_object_list`` or ``broadcast_object_list``, delivering.
+    """Return a function that sends or receives lists of objects, delivering them.
 
     The operators that the function runs are those that it runs on a real rank.
     """
@@ -126,7 +141,7 @@ def delivering(function: Callable[..., Any], mailbox: Mailbox) -> Callable[..., 
         group = given.get("group") or distributed.group.WORLD
         own = distributed.get_rank()
         peer = _peer(given, group, "dst" if name.startswith("send") else "src", name)
-        if name == "broadcast_object_list":
+        if name in _FROM_ONE:
             channel = Channel(peer, tuple(distributed.get_process_group_ranks(group)))
         else:
             channel = Channel(own, (peer,)) if name.startswith("send") else Channel(peer, (own,))
@@ -158,7 +173,7 @@ def _peer(given: dict[str, Any], group: Any, side: str, name: str) -> int:
     if in_group is not None:
         return distributed.get_global_rank(group, in_group)
     found = given.get(side)
-    if found is None and name == "broadcast_object_list":
+    if found is None and name in _FROM_ONE:
         return 0
     if found is None:
         raise ValueError(f"{name} needs {side}: the rank of the peer")

@@ -20,8 +20,10 @@ from dispatch_flops._torch import FakeTensor
 from dispatch_flops.distributed.fake_tensors import SimulatedTensorMode
 from dispatch_flops.distributed.messages import Mailbox, delivering, outside_fake_mode
 
-_WITH_PEERS = ("send_object_list", "recv_object_list", "broadcast_object_list")
-_OF_OBJECTS = ("all_gather_object", "gather_object", "scatter_object_list")
+_WITH_PEERS = (
+    "send_object_list", "recv_object_list", "broadcast_object_list", "scatter_object_list",
+)  # fmt: skip
+_GATHERING = ("all_gather_object", "gather_object")
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     yield DeviceMesh, "__init__", _knowing_ranks(_with_real_tensors(DeviceMesh.__init__))
     for name in _WITH_PEERS:
         yield distributed, name, delivering(getattr(distributed, name), mailbox)
-    for name in _OF_OBJECTS:
+    for name in _GATHERING:
         yield distributed, name, outside_fake_mode(getattr(distributed, name))
     # All ranks run one program here, so the shapes of their parameters agree.
     ddp = importlib.import_module(_torch.DDP_MODULE)

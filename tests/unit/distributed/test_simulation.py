@@ -327,6 +327,19 @@ def test_broadcast_object_is_that_of_its_source() -> None:
     assert cluster.total("forward").macs == 11 * 5 * 7
 
 
+@pytest.mark.parametrize("rank", range(3))
+def test_scattered_object_is_the_part_of_the_rank(rank: int) -> None:
+    def job(mesh: Any) -> Callable[[], Any]:
+        own: list[Any] = [None]
+        all_rows = [11, 13, 1000] if distributed.get_rank() == 0 else None
+        distributed.scatter_object_list(own, all_rows, src=0)
+        model = nn.Linear(5, 7)
+        return lambda: model(torch.ones(own[0], 5))
+
+    cluster = simulate(job, {"dp": 3}, ranks=[rank])
+    assert cluster.total("forward").macs == (11, 13, 1000)[rank] * 5 * 7
+
+
 # -- bad input ------------------------------------------------------------------------------------
 
 
