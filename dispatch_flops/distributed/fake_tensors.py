@@ -23,11 +23,12 @@ class SimulatedTensorMode(FakeTensorMode):
     changes in them, so no kernel runs.
 
     values_read: number of unknown values that were read.
+    objects_gathered: number of calls that gathered Python objects.
     """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.values_read = 0
+        self.values_read = self.objects_gathered = 0
         self._works = _torch.CompletedWorks()
         self._keeps_integers = False
 

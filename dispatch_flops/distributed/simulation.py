@@ -58,6 +58,10 @@ _VALUES_READ = (
     "values were read {} times, as by .item(), and each was taken as 1: costs that depend on data, "
     "such as tokens per expert, may differ on a real run"
 )
+_OBJECTS_GATHERED = (
+    "objects of all ranks were gathered {} times, and those of other ranks taken as equal to the "
+    "rank's own: costs that depend on them may differ on a real run"
+)
 
 
 def simulate(
@@ -106,7 +110,8 @@ def simulate(
     Progress is printed to stderr, a line for each rank.
 
     A value that the step reads, as ``.item()`` does, is 1; a note of the cluster says so, because
-    costs that depend on data may be different on a real run, such as those of experts.
+    costs that depend on data may be different on a real run, such as those of experts. Objects that
+    ranks gather are the rank's own; a note says so, too.
 
     Raises ConfigError for an unusable mesh, a rank outside it, and ``verify`` with given ranks.
     Raises TargetError if the job does not return a step, if it does not end, or if a process group
@@ -160,7 +165,7 @@ class _Simulator:
         self._timeout_s = timeout_s
         self._mailbox = Mailbox()
         self._world_size = math.prod(mesh.values())
-        self._values_read = 0
+        self._values_read = self._objects_gathered = 0
         self._shards: frozenset[Shard] = frozenset()  # of the rank that was simulated last
 
     def cluster(self, ranks: Iterable[int]) -> ClusterProfile:
@@ -205,6 +210,8 @@ class _Simulator:
         notes += further_notes
         if self._values_read:
             notes.append(_VALUES_READ.format(self._values_read))
+        if self._objects_gathered:
+            notes.append(_OBJECTS_GATHERED.format(self._objects_gathered))
         return ClusterProfile(
             profiles=dict(sorted(profiles.items())),
             represented=dict(sorted(represented.items())),
@@ -259,6 +266,7 @@ class _Simulator:
         if awaited is not None:
             raise TargetError(f"rank {rank} ended before it sent what another rank waits for")
         self._values_read += mode.values_read
+        self._objects_gathered += mode.objects_gathered
         self._shards = frozenset(shards)
         profile = counter.profile
         place = {"world_size": self._world_size, "mesh": mesh_dims(rank, self._mesh)}

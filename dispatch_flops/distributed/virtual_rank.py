@@ -72,7 +72,7 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     for name in _WITH_PEERS:
         yield distributed, name, delivering(getattr(distributed, name), mailbox)
     for name in _GATHERING:
-        yield distributed, name, outside_fake_mode(getattr(distributed, name))
+        yield distributed, name, _counted(outside_fake_mode(getattr(distributed, name)), mode)
     # All ranks run one program here, so the shapes of their parameters agree.
     ddp = importlib.import_module(_torch.DDP_MODULE)
     yield ddp, _torch.DDP_VERIFY, lambda *args, **kwargs: None
@@ -112,6 +112,16 @@ def _with_real_tensors(member: Any) -> Any:
         assert member.fget is not None
         return property(outside_fake_mode(member.fget))
     return outside_fake_mode(member)
+
+
+def _counted(gather: Callable[..., Any], mode: SimulatedTensorMode) -> Callable[..., Any]:
+    """Return a function that gathers objects; it gathers as many of this rank's own."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        mode.objects_gathered += 1
+        return gather(*args, **kwargs)
+
+    return run
 
 
 def _knowing_ranks(initialize: Callable[..., None]) -> Callable[..., None]:

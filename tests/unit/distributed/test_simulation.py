@@ -299,6 +299,23 @@ def test_values_that_are_read_are_noted() -> None:
     assert any("values were read 2 times" in note for note in notes)
 
 
+def test_objects_that_are_gathered_are_noted() -> None:
+    def job(mesh: Any) -> Callable[[], Any]:
+        rows: list[Any] = [None] * 3
+
+        def step() -> None:
+            distributed.all_gather_object(rows, 2 + distributed.get_rank())
+            nn.functional.linear(torch.ones(sum(rows), 5), torch.ones(7, 5))
+
+        return step
+
+    cluster = simulate(job, {"dp": 3}, ranks=[0, 1])
+    assert [profile.total().macs for profile in cluster.ranks.values()] == [6 * 5 * 7, 9 * 5 * 7]
+    note = "objects of all ranks were gathered 2 times, and those of other ranks taken as equal"
+    assert any(text.startswith(note) for text in cluster.notes)
+    assert not any("gathered" in text for text in simulate(linear, {"dp": 3}, [0]).notes)
+
+
 def test_objects_are_delivered_between_simulated_ranks() -> None:
     """Each rank tells the next one how many rows to compute."""
 
