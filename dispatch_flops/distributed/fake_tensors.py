@@ -13,6 +13,7 @@ from dispatch_flops._torch import FakeTensor, FakeTensorMode
 from dispatch_flops.operators.tensors import tensors_in
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_PIN = torch.ops.aten._pin_memory.default
 _ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.zeros.default)
 
 
@@ -45,6 +46,8 @@ class SimulatedTensorMode(FakeTensorMode):
                 return _torch.collective_result(func, args[0])
         if self._makes_integers(func, kwargs) or _are_integers_with_data(args):
             return func(*args, **(kwargs or {}))
+        if func is _PIN:
+            return args[0].clone()
         if func is _ITEM and (value := self._read(args[0])) is not None:
             return value
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from dispatch_flops import FlopCounterMode, Profile
@@ -137,6 +137,23 @@ def test_simulated_rank_frees_what_was_reduced(is_async: bool) -> None:
     memory = simulate(reducing(is_async), {"dp": 3}, ranks=[1], memory=True).ranks[1].memory
     assert memory is not None
     assert memory.peak_bytes == 4 * (7 * 11 + 7 * 11)
+
+
+def test_simulated_rank_pins_memory_that_fsdp2_offloads() -> None:
+    """Without an accelerator no real rank can."""
+
+    def offloading(pin_memory: bool) -> Profile:
+        def job(mesh: DeviceMesh) -> Any:
+            policy = CPUOffloadPolicy(pin_memory=pin_memory)
+            model = fully_shard(nn.Linear(7, 5), mesh=mesh["dp"], offload_policy=policy)
+            return model, lambda: model(torch.ones(3, 7)).sum().backward()
+
+        return simulate(job, {"dp": 2}, ranks=[1], memory=True).ranks[1]
+
+    pinned, plain = offloading(True), offloading(False)
+    assert pinned.total("forward").macs == 3 * 7 * 5
+    assert figures(pinned) == figures(plain)
+    assert peaks(pinned) == peaks(plain)
 
 
 def test_copied_module_is_in_memory_once() -> None:
