@@ -113,7 +113,8 @@ def simulate(
     costs that depend on data may be different on a real run, such as those of experts. Objects that
     ranks gather are the rank's own; a note says so, too.
 
-    Raises ConfigError for an unusable mesh, a rank outside it, and ``verify`` with given ranks.
+    Raises ConfigError for an unusable mesh, a rank outside it, ``verify`` with given ranks, and a
+    time limit that is not above 0.
     Raises TargetError if the job does not return a step, if it does not end, or if a process group
     exists already. What the job raises is raised here, with a note that names the rank.
     """
@@ -125,6 +126,8 @@ def simulate(
     chosen = _checked_ranks(ranks, math.prod(dims.values()))
     if verify and chosen is not None:
         raise ConfigError('verify=True needs representatives; pass ranks="representative"')
+    if not (timeout_s is None or 0 < timeout_s < math.inf):
+        raise ConfigError(f"timeout_s={timeout_s!r}: pass seconds above 0, or None for no limit")
     if distributed.is_initialized():
         raise TargetError(
             "a process group exists already; call destroy_process_group() first, or simulate in a "

@@ -30,8 +30,8 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGALRM, _interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
     try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
         yield
     except _OutOfTimeError:
         raise TargetError(

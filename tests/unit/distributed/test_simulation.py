@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -398,6 +399,18 @@ def linear(mesh: Any) -> Callable[[], Any]:
 def test_unusable_mesh_or_rank_is_a_config_error(mesh: Any, ranks: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         simulate(linear, mesh, ranks)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), float("inf")])
+def test_time_limit_that_is_none_is_a_config_error(timeout_s: float) -> None:
+    with pytest.raises(ConfigError, match="pass seconds above 0, or None for no limit"):
+        simulate(linear, {"dp": 2}, [0], timeout_s=timeout_s)
+
+
+def test_time_limit_beyond_the_timers_range_leaves_no_handler() -> None:
+    with pytest.raises((OverflowError, OSError)):
+        simulate(linear, {"dp": 2}, [0], timeout_s=1e300)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
 def test_job_that_returns_no_step_is_a_target_error() -> None:
