@@ -54,20 +54,22 @@ class ShardedStep:
                 checkpoint_stacks(model)
             allocate(model)
             shard(model, mesh, self.dtype if self.mixed_precision else None)
-            args, kwargs = (_on_cpu(part) for part in (args, kwargs))
+            args, kwargs = _on_cpu((args, kwargs))
             return model, step_of(model, args, kwargs, self.optimizer)
 
         return run
 
 
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty_like(value, device="cpu")
-    if isinstance(value, Mapping):
-        return {name: _on_cpu(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_on_cpu(part) for part in value)
-    return value
+def _on_cpu(inputs: Any) -> Any:
+    """Return nested inputs on the CPU; one that occurs twice, as ids that are labels, stays one."""
+    made: dict[torch.Tensor, torch.Tensor] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in made:
+            made[tensor] = torch.empty_like(tensor, device="cpu")
+        return made[tensor]
+
+    return _torch.tree_map_only(torch.Tensor, move, inputs)
 
 
 def simulate_step(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dispatch_flops import _torch
 from dispatch_flops.errors import TargetError
 
 
@@ -27,13 +28,11 @@ def model_and_inputs(made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, A
 
 def converted(value: Any, dtype: torch.dtype) -> Any:
     """Return nested inputs with floating-point tensors in a dtype."""
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, Mapping):
-        return {name: converted(part, dtype) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(converted(part, dtype) for part in value)
-    return value
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return _torch.tree_map_only(torch.Tensor, convert, value)
 
 
 def samples_and_tokens(inputs: Sequence[torch.Tensor]) -> tuple[int | None, int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -138,6 +138,30 @@ def test_memory_holds_the_shards_of_the_fullest_rank(step: PlannedStep) -> None:
     assert step.memory_by_role["parameters"] == rounded
     assert step.peak_bytes == sum(step.memory_by_role.values())
     assert step.fits and step.headroom_bytes == 10e6 - step.peak_bytes
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class SumOfPair(nn.Linear):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return super().forward(pair.first) + super().forward(pair.second)
+
+
+@pytest.mark.parametrize("mesh", [None, {"dp": 2}])
+def test_named_tuple_of_one_input_twice_is_planned(mesh: dict[str, int] | None) -> None:
+    def build() -> tuple[nn.Module, tuple[Pair]]:
+        x = torch.ones(3, 7)
+        return SumOfPair(7, 5), (Pair(x, x),)
+
+    options: dict[str, Any] = {"mesh": mesh, "optimizer": None, "search_batch": False}
+    step = only(plan(build, MACHINE, **options))
+    assert step.profile.total("forward").macs == 2 * 3 * 7 * 5
+    assert step.memory_by_role["inputs"] == 512  # rounded up
+    in_half = only(plan(build, MACHINE, dtype=torch.bfloat16, **options))
+    assert in_half.profile.total("forward").macs == 2 * 3 * 7 * 5
 
 
 @pytest.mark.slow
