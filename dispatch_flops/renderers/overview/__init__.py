@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows
 from dispatch_flops.profile import ModuleNode, Profile
@@ -82,17 +83,17 @@ def _with_colored_bars(text: str) -> str:
 def _operator_table(profile: Profile, view: View) -> str:
     """Return the operators with the most FLOPs; "" if no operator has any."""
     most = _OPERATORS if view.top is None else view.top
-    rows = [row for row in operator_rows(profile) if row.cost and row.cost.flops][:most]
-    if not rows:
+    rows = [row for row in operator_rows(profile) if row.cost and row.cost.flops]
+    if not rows[:most]:
         return ""
-    cells = zip(*map(_operator_cells, rows), strict=True)
+    cells = zip(*map(_operator_cells, rows[:most]), strict=True)
     columns = {
         heading: TextColumn(heading, column)
         for heading, column in zip(_HEADINGS, cells, strict=True)
         if any(column)
     }
     names = TextColumn("Operator", columns.pop("Operator").cells, "left")
-    return fitted_table(
+    table = fitted_table(
         names,
         columns,
         width=view.width,
@@ -100,6 +101,15 @@ def _operator_table(profile: Profile, view: View) -> str:
         dropped_first=("Bytes", "MACs", "Calls"),
         least_label=_LEAST_NAME,
     )
+    return f"{table}\n{_rest(rows[most:])}".rstrip()
+
+
+def _rest(rows: Sequence[OperatorRow]) -> str:
+    """Return what the operators that the table leaves out amount to; "" if there are none."""
+    if not rows:
+        return ""
+    share = fraction_text(sum(row.share or 0.0 for row in rows))
+    return f"and {len(rows)} more operator{'' if len(rows) == 1 else 's'}, {share} of the FLOPs"
 
 
 def _operator_cells(row: OperatorRow) -> tuple[str, ...]:

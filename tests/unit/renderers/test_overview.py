@@ -237,9 +237,17 @@ class TestHeadline:
 
 
 class TestOperatorsAndRemarks:
-    def test_top_chooses_the_number_of_operators(self) -> None:
-        for top in (1, 2):
-            assert len(parts(training_step(), top=top)[2]) == 2 + top
+    def test_top_chooses_the_number_of_operators_and_the_rest_is_stated(self) -> None:
+        ops = (
+            op("aten.mm.default", macs=7),
+            op("aten.bmm.default", macs=2),
+            op("aten.mv.default", macs=1),
+        )
+        profile = Profile(root=place(module("Net", ops=ops)))
+        tables = [parts(profile, top=top)[2] for top in (1, 2, 3)]
+        assert [len(table) for table in tables] == [2 + 1 + 1, 2 + 2 + 1, 2 + 3]
+        assert tables[0][-1] == "and 2 more operators, 30% of the FLOPs"
+        assert tables[1][-1] == "and 1 more operator, 10% of the FLOPs"
 
     def test_operators_come_with_the_most_flops_first(self) -> None:
         names = [line.split()[0] for line in parts(lower_bound())[2][2:]]
