@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -27,14 +27,21 @@ def call_facts(
     method: what is called, a method of the model. arguments: None where they are not known.
     """
     inputs = None if arguments is None else _tensor_inputs(method, *arguments)
-    devices = {torch.device(tensor.device).type for tensor in inputs or ()}
-    devices |= _device_types(model)
     return {
         "inputs": inputs,
         "training": bool(getattr(model, "training", False)),  # a frozen TorchScript module has none
         "grad_mode": _grad_mode(),
-        "autocast": _autocast_dtype(devices),
+        "autocast": autocast_of(model, inputs),
     }
+
+
+def autocast_of(model: nn.Module, inputs: Iterable[TensorInput] | None) -> str | None:
+    """Return the dtype of the autocast that is on for the model's devices; None where it is off."""
+    devices = {torch.device(tensor.device).type for tensor in inputs or ()}
+    for kind in sorted(devices | _device_types(model)):
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            return _dtype_name(torch.get_autocast_dtype(kind))
+    return None
 
 
 def _device_types(model: nn.Module) -> set[str]:
@@ -62,13 +69,6 @@ def _grad_mode() -> str:
     if torch.is_inference_mode_enabled():
         return "inference"
     return "grad" if torch.is_grad_enabled() else "no_grad"
-
-
-def _autocast_dtype(device_types: set[str]) -> str | None:
-    for kind in sorted(device_types):
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            return _dtype_name(torch.get_autocast_dtype(kind))
-    return None
 
 
 def _tensor_inputs(

@@ -37,7 +37,7 @@ from dispatch_flops.counting.checkpoints import (
 )
 from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.expert_tokens import count_tokens
-from dispatch_flops.counting.first_call import call_facts
+from dispatch_flops.counting.first_call import autocast_of, call_facts
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.node_owners import NodeOwners
@@ -87,6 +87,7 @@ class Tracker:
         self.names = names
         self.home_thread = threading.get_ident()
         self.first_call: dict[str, Any] | None = None
+        self._first_model: nn.Module | None = None  # until its first submodule is called
         self.subgraph_depth = 0  # functions of higher-order operators that are running
         self.local = threading.local()
         self._observer = together(observers)
@@ -221,6 +222,8 @@ class Tracker:
                 self._note_first_call(module, named)
             if len(stack) > 1:
                 drop_ended_calls(thread, module)
+        elif self._first_model is not None:
+            self._note_autocast_of_forward(self._first_model, stack)
         if len(stack) == 1:
             thread.is_in_setup = is_in_pipeline_setup()
             if thread.is_in_setup:
@@ -361,6 +364,13 @@ class Tracker:
         if not named.is_wrapper and not named.fqn.startswith(OUTSIDE):
             arguments = call_arguments(module)
             self.first_call = call_facts(module, module.forward, arguments)
+            self._first_model = module
+
+    def _note_autocast_of_forward(self, model: nn.Module, stack: Sequence[OpenCall]) -> None:
+        """Note the autocast that the model's forward has entered, as accelerate's has."""
+        self._first_model = None
+        if self.first_call is not None and any(call.owner is model for call in stack):
+            self.first_call["autocast"] = autocast_of(model, self.first_call["inputs"])
 
     def _phase_in_backward(self, fqn: str) -> Phase:
         """Return the phase of a module whose forward runs in a backward pass.

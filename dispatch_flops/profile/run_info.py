@@ -51,8 +51,9 @@ class RunInfo:
     target: the device, "cpu" or "cuda", whose rules chose the kernel of attention on tensors
         without data.
     inputs: the tensors of the model's first call. training, grad_mode ("grad", "no_grad" or
-        "inference") and autocast (the dtype, or None where it is off) are of that call, too.
-        inputs, training and grad_mode are None where no call was seen.
+        "inference") and autocast (the dtype, or None where it is off) are of that call, too, and
+        autocast is that of its first submodule. inputs, training and grad_mode are None where no
+        call was seen.
     rank, world_size: of the default process group; None for ``world_size`` where none exists.
     mesh: the dimensions of the device mesh, outermost first; None where none is known.
     command: the command line, where there is one. date: when the profile was taken, UTC in

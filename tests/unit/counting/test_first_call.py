@@ -243,6 +243,22 @@ def test_reading_inputs_calls_no_torch_function_of_the_program() -> None:
     assert not seen
 
 
+def test_autocast_that_forward_enters_is_recorded() -> None:
+    model = Attend()  # accelerate's mixed precision replaces forward like this
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+    assert run_of(model, torch.ones(3, 7)).autocast == "bfloat16"
+
+
+def test_autocast_that_forward_leaves_before_its_submodules_is_not_recorded() -> None:
+    class Leaves(Attend):
+        def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(x)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert run_of(Leaves(), torch.ones(3, 7)).autocast is None
+
+
 def test_autocast_of_a_model_without_tensor_inputs_is_that_of_its_parameters() -> None:
     class Table(nn.Module):
         def __init__(self) -> None:
