@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dispatch_flops.analysis.machines import Machine
 
+LARGEST_SEARCHED = 2**20  # where the search of the largest batch that fits ends
+
 
 class MemoryFit:
     """Base of what is planned on a device. peak_bytes: the most memory that it allocates."""

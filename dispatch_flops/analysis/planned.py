@@ -22,7 +22,8 @@ class PlannedStep(MemoryFit):
     profile: the step as it was counted, without data; memory included. On a mesh it is that of the
         rank whose step takes longest, and so are the bounds; memory is of the fullest rank.
     samples, tokens: of one step of all devices; None where not known.
-    largest_batch: the largest batch that fits; 0 where none does, None where it was not searched.
+    largest_batch: the largest batch that fits, searched up to 2^20; 0 where none does, None where
+        it was not searched.
     cluster: the ranks of the mesh; None for one device.
     """
 

@@ -91,7 +91,8 @@ class PlannedGeneration(MemoryFit):
         where prefill yields the only token.
     last: the last step, with the largest cache.
     steps: the fewest and the most steps of decode.
-    largest_batch: the largest batch that fits; 0 where none does, None where it was not searched.
+    largest_batch: the largest batch that fits, searched up to 2^20; 0 where none does, None where
+        it was not searched.
     compute_bound_batch: the smallest batch whose decode is bound by computing; 0 where none is,
         None where it was not searched.
     """

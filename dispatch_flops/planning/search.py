@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_LARGEST = 2**20
+from dispatch_flops.analysis.memory_fit import LARGEST_SEARCHED
 
 
 def largest_that_fits(peak_bytes: Callable[[int], int], capacity: float, start: int) -> int:
@@ -14,7 +14,7 @@ def largest_that_fits(peak_bytes: Callable[[int], int], capacity: float, start: 
         was run, and so was the next larger size, which does not fit; sizes end at 2^20.
     """
     first = first_not_below(lambda size: peak_bytes(size) - capacity, start, is_inclusive=False)
-    return _LARGEST if first is None else first - 1
+    return LARGEST_SEARCHED if first is None else first - 1
 
 
 def first_not_below(
@@ -37,10 +37,10 @@ def first_not_below(
 
     low, high = 0, start
     while not is_reached(high):
-        if high == _LARGEST:
+        if high == LARGEST_SEARCHED:
             return None
         guess = max(_on_line(known, low, high, default=2 * high), high + high // 8 + 1)
-        low, high = high, min(guess, _LARGEST)
+        low, high = high, min(guess, LARGEST_SEARCHED)
     while high - low > 1:
         guess = _on_line(known, low, high, default=(low + high) // 2)
         guess = min(max(guess, low + 1), high - 1)

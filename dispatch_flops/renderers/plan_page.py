@@ -15,6 +15,7 @@ from dispatch_flops.profile import MemoryProfile
 from dispatch_flops.profile.memory import ROLES
 from dispatch_flops.renderers.generation_column import (
     headroom_text,
+    largest_text,
     range_text,
     seconds_range_text,
 )
@@ -123,7 +124,7 @@ def _fit_text(fits: bool | None, headroom: float | None) -> str:
 
 
 def _largest(batch: int | None) -> list[str]:
-    return [] if batch is None else [f"largest batch that fits: {batch}"]
+    return [] if batch is None else [f"largest batch that fits: {largest_text(batch)}"]
 
 
 def _memory(peak: int, roles: Mapping[str, int], memory: MemoryProfile | None) -> Data:

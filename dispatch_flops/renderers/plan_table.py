@@ -8,7 +8,12 @@ from dispatch_flops.analysis.communication_times import DimTime
 from dispatch_flops.analysis.planned import Plan, PlannedStep
 from dispatch_flops.analysis.planned_cluster import PlannedCluster
 from dispatch_flops.analysis.planned_generation import GenerationPlan
-from dispatch_flops.renderers.generation_column import generation_column, headroom_text, range_text
+from dispatch_flops.renderers.generation_column import (
+    generation_column,
+    headroom_text,
+    largest_text,
+    range_text,
+)
 from dispatch_flops.renderers.text import Style, at_least, table
 from dispatch_flops.units import (
     NOT_AVAILABLE,
@@ -86,7 +91,7 @@ def _column(step: PlannedStep) -> dict[str, str]:
         "headroom": headroom_text(step.headroom_bytes),
     }
     if step.largest_batch is not None:
-        column["largest batch that fits"] = str(step.largest_batch)
+        column["largest batch that fits"] = largest_text(step.largest_batch)
     if step.cluster is not None:
         column |= {
             "model FLOPs, all devices": at_least(

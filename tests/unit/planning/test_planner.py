@@ -84,6 +84,14 @@ def test_largest_batch_is_the_last_one_that_fits() -> None:
     assert step.largest_batch == (10_000_000 - fixed) // each
 
 
+def test_largest_batch_is_at_least_the_last_one_that_was_searched() -> None:
+    machine = Machine(name="huge", memory_bytes=1e18)
+    planned = plan(linear, machine, sizes={"batch": 5}, optimizer=None)
+    assert only(planned).largest_batch == 2**20
+    (row,) = (line for line in plan_table.render(planned).splitlines() if "largest batch" in line)
+    assert row.split()[-2:] == [">=", str(2**20)]
+
+
 def test_largest_batch_of_a_model_that_does_not_fit_is_0() -> None:
     machine = Machine(name="small", memory_bytes=float(WEIGHT * F32))
     step = only(plan(linear, machine, sizes={"batch": 2}, optimizer=None))
