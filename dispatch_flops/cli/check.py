@@ -213,7 +213,9 @@ def run_check(options: Namespace) -> int:
     if options.baseline is not None:
         baseline = load_profile(options.baseline)
         limits = _limits_of(baseline, profile, phase, tolerance)
-        what = f"the baseline{f' plus {options.tolerance}' if tolerance else ''} of"
+        what = "the baseline of"
+        if tolerance:
+            what = f"the limit (the baseline plus {options.tolerance}) of"
         exceeded = [
             *_not_comparable(baseline, profile, phase),
             *violations(profile, limits, phase, allow, what=what),

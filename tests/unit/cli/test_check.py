@@ -204,6 +204,12 @@ class TestBaseline:
         Path("p.json").write_text(tree({"a": now, "b": 1000}).to_json())
         assert run("check", "p.json", "--baseline", "main.json", *tolerance).code == code
 
+    def test_exceeded_tolerance_names_the_limit_and_not_a_share_of_it(self, run: Run) -> None:
+        Path("p.json").write_text(tree({"a": 2000, "b": 1000}).to_json())
+        out = run("check", "p.json", "--baseline", "main.json", "--tolerance", "1%").out
+        limit = "the limit (the baseline plus 1%) of 2.02 KMACs (2,020)"
+        assert out.startswith(f"MACs: 3 KMACs (3,000) exceeds {limit}\n")
+
     def test_exceeded_baseline_shows_the_modules_that_changed(self, run: Run) -> None:
         Path("p.json").write_text(tree({"a": 2000, "b": 1000}).to_json())
         out = run("check", "p.json", "--baseline", "main.json").out
