@@ -107,6 +107,8 @@ def _execution_device(model: nn.Module) -> str | None:
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
+    if isinstance(shape, torch.Tensor):
+        raise TargetError("input_shape is a Tensor; pass the inputs themselves as args=[x]")
     try:
         sizes = tuple(operator.index(size) for size in shape)
     except TypeError:

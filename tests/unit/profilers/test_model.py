@@ -170,6 +170,11 @@ def test_profile_model_without_tensors_on_meta_has_device_meta() -> None:
         ({"input_shape": (True, 5)}, "tuple of ints"),
         ({"input_shape": (2, 5.0)}, "tuple of ints"),
         ({"input_shape": 5}, "tuple of ints"),
+        (
+            {"input_shape": torch.ones(2, 5)},
+            r"Tensor; pass the inputs themselves as args=\[x\]",
+        ),
+        ({"input_shape": torch.tensor([2, 5])}, "is a Tensor; pass the inputs"),
         ({"custom_mapping": [1]}, "a list is not a mapping"),
     ],
 )
