@@ -76,7 +76,9 @@ def mfu(
         "6N" is 6 x params x tokens; "6N+12LdT" adds 12 x layers x width x sequence for each token,
         attention without a mask; "6N+6LdT" half of that, causal attention. Each has a name that
         ends in " without embedding": N is then without the parameters of look-up tables. The
-        profile's own ``causal`` applies to "all" and "contractions".
+        profile's own ``causal`` applies to "all" and "contractions". Their FLOPs are each divided
+        by the peak of the dtype that they are computed in: what autocast leaves in float32, by
+        that of float32. A closed form has the dtype of most multiply-accumulates.
     params, embedding_params, layers, width, tokens, sequence: what a closed form needs. width is
         heads x head size; tokens are those of a step for each device. None (the default) reads
         the size from the profile. A step of several micro-batches does not show tokens and
