@@ -236,7 +236,7 @@ class FlopMeter(MeteredRun):
         self._thread = get_ident()
         number, states = self._totals.steps + 1, self._states
         if number > self._verified_at:
-            self._verified_at = next_verified(number, self._verify_every, varies=self._varies)
+            self._verified_at = self._next_counted(number)
         is_whole = number == self._verified_at
         if states.blocked:
             is_whole = states.asks_for_whole_step() or is_whole
@@ -248,6 +248,13 @@ class FlopMeter(MeteredRun):
             step.begin()
         self._begun_s = self._now()
 
+    def _next_counted(self, number: int) -> float:
+        """Return the first step, from ``number`` on, that is counted whatever is known of it."""
+        states = self._states
+        states.due = {due for due in states.due if due >= number}
+        verified = next_verified(number, self._verify_every, varies=self._varies)
+        return min((verified, *states.due))
+
     def _end(self) -> None:
         step, self._step = self._step, None
         assert step is not None
@@ -255,7 +262,9 @@ class FlopMeter(MeteredRun):
         segments = step.end()
         self._totals.add((segments, None if step.was_counted else seconds, *self._size))
         if not step.is_known:
-            step.commit()
+            step.commit(self._totals.steps)
+            if self._states.due:
+                self._verified_at = 0  # to be asked for again
             if self._is_started and step.is_verified and step.has_gaps:
                 self._warn_once(
                     "compiled code calls the model, so its steps cannot be counted from their "

@@ -250,13 +250,17 @@ class RunningStep:
         self._at = at
         return at.segments
 
-    def commit(self) -> None:
-        """Add what was counted to the segments, after their runs were added."""
+    def commit(self, number: int) -> None:
+        """Add what was counted to the segments, after their runs were added.
+
+        number: that of the step.
+        """
         for segment, amounts in self._counted:
             segment.add_counted(amounts)
             segment.state.note_counted()
             self._states.note_counted(segment.state)
-        asked = [one.state.note_unknown() for one in self._at.segments if one.is_inferred]
+        unknown = [one for one in self._at.segments if one.is_inferred]
+        asked = [self._states.note_unknown(one, number) for one in unknown]
         if self._counted or any(asked):
             self._positions.forget()
 

@@ -37,7 +37,8 @@ class Segment:
     runs: how often it ran; timed_runs: of these, the ones in steps that were not counted at all.
     counted: amounts of the runs that were counted, of which there are ``counted_runs``.
     varies: two counted runs had different costs. is_sample: the counted runs are those after that.
-    runs_backward: a counted run had a backward pass.
+    runs_backward: a counted run had a backward pass. last_unknown: the last step that ran it while
+    its cost was not known; 0 if none.
     """
 
     state: State
@@ -49,6 +50,7 @@ class Segment:
     varies: bool = False
     is_sample: bool = False
     runs_backward: bool = False
+    last_unknown: int = 0
 
     def add_counted(self, amounts: Amounts) -> None:
         """Add a run that was counted."""
@@ -191,11 +193,13 @@ class States:
     blocked: those that came where counting cannot start, such as a compiled call, or ended early.
     Until they are known, steps are counted from their beginning.
     varies: data or more than the inputs decide costs, so histories are not told apart any more.
+    due: steps that may run a segment of unknown cost, and are to be counted from their beginning.
     """
 
     def __init__(self, *, varies: bool = False) -> None:
         self._by_key: dict[Hashable, dict[Hashable, State]] = {}  # and by history
         self.blocked: set[State] = set()
+        self.due: set[int] = set()
         self.varies = varies
         self._tries = 0
         self._number = 0
@@ -222,6 +226,16 @@ class States:
             for other in others:
                 shared.add_runs_of(other)
             self._by_key[state.key] = {ANY: shared}
+
+    def note_unknown(self, segment: Segment, step: int) -> bool:
+        """Note that a step ran a segment of unknown cost; return True if its state is asked for.
+
+        What ends an epoch comes again at the same distance.
+        """
+        if segment.last_unknown:
+            self.due.add(2 * step - segment.last_unknown)
+        segment.last_unknown = step
+        return segment.state.note_unknown()
 
     def note_blocked(self, state: State) -> None:
         """Note that a segment of the state was to be counted and could not be.

@@ -468,15 +468,35 @@ def test_data_of_one_shape_alone_may_be_prepared_in_the_block(
 def test_shape_whose_data_are_prepared_is_counted_when_it_comes_late(
     model: Net, optimizer: Any, meter: FlopMeter
 ) -> None:
-    """As the last batch of an epoch, of 60 steps: 10 and then 40 and 160 steps ask for it."""
+    """As the last batch of an epoch, of 60 steps: 10 and then 40 steps ask for it, and step 180."""
     for index in range(240):
         rows = 11 if index % 60 == 59 else 2
         with meter.step(), torch.no_grad():
             x = torch.ones(rows, IN)
             model(x * 2 if rows == 11 else x)
-        assert meter.is_estimate is (59 <= index < 239)
+        assert meter.is_estimate is (59 <= index < 179)
     assert meter.total_flops == forward(236 * 2 + 4 * 11) + 4 * 11 * IN
-    assert meter.run.timed_steps == 240 - 2 - 10 - 40 - 60
+    assert meter.run.timed_steps == 240 - 2 - 10 - 40 - 1
+
+
+@pytest.mark.parametrize("steps", [31, 101])
+def test_shorter_last_step_of_an_epoch_is_counted_when_it_is_expected(
+    model: Net, optimizer: Any, meter: FlopMeter, steps: int
+) -> None:
+    """Where it was of unknown cost twice, it is expected at the same distance."""
+    for index in range(4 * steps):
+        with meter.step():
+            for _ in range(1 if index % steps == steps - 1 else 3):
+                model(torch.ones(B, IN)).sum().backward()
+            model.a.weight.grad.mul_(0.5)  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+        assert meter.is_estimate is (steps - 1 <= index < 3 * steps - 1)
+    weights = IN * HID + HID * OUT
+    full = 3 * batch(B) + 2 * weights + IN * HID + UPDATE
+    assert meter.total_flops == 4 * ((steps - 1) * full + batch(B) + IN * HID + UPDATE)
+    first, updates, asked, expected = 1, 1, 10 + 10, 1  # an update after one call is new, too
+    assert meter.run.timed_steps == 4 * steps - first - updates - asked - expected
 
 
 def test_window_and_last_step_have_rates_of_their_own(model: Net, optimizer: Any) -> None:
