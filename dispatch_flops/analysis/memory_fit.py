@@ -12,6 +12,7 @@ class MemoryFit:
 
     __slots__ = ()
     machine: Machine
+    largest_batch: int | None
 
     @property
     def peak_bytes(self) -> int:
@@ -27,3 +28,8 @@ class MemoryFit:
     def fits(self) -> bool | None:
         """True if the peak is within the device's memory; None where its capacity is unknown."""
         return None if self.headroom_bytes is None else self.headroom_bytes >= 0
+
+    @property
+    def largest_batch_is_lower_bound(self) -> bool:
+        """True if the largest batch that was searched fits: larger ones may fit as well."""
+        return self.largest_batch is not None and self.largest_batch >= LARGEST_SEARCHED

@@ -8,10 +8,14 @@ from typing import Any
 
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.memory_fit import MemoryFit
-from dispatch_flops.analysis.planned_cluster import PlannedCluster
+from dispatch_flops.analysis.plain_figures import figures_of, plain, to_json
+from dispatch_flops.analysis.planned_cluster import PlannedCluster, cluster_to_row
 from dispatch_flops.analysis.step_bounds import StepBounds, step_bounds
 from dispatch_flops.profile import MemoryProfile, Profile
 from dispatch_flops.units import ratio
+
+PLAN_SCHEMA = "dispatch_flops.plan"
+PLAN_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +77,43 @@ class Plan:
     """Choices side by side, with what they assume.
 
     steps: one for each choice. assumptions: in words, for the reader.
+
+    Example::
+
+        step = json.loads(planned.to_json())["steps"][0]
+        step["sizes"], step["peak_bytes"], step["bounds"]["least_s"]
     """
 
     machine: Machine
     steps: tuple[PlannedStep, ...]
     assumptions: tuple[str, ...] = field(default_factory=tuple)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as plain dicts, lists, strings and numbers, such as for a dashboard.
+
+        Keys are the names of fields and properties, so that units are theirs: bytes are ints,
+        seconds and rates floats, and a range is a list of two. What is unknown is None. A profile
+        has its totals alone, and ``fullest`` and ``slowest`` of a cluster are numbers of ranks.
+        The machine is as ``--machine`` reads it from a file.
+        """
+        return {
+            "schema": PLAN_SCHEMA,
+            "version": PLAN_VERSION,
+            "machine": plain(self.machine),
+            "assumptions": list(self.assumptions),
+            "steps": [_step_to_row(step) for step in self.steps],
+        }
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Return ``to_dict`` as JSON text, without NaN or Infinity.
+
+        indent: spaces of each level; None (the default) for one line.
+        """
+        return to_json(self.to_dict(), indent)
+
+
+def _step_to_row(step: PlannedStep) -> dict[str, Any]:
+    return figures_of(step, cluster=None if step.cluster is None else cluster_to_row(step.cluster))
 
 
 def planned_step(

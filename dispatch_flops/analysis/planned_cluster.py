@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dispatch_flops.analysis.communication_times import DimTime, times_by_dim
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.plain_figures import figures_of
 from dispatch_flops.analysis.step_bounds import StepBounds, step_bounds
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
@@ -101,6 +103,11 @@ class PlannedCluster:
         for part in self.ranks:
             stages[part.stage] = max(stages.get(part.stage, 0), part.profile.total_params)
         return sum(stages.values())
+
+
+def cluster_to_row(cluster: PlannedCluster) -> dict[str, Any]:
+    """Return the figures as plain data; the fullest and the slowest rank by their numbers."""
+    return figures_of(cluster, fullest=cluster.fullest.rank, slowest=cluster.slowest.rank)
 
 
 def planned_cluster(

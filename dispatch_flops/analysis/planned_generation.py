@@ -8,9 +8,13 @@ from typing import Any, Literal
 
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.memory_fit import MemoryFit
+from dispatch_flops.analysis.plain_figures import UNKNOWN_MEMORY, figures_of, plain, to_json
 from dispatch_flops.analysis.step_bounds import StepBounds
 from dispatch_flops.profile import Profile
 from dispatch_flops.units import ratio
+
+GENERATION_PLAN_SCHEMA = "dispatch_flops.generation_plan"
+GENERATION_PLAN_VERSION = 1
 
 Range = tuple[float | None, float | None]
 
@@ -156,8 +160,41 @@ class GenerationPlan:
     """Choices side by side, with what they assume.
 
     choices: one for each combination of sizes. assumptions: in words, for the reader.
+
+    Example::
+
+        choice = json.loads(planned.to_json())["choices"][0]
+        choice["sizes"], choice["cache_bytes"], choice["decode"]["tokens_per_s"]
     """
 
     machine: Machine
     choices: tuple[PlannedGeneration, ...]
     assumptions: tuple[str, ...] = field(default_factory=tuple)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as plain dicts, lists, strings and numbers, as ``Plan.to_dict`` does.
+
+        ``passes`` and ``highest`` of a choice are names of its passes, such as "decode".
+        """
+        return {
+            "schema": GENERATION_PLAN_SCHEMA,
+            "version": GENERATION_PLAN_VERSION,
+            "machine": plain(self.machine),
+            "assumptions": list(self.assumptions),
+            "choices": [_choice_to_row(choice) for choice in self.choices],
+        }
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Return ``to_dict`` as JSON text, without NaN or Infinity.
+
+        indent: spaces of each level; None (the default) for one line.
+        """
+        return to_json(self.to_dict(), indent)
+
+
+def _choice_to_row(choice: PlannedGeneration) -> dict[str, Any]:
+    named = {name: getattr(choice, name) for name in ("prefill", "decode", "last")}
+    passes = [name for name, step in named.items() if step is not None]
+    highest = next(name for name in passes if named[name] is choice.highest)
+    unknown = UNKNOWN_MEMORY if choice.highest.profile.memory is None else {}
+    return figures_of(choice, passes=passes, highest=highest, **unknown)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import ast
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, get_args
 
 from dispatch_flops.analysis.figures import Key
@@ -250,6 +251,13 @@ def add_table_options(parser: ArgumentParser, *formats: str) -> None:
         help=f"format of the tables (default: {formats[0]})",
     )
     add_output_option(parser)
+
+
+def format_named(options: Namespace) -> str:
+    """Return the value of --format, else the format of --output's suffix, else "table"."""
+    suffix = Path(options.output or "").suffix.lower()
+    named: str | None = options.format
+    return named or {".md": "markdown", ".json": "json", ".html": "html"}.get(suffix, "table")
 
 
 def table_style(format: str) -> Style:

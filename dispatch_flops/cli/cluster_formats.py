@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
-from dispatch_flops.cli.arguments import table_style
+from dispatch_flops.cli.arguments import format_named, table_style
 from dispatch_flops.cli.output import emit
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile.cluster import ClusterProfile
@@ -13,13 +12,12 @@ from dispatch_flops.renderers import View, cluster_communication, cluster_page, 
 
 DEFAULT = "table"
 CLUSTER_FORMATS = (DEFAULT, "markdown", "comm", "json", "html")
-_SUFFIXES = {".md": "markdown", ".json": "json", ".html": "html"}
 
 
 def show_cluster(cluster: ClusterProfile, options: Namespace) -> None:
     """Print the cluster, or write it to a file, in the format that the options name."""
     output: str | None = options.output
-    name = options.format or _SUFFIXES.get(Path(output or "").suffix.lower(), DEFAULT)
+    name = format_named(options)
     view = View(depth=options.depth, style=table_style(name), phase=getattr(options, "phase", None))
     match name:
         case "json":

@@ -16,8 +16,9 @@ from dispatch_flops.cli.arguments import (
     Commands,
     add_command,
     add_machine_option,
+    add_output_option,
     add_set_option,
-    add_table_options,
+    format_named,
     machine_named,
     parse_assignments,
     table_style,
@@ -45,7 +46,9 @@ With --generate, a prompt and the tokens that follow it are planned apart, with 
 values. prompt and new are tokens of each sequence; draft is how many tokens another model proposes
 for each step of speculative decoding.
 
---output plan.html writes a page that shows the choices side by side.
+--output plan.html writes a page that shows the choices side by side. --output plan.json writes all
+figures for a dashboard: bytes and counts are integers, times are seconds, a range is a list of two,
+and an unknown figure is null. Where is_lower_bound is true, the figures beside it are at least so.
 
 examples:
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 \\
@@ -81,7 +84,12 @@ def add_plan(commands: Commands) -> None:
     )
     _add_step_options(parser)
     add_generation_options(parser)
-    add_table_options(parser, "table", "markdown", "html")
+    parser.add_argument(
+        "--format",
+        choices=("table", "markdown", "json", "html"),
+        help="format of the plan (default: by the suffix of --output, else table)",
+    )
+    add_output_option(parser)
     parser.set_defaults(run=run_plan)
 
 
@@ -212,12 +220,13 @@ def _job(options: Namespace, sizes: dict[str, Any]) -> Callable[..., Any] | None
 
 def _text(planned: Plan | GenerationPlan, options: Namespace) -> str:
     """Return the plan in the format that is asked for, or that the suffix of --output names."""
-    is_page = options.format == "html" or (
-        options.format == "table" and str(options.output).endswith(".html")
-    )
-    if is_page:
-        return plan_page.render(planned)
-    return plan_table.render(planned, table_style(options.format))
+    match format_named(options):
+        case "json":
+            return planned.to_json(indent=2)
+        case "html":
+            return plan_page.render(planned)
+        case name:
+            return plan_table.render(planned, table_style(name))
 
 
 def _build(options: Namespace, **sizes: Any) -> tuple[Any, dict[str, Any] | tuple[Any, ...]]:

@@ -14,6 +14,7 @@ from tabulate import tabulate
 from torch import nn
 
 from dispatch_flops import _torch
+from dispatch_flops.analysis.plain_figures import figures_of, plain, to_json
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import PhaseSeconds, Profile, StepTiming
@@ -25,6 +26,9 @@ from dispatch_flops.profilers.model import SEPARATE_PASS, attach_latencies
 from dispatch_flops.timing.calibrated import ModulePass
 from dispatch_flops.timing.devices import Devices
 from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text
+
+GENERATION_SCHEMA = "dispatch_flops.generation"
+GENERATION_VERSION = 1
 
 _CACHE = "past_key_values"  # generate fills it, so every pass needs a copy
 _CONFIG = "generation_config"
@@ -47,6 +51,8 @@ class GenerateProfile:
         generated = profile_generate(model, input_ids, max_new_tokens=8)
         growth = generated.steps[-1].macs - generated.steps[0].macs  # of attention to the cache
         print(generated.prefill.total().macs, growth, generated.first_token_s, generated.token_s)
+        figures = generated.to_dict()
+        print(figures["decode"]["total"]["bytes_read"], figures["steps"][-1]["macs"])
     """
 
     prefill: Profile
@@ -69,6 +75,26 @@ class GenerateProfile:
         """Mean seconds of decode per token made in it; None if it made none."""
         seconds, tokens = self.decode.timing.latency("forward"), self.decode_tokens
         return seconds / tokens if seconds is not None and tokens else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as plain dicts, lists, strings and numbers, such as for a dashboard.
+
+        Keys are the names of fields and properties; what is unknown is None. ``prefill`` and
+        ``decode`` have their totals, seconds and memory; ``Profile.to_dict`` has their modules.
+        """
+        return {
+            "schema": GENERATION_SCHEMA,
+            "version": GENERATION_VERSION,
+            **figures_of(self),
+            "total": plain(self.total()),
+        }
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Return ``to_dict`` as JSON text, without NaN or Infinity.
+
+        indent: spaces of each level; None (the default) for one line.
+        """
+        return to_json(self.to_dict(), indent)
 
     def __str__(self) -> str:
         rows = [

@@ -36,7 +36,7 @@ The others return what their readers take.
     plots         bytes of a PNG, SVG or PDF file (extra: plots)
     scalars       a dict of named numbers for loggers
 
-JSON is ``Profile.to_json``.
+JSON is ``to_json`` of profiles, of merged profiles, of plans and of profiles of generation.
 """
 
 from dispatch_flops.renderers import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch_flops.analysis.memory_fit import LARGEST_SEARCHED
+from dispatch_flops.analysis.memory_fit import MemoryFit
 from dispatch_flops.analysis.planned_generation import GenerationStep, PlannedGeneration
 from dispatch_flops.renderers.text import at_least
 from dispatch_flops.units import (
@@ -30,7 +30,7 @@ def generation_column(choice: PlannedGeneration) -> dict[str, str]:
         "headroom": headroom_text(choice.headroom_bytes),
     }
     if choice.largest_batch is not None:
-        column["largest batch that fits"] = largest_text(choice.largest_batch)
+        column["largest batch that fits"] = largest_text(choice)
     if choice.prefill is not None:
         column |= _pass("prefill", choice.prefill)
     if choice.decode is not None:
@@ -73,9 +73,9 @@ def headroom_text(free: float | None) -> str:
     return bytes_text(int(free)) if free >= 0 else f"-{bytes_text(int(-free))}"
 
 
-def largest_text(batch: int) -> str:
+def largest_text(choice: MemoryFit) -> str:
     """Return the largest batch that fits; more may fit than was searched."""
-    return at_least(str(batch), batch >= LARGEST_SEARCHED)
+    return at_least(str(choice.largest_batch), choice.largest_batch_is_lower_bound)
 
 
 def range_text(rates: tuple[float | None, float | None]) -> str:

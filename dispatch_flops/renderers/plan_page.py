@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dispatch_flops.analysis.memory_fit import MemoryFit
 from dispatch_flops.analysis.planned import Plan, PlannedStep
 from dispatch_flops.analysis.planned_generation import (
     GenerationPlan,
@@ -80,7 +81,7 @@ def _step(step: PlannedStep) -> Data:
         "fits": step.fits,
         "fit": _fit_text(step.fits, step.headroom_bytes),
         "value": seconds_range_text(bounds.fused_s, bounds.serial_s),
-        "details": [*details, *_largest(step.largest_batch)],
+        "details": [*details, *_largest(step)],
         "times": {"Step": _times(bounds.fused_s, bounds.least_s, bounds.serial_s)},
         **_memory(step.peak_bytes, step.memory_by_role, step.memory),
     }
@@ -103,7 +104,7 @@ def _generation(choice: PlannedGeneration) -> Data:
         "fits": choice.fits,
         "fit": _fit_text(choice.fits, choice.headroom_bytes),
         "value": f"{range_text(last.tokens_per_s)} tokens/s",
-        "details": [*filter(None, details), *_largest(choice.largest_batch)],
+        "details": [*filter(None, details), *_largest(choice)],
         "times": times,
         **_memory(choice.peak_bytes, choice.highest.memory_by_role, choice.highest.profile.memory),
     }
@@ -123,8 +124,10 @@ def _fit_text(fits: bool | None, headroom: float | None) -> str:
     return f"fits, {headroom_text(headroom)} free" if fits else "does not fit"
 
 
-def _largest(batch: int | None) -> list[str]:
-    return [] if batch is None else [f"largest batch that fits: {largest_text(batch)}"]
+def _largest(choice: MemoryFit) -> list[str]:
+    if choice.largest_batch is None:
+        return []
+    return [f"largest batch that fits: {largest_text(choice)}"]
 
 
 def _memory(peak: int, roles: Mapping[str, int], memory: MemoryProfile | None) -> Data:

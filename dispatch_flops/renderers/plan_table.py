@@ -91,7 +91,7 @@ def _column(step: PlannedStep) -> dict[str, str]:
         "headroom": headroom_text(step.headroom_bytes),
     }
     if step.largest_batch is not None:
-        column["largest batch that fits"] = largest_text(step.largest_batch)
+        column["largest batch that fits"] = largest_text(step)
     if step.cluster is not None:
         column |= {
             "model FLOPs, all devices": at_least(

@@ -82,6 +82,45 @@ def test_plan_as_html_is_a_page(run: Run, tmp_path: Path, arguments: tuple[str, 
     assert "dispatch_flops plan" in page and page.startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.parametrize("arguments", [("--output", "p.json"), ("--format", "json")])
+def test_plan_as_json_has_the_products_of_its_sizes(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    result = run(
+        "plan", "linear.py:make", "--input-shape", "batch,7", "--set", "batch=3,5",
+        "--machine", "mine.json", "--optimizer", "none", "--no-search", *arguments,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    data = json.loads(result.out or Path("p.json").read_text(encoding="utf-8"))
+    assert data["machine"]["name"] == "mine"
+    assert data["machine"]["memory_bytes"] == 50_000
+    assert [step["sizes"] for step in data["steps"]] == [{"batch": 3}, {"batch": 5}]
+    totals = [step["profile"]["total"] for step in data["steps"]]
+    assert [total["macs"] for total in totals] == [3 * 7 * 11, 5 * 7 * 11]
+    assert [total["bytes_written"] for total in totals] == [3 * 11 * 4, 5 * 11 * 4]
+    assert [step["largest_batch"] for step in data["steps"]] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (("--output", "p.md"), "mine\n\n|"),
+        (("--output", "p.txt"), "mine\n\n\n"),
+        (("--output", "p.JSON"), '{\n  "schema": "dispatch_flops.plan"'),
+        (("--output", "p.json", "--format", "table"), "mine\n\n\n"),
+    ],
+)
+def test_plan_in_a_file_has_the_format_of_its_suffix_unless_one_is_named(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], start: str
+) -> None:
+    result = run(
+        "plan", "linear.py:make", "--input-shape", "3,7", "--machine", "mine.json", "--no-search",
+        *arguments,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert Path(arguments[1]).read_text(encoding="utf-8").startswith(start)
+
+
 def test_plan_without_a_machine_asks_for_one(run: Run) -> None:
     result = run("plan", "linear.py:make", "--set", "batch=1")
     assert result.code == 2
@@ -135,6 +174,19 @@ def test_plan_of_a_job_on_a_mesh_calls_it_with_the_sizes(run: Run) -> None:
     flops = [2 * (2 * 2 * n * 7 * 22 + n * 22 - 1 + 7 * 22) for n in (3, 5)]
     assert rows["model FLOPs, all devices"] == [f"{count / 1e3:.2f} K" for count in flops]
     assert "the job builds, shards and runs its model" in result.out
+
+
+def test_plan_of_a_job_as_json_has_the_figures_of_all_devices(run: Run) -> None:
+    result = run(
+        "plan", "job.py:job", "--machine", "mine.json", "--mesh", "pp=2", "--set", "rows=3",
+        "--format", "json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    (step,) = json.loads(result.out)["steps"]
+    assert step["cluster"]["mesh"] == {"pp": 2} and step["devices"] == 2
+    # The product and that of the weight's gradient, on each rank.
+    assert step["cluster"]["model_cost"]["macs"] == 2 * 2 * 3 * 7 * 22
+    assert step["memory_by_role"]["parameters"] == 512 * -(-7 * 22 * 4 // 512)
 
 
 @pytest.mark.parametrize(

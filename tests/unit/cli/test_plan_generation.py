@@ -38,6 +38,22 @@ def test_plan_generate_prints_sizes_and_sequences_side_by_side(run: Run) -> None
     assert "us for each operator" not in result.out
 
 
+def test_plan_generate_as_json_has_the_cache_in_bytes(run: Run) -> None:
+    result = run(
+        *PLAN, "--generate", "--set", "batch=3", "prompt=7", "new=5", "--no-search",
+        "--dtype", "bf16", "--output", "plan.json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    data = json.loads(Path("plan.json").read_text(encoding="utf-8"))
+    assert data["schema"] == "dispatch_flops.generation_plan"
+    assert data["machine"]["flops_per_s"] == {"float32": 1e9}
+    (choice,) = data["choices"]
+    assert choice["sizes"] == {"batch": 3, "prompt": 7, "new": 5}
+    assert choice["cache_bytes"] == 2 * 2 * 12 * 3 * (7 + 5 - 1) * 2
+    assert choice["fits"] is None and choice["headroom_bytes"] is None
+    assert choice["prefill"]["bounds"]["compute_s"] is None  # no peak for bfloat16
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from dispatch_flops import FlopCounterMode, Profile, get_model_profile
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import ModuleMemory
+from tests.helpers.plain_data import differences
 
 pytest.importorskip("transformers")
 from transformers import (
@@ -114,6 +116,37 @@ def test_prefill_and_each_decode_step_have_closed_form_macs(make: Any, macs: Any
     assert result.decode.root.calls == NEW - 1
     assert not result.prefill.is_lower_bound
     assert not result.decode.is_lower_bound
+
+
+def test_json_has_the_figures_of_each_pass() -> None:
+    result = profile_generate(gpt2(), IDS, warm_up=0, memory=True, **OPTIONS)
+    data = json.loads(result.to_json(indent=1))
+    assert data == result.to_dict()
+    assert (data.pop("schema"), data.pop("version")) == ("dispatch_flops.generation", 1)
+    assert [*differences(data, result)] == []
+    assert data["prefill"]["total"]["macs"] == gpt2_pass(PROMPT, PROMPT)
+    assert [step["macs"] for step in data["steps"]] == [
+        gpt2_pass(1, PROMPT + t) for t in range(1, NEW)
+    ]
+    assert data["total"]["macs"] == gpt2_pass(PROMPT, PROMPT) + sum(
+        step["macs"] for step in data["steps"]
+    )
+    per_layer = 4 * D * D + 2 * 4 * D * D + (3 + 1 + 4 + 1) * D + 2 * 2 * D  # biases, 2 norms
+    params = LAYERS * per_layer + (VOCAB + 64) * D + 2 * D
+    assert data["decode"]["total_params"] == params
+    assert data["decode"]["memory"]["by_role"]["parameters"] == params * 4
+    assert (data["new_tokens"], data["decode_tokens"]) == (NEW, NEW - 1)
+    assert data["first_token_s"] == data["prefill"]["timing"]["seconds"]["forward"] > 0
+    assert data["token_s"] * (NEW - 1) == pytest.approx(
+        data["decode"]["timing"]["seconds"]["forward"]
+    )
+
+
+def test_json_of_one_new_token_has_no_time_per_token_of_decode() -> None:
+    one = {**OPTIONS, "max_new_tokens": 1, "min_new_tokens": 1}
+    data = json.loads(profile_generate(gpt2(), IDS, warm_up=0, **one).to_json())
+    assert data["token_s"] is None and data["steps"] == [] and data["decode_tokens"] == 0
+    assert data["prefill"]["memory"] is None
 
 
 @pytest.mark.parametrize("implementation", [None, "static"])
