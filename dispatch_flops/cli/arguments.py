@@ -206,7 +206,8 @@ def add_view_options(parser: ArgumentParser) -> None:
         "--depth",
         type=natural,
         metavar="N",
-        help=f"{_DEPTH_HELP} (default: {overview.DEPTH} in the overview, else all)",
+        help=f"{_DEPTH_HELP}; in the overview, DeepSpeed's format, the tables and memory (default: "
+        f"{overview.DEPTH} in the overview, else all)",
     )
     group.add_argument(
         "--top",
@@ -219,14 +220,14 @@ def add_view_options(parser: ArgumentParser) -> None:
         "--detailed",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="show the tree of modules (default: --detailed)",
+        help="show the tree of modules in DeepSpeed's format (default: --detailed)",
     )
     group.add_argument(
         "--fold",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="show consecutive identical modules as one, with their sums (default: in the "
-        "overview)",
+        help="show consecutive identical modules as one, with their sums, in the overview (the "
+        "default there) or in DeepSpeed's format",
     )
     group.add_argument(
         "--sort",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +30,15 @@ DEFAULT = "overview"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """Format of a profile. A file name that ends with ``suffix`` selects it."""
+    """Format of a profile. A file name that ends with ``suffix`` selects it.
+
+    options: those of ``add_view_options`` that select what is shown, and that it acts on.
+    """
 
     help: str
     render: Callable[[Profile, View], str]
     suffix: str = ""
+    options: tuple[str, ...] = ()
 
 
 def _tables(style: Style) -> Callable[[Profile, View], str]:
@@ -65,13 +70,24 @@ def _json(profile: Profile, view: View) -> str:
 
 
 FORMATS: dict[str, Format] = {
-    "overview": Format(help="totals, a line per module, the top operators", render=overview.render),
-    "deepspeed": Format(
-        help="DeepSpeed's report, with a table of operators", render=deepspeed.render
+    "overview": Format(
+        help="totals, a line per module, the top operators",
+        render=overview.render,
+        options=("depth", "top", "fold", "sort", "columns"),
     ),
-    "table": Format(help="tables of modules and operators", render=_tables("plain")),
+    "deepspeed": Format(
+        help="DeepSpeed's report, with a table of operators",
+        render=deepspeed.render,
+        options=("depth", "top", "fold", "detailed"),
+    ),
+    "table": Format(
+        help="tables of modules and operators", render=_tables("plain"), options=("depth",)
+    ),
     "markdown": Format(
-        help="the same tables in Markdown", render=_tables("markdown"), suffix=".md"
+        help="the same tables in Markdown",
+        render=_tables("markdown"),
+        suffix=".md",
+        options=("depth",),
     ),
     "json": Format(
         help="the whole profile, as show, diff and check read it", render=_json, suffix=".json"
@@ -85,6 +101,7 @@ FORMATS: dict[str, Format] = {
     "memory": Format(
         help="the peak of memory, what it consists of, and memory by module",
         render=memory_table.render,
+        options=("depth",),
     ),
     "collapsed": Format(
         help="stacks for flame graphs, weighted by FLOPs",
@@ -118,3 +135,24 @@ def choose_format(name: str | None, output: str | None) -> Format:
             "--format"
         )
     return max(fitting, key=lambda entry: len(entry.suffix), default=FORMATS[DEFAULT])
+
+
+def check_options(options: Namespace) -> None:
+    """Raise TargetError for an option of ``add_view_options`` that the format does not act on."""
+    chosen = choose_format(options.format, options.output)
+    given = [
+        name
+        for name in ("depth", "top", "fold", "sort", "columns")
+        if getattr(options, name) is not None
+    ]
+    if not options.detailed:
+        given.append("detailed")
+    for name in given:
+        if name not in chosen.options:
+            fitting = [known for known, entry in FORMATS.items() if name in entry.options]
+            shown = next(known for known, entry in FORMATS.items() if entry is chosen)
+            option = f"--no-{name}" if getattr(options, name) is False else f"--{name}"
+            raise TargetError(
+                f"{option} has no effect on the format {shown}; omit it, or use --format "
+                f"{' or '.join(fitting)}"
+            )

@@ -25,6 +25,7 @@ from dispatch_flops.cli.arguments import (
 )
 from dispatch_flops.cli.clusters import add_mesh_option
 from dispatch_flops.cli.exit_codes import OK
+from dispatch_flops.cli.formats import check_options
 from dispatch_flops.cli.output import print_progress
 from dispatch_flops.cli.run import measure
 from dispatch_flops.cli.show import show_profile
@@ -98,6 +99,7 @@ def run_profile(options: Namespace) -> int:
         return _run_sweep(options)
     if options.plot is not None:
         raise TargetError("--plot needs a sweep; add --sweep, such as --sweep seq=128..4096")
+    check_options(options)
     machine = machine_named(options.machine, options.device)
     assigned = parse_assignments(options.set)
     variables = {name: parse_value(text) for name, text in assigned.items()}
@@ -154,6 +156,7 @@ def add_demo(commands: Commands) -> None:
 
 
 def run_demo(options: Namespace) -> int:
+    check_options(options)
     print_progress(f"profiling {options.target} on {options.device}")
     show_profile(measure(options, variables={}), options)
     return OK

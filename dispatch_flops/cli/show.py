@@ -18,7 +18,7 @@ from dispatch_flops.cli.arguments import (
 )
 from dispatch_flops.cli.cluster_formats import show_cluster
 from dispatch_flops.cli.exit_codes import OK
-from dispatch_flops.cli.formats import FORMATS, choose_format
+from dispatch_flops.cli.formats import FORMATS, check_options, choose_format
 from dispatch_flops.cli.output import emit
 from dispatch_flops.errors import ProfileFormatError, TargetError
 from dispatch_flops.profile import Profile
@@ -129,6 +129,7 @@ def read_text(path: str) -> str:
 
 def show_profile(profile: Profile, options: Namespace, machine: Machine | None = None) -> None:
     """Print the profile, or write it to a file, as the options of ``add_view_options`` say."""
+    check_options(options)
     view = View(
         depth=options.depth,
         top=options.top,

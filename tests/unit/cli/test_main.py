@@ -74,6 +74,14 @@ class TestMain:
         assert "profiling" not in result.err
         assert run("profile", "net.py:make", "--output", "p.yaml", "--format", "json").code == 0
 
+    @pytest.mark.parametrize("command", [("profile", "net.py:make"), ("demo",)])
+    def test_option_without_effect_is_refused_before_anything_runs(
+        self, run: Run, command: tuple[str, ...]
+    ) -> None:
+        result = run(*command, "--format", "csv", "--depth", "1")
+        assert error_line(result).startswith("--depth has no effect on the format csv; omit it")
+        assert "profiling" not in result.err
+
     @pytest.mark.parametrize(
         "error,message",
         [

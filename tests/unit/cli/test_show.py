@@ -72,6 +72,28 @@ class TestShow:
         assert "Share" not in text("--columns", "macs,bytes")
         assert text("--sort", "macs").startswith("Net: ")
 
+    @pytest.mark.parametrize(
+        "option", ["--depth 0", "--top 2", "--no-detailed", "--sort macs", "--columns macs"]
+    )
+    def test_option_acts_or_is_refused(self, run: Run, saved: Save, option: str) -> None:
+        saved("p.json", "net.py:make", "--backward", "--memory", "--set", "width=2")
+        for name in formats.FORMATS:
+            command = ("show", "p.json", "--format", name)
+            result = run(*command, *option.split())
+            if result.code == 0:
+                assert result.out != run(*command).out
+            else:
+                refusal = f"{option.split()[0]} has no effect on the format {name}; omit it, or use"
+                assert error_line(result).startswith(refusal)
+
+    def test_refused_option_names_the_formats_that_have_it(self, run: Run, saved: Save) -> None:
+        saved("p.json", "net.py:make")
+        message = error_line(run("show", "p.json", "--output", "x.csv", "--depth", "1"))
+        assert message.endswith("--format overview or deepspeed or table or markdown or memory")
+        assert not Path("x.csv").exists()
+        message = error_line(run("show", "p.json", "--format", "json", "--no-fold"))
+        assert message.startswith("--no-fold has no effect on the format json; omit it, or use ")
+
     def test_unknown_column_is_refused(self, run: Run, saved: Save) -> None:
         saved("p.json", "net.py:make")
         result = run("show", "p.json", "--columns", "speed")
