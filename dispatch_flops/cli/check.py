@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.seconds import timed_phase
+from dispatch_flops.renderers import View, diff_table
 from dispatch_flops.units import (
     Number,
     bytes_text,
@@ -47,6 +49,7 @@ examples:
   dispatch-flops check profile.json --baseline main.json --tolerance 1%
   dispatch-flops check profile.json --max-latency 5ms --max-flops 8.4e9 --phase forward
 """
+_MOST_CHANGES = 10  # of modules, and of operators, that a baseline that is not kept lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,12 +224,19 @@ def run_check(options: Namespace) -> int:
             *violations(profile, limits, phase, allow, what=what),
         ]
         if exceeded:
-            exceeded.append(f"\n{diff(baseline, profile, phase)}")
+            compared = diff(baseline, profile, phase)
+            exceeded.append(f"\n{diff_table.render(compared, View(top=_MOST_CHANGES))}")
+            exceeded.append(f"\nFor all changes, run {_diff_command(options)}")
         violated += exceeded
         names = list(dict.fromkeys((*names, *limits)))
     kept = f"within {'the limit' if len(names) == 1 else 'all limits'}: {', '.join(names)}"
     emit("\n".join(violated) if violated else kept)
     return CHECK_FAILED if violated else OK
+
+
+def _diff_command(options: Namespace) -> str:
+    restriction = [] if options.phase is None else ["--phase", options.phase]
+    return shlex.join(["dispatch-flops", "diff", options.baseline, options.file, *restriction])
 
 
 def _parse_limits(options: Namespace, bound: str) -> dict[str, Number]:

@@ -29,14 +29,16 @@ def render(compared: Diff, view: View | None = None, *, is_all: bool = False) ->
 
     print(diff_table.render(diff(before, after), View(depth=2)))
 
-    view: ``depth`` of modules and ``style`` of the tables. is_all: also list modules and operators
-    without a change.
+    view: ``depth`` of modules, ``style`` of the tables, and ``top``: how many modules and operators
+        are listed, the largest changes of FLOPs; None lists all, in their order.
+    is_all: also list modules and operators without a change.
     """
     view = view or View()
     parts = [
         table(header, rows, ["left", *_RIGHT[: len(header) - 1]], view.style)
         for header, rows in _tables(compared, view, is_all)
     ]
+    parts += _left_out(compared, view, is_all)
     return "\n\n".join(parts if compared.has_changed else [*parts, _SAME])
 
 
@@ -47,15 +49,48 @@ def render_html(compared: Diff) -> str:
 
 
 def _tables(compared: Diff, view: View, is_all: bool) -> Iterator[Cells]:
-    modules = compared.modules if is_all else compared.changed_modules()
-    operators = compared.operators if is_all else compared.changed_operators()
-    if view.depth is not None:
-        modules = [change for change in modules if _depth(change.name) <= view.depth]
+    modules, operators = (_largest(found, view.top) for found in _found(compared, view, is_all))
     yield _cells("", [compared.total], _COLUMNS, view.style)
     if modules:
         yield _cells("Module", modules, _COLUMNS, view.style)
     if operators:
         yield _cells("Operator", operators, [_CALLS, *_COLUMNS[1:]], view.style)
+
+
+def _left_out(compared: Diff, view: View, is_all: bool) -> Iterator[str]:
+    """Yield a sentence on the modules and operators that ``view.top`` leaves out."""
+    counts = zip(_found(compared, view, is_all), ("modules", "operators"), strict=True)
+    more = [
+        f"{len(found) - view.top} {name}"
+        for found, name in counts
+        if view.top is not None and len(found) > view.top
+    ]
+    if more:
+        yield f"The largest changes are listed; those of {' and '.join(more)} are left out."
+
+
+def _found(compared: Diff, view: View, is_all: bool) -> tuple[Sequence[Change], Sequence[Change]]:
+    """Return the modules and the operators that are asked for."""
+    modules = compared.modules if is_all else compared.changed_modules()
+    operators = compared.operators if is_all else compared.changed_operators()
+    if view.depth is not None:
+        modules = [change for change in modules if _depth(change.name) <= view.depth]
+    return modules, operators
+
+
+def _largest(changes: Sequence[Change], top: int | None) -> Sequence[Change]:
+    """Return the changes in their order, or the largest ones if there are more than ``top``."""
+    if top is None or len(changes) <= top:
+        return changes
+    return sorted(changes, key=_size, reverse=True)[:top]
+
+
+def _size(change: Change) -> tuple[float, ...]:
+    """Return by how much the FLOPs differ, then the bytes and the parameters."""
+    keys: tuple[Key, ...] = ("flops", "bytes", "params")
+    return tuple(
+        abs((_value(change.after, key) or 0) - (_value(change.before, key) or 0)) for key in keys
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class View:
 
     depth: deepest level of modules; the model is level 0, and None shows all levels.
     top: number of entries of a list: classes per level in DeepSpeed's aggregated list (default 1),
-        operators in the overview (default 5).
+        operators in the overview (default 5), changes in a diff (default all).
     detailed: whether the module tree is shown.
     fold: whether a run of identical numbered modules is one entry, with their sums; None leaves
         the choice to the format.

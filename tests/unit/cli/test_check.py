@@ -217,6 +217,20 @@ class TestBaseline:
         rows = [line.split()[0] for line in out.splitlines() if "->" in line]
         assert rows == ["everything", "(model)", "a", "aten.mm.default"]
 
+    def test_largest_of_many_changes_are_listed_and_the_others_counted(self, run: Run) -> None:
+        """Of m1 to m30, m<k> grows by k MACs; the model grows by all."""
+        for name, more in (("main.json", 0), ("p.json", 1)):
+            profile = tree({f"m{k}": 100 + more * k for k in range(1, 31)})
+            Path(name).write_text(profile.to_json())
+        out = run("check", "p.json", "--baseline", "main.json", "--phase", "forward").out
+        rows = [line.split()[0] for line in out.splitlines() if "->" in line]
+        grown = [f"m{k}" for k in range(30, 21, -1)]
+        assert rows == ["everything", "(model)", *grown, "aten.mm.default"]
+        assert out.endswith(
+            "\nThe largest changes are listed; those of 21 modules are left out.\n\n"
+            "For all changes, run dispatch-flops diff main.json p.json --phase forward\n"
+        )
+
     def test_baseline_of_another_convention_is_not_kept(self, run: Run) -> None:
         profile = tree({"a": 10})
         run_info = dataclasses.replace(profile.run, flops="contractions")
