@@ -225,7 +225,8 @@ def run_check(options: Namespace) -> int:
         ]
         if exceeded:
             compared = diff(baseline, profile, phase)
-            exceeded.append(f"\n{diff_table.render(compared, View(top=_MOST_CHANGES))}")
+            view = View(top=_MOST_CHANGES)
+            exceeded.append(f"\n{diff_table.render(compared, view, has_latency=False)}")
             exceeded.append(f"\nFor all changes, run {_diff_command(options)}")
         violated += exceeded
         names = list(dict.fromkeys((*names, *limits)))

@@ -13,6 +13,7 @@ from dispatch_flops.analysis.diff import diff
 from dispatch_flops.errors import ProfileFormatError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.model import profile_model
+from dispatch_flops.renderers import diff_table
 
 __all__ = ["assert_flops"]
 
@@ -85,7 +86,7 @@ def assert_as_baseline(profile: Profile, path: Path, *, rtol: float, update: boo
                     f"the cost differs from the baseline {path}:",
                     *wrong,
                     "",
-                    str(diff(baseline, profile)),
+                    diff_table.render(diff(baseline, profile), has_latency=False),
                     "",
                     "If that is intended, run pytest --update-flops and commit the file.",
                 ]

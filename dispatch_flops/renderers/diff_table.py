@@ -24,7 +24,9 @@ _SAME = "No count changed."
 Cells = tuple[list[str], list[list[str]]]
 
 
-def render(compared: Diff, view: View | None = None, *, is_all: bool = False) -> str:
+def render(
+    compared: Diff, view: View | None = None, *, is_all: bool = False, has_latency: bool = True
+) -> str:
     """Return the totals, and the modules and operators with a changed count.
 
     print(diff_table.render(diff(before, after), View(depth=2)))
@@ -32,11 +34,12 @@ def render(compared: Diff, view: View | None = None, *, is_all: bool = False) ->
     view: ``depth`` of modules, ``style`` of the tables, and ``top``: how many modules and operators
         are listed, the largest changes of FLOPs; None lists all, in their order.
     is_all: also list modules and operators without a change.
+    has_latency: also show latencies, where they were measured.
     """
     view = view or View()
     parts = [
         table(header, rows, ["left", *_RIGHT[: len(header) - 1]], view.style)
-        for header, rows in _tables(compared, view, is_all)
+        for header, rows in _tables(compared, view, is_all, has_latency)
     ]
     parts += _left_out(compared, view, is_all)
     return "\n\n".join(parts if compared.has_changed else [*parts, _SAME])
@@ -44,17 +47,20 @@ def render(compared: Diff, view: View | None = None, *, is_all: bool = False) ->
 
 def render_html(compared: Diff) -> str:
     """Return the same tables for a notebook."""
-    parts = [table_html(*cells) for cells in _tables(compared, View(), is_all=False)]
+    parts = [table_html(*cells) for cells in _tables(compared, View())]
     return "".join(parts if compared.has_changed else [*parts, f"<p>{_SAME}</p>"])
 
 
-def _tables(compared: Diff, view: View, is_all: bool) -> Iterator[Cells]:
+def _tables(
+    compared: Diff, view: View, is_all: bool = False, has_latency: bool = True
+) -> Iterator[Cells]:
+    columns = _COLUMNS if has_latency else [c for c in _COLUMNS if c.title != "Latency"]
     modules, operators = (_largest(found, view.top) for found in _found(compared, view, is_all))
-    yield _cells("", [compared.total], _COLUMNS, view.style)
+    yield _cells("", [compared.total], columns, view.style)
     if modules:
-        yield _cells("Module", modules, _COLUMNS, view.style)
+        yield _cells("Module", modules, columns, view.style)
     if operators:
-        yield _cells("Operator", operators, [_CALLS, *_COLUMNS[1:]], view.style)
+        yield _cells("Operator", operators, [_CALLS, *columns[1:]], view.style)
 
 
 def _left_out(compared: Diff, view: View, is_all: bool) -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from dispatch_flops import diff
 from dispatch_flops.errors import ProfileFormatError, TargetError
 from dispatch_flops.integrations.pytest_plugin import _path_of
 from dispatch_flops.integrations.testing import assert_as_baseline, assert_flops, profile_of
@@ -101,6 +102,7 @@ def test_baseline_is_written_compared_and_missed(tmp_path: Path) -> None:
     message = str(caught.value)
     assert f"macs: {2 * MACS}, expected {MACS} (2 x)" in message
     assert "Module" in message and f"{MACS} -> {2 * MACS}" in message
+    assert "Latency" not in message and "Latency" in str(diff(once, twice))
     assert_as_baseline(twice, path, rtol=1, update=False)
 
 
