@@ -47,8 +47,8 @@ def sdpa(
 ) -> OpCost:
     """query[B,H,Sq,d], key[B,Hkv,Sk,d], value[B,Hkv,Sk,dv], optionally a mask.
 
-    MACs: B·H·Sq·Sk·(d+dv). FLOPs: ``_attention.forward``'s. The scales of 8-bit operands are
-    merged into the softmax's scale.
+    MACs: B·H·Sq·Sk·(d+dv). FLOPs: 2·MACs + scaling, softmax, mask and dropout.
+    The scales of 8-bit operands are merged into the softmax's scale.
     """
     masked = is_causal or attn_mask is not None or attn_bias is not None
     scores = heads_first(query, key, value, causal_band(is_causal))
@@ -79,7 +79,8 @@ def sdpa_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·B·H·Sq·Sk·(d+dv), and B·H·Sq·Sk·d recomputed. FLOPs: ``_attention.backward``'s.
+    """MACs: 2·B·H·Sq·Sk·(d+dv), and B·H·Sq·Sk·d recomputed. FLOPs: 2·MACs
+    + the softmax's gradient, scaling, mask and dropout.
 
     The bias's gradient is included if it is needed.
     """

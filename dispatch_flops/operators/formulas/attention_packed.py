@@ -135,7 +135,8 @@ def flash_forward(
     """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv], or packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
 
     MACs: pairs·(d+dv); packed, with lengths on a device: an upper bound. FLOPs:
-    ``_attention.forward``'s. The scales of 8-bit operands are merged into the softmax's scale.
+    2·MACs + scaling, softmax, mask and dropout. The scales of 8-bit operands are merged
+    into the softmax's scale.
     """
     band = flash_band(is_causal, window_size_left, window_size_right)
     paged = block_table is not None
@@ -163,7 +164,9 @@ def flash_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: 2·MACs + the softmax's
+    gradient, scaling, mask and dropout.
+    """
     band = flash_band(is_causal, window_size_left, window_size_right)
     offsets = cum_seq_q if query.dim() == 3 else None
     scores = _scores(query, key, value, offsets, cum_seq_k, max_q, max_k, band)
@@ -209,7 +212,7 @@ def efficient_forward(
     """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv]; packed: B is 1 and offsets are given.
 
     MACs: pairs·(d+dv); packed, with lengths on a device: an upper bound. FLOPs:
-    ``_attention.forward``'s.
+    2·MACs + scaling, softmax, mask and dropout.
     """
     band = _efficient_band(custom_mask_type, window_size)
     scores = _scores(
@@ -245,7 +248,9 @@ def efficient_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: 2·MACs + the softmax's
+    gradient, scaling, mask and dropout.
+    """
     band = _efficient_band(custom_mask_type, window_size)
     return backward(
         _scores(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, band),
@@ -278,7 +283,7 @@ def cudnn_forward(
     """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv], or packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
 
     MACs: pairs·(d+dv); packed, with lengths on a device: an upper bound. FLOPs:
-    ``_attention.forward``'s.
+    2·MACs + scaling, softmax, mask and dropout.
     """
     band = causal_band(is_causal)
     scores = _scores(
@@ -304,7 +309,9 @@ def cudnn_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s."""
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: 2·MACs + the softmax's
+    gradient, scaling, mask and dropout.
+    """
     offsets = cum_seq_q if query.dim() == 3 else None
     band = causal_band(is_causal)
     scores = _scores(query, key, value, offsets, cum_seq_k, max_q, max_k, band, batched=heads_first)
@@ -334,11 +341,11 @@ def _as_flash(
     ["torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out"], by_name=True, cacheable=False
 )
 def varlen_forward(*, is_causal: bool = False, **arguments: Any) -> OpCost:
-    """As ``flash_forward``, packed, without dropout."""
+    """As ``aten._flash_attention_forward``, packed, without dropout."""
     return flash_forward(is_causal=is_causal, **_as_flash(**arguments))
 
 
 @register_flops("torch_attn::_varlen_attn_backward", by_name=True, cacheable=False)
 def varlen_backward(**arguments: Any) -> Split:
-    """As ``flash_backward``, packed, without dropout."""
+    """As ``aten._flash_attention_backward``, packed, without dropout."""
     return flash_backward(**_as_flash(**arguments))

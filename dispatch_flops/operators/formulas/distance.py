@@ -97,7 +97,7 @@ def cdist_forward(
     """out[B,P,R] = ‖x1[b,p] - x2[b,r]‖_p.
 
     With p=2, by a matrix product if compute_mode asks for it or there are more than 25 rows: the
-    cost of ``_euclidean_dist``. Otherwise element by element: no MACs, the FLOPs of ``_distances``.
+    cost of ``_euclidean_dist``. Otherwise element by element: no MACs, as ``aten._pdist_forward``.
     """
     crowded = max(x1.shape[-2], x2.shape[-2]) > _MATMUL_ABOVE_ROWS
     by_matmul = compute_mode == _ALWAYS_MATMUL or (crowded and compute_mode != _NEVER_MATMUL)
@@ -113,7 +113,7 @@ def cdist_backward(
 ) -> OpCost:
     """Gradient for x1[B,P,D]: the sum over r of each pair's contribution.
 
-    FLOPs: ``_pair_gradient`` per pair and feature + B·(R-1)·P·D sums.
+    FLOPs: per pair and feature 3 at p of 1 or 2, none at 0, 6 at ∞, else 8; B·(R-1)·P·D sums.
     """
     terms = cdist.numel() * x1.shape[-1]
     return OpCost(flops=terms * _pair_gradient(p) + max(0, terms - out.numel()))
@@ -125,7 +125,11 @@ def cdist_backward(
 @register_flops(packets("_pdist_forward"))
 @depends_on_numbers
 def pdist_forward(x: torch.Tensor, p: float = 2.0, *, out: torch.Tensor, **_: Any) -> OpCost:
-    """out[P·(P-1)/2] = ‖x[i] - x[j]‖_p for i < j. FLOPs: ``_distances``."""
+    """out[P·(P-1)/2] = ‖x[i] - x[j]‖_p for i < j.
+
+    FLOPs: 2 per pair and feature, 3 at a p other than 0, 1, 2 and ∞; per pair D-1 sums and, unless
+    p is 0, 1 or ∞, a root.
+    """
     return OpCost(flops=_distances(out.numel(), x.shape[-1], p))
 
 
@@ -136,7 +140,8 @@ def pdist_backward(
 ) -> OpCost:
     """Gradient for x[P,D]: each pair adds to one row and subtracts from the other.
 
-    FLOPs: ``_pair_gradient`` per pair and feature + P·(P-2)·D sums: P-1 contributions per row.
+    FLOPs: per pair and feature 3 at p of 1 or 2, none at 0, 6 at ∞, else 8; P·(P-2)·D sums, as
+    each row has P-1 contributions.
     """
     terms = pdist.numel() * self.shape[-1]
     return OpCost(flops=terms * _pair_gradient(p) + max(0, 2 * terms - self.numel()))

@@ -65,8 +65,8 @@ def flash_attn_3_forward(
 
     Keys of a sequence are those that it uses, and new ones; with lengths on a device all that the
     cache holds, an upper bound. ``causal="half"`` does not cover ``attention_chunk``.
-    MACs: pairs·(d+dv). FLOPs: ``_attention.forward``'s, 3 per pair for a softcap, and 3 per element
-    of q and of new keys that is rotated.
+    MACs: pairs·(d+dv). FLOPs: 2·MACs + scaling, softmax and mask, 3 per pair for a softcap, and 3
+    per element of q and of new keys that is rotated.
     Source: Dao-AILab/flash-attention, hopper/flash_api.cpp, hopper/seqlen.h.
     """
     if attention_chunk and conventions().causal == "half":
@@ -176,8 +176,8 @@ def flash_attn_3_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: as ``flash_attn_backward``'s. The
-    gradients are written into ``dq``, ``dk`` and ``dv``.
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: as
+    ``flash_attn._flash_attn_backward``. The gradients are written into ``dq``, ``dk`` and ``dv``.
 
     Source: Dao-AILab/flash-attention, hopper/flash_api.cpp, hopper/flash_attn_interface.py.
     """

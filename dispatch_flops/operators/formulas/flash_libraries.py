@@ -71,7 +71,8 @@ def flash_attn_forward(
 ) -> OpCost:
     """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,d].
 
-    MACs: pairs·2d. FLOPs: ``_attention.forward``'s, and 3 per pair for a softcap.
+    MACs: pairs·2d. FLOPs: 2·MACs + scaling, softmax, mask and dropout, and 3 per pair
+    for a softcap.
     Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
     """
     return _forward(
@@ -105,8 +106,9 @@ def flash_attn_varlen_forward(
 ) -> OpCost:
     """q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,d]; keys and values may be pages.
 
-    MACs: pairs·2d; with lengths on a device, an upper bound. FLOPs: ``_attention.forward``'s, and
-    3 per pair for a softcap. Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
+    MACs: pairs·2d; with lengths on a device, an upper bound. FLOPs: 2·MACs + scaling,
+    softmax and mask, and 3 per pair for a softcap.
+    Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
     """
     return _forward(
         q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k, max_q=max_seqlen_q,
@@ -144,9 +146,9 @@ def flash_attn_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 4·pairs·d, and pairs·d recomputed. FLOPs: ``_attention.backward``'s; a softcap costs 5
-    per pair, and 3 in recomputation. The gradients are written into ``dq``, ``dk`` and ``dv``; the
-    forward's result is read besides, as large as ``dout``.
+    """MACs: 4·pairs·d, and pairs·d recomputed. FLOPs: 2·MACs + the softmax's gradient, scaling,
+    mask and dropout; a softcap costs 5 per pair, and 3 in recomputation. The gradients are written
+    into ``dq``, ``dk`` and ``dv``; the forward's result is read besides, as large as ``dout``.
 
     Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
     """
@@ -184,7 +186,7 @@ def xformers_flash_forward(
 ) -> OpCost:
     """As ``flash_attn_forward``, or packed as ``flash_attn_varlen_forward``.
 
-    MACs: pairs·(d+dv). FLOPs: ``_attention.forward``'s.
+    MACs: pairs·(d+dv). FLOPs: 2·MACs + scaling, softmax, mask and dropout.
     Source: facebookresearch/xformers, xformers/ops/fmha/flash.py.
     """
     return _forward(
@@ -213,7 +215,8 @@ def xformers_flash_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: ``_attention.backward``'s.
+    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: 2·MACs + the softmax's
+    gradient, scaling, mask and dropout.
 
     Source: facebookresearch/xformers, xformers/ops/fmha/flash.py.
     """

@@ -65,7 +65,7 @@ def adam(
 @register_flops(packets("_fused_adamw"))
 @tells_apart(0)
 def adamw(*args: Any, out: Any, **kwargs: Any) -> OpCost:
-    """As ``adam``, but decoupled weight decay is one product."""
+    """As ``aten._fused_adam``, but decoupled weight decay is one product."""
     return adam(*args, out=out, decay=1, **kwargs)
 
 

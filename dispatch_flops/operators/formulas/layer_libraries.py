@@ -121,7 +121,7 @@ def paged_attention(
     """query[sequences,H,d], one query each, and keys and values in pages.
 
     MACs: Σ H·length·2d; with lengths on a device every sequence counts as ``max_seq_len`` long, an
-    upper bound. FLOPs: ``_attention.forward``'s.
+    upper bound. FLOPs: 2·MACs + scaling, softmax and mask.
     Source: vllm-project/vllm, csrc/torch_bindings.cpp.
     """
     sequences, heads, size = query.shape
@@ -215,7 +215,8 @@ def causal_conv1d_update(
     out: None,
     **_: Any,
 ) -> OpCost:
-    """As ``causal_conv1d`` for new elements x[B,D] or x[B,D,L]; conv_state[..,D,S] holds the past.
+    """As ``DaoAILab._causal_conv1d_fwd_cpp`` for new elements x[B,D] or x[B,D,L];
+    conv_state[..,D,S] holds the past.
 
     The states move on in place; those in a circle (``cache_seqlens``) keep their positions, so W-1
     of each are read and L written. Source: csrc/causal_conv1d_update.cu.

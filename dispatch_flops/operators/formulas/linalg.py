@@ -88,7 +88,7 @@ def ormqr(
 def svd(
     A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, out: Any, **_: Any
 ) -> OpCost:
-    """A[m, n] = U @ diag(S) @ Vh. Source: ``_lapack.gesvd``."""
+    """A[m, n] = U @ diag(S) @ Vh. Source: LAPACK's gesvd."""
     return batched(A, _lapack.gesvd(*A.shape[-2:], vectors=compute_uv, full=full_matrices))
 
 

@@ -32,9 +32,9 @@ def linear_cross_entropy(
     """Mean or sum of the losses, together with the gradients that its backward scales.
 
     MACs: N·V·F for the logits, N·V·F for each of the input's and the weight's gradient.
-    FLOPs: 2·MACs; ``log_sum_exp``; N logarithms and two weighted sums over rows, added
-    to the loss, 5·N; the softmax, N·V + N, if any gradient is needed; the gradient of the bias,
-    N·V + N, of the input, 3·N·F, and of the weight, 2·N·F, + V·F per chunk.
+    FLOPs: 2·MACs; log-sum-exp, 4·N·V - 2·N and N·V for a bias; N logarithms and two weighted sums
+    over rows, added to the loss, 5·N; the softmax, N·V + N, if any gradient is needed; the gradient
+    of the bias, N·V + N, of the input, 3·N·F, and of the weight, 2·N·F, + V·F per chunk.
     """
     n, features, classes = *input.shape, linear_weight.shape[0]
     chunks = -(-n // batch_chunk_size) if batch_chunk_size else 0
@@ -54,7 +54,8 @@ def linear_cross_entropy_per_row(
 ) -> OpCost:
     """Loss of each row; its backward consists of operators that are counted themselves.
 
-    MACs: N·V·F. FLOPs: 2·MACs, ``log_sum_exp``, and 3·N: logarithm, difference, class weight.
+    MACs: N·V·F. FLOPs: 2·MACs, log-sum-exp (4·N·V - 2·N, N·V for a bias) and 3·N: logarithm,
+    difference, class weight.
     """
     n, features, classes = *input.shape, linear_weight.shape[0]
     extra = log_sum_exp(n, classes, linear_bias) + 3 * n

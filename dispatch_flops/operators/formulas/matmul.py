@@ -104,7 +104,8 @@ def addmm(
 ) -> OpCost:
     """beta·bias + alpha·(a[B,M,K] @ b[B,K,N]); addbmm also sums over B.
 
-    MACs: B·M·N·K. FLOPs: 2·MACs + bias, see ``scaled_sum``. Source: the ops' schemas.
+    MACs: B·M·N·K. FLOPs: 2·MACs + one per result for the bias, one more for an
+    alpha other than 1, and one per element of the bias for such a beta. Source: the ops' schemas.
     """
     return product_and_bias(inner_products(a, b), a, b, out, bias=bias, beta=beta, alpha=alpha)
 

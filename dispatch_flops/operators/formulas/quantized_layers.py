@@ -127,7 +127,7 @@ def linear_fp16(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> O
 def linear_fp16_unpacked(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *_args: Any, out: Tensor, **_: Any
 ) -> OpCost:
-    """As ``linear_fp16``, with an unpacked bias."""
+    """As ``quantized.linear_dynamic_fp16``, with an unpacked bias."""
     return matmul_cost(x, out) + flops(out.numel() if bias is not None else 0)
 
 
@@ -160,7 +160,10 @@ def qlinear_pointwise(
     out: Tensor,
     **_: Any,
 ) -> OpCost:
-    """qx[T, K] @ qw, then post-operations. MACs: T·O·K. See ``rescaled``."""
+    """qx[T, K] @ qw, then post-operations. MACs: T·O·K.
+
+    FLOPs: 2·MACs + the rescaling of results, 5 to integers and 1 to reals, and post-operations.
+    """
     activations = (post_op_name, post_op_algorithm), (unary_post_op, unary_post_op_algorithm)
     return matmul_cost(qx, out) + rescaled(out, binary_post_op, activations)
 
@@ -205,7 +208,7 @@ def conv(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
 
 @register_flops(quantized("conv2d_add", "conv2d_add_relu"), cacheable=False)
 def conv_add(x: Tensor, other: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """As ``conv``, and a dequantised tensor is added: 2 + 1 per result."""
+    """As ``quantized.conv2d``, and a dequantised tensor is added: 2 + 1 per result."""
     added = dequantize(other, out=other).flops + out.numel()
     cost = conv_macs(packed, out) + flops(QUANTIZE * out.numel() + added)
     return cost + packed_conv_bytes((x, other), packed, out)
@@ -215,7 +218,7 @@ def conv_add(x: Tensor, other: Tensor, packed: Any, *_args: Any, out: Tensor, **
     quantized(*(f"conv{d}d_dynamic" for d in (1, 2, 3))), cacheable=False, computes_in="int8"
 )
 def conv_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Reals to reals, as ``linear_dynamic``."""
+    """Reals to reals, as ``quantized.linear_dynamic``."""
     cost = conv_macs(packed, out) + surround_dynamic(x, packed, out)
     return cost + packed_conv_bytes(x, packed, out)
 
@@ -233,7 +236,7 @@ def conv_transpose(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -
     computes_in="int8",
 )
 def conv_transpose_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Reals to reals, as ``linear_dynamic``."""
+    """Reals to reals, as ``quantized.linear_dynamic``."""
     cost = conv_transpose_macs(x, packed) + surround_dynamic(x, packed, out)
     return cost + packed_conv_bytes(x, packed, out)
 
@@ -253,7 +256,10 @@ def qconv_pointwise(
     out: Tensor,
     **_: Any,
 ) -> OpCost:
-    """A convolution, then post-operations. MACs: results · K. See ``rescaled``."""
+    """A convolution, then post-operations. MACs: results · K.
+
+    FLOPs: 2·MACs + the rescaling of results, 5 to integers and 1 to reals, and post-operations.
+    """
     per_result = qw.numel() // out.shape[1]
     activations = (attr, algorithm), (unary_attr, unary_algorithm)
     return contraction(out.numel() * per_result) + rescaled(out, binary_attr, activations)

@@ -39,13 +39,13 @@ def _dtype_of_layer(arguments: Mapping[str, Any]) -> str | None:
 
 @register_flops(packets("quantized_lstm"), by_name=True, computes_in=_dtype_of_layer)
 def quantized_lstm(*, hx: Sequence[Tensor], **arguments: Any) -> OpCost:
-    """Dynamically quantised LSTM, see ``recurrent``."""
+    """Dynamically quantised LSTM, each product as ``quantized.linear_dynamic``."""
     return recurrent(LSTM, hx[0], states=hx, **arguments)
 
 
 @register_flops(packets("quantized_gru"), by_name=True, computes_in=_dtype_of_layer)
 def quantized_gru(*, hx: Tensor, **arguments: Any) -> OpCost:
-    """Dynamically quantised GRU, see ``recurrent``."""
+    """Dynamically quantised GRU, each product as ``quantized.linear_dynamic``."""
     return recurrent(GRU, hx, states=hx, **arguments)
 
 

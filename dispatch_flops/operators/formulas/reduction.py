@@ -164,8 +164,9 @@ def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) 
 @register_flops(packets("linalg_vector_norm", "norm", "native_norm"))
 @depends_on_numbers
 def norm(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **kwargs: Any) -> int:
-    """``vector_norm`` over the given dimensions; an order of None is 2.
+    """The norm of n numbers over the given dimensions, to m results; an order of None is 2.
 
+    FLOPs: for reals 2·n of an even order, 2·n - m of 0, 1 and ∞, else 3·n; n where n is m.
     A sparse tensor counts the elements that it stores.
     """
     order = kwargs.get("p", ord)

@@ -90,14 +90,14 @@ def cubic(
 
 @register_flops(backward_of(LINEAR), by_name=True)
 def linear_backward(*, grad_output: Tensor, align_corners: bool, out: Tensor, **_: Any) -> OpCost:
-    """FLOPs: (d + 1) 2^d per gradient, and the weights of ``linear``, 1 - w among them."""
+    """FLOPs: (d + 1) 2^d per gradient, and two weights per coordinate, 1 - w among them."""
     coordinates = sum(grad_output.shape[2:]) * (source_index(align_corners) + 5)
     return flops(coordinates + spread(grad_output, LINEAR_TAPS))
 
 
 @register_flops(backward_of(("upsample_bicubic2d",)), by_name=True)
 def cubic_backward(*, grad_output: Tensor, align_corners: bool, out: Tensor, **_: Any) -> OpCost:
-    """FLOPs: 3 * 4^2 per gradient, and the weights of ``cubic``."""
+    """FLOPs: 3 * 4^2 per gradient, and four weights per coordinate."""
     coordinates = sum(grad_output.shape[2:]) * (source_index(align_corners) + 4 + CUBIC_WEIGHTS)
     return flops(coordinates + spread(grad_output, CUBIC_TAPS))
 
@@ -287,7 +287,7 @@ def per_point(d: int, interpolation_mode: int, padding_mode: int) -> int:
 
 @register_flops(packets("cudnn_grid_sampler"))
 def cudnn_grid_sampler(input: Tensor, grid: Tensor, *, out: Tensor, **_: Any) -> OpCost:
-    """``grid_sampler``, linear, padded with zeros."""
+    """``aten.grid_sampler_2d``, linear, padded with zeros."""
     return grid_sampler(input, grid, BILINEAR, 0, True, out=out)
 
 
@@ -295,7 +295,7 @@ def cudnn_grid_sampler(input: Tensor, grid: Tensor, *, out: Tensor, **_: Any) ->
 def cudnn_grid_sampler_backward(
     input: Tensor, grid: Tensor, grad: Tensor, *, out: Any, **_: Any
 ) -> OpCost:
-    """``grid_sampler_backward``, linear, padded with zeros."""
+    """``aten.grid_sampler_2d_backward``, linear, padded with zeros."""
     return grid_sampler_backward(grad, input, grid, BILINEAR, 0, True, out=out)
 
 

@@ -169,7 +169,8 @@ def vendor_rnn(
     """x[T,B,I] or packed x[Σ batch_sizes, I].
 
     MACs: over layers and directions, tokens·gates·H·(inputs + P or H), + tokens·P·H to project.
-    FLOPs: ``layers_cost``'s + 2 per element for dropout between layers.
+    FLOPs: 2·MACs + biases + the cells' pointwise operations + 2 per element for dropout between
+    layers.
     """
     tokens = _tokens(input)
     cost = layers_cost(tokens, weight, mode, hidden_size)
@@ -194,8 +195,8 @@ def vendor_rnn_backward(
 ) -> OpCost:
     """Gradients for input and states, always computed, and for weights if the mask asks.
 
-    MACs: the forward's for each of the two. FLOPs: ``layers_backward_cost``'s + 1 per element
-    for dropout between layers.
+    MACs: the forward's for each of the two. FLOPs: 2·MACs + the cells' pointwise
+    operations, a sum over tokens per bias element, and 1 per element for dropout between layers.
     """
     tokens = _tokens(input)
     to_weights = bool(output_mask[3])

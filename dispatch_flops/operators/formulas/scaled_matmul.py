@@ -85,7 +85,8 @@ def grouped_mm(
 ) -> OpCost:
     """One product per group, as in a mixture of experts.
 
-    MACs: see ``_grouped_macs``. FLOPs: 2·MACs + one per output element (bias).
+    MACs: K·N for each row of a group's operand, whose matrix is [K,N]. FLOPs: 2·MACs + one per
+    output element (bias).
     """
     extra = adds(out.numel(), out) if bias is not None else 0
     return contract(_grouped_macs(a, b, out), a, b, extra_flops=extra)
@@ -105,8 +106,8 @@ def scaled_grouped_mm(
 ) -> OpCost:
     """``_grouped_mm`` of scaled operands.
 
-    MACs: see ``_grouped_macs``. FLOPs: 2·MACs + one per output element for each scale (and level
-    of it) and bias.
+    MACs: K·N for each row of a group's operand, whose matrix is [K,N]. FLOPs: 2·MACs + one per
+    output element for each scale (and level of it) and bias.
     """
     passes = _passes(scale_a, scale_b, scale_result, bias)
     return contraction(_grouped_macs(self, mat2, out), extra_flops=passes * out.numel())

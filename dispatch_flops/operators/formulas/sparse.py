@@ -70,7 +70,7 @@ def sparse_addmm(
 ) -> OpCost:
     """beta·bias + alpha·(a @ b), a or b sparse; ``torch.sparse.mm`` calls it.
 
-    MACs: s·N; for two sparse operands an upper bound, see ``inner_products``. FLOPs: 2·MACs; per
+    MACs: s·N; for two sparse operands an upper bound. FLOPs: 2·MACs; per
     result element one product if alpha is not 1, and one sum unless beta is 0, which drops the
     bias; per bias element one product if beta is neither.
     """
@@ -80,7 +80,7 @@ def sparse_addmm(
 
 @register_flops(packets("_sparse_sparse_matmul", "hspmm", "_sspmm"), cacheable=False)
 def sparse_product(a: Tensor, b: Tensor, *, out: Tensor, **_: Any) -> OpCost:
-    """a @ b. MACs: s·N; for two sparse operands an upper bound, see ``inner_products``."""
+    """a @ b. MACs: s·N; for two sparse operands an upper bound."""
     return contract(inner_products(a, b), a, b)
 
 

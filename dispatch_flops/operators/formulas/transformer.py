@@ -77,8 +77,8 @@ def native_multi_head_attention(
 
     MACs: E² per token of query, key and value; Σ 2·Sq·Sk·E; E² per token of query for the output
     projection. nn.MultiheadAttention never calls ``out_proj``: on every path the projection is the
-    attention's own. FLOPs: 2·MACs + biases + the attention's: with
-    weights as ``_attention_with_weights``, else ``_attention.forward``'s.
+    attention's own. FLOPs: 2·MACs + biases + scaling (of q alone if the weights are returned),
+    softmax and mask, and 1 per pair to average the weights.
     Source: torch.nn.functional.multi_head_attention_forward.
     """
     # One third of the packed projection belongs to each of query, key and value.
@@ -125,7 +125,7 @@ def transformer_encoder_layer_fwd(
     """nn.TransformerEncoderLayer without gradients: src[B,S,E], dense or nested.
 
     MACs: T·4E² + Σ 2·S²·E (``self_attn``), T·E·F each (``linear1``, ``linear2``).
-    FLOPs: 2·MACs + biases + ``_attention.forward``'s + both norms' + the layer's own: the
+    FLOPs: 2·MACs + biases + attention's scaling and softmax + both norms' + the layer's own: the
     activation on T·F elements and two residual sums of T·E.
     Source: torch.nn.TransformerEncoderLayer.forward.
     """

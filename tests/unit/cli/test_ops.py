@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 from dispatch_flops import OpCost, register_flops, unregister_flops
-from dispatch_flops.cli.ops import coverage
+from dispatch_flops.cli.ops import cost_of, coverage
+from dispatch_flops.operators import registry
 from tests.helpers.command_line import Run, error_line
 
 
@@ -44,6 +47,15 @@ class TestList:
         assert rows[1:] == [
             ["cli_test.odd", "formula", "MACs: none. FLOPs: 3 per element.", "thin air"]
         ]
+
+    def test_costs_name_operators_and_arguments_but_no_function_of_a_formula(self) -> None:
+        rules = registry.rules()
+        operators = {*rules, *(name.partition(".")[2] for name in rules)}
+        for operator, rule in rules.items():
+            functions = vars(sys.modules[rule.formula.__module__])
+            for name in set(re.findall(r"``([^`]+)``", cost_of(rule))) - operators:
+                assert name.partition(".")[0] not in functions, operator
+                assert not name.startswith("_"), operator
 
     @pytest.mark.parametrize("pattern", ["aten.addmm", "aten.addm*"])
     def test_filter_takes_parts_and_patterns_of_names(self, run: Run, pattern: str) -> None:
