@@ -11,6 +11,7 @@ from dispatch_flops.analysis.machines import Link, Machine
 from dispatch_flops.planning.meshes import DATA_DIMS, SHARING_DIMS
 from dispatch_flops.profile import MemoryProfile
 from dispatch_flops.profile.mesh_positions import STAGE_DIMS
+from dispatch_flops.renderers.text import first_names
 
 
 def of_sharding(
@@ -88,6 +89,11 @@ def of_memory(memories: Iterable[MemoryProfile | None]) -> Iterator[str]:
             f"memory is approximate: {', '.join(decomposed)} ran on the meta device by other "
             "operators than a device's kernels"
         )
-    if any(memory.is_lower_bound for memory in known):
-        yield "memory is a lower bound: some kernels allocate an unknown workspace"
+    bounds = [memory for memory in known if memory.is_lower_bound]
+    unseen = sorted({name for memory in bounds for name in memory.unseen})
+    if unseen:
+        yield (
+            "memory is a lower bound: an unknown workspace is allocated by kernels of "
+            f"{first_names(unseen)}"
+        )
     yield "memory: blocks rounded to 512 bytes; without fragmentation and the driver's own part"

@@ -20,7 +20,10 @@ def test_exact_peaks_are_neither_bounds_nor_approximate() -> None:
 def test_peaks_that_are_not_exact_are_said_to_be() -> None:
     approximate, bound, _ = of_memory([EXACT, BOUND, APPROXIMATE])
     assert approximate.startswith("memory is approximate: aten.lstm.input ran on the meta device")
-    assert bound == "memory is a lower bound: some kernels allocate an unknown workspace"
+    assert bound == (
+        "memory is a lower bound: an unknown workspace is allocated by kernels of "
+        "aten.convolution.default"
+    )
 
 
 def test_latency_of_links_is_stated_or_said_to_be_left_out() -> None:
