@@ -187,8 +187,7 @@ def add_run_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--target-device",
         choices=("cpu", "cuda"),
-        default="cpu",
-        help="on the meta device, count attention as the kernel of this one (default: cpu)",
+        help="with --device meta, count attention as the kernel of this one (default: cpu)",
     )
 
 

@@ -25,6 +25,11 @@ def measure(options: Namespace, variables: Mapping[str, Any]) -> Profile:
     """
     if getattr(options, "optimizer", None) is not None and not options.train:
         raise TargetError("--optimizer is that of a training step; add --train")
+    if options.target_device is not None and options.device != "meta":
+        raise TargetError(
+            f"--target-device is for --device meta; on {options.device}, attention is counted as "
+            "the kernel that runs, so omit it"
+        )
     with redirect_stdout(sys.stderr):
         profile = _profile(options, _prepare(options, variables))
     run = dataclasses.replace(profile.run, command=getattr(options, "command_line", None))
@@ -61,7 +66,7 @@ def _profile(options: Namespace, prepared: PreparedModel) -> Profile:
         "mode": options.mode,
         "causal": options.causal,
         "flops": options.flops,
-        "target": options.target_device,
+        "target": options.target_device or "cpu",
         "memory": options.memory,
         "device": "meta" if options.device == "meta" else None,
         "notify": print_progress,

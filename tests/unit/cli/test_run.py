@@ -58,6 +58,11 @@ class TestMeasure:
             assert profile.total().macs == 2 * 3 * 5 * 5 * 2 * 8
             assert profile.run.target == target
 
+    @pytest.mark.parametrize("target", ["cpu", "cuda"])
+    def test_target_of_a_run_with_data_is_refused(self, run: Run, target: str) -> None:
+        result = run("profile", "net.py:make", "--target-device", target)
+        assert error_line(result).startswith("--target-device is for --device meta; on cpu, ")
+
     def test_flops_of_contractions_are_two_per_mac(self, saved: Save) -> None:
         contractions = saved("p.json", "net.py:make", "--backward", "--flops", "contractions")
         assert contractions.total().flops == 2 * contractions.total().macs > 0
