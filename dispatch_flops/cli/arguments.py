@@ -266,7 +266,17 @@ def table_style(format: str) -> Style:
 
 
 def add_output_option(parser: Any) -> None:
-    parser.add_argument("--output", metavar="FILE", help="write to FILE instead of stdout")
+    parser.add_argument(
+        "--output",
+        type=output_path,
+        metavar="FILE",
+        help="write to FILE; - is stdout (default: stdout)",
+    )
+
+
+def output_path(text: str) -> str | None:
+    """Return the file to write; None, which is stdout, for ``-``."""
+    return None if text == "-" else text
 
 
 def add_phase_option(parser: ArgumentParser) -> None:

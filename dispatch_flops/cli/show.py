@@ -15,6 +15,7 @@ from dispatch_flops.cli.arguments import (
     add_profile_argument,
     add_view_options,
     machine_named,
+    output_path,
 )
 from dispatch_flops.cli.cluster_formats import show_cluster
 from dispatch_flops.cli.exit_codes import OK
@@ -82,13 +83,15 @@ def add_report(commands: Commands) -> None:
         commands, "report", "write a saved profile as an HTML page", _REPORT_EPILOG
     )
     add_profile_argument(parser)
-    parser.add_argument("output", metavar="FILE.html", help="the page to write")
+    parser.add_argument(
+        "output", type=output_path, metavar="FILE.html", help="the page to write; - is stdout"
+    )
     add_machine_option(parser, _MACHINE_HELP)
     parser.set_defaults(run=run_report)
 
 
 def run_report(options: Namespace) -> int:
-    if Path(options.output).suffix.lower() not in ("", ".html", ".htm"):
+    if Path(options.output or "").suffix.lower() not in ("", ".html", ".htm"):
         raise TargetError(
             f"report writes HTML, and {options.output!r} does not end in .html; for other formats "
             "use dispatch-flops show"

@@ -111,6 +111,13 @@ class TestShow:
         monkeypatch.setattr(sys, "stdin", io.StringIO(profile.to_json()))
         assert Profile.from_json(run("show", "-", "--format", "json").out) == profile
 
+    def test_dash_as_output_is_stdout(self, run: Run, saved: Save) -> None:
+        saved("p.json", "net.py:make")
+        options = ("p.json", "--format", "json")
+        assert run("show", *options, "--output", "-").out == run("show", *options).out
+        assert "</html>" in run("report", "p.json", "-").out
+        assert not Path("-").exists()
+
     def test_file_that_is_not_a_profile_is_refused(self, run: Run) -> None:
         Path("latin.json").write_bytes(b"\xff\xfe\x00")
         Path("other.json").write_text("{}")
