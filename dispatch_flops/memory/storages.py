@@ -113,7 +113,7 @@ def allocation_of(func: Any) -> Allocation:
         return "result"
     name = func.name().partition(".")[0]
     rule = registry.lookup(func)
-    if name.startswith("profiler::") or (rule is not None and not rule.is_recorded):
+    if rule is not None and not rule.is_recorded:
         return "annotation"
     if name in _WITHOUT_MEMORY:
         return "none"

@@ -46,7 +46,8 @@ class Rule:
     by_name: the formula takes its arguments under the schema's names.
     cacheable: the cost depends on shapes, dtypes and plain arguments only.
     moves: False if no element is read or written, as for an allocation.
-    is_recorded: False for queries of a tensor's metadata, which appear in no profile.
+    is_recorded: False for queries of a tensor's metadata and annotations, which appear in no
+        profile.
     builtin: True for the package's own rules, False for the user's.
     computes_in: the dtype of the products, where operands and results are of another; or a
         function of the arguments by name that returns it.

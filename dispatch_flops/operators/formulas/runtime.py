@@ -26,8 +26,13 @@ declare_free(
         "_record_function_exit",
         "_call_end_callbacks_on_jit_fut",
         library="profiler",
-    )
-    + packets("access_subclass_inner_tensor", library="export")
+    ),
+    "annotation for a profiler",
+    moves=False,
+    is_recorded=False,
+)
+declare_free(
+    packets("access_subclass_inner_tensor", library="export")
     + packets("_reinterpret_tensor", "resize_storage_bytes_", library="inductor")
     + packets("_nbytes", "data_ptr", "_get_mkldnn_serialized_md", library="mkldnn"),
     "bookkeeping",

@@ -355,6 +355,19 @@ def test_strict_without_uncounted_operators_does_not_raise() -> None:
         train(model, rows(2, 3))
 
 
+def test_annotations_for_a_profiler_are_not_operators_of_the_profile() -> None:
+    """An optimizer's step is such a range, too."""
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(model.parameters())
+    with FlopCounterMode(model, display=False) as counter:
+        with torch.profiler.record_function("loss"):
+            model(torch.ones(5, 2)).sum().backward()
+        optimizer.step()
+    names = {op.op for op in counter.profile.op_totals()}
+    assert "aten.addmm.default" in names
+    assert not any(name.startswith("profiler.") for name in names)
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
