@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dispatch_flops.analysis.figures import Figures, tree_figures
@@ -10,6 +10,14 @@ from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import OpTotal, Profile
 from dispatch_flops.profile.cost import ZERO, Phase, check_phase
+
+Settings = dict[str, Callable[[Profile], str]]
+
+CONVENTIONS: Settings = {
+    "causal attention": lambda profile: profile.run.causal,
+    "FLOPs": lambda profile: profile.run.flops,
+    "operators of tensor subclasses": lambda profile: profile.run.subclass,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +53,8 @@ class Diff:
     """Two profiles side by side; ``print`` and notebooks show what changed.
 
     total: everything that ran. modules, operators: those of either profile; what only the
-        second one has comes last.
+        second one has comes last. differences: a sentence for each convention of counting in which
+        the runs differ, so that their counts are not comparable.
 
     Example::
 
@@ -58,6 +67,7 @@ class Diff:
     total: Change
     modules: tuple[Change, ...] = field(default=())
     operators: tuple[Change, ...] = field(default=())
+    differences: tuple[str, ...] = field(default=())
 
     @property
     def has_changed(self) -> bool:
@@ -73,7 +83,7 @@ class Diff:
         )
 
     def __str__(self) -> str:
-        """Return the tables of what changed."""
+        """Return the conventions that differ, and the tables of what changed."""
         from dispatch_flops.renderers import diff_table  # above this room: imported when shown
 
         return diff_table.render(self)
@@ -131,7 +141,16 @@ def diff(
         total=_changes(_whole(before, phase), _whole(after, phase))[0],
         modules=_changes(*modules),
         operators=_changes(_operators(before, phase), _operators(after, phase)),
+        differences=tuple(differences(before, after, CONVENTIONS)),
     )
+
+
+def differences(before: Profile, after: Profile, settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each of the settings in which the runs differ."""
+    for setting, value_of in settings.items():
+        first, second = value_of(before), value_of(after)
+        if first != second:
+            yield f"The runs differ in {setting}: {first}, then {second}."
 
 
 _Side = dict[str, tuple[Figures, int]]

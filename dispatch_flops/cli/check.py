@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import shlex
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dispatch_flops.analysis.diff import diff
+from dispatch_flops.analysis.diff import CONVENTIONS, diff, differences
 from dispatch_flops.analysis.latency import latency_of, phase_seconds
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.cli.arguments import (
@@ -19,7 +20,6 @@ from dispatch_flops.cli.arguments import (
     add_phase_option,
     add_profile_argument,
 )
-from dispatch_flops.cli.compare import CONVENTIONS, differences
 from dispatch_flops.cli.exit_codes import CHECK_FAILED, OK
 from dispatch_flops.cli.output import emit
 from dispatch_flops.cli.show import load_profile
@@ -224,7 +224,7 @@ def run_check(options: Namespace) -> int:
             *violations(profile, limits, phase, allow, what=what),
         ]
         if exceeded:
-            compared = diff(baseline, profile, phase)
+            compared = dataclasses.replace(diff(baseline, profile, phase), differences=())
             view = View(top=_MOST_CHANGES)
             exceeded.append(f"\n{diff_table.render(compared, view, has_latency=False)}")
             exceeded.append(f"\nFor all changes, run {_diff_command(options)}")

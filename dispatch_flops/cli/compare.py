@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from dispatch_flops.analysis.diff import diff
+from dispatch_flops.analysis.diff import Settings, diff, differences
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.cli.arguments import (
     DEPTH_HELP,
@@ -108,31 +108,15 @@ def _memory_change(before: Profile, after: Profile) -> Iterator[str]:
         yield f"Peak memory: {texts[0]}{change}."
 
 
-Settings = dict[str, Callable[[Profile], str]]
-
-CONVENTIONS: Settings = {
-    "causal attention": lambda profile: profile.run.causal,
-    "FLOPs": lambda profile: profile.run.flops,
-    "operators of tensor subclasses": lambda profile: profile.run.subclass,
-}
 _SETTINGS: Settings = {
     "phases": lambda profile: " + ".join(phases_of(profile)) or "none",
     "device": lambda profile: profile.run.device,
-    **CONVENTIONS,
     "target of attention without data": lambda profile: profile.run.target,
 }
 
 
-def differences(before: Profile, after: Profile, settings: Settings) -> Iterator[str]:
-    """Yield a sentence for each of the settings in which the runs differ."""
-    for setting, value_of in settings.items():
-        first, second = value_of(before), value_of(after)
-        if first != second:
-            yield f"The runs differ in {setting}: {first}, then {second}."
-
-
 def _run_differences(before: Profile, after: Profile) -> Iterator[str]:
-    """Yield a sentence for each setting of the runs that makes their counts incomparable."""
+    """Yield a sentence for each setting in which the runs differ; a Diff says the conventions."""
     yield from differences(before, after, _SETTINGS)
     one, other = before.run, after.run
     if None not in (one.inputs, other.inputs) and one.inputs != other.inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ Cells = tuple[list[str], list[list[str]]]
 def render(
     compared: Diff, view: View | None = None, *, is_all: bool = False, has_latency: bool = True
 ) -> str:
-    """Return the totals, and the modules and operators with a changed count.
+    """Return the conventions that differ, the totals, and modules and operators with a change.
 
     print(diff_table.render(diff(before, after), View(depth=2)))
 
@@ -37,7 +38,8 @@ def render(
     has_latency: also show latencies, where they were measured.
     """
     view = view or View()
-    parts = [
+    parts = list(compared.differences)
+    parts += [
         table(header, rows, ["left", *_RIGHT[: len(header) - 1]], view.style)
         for header, rows in _tables(compared, view, is_all, has_latency)
     ]
@@ -47,7 +49,8 @@ def render(
 
 def render_html(compared: Diff) -> str:
     """Return the same tables for a notebook."""
-    parts = [table_html(*cells) for cells in _tables(compared, View())]
+    parts = [f"<p>{html.escape(text)}</p>" for text in compared.differences]
+    parts += [table_html(*cells) for cells in _tables(compared, View())]
     return "".join(parts if compared.has_changed else [*parts, f"<p>{_SAME}</p>"])
 
 

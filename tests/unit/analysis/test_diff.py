@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+import pytest
 
 from dispatch_flops import analysis
 from dispatch_flops.profile import Profile
@@ -21,6 +24,24 @@ def test_diff_of_other_latencies_has_no_change() -> None:
     assert difference.changed_modules() == []
     assert difference.total.after is not None
     assert difference.total.after.latency_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("convention", "says"),
+    [
+        ({"causal": "half"}, "causal attention: full, then half."),
+        ({"flops": "contractions"}, "FLOPs: all, then contractions."),
+        ({"subclass": "logical"}, "operators of tensor subclasses: executed, then logical."),
+    ],
+    ids=str,
+)
+def test_diff_says_which_conventions_differ(convention: dict[str, Any], says: str) -> None:
+    before = encoder()
+    after = dataclasses.replace(before, run=dataclasses.replace(before.run, **convention))
+    compared = analysis.diff(before, after)
+    assert str(compared).startswith(f"The runs differ in {says}\n\n")
+    assert f"<p>The runs differ in {says}</p>" in compared._repr_html_()
+    assert analysis.diff(before, before).differences == ()
 
 
 def test_diff_of_other_counts_lists_modules_and_operators() -> None:

@@ -239,6 +239,7 @@ class TestBaseline:
         result = run("check", "p.json", "--baseline", "main.json")
         assert result.code == 1
         assert result.out.startswith("The runs differ in FLOPs: all, then contractions.\n")
+        assert result.out.count("The runs differ") == 1
 
     def test_baseline_with_a_phase_that_was_not_profiled_is_not_kept(self, run: Run) -> None:
         op = dataclasses.replace(next(tree({"a": 10}).op_totals()), phase="backward")
