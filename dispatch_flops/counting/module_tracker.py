@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -87,7 +88,8 @@ class Tracker:
         self.names = names
         self.home_thread = threading.get_ident()
         self.first_call: dict[str, Any] | None = None
-        self._first_model: nn.Module | None = None  # until its first submodule is called
+        # The model of that call, until its first submodule is called.
+        self._first_model: weakref.ref[nn.Module] | None = None
         self.subgraph_depth = 0  # functions of higher-order operators that are running
         self.local = threading.local()
         self._observer = together(observers)
@@ -223,7 +225,7 @@ class Tracker:
             if len(stack) > 1:
                 drop_ended_calls(thread, module)
         elif self._first_model is not None:
-            self._note_autocast_of_forward(self._first_model, stack)
+            self._note_autocast_of_forward(self._first_model(), stack)
         if len(stack) == 1:
             thread.is_in_setup = is_in_pipeline_setup()
             if thread.is_in_setup:
@@ -364,12 +366,14 @@ class Tracker:
         if not named.is_wrapper and not named.fqn.startswith(OUTSIDE):
             arguments = call_arguments(module)
             self.first_call = call_facts(module, module.forward, arguments)
-            self._first_model = module
+            self._first_model = weakref.ref(module)
 
-    def _note_autocast_of_forward(self, model: nn.Module, stack: Sequence[OpenCall]) -> None:
+    def _note_autocast_of_forward(self, model: nn.Module | None, stack: Sequence[OpenCall]) -> None:
         """Note the autocast that the model's forward has entered, as accelerate's has."""
         self._first_model = None
-        if self.first_call is not None and any(call.owner is model for call in stack):
+        if model is None or self.first_call is None:
+            return
+        if any(call.owner is model for call in stack):
             self.first_call["autocast"] = autocast_of(model, self.first_call["inputs"])
 
     def _phase_in_backward(self, fqn: str) -> Phase:

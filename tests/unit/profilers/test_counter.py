@@ -7,6 +7,7 @@ import gc
 import io
 import re
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -509,6 +510,17 @@ def test_model_that_was_deleted_is_in_the_profile() -> None:
     root = counter.profile.root
     assert root.total_params == 3 * 5 + 5
     assert [node.class_name for node in root.walk()] == ["Sequential", "Linear", "ReLU"]
+
+
+def test_model_without_submodules_that_was_deleted_is_not_kept_alive() -> None:
+    model = nn.Linear(3, 5)
+    alive = weakref.ref(model)
+    with FlopCounterMode(display=False) as counter:
+        model(rows(2, 3))
+        del model
+        gc.collect()
+        assert alive() is None
+    assert counter.get_total_macs() == 2 * 3 * 5
 
 
 def test_compiled_module_that_was_deleted_is_in_the_profile() -> None:
