@@ -12,7 +12,7 @@ from typing import Any
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
-from dispatch_flops.operators.operator_keys import functional_form
+from dispatch_flops.operators.operator_keys import find
 
 Arguments = Mapping[str, Any]
 
@@ -38,7 +38,9 @@ _DECLARED: dict[Any, Declaration] = {}
 
 
 def declare_access(targets: Iterable[Any]) -> Callable[[Declaration], Declaration]:
-    """Declare what the packets in ``targets`` touch by the decorated function.
+    """Declare what the operators in ``targets`` touch by the decorated function.
+
+    targets: names as the registry's keys, such as "lib::op".
 
     It is called with the arguments by their names in the schema (None where a call omits one
     without a default) and the result, and returns an ``Access``. In-place variants share the
@@ -62,8 +64,7 @@ def access_of(op: Any, args: tuple[Any, ...], kwargs: Arguments, out: Any) -> Ac
 
 def declaration_of(op: OpOverload) -> Declaration | None:
     """Return what was declared for the operator, or for the functional form of it."""
-    packet = op.overloadpacket
-    return _DECLARED.get(packet) or _DECLARED.get(functional_form(packet))
+    return find(_DECLARED, op)
 
 
 def named_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:

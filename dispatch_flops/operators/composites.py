@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
-from dispatch_flops._torch import OpOverload, OpOverloadPacket
-from dispatch_flops.operators.operator_keys import find_loaded
+from dispatch_flops._torch import OpOverload
+from dispatch_flops.operators.operator_keys import overloads_of
 
 _DEVICES = ("CPU", "CUDA")
 _AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA")
@@ -84,20 +84,14 @@ def taken_apart_of(keys: Collection[Any]) -> set[OpOverload]:
     known = _of_keys[1]
     for key in keys:
         if key not in known:
-            known[key] = tuple(op for op in _overloads_of(key) if is_taken_apart(op))
+            known[key] = tuple(op for op in _applied_to(key) if is_taken_apart(op))
     return {op for key in keys for op in known[key]}
 
 
-def _overloads_of(key: Any) -> list[OpOverload]:
+def _applied_to(key: Any) -> list[OpOverload]:
     """Return the overloads to which a rule under ``key`` applies."""
-    found = find_loaded(key) if isinstance(key, str) else key
-    if isinstance(found, OpOverload):
-        return [found]
-    if not isinstance(found, OpOverloadPacket):
-        return []
-    in_place = find_loaded(f"{_torch.packet_name(found)}_")
-    packets = (found, in_place) if isinstance(in_place, OpOverloadPacket) else (found,)
-    return [op for packet in packets for op in _torch.overloads_of(packet)]
+    in_place = f"{key}_" if isinstance(key, str) else None
+    return [*overloads_of(key), *overloads_of(in_place)]
 
 
 _extensions: dict[str, OpOverload | None] = {}  # by name; None for torch's own

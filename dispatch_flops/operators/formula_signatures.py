@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
-from dispatch_flops._torch import OpOverload, OpOverloadPacket
 from dispatch_flops.errors import FormulaError
+from dispatch_flops.operators.operator_keys import name_of, overloads_of
 
 Formula = Callable[..., Any]
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -31,7 +31,7 @@ def check_formula(formula: Formula, keys: Iterable[Any], *, by_name: bool) -> No
     schemas: list[torch.FunctionSchema] = []
     are_all_known = True
     for key in keys:
-        of_key = [_torch.schema_of(overload) for overload in _overloads(key)]
+        of_key = [_torch.schema_of(overload) for overload in overloads_of(key)]
         if of_key:
             _refuse_uncallable(signature, key, of_key, by_name=by_name)
         are_all_known = are_all_known and bool(of_key)
@@ -56,14 +56,6 @@ def _signature_of(formula: Formula) -> Signature | None:
         return inspect.signature(formula)
     except (TypeError, ValueError):  # of a function written in C
         return None
-
-
-def _overloads(key: Any) -> list[OpOverload]:
-    if isinstance(key, OpOverload):
-        return [key]
-    if isinstance(key, OpOverloadPacket):
-        return _torch.overloads_of(key)
-    return []
 
 
 def _refuse_without_out(signature: Signature) -> None:
@@ -94,7 +86,7 @@ def _refuse_uncallable(
                 refusal = refusal or f"called as formula({_call(positional, named)}): {error}"
     if refusal:
         raise FormulaError(
-            f"the formula {_written(signature)} does not fit {key}, {refusal}; accept the "
+            f"the formula {_written(signature)} does not fit {name_of(key)}, {refusal}; accept the "
             "operator's arguments, or `*_` and `**_` for those that it does not need"
         )
 

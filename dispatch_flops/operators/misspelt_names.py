@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dispatch_flops import _torch
+from dispatch_flops.operators.operator_keys import find_loaded
 
 _LEAST_LIKENESS = 0.75
 _listed: tuple[Any, Mapping[str, set[str]]] = ((), {})
@@ -17,11 +18,10 @@ _listed: tuple[Any, Mapping[str, set[str]]] = ((), {})
 def warn_of_misspelt(keys: Iterable[Any]) -> None:
     """Warn of each name that its library lacks, with the nearest name if there is a similar one.
 
-    A string among the keys is the name of an operator that is not defined. A library that is not
-    loaded may define it later.
+    A library that is not loaded may define it later.
     """
     for name in keys:
-        if not isinstance(name, str):
+        if not isinstance(name, str) or find_loaded(name) is not None:
             continue
         library, _, own = name.partition("::")
         known = _names_by_library().get(library)

@@ -1,15 +1,23 @@
-"""Keys of the registry: what identifies an operator, a Triton kernel or a module class."""
+"""Keys of the registry: what identifies an operator, a Triton kernel or a module class.
+
+The key of an operator is its name, "lib::op" for all overloads or "lib::op.overload" for one, so
+that none has to be looked up or defined before its rule is registered.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from dispatch_flops.errors import UnknownOperatorError
+
+T = TypeVar("T")
+_HIGHER_ORDER = "higher_order::"
 
 
 def name_of(key: Any) -> str:
@@ -18,10 +26,8 @@ def name_of(key: Any) -> str:
     ``aten.addmm``, ``aten.addmm.default``, ``higher_order.cond``, ``module.Linear``, or the name
     of a Triton kernel.
     """
-    if isinstance(key, OpOverloadPacket):
-        return _torch.packet_name(key).replace("::", ".")
-    if isinstance(key, OpOverload):
-        return str(key)
+    if isinstance(key, (OpOverload, OpOverloadPacket)):
+        key = _to_key(key)
     if isinstance(key, HigherOrderOperator):
         return f"higher_order.{key.name()}"
     if isinstance(key, type):
@@ -39,14 +45,18 @@ def to_keys(targets: Any) -> list[Any]:
 
 
 def _to_key(target: Any) -> Any:
-    if isinstance(target, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
+    if isinstance(target, OpOverload):
+        return full_name(target)
+    if isinstance(target, OpOverloadPacket):
+        return _torch.packet_name(target)
+    if isinstance(target, HigherOrderOperator):
         return target
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
         return target
     if isinstance(target, str) and target.count("::") == 1:
-        return find_loaded(target) or target
+        return find_loaded(target) or target if target.startswith(_HIGHER_ORDER) else target
     if isinstance(target, torch.library.CustomOpDef):
-        return _torch.overload_of(target).overloadpacket
+        return _torch.packet_name(_torch.overload_of(target).overloadpacket)
     if callable(getattr(target, "run", None)) and hasattr(target, "fn"):  # a Triton kernel
         return target
     meant = _operator_of_function(target)
@@ -82,28 +92,39 @@ def find_loaded(name: str) -> OpOverload | OpOverloadPacket | None:
     return getattr(found, overload, None) if overload else found
 
 
-def functional_form(packet: OpOverloadPacket) -> OpOverloadPacket | None:
-    """Return ``aten.add`` for ``aten.add_``: an in-place operator costs as much as that."""
-    name = packet.__name__
-    if not _is_in_place(name):
-        return None
-    library = _torch.packet_name(packet).split("::")[0]
-    return getattr(getattr(torch.ops, library), name[:-1], None)
+def is_lacking(key: Any) -> bool:
+    """Return True for the name of an operator that its library, which is loaded, does not have."""
+    if not isinstance(key, str) or find_loaded(key) is not None:
+        return False
+    return any(
+        name.startswith(f"{key.partition('::')[0]}::") for name in _torch.all_operator_names()
+    )
 
 
-def _is_in_place(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__")
+def overloads_of(key: Any) -> list[OpOverload]:
+    """Return the loaded overloads that a key names; none for what is not an operator's name."""
+    found = find_loaded(key) if isinstance(key, str) else None
+    if isinstance(found, OpOverloadPacket):
+        return _torch.overloads_of(found)
+    return [found] if isinstance(found, OpOverload) else []
 
 
 def candidate_keys(op: Any) -> list[Any]:
-    """Return every key under which an operator's rule may be registered, most exact first."""
-    if not isinstance(op, OpOverload):
+    """Return every key under which an operator's rule may be registered, most exact first.
+
+    ``aten.add_`` is found under ``aten.add`` too: an in-place operator costs as much.
+    """
+    if not isinstance(op, (OpOverload, OpOverloadPacket)):
         return [op]
-    packet = op.overloadpacket
-    name = _torch.packet_name(packet)
-    functional = functional_form(packet)
-    keys = [op, packet, functional, full_name(op), name, name[:-1] if _is_in_place(name) else None]
-    return [key for key in keys if key is not None]
+    overload = [full_name(op)] if isinstance(op, OpOverload) else []
+    name = _torch.packet_name(op.overloadpacket if isinstance(op, OpOverload) else op)
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return [*overload, name, *([name[:-1]] if is_in_place else [])]
+
+
+def find(registered: Mapping[Any, T], op: Any) -> T | None:
+    """Return what is registered for an operator under its most exact key, or None."""
+    return next((registered[key] for key in candidate_keys(op) if key in registered), None)
 
 
 def full_name(op: OpOverload) -> str:

@@ -1,7 +1,7 @@
 """Registry of formulas: maps an operator to the rule that gives its cost.
 
-A key is an overload, a packet (all its overloads), the name of an operator whose library is not
-loaded, a higher-order operator, a Triton kernel or an ``nn.Module`` class. The more exact key wins.
+A key is the name of an operator (all its overloads) or of one overload, a higher-order operator, a
+Triton kernel or an ``nn.Module`` class. The more exact key wins.
 In-place and ``out=`` variants share the rule of the functional operator. Importing ``formulas``
 fills the registry with the package's rules. The user's rules are kept apart from them:
 ``register_flops`` adds rules for the process, ``overridden`` for a block of one thread.
@@ -16,15 +16,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from dispatch_flops import _torch
-from dispatch_flops._torch import OpOverload, OpOverloadPacket
 from dispatch_flops.errors import DuplicateFormulaError, FormulaError, UnknownOperatorError
 from dispatch_flops.operators.formula_signatures import check_formula, required_defaults
 from dispatch_flops.operators.misspelt_names import warn_of_misspelt
 from dispatch_flops.operators.operator_keys import (
     candidate_keys,
+    find,
     full_name,
+    is_lacking,
     name_of,
+    overloads_of,
     schema_of,
     to_keys,
 )
@@ -231,21 +232,15 @@ def _keys_replaced_by(keys: Iterable[Any]) -> Iterator[Any]:
     """Yield every key whose rule a user's formula for ``keys`` would take precedence over."""
     for key in keys:
         yield key
-        if isinstance(key, OpOverloadPacket):
-            yield _torch.packet_name(key)
-            overloads = _torch.overloads_of(key)
-            yield from overloads
-        else:
-            overloads = [key] if isinstance(key, OpOverload) else []
-        for overload in overloads:
+        for overload in overloads_of(key):
             yield full_name(overload)
-            if _find(_USER, overload) is None and _find(_BUILTIN, overload) is not None:
+            if find(_USER, overload) is None and find(_BUILTIN, overload) is not None:
                 yield from candidate_keys(overload)
 
 
 def _refuse_without_schema(keys: Iterable[Any]) -> None:
     for key in keys:
-        if not isinstance(key, (OpOverload, OpOverloadPacket, str)):
+        if not isinstance(key, str):
             raise UnknownOperatorError(
                 f"{name_of(key)} has no schema that names its arguments; omit by_name"
             )
@@ -270,7 +265,7 @@ def unregister_flops(targets: Any) -> None:
         register_flops(torch.ops.mylib.fused_mlp)(lambda x, w1, w2, *, out, **_: 2 * x.numel())
         unregister_flops(torch.ops.mylib.fused_mlp)  # such as to run a notebook's cell again
     """
-    keys = list(dict.fromkeys(map(_registered_key, to_keys(targets))))
+    keys = list(dict.fromkeys(to_keys(targets)))
     for key in keys:
         if key not in _USER:
             raise UnknownOperatorError(
@@ -280,14 +275,6 @@ def unregister_flops(targets: Any) -> None:
     for key in keys:
         del _USER[key]
     _notify_readers()
-
-
-def _registered_key(key: Any) -> Any:
-    """Return the key itself, or its name if that was registered before its library was loaded."""
-    if key in _USER or not isinstance(key, (OpOverload, OpOverloadPacket)):
-        return key
-    name = full_name(key) if isinstance(key, OpOverload) else _torch.packet_name(key)
-    return name if name in _USER else key
 
 
 @contextlib.contextmanager
@@ -323,7 +310,7 @@ def overridden(mapping: Mapping[Any, Formula]) -> Iterator[None]:
 
 def is_overridden(op: Any) -> bool:
     """Return True if an ``overridden`` block is active in any thread with a rule for ``op``."""
-    return any(_find(override.rules, op) is not None for override in list(_OVERRIDES))
+    return any(find(override.rules, op) is not None for override in list(_OVERRIDES))
 
 
 def _overrides_in(*threads: int) -> Iterator[Mapping[Any, Rule]]:
@@ -356,13 +343,13 @@ def lookup(
 
     Then come the active ``overridden`` blocks of this thread and of ``home``, the user's rules, the
     package's rules, and the formulas that the user registered with ``torch.utils.flop_counter``.
-    Within each, the keys are tried in this order: the overload, its packet, the functional
-    operator of an in-place one, the names of these.
+    Within each, the keys are tried in this order: the overload, all overloads of the operator, all
+    those of the functional operator of an in-place one.
     """
     this = threading.get_ident()
     overrides = _overrides_in(this, this if home is None else home)
     for rules in (extra or {}, *overrides, _USER, _BUILTIN):
-        rule = _find(rules, op)
+        rule = find(rules, op)
         if rule is not None:
             return rule
     formula = registered_with_torch(op)
@@ -370,10 +357,6 @@ def lookup(
         return None
     note = "registered with torch.utils.flop_counter"
     return Rule(kind="formula", formula=formula, note=note, builtin=False)
-
-
-def _find(rules: Mapping[Any, Rule], op: Any) -> Rule | None:
-    return next((rules[key] for key in candidate_keys(op) if key in rules), None)
 
 
 def keys_with_formulas(*extras: Mapping[Any, Rule]) -> set[Any]:
@@ -419,9 +402,12 @@ def formula_of(target: Any, extra: Mapping[Any, Rule]) -> Rule | None:
 
 
 def rules() -> dict[str, Rule]:
-    """Return the rule that applies outside ``overridden`` by each operator's name, sorted."""
-    known = {**_BUILTIN, **_USER}
-    return dict(sorted((name_of(key), rule) for key, rule in known.items()))
+    """Return the rule that applies outside ``overridden`` by each operator's name, sorted.
+
+    Operators of the package's rules that the installed release of torch lacks are left out.
+    """
+    builtin = {key: rule for key, rule in _BUILTIN.items() if not is_lacking(key)}
+    return dict(sorted((name_of(key), rule) for key, rule in {**builtin, **_USER}.items()))
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> OpCost:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
-from dispatch_flops.operators.operator_keys import to_keys
+from dispatch_flops.operators.operator_keys import candidate_keys, name_of, to_keys
 
 Workspace = Callable[..., "int | None"]
 Condition = Callable[[tuple[Any, ...]], bool]
@@ -67,11 +66,11 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
     """
     keys = to_keys(targets)
     for key in keys:
-        if not isinstance(key, (OpOverload, _torch.OpOverloadPacket, str)):
+        if not isinstance(key, str):
             raise UnknownOperatorError(f"{key!r} is not an operator; pass torch.ops.lib.op")
         if key in _WORKSPACES and not override:
             raise DuplicateFormulaError(
-                f"{key} has a workspace already; pass override=True to replace it"
+                f"{name_of(key)} has a workspace already; pass override=True to replace it"
             )
 
     def decorate(workspace: Workspace) -> Workspace:
@@ -86,7 +85,7 @@ def builtin_workspace(
 ) -> Callable[[Workspace], Workspace]:
     """Register the decorated function as a workspace of this package; see ``WorkspaceRule``.
 
-    targets: packets, and names, such as "lib::op", of operators that may not be registered yet.
+    targets: names as the registry's keys, such as "lib::op".
     """
 
     def decorate(workspace: Workspace) -> Workspace:
@@ -98,11 +97,11 @@ def builtin_workspace(
 
 
 def workspace_of(func: Any) -> WorkspaceRule | None:
-    """Return the rule of an operator's workspace; None if its kernel needs none."""
+    """Return the rule of an operator's workspace; None if its kernel needs none.
+
+    The kernel of an in-place operator is another than the functional one's.
+    """
     if not isinstance(func, OpOverload):
         return None
-    return (
-        _WORKSPACES.get(func)
-        or _WORKSPACES.get(func.overloadpacket)
-        or _WORKSPACES.get(_torch.schema_of(func).name)
-    )
+    overload, operator, *_functional = candidate_keys(func)
+    return _WORKSPACES.get(overload) or _WORKSPACES.get(operator)

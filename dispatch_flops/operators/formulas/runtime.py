@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from dispatch_flops import _torch
 from dispatch_flops.operators.formulas._arithmetic import adds, cost_of, muls
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.operators.operator_keys import find_loaded, schema_of
 from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.profile.cost import ZERO, OpCost, flops
 
@@ -53,8 +53,9 @@ declare_free(
 )
 
 
-def _takes(op: Any, arguments: int) -> bool:
-    return len(_torch.schema_of(op.default).arguments) == arguments
+def _takes(name: str, arguments: int) -> bool:
+    op = find_loaded(name)
+    return op is not None and len(schema_of(op).arguments) == arguments
 
 
 # Before torch 2.13 the operator does not take the old gradient: whether it adds is unknown.

@@ -135,7 +135,7 @@ def test_failed_formula_is_tried_again_by_the_next_counter(
             raise ValueError("not now")
         return 13
 
-    monkeypatch.setitem(registry._BUILTIN, aten.mm, Rule(kind="formula", formula=formula))
+    monkeypatch.setitem(registry._BUILTIN, "aten::mm", Rule(kind="formula", formula=formula))
     with (
         pytest.warns(UncountedWarning, match=r"mm.default \(2 calls"),
         FlopCounterMode(display=False) as counter,
