@@ -8,25 +8,28 @@ LARGEST_SEARCHED = 2**20  # where the search of the largest batch that fits ends
 
 
 class MemoryFit:
-    """Base of what is planned on a device. peak_bytes: the most memory that it allocates."""
+    """Base of what is planned on a device.
+
+    peak_bytes: the most memory that it allocates; None where memory was not followed.
+    """
 
     __slots__ = ()
     machine: Machine
     largest_batch: int | None
 
     @property
-    def peak_bytes(self) -> int:
+    def peak_bytes(self) -> int | None:
         raise NotImplementedError
 
     @property
     def headroom_bytes(self) -> float | None:
-        """Memory of the device less the peak; None where its capacity is unknown."""
-        capacity = self.machine.memory_bytes
-        return None if capacity is None else capacity - self.peak_bytes
+        """Memory of the device less the peak; None where one of them is unknown."""
+        capacity, peak = self.machine.memory_bytes, self.peak_bytes
+        return None if capacity is None or peak is None else capacity - peak
 
     @property
     def fits(self) -> bool | None:
-        """True if the peak is within the device's memory; None where its capacity is unknown."""
+        """True if the peak is within the device's memory; None where one of them is unknown."""
         return None if self.headroom_bytes is None else self.headroom_bytes >= 0
 
     @property

@@ -15,8 +15,6 @@ from typing import Any
 
 from dispatch_flops.profile import MemoryProfile, Profile
 
-UNKNOWN_MEMORY = dict.fromkeys(("peak_bytes", "memory_by_role", "headroom_bytes", "fits"))
-
 
 def to_json(data: Mapping[str, Any], indent: int | None) -> str:
     """Return plain data as JSON, which knows neither NaN nor Infinity."""
@@ -29,9 +27,6 @@ def figures_of(item: Any, **instead: Any) -> dict[str, Any]:
     The machine is left out: a plan has one, which it states itself. instead: values of names that
     are written in another way.
     """
-    profile = getattr(item, "profile", None)
-    if isinstance(profile, Profile) and profile.memory is None:
-        instead = UNKNOWN_MEMORY | instead
     return {
         name: instead[name] if name in instead else _plain_figure(name, getattr(item, name))
         for name in _names_of(item)

@@ -52,14 +52,14 @@ class PlannedStep(MemoryFit):
         return profile.memory
 
     @property
-    def peak_bytes(self) -> int:
-        """The most memory that the step allocates on a device."""
-        return self.memory.peak_bytes if self.memory is not None else 0
+    def peak_bytes(self) -> int | None:
+        """The most memory that the step allocates on a device; None where it was not followed."""
+        return None if self.memory is None else self.memory.peak_bytes
 
     @property
-    def memory_by_role(self) -> dict[str, int]:
-        """What the peak consists of, the largest first."""
-        return self.memory.by_role() if self.memory is not None else {}
+    def memory_by_role(self) -> dict[str, int] | None:
+        """What the peak consists of, the largest first; None where memory was not followed."""
+        return None if self.memory is None else self.memory.by_role()
 
     @property
     def tokens_per_s(self) -> tuple[float | None, float | None]:

@@ -26,9 +26,9 @@ class PlannedRank:
     bounds: StepBounds
 
     @property
-    def peak_bytes(self) -> int:
-        """The most memory that the step allocates on this rank."""
-        return self.profile.memory.peak_bytes if self.profile.memory is not None else 0
+    def peak_bytes(self) -> int | None:
+        """The most memory that the step allocates on this rank; None where not followed."""
+        return None if self.profile.memory is None else self.profile.memory.peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class PlannedCluster:
     @property
     def fullest(self) -> PlannedRank:
         """The first rank with the highest peak of memory."""
-        return max(self.ranks, key=lambda part: part.peak_bytes)
+        return max(self.ranks, key=lambda part: part.peak_bytes or 0)
 
     @property
     def slowest(self) -> PlannedRank:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.memory_fit import MemoryFit
-from dispatch_flops.analysis.plain_figures import UNKNOWN_MEMORY, figures_of, plain, to_json
+from dispatch_flops.analysis.plain_figures import figures_of, plain, to_json
 from dispatch_flops.analysis.step_bounds import StepBounds
 from dispatch_flops.profile import Profile
 from dispatch_flops.units import ratio
@@ -38,14 +38,14 @@ class GenerationStep:
     tokens: tuple[int, int]
 
     @property
-    def peak_bytes(self) -> int:
-        """The most memory that the pass allocates."""
-        return self.profile.memory.peak_bytes if self.profile.memory is not None else 0
+    def peak_bytes(self) -> int | None:
+        """The most memory that the pass allocates; None where it was not followed."""
+        return None if self.profile.memory is None else self.profile.memory.peak_bytes
 
     @property
-    def memory_by_role(self) -> dict[str, int]:
-        """What the peak consists of, the largest first."""
-        return self.profile.memory.by_role() if self.profile.memory is not None else {}
+    def memory_by_role(self) -> dict[str, int] | None:
+        """What the peak consists of, the largest first; None where memory was not followed."""
+        return None if self.profile.memory is None else self.profile.memory.by_role()
 
     @property
     def reading_s(self) -> float | None:
@@ -118,11 +118,11 @@ class PlannedGeneration(MemoryFit):
     @property
     def highest(self) -> GenerationStep:
         """The pass with the highest peak of memory."""
-        return max(self.passes, key=lambda step: step.peak_bytes)
+        return max(self.passes, key=lambda step: step.peak_bytes or 0)
 
     @property
-    def peak_bytes(self) -> int:
-        """The most memory that any pass allocates."""
+    def peak_bytes(self) -> int | None:
+        """The most memory that any pass allocates; None where it was not followed."""
         return self.highest.peak_bytes
 
     @property
@@ -196,5 +196,4 @@ def _choice_to_row(choice: PlannedGeneration) -> dict[str, Any]:
     named = {name: getattr(choice, name) for name in ("prefill", "decode", "last")}
     passes = [name for name, step in named.items() if step is not None]
     highest = next(name for name in passes if named[name] is choice.highest)
-    unknown = UNKNOWN_MEMORY if choice.highest.profile.memory is None else {}
-    return figures_of(choice, passes=passes, highest=highest, **unknown)
+    return figures_of(choice, passes=passes, highest=highest)

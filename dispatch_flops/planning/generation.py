@@ -31,7 +31,7 @@ from dispatch_flops.planning.packed_sequences import (
     parse_sequences,
 )
 from dispatch_flops.planning.planner import Size, choices_of, machine_of
-from dispatch_flops.planning.search import first_not_below, largest_that_fits
+from dispatch_flops.planning.search import first_not_below, followed, largest_that_fits
 from dispatch_flops.planning.storage_reads import StorageReads
 from dispatch_flops.planning.training_step import ROUNDING
 from dispatch_flops.profilers.counter import FlopCounterMode
@@ -169,7 +169,7 @@ class _Planner:
         """Return the largest batch that fits, of choices that differ in the batch alone."""
         if self.machine.memory_bytes is None:
             return None
-        sizes, known = alike[0].sizes, {c.sizes["batch"]: c.peak_bytes for c in alike}
+        sizes, known = alike[0].sizes, {c.sizes["batch"]: followed(c.peak_bytes) for c in alike}
         model = self._model(sizes)
 
         def peak(batch: int) -> int:
@@ -179,7 +179,7 @@ class _Planner:
             steps += [
                 self._decode(model, {**sizes, "batch": batch}, c) for c in _contexts(sizes)[1:]
             ]
-            return max(step.peak_bytes for step in steps)
+            return max(followed(step.peak_bytes) for step in steps)
 
         return largest_that_fits(peak, self.machine.memory_bytes, max(known))
 

@@ -19,7 +19,7 @@ from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.planning.assumptions import of_communication, of_memory, of_sharding
 from dispatch_flops.planning.meshes import check_dims, is_job, observed_samples, of_all_ranks
 from dispatch_flops.planning.model_inputs import converted, model_and_inputs, samples_and_tokens
-from dispatch_flops.planning.search import largest_that_fits
+from dispatch_flops.planning.search import followed, largest_that_fits
 from dispatch_flops.planning.training_step import check_optimizer, checkpoint_stacks, count_step
 from dispatch_flops.profile import Profile
 
@@ -228,7 +228,7 @@ class _Planner:
 
     def _largest_batch(self, sizes: Mapping[str, Any], steps: Sequence[PlannedStep]) -> int:
         known = {
-            step.sizes["batch"]: step.peak_bytes
+            step.sizes["batch"]: followed(step.peak_bytes)
             for step in steps
             if {**step.sizes, "batch": 0} == {**sizes, "batch": 0}
         }
@@ -236,7 +236,7 @@ class _Planner:
         def peak(batch: int) -> int:
             if batch in known:
                 return known[batch]
-            return self.step({**sizes, "batch": batch}).peak_bytes
+            return followed(self.step({**sizes, "batch": batch}).peak_bytes)
 
         assert self.machine.memory_bytes is not None
         return largest_that_fits(peak, self.machine.memory_bytes, sizes["batch"])

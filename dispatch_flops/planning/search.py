@@ -7,6 +7,12 @@ from collections.abc import Callable
 from dispatch_flops.analysis.memory_fit import LARGEST_SEARCHED
 
 
+def followed(peak_bytes: int | None) -> int:
+    """Return the peak of what was counted with its memory, as all is that a search tries."""
+    assert peak_bytes is not None
+    return peak_bytes
+
+
 def largest_that_fits(peak_bytes: Callable[[int], int], capacity: float, start: int) -> int:
     """Return the largest size whose peak is within the capacity; 0 if not even 1 is.
 

@@ -25,7 +25,7 @@ def generation_column(choice: PlannedGeneration) -> dict[str, str]:
         "memory": at_least(
             bytes_text(choice.peak_bytes), memory is not None and memory.is_lower_bound
         ),
-        **{f"  {role}": bytes_text(n) for role, n in choice.highest.memory_by_role.items()},
+        **{f"  {role}": bytes_text(n) for role, n in (choice.highest.memory_by_role or {}).items()},
         "fits": {True: "yes", False: "no", None: NOT_AVAILABLE}[choice.fits],
         "headroom": headroom_text(choice.headroom_bytes),
     }

@@ -25,7 +25,7 @@ from dispatch_flops.renderers.memory_table import marked_bytes
 from dispatch_flops.renderers.plan_table import columns_of, rows_of, titles_of
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
-from dispatch_flops.units import bytes_text, fraction_text
+from dispatch_flops.units import NOT_AVAILABLE, bytes_text, fraction_text
 
 __all__ = ["render"]
 
@@ -79,11 +79,11 @@ def _step(step: PlannedStep) -> Data:
         details.append(f"{range_text(step.tokens_per_s)} tokens/s at most")
     return {
         "fits": step.fits,
-        "fit": _fit_text(step.fits, step.headroom_bytes),
+        "fit": _fit_text(step),
         "value": seconds_range_text(bounds.fused_s, bounds.serial_s),
         "details": [*details, *_largest(step)],
         "times": {"Step": _times(bounds.fused_s, bounds.least_s, bounds.serial_s)},
-        **_memory(step.peak_bytes, step.memory_by_role, step.memory),
+        **_memory(step.memory),
     }
 
 
@@ -102,11 +102,11 @@ def _generation(choice: PlannedGeneration) -> Data:
         details.append(f"bound by {last.bound}" if last.bound else "")
     return {
         "fits": choice.fits,
-        "fit": _fit_text(choice.fits, choice.headroom_bytes),
+        "fit": _fit_text(choice),
         "value": f"{range_text(last.tokens_per_s)} tokens/s",
         "details": [*filter(None, details), *_largest(choice)],
         "times": times,
-        **_memory(choice.peak_bytes, choice.highest.memory_by_role, choice.highest.profile.memory),
+        **_memory(choice.highest.profile.memory),
     }
 
 
@@ -118,10 +118,10 @@ def _times(low: float | None, middle: float | None, high: float | None) -> Data:
     return {"low": low, "middle": middle, "high": high}
 
 
-def _fit_text(fits: bool | None, headroom: float | None) -> str:
-    if fits is None:
-        return "capacity unknown"
-    return f"fits, {headroom_text(headroom)} free" if fits else "does not fit"
+def _fit_text(choice: MemoryFit) -> str:
+    if choice.fits is None:
+        return "capacity unknown" if choice.peak_bytes is not None else "memory not followed"
+    return f"fits, {headroom_text(choice.headroom_bytes)} free" if choice.fits else "does not fit"
 
 
 def _largest(choice: MemoryFit) -> list[str]:
@@ -130,6 +130,8 @@ def _largest(choice: MemoryFit) -> list[str]:
     return [f"largest batch that fits: {largest_text(choice)}"]
 
 
-def _memory(peak: int, roles: Mapping[str, int], memory: MemoryProfile | None) -> Data:
-    text = bytes_text(peak) if memory is None else marked_bytes(peak, memory)
-    return {"peak": peak, "roles": dict(roles), "memory": text}
+def _memory(memory: MemoryProfile | None) -> Data:
+    if memory is None:
+        return {"peak": None, "roles": {}, "memory": NOT_AVAILABLE}
+    peak = memory.peak_bytes
+    return {"peak": peak, "roles": memory.by_role(), "memory": marked_bytes(peak, memory)}

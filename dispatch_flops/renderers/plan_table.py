@@ -86,7 +86,7 @@ def _column(step: PlannedStep) -> dict[str, str]:
     column = {
         **_parameters(step),
         "memory": at_least(bytes_text(step.peak_bytes), memory_is_bound),
-        **{f"  {role}": bytes_text(count) for role, count in step.memory_by_role.items()},
+        **{f"  {role}": bytes_text(count) for role, count in (step.memory_by_role or {}).items()},
         "fits": fits,
         "headroom": headroom_text(step.headroom_bytes),
     }

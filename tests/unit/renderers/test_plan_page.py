@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
 from torch import nn
 
 from dispatch_flops import Machine, plan
-from dispatch_flops.analysis.planned import Plan
+from dispatch_flops.analysis.planned import Plan, planned_step
 from dispatch_flops.renderers import View, plan_page, plan_table
 from tests.helpers.html_pages import page_data
+from tests.helpers.trees import training_step
 
 IN, OUT, F32 = 256, 384, 4  # multiples of the 512 bytes that blocks are rounded to
 MACHINE = Machine(
@@ -47,6 +49,15 @@ def test_page_has_memory_time_and_figures_of_each_choice() -> None:
         "high": pytest.approx(moving + 0.5),
     }
     assert data["assumptions"] == list(planned().assumptions)
+
+
+def test_memory_that_was_not_followed_is_unknown_and_not_0() -> None:
+    step = planned_step(training_step(), MACHINE, {"batch": 3})
+    assert (step.peak_bytes, step.memory_by_role, step.fits) == (None, None, None)
+    plan = Plan(machine=MACHINE, steps=(step,))
+    (choice,) = page_data(plan_page.render(plan))["choices"]
+    assert (choice["peak"], choice["memory"], choice["fit"]) == (None, "n/a", "memory not followed")
+    assert re.search(r"^memory +n/a$", plan_table.render(plan), re.MULTILINE)
 
 
 def test_page_has_the_rows_of_the_table() -> None:
