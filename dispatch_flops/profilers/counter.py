@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import nn
@@ -23,7 +23,6 @@ from dispatch_flops.errors import (
     UncountedOpsError,
     UncountedWarning,
 )
-from dispatch_flops.memory.run_memory import MemoryOptions
 from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
     registry,
@@ -43,6 +42,9 @@ from dispatch_flops.profile.holders import ProfileHolder
 from dispatch_flops.profile.memory import FollowMemory, check_rounding, has_timeline
 from dispatch_flops.profilers.session import Session
 from dispatch_flops.units import calls_text
+
+if TYPE_CHECKING:
+    from dispatch_flops.memory.run_memory import MemoryOptions
 
 
 class FlopCounterMode(ProfileHolder):
@@ -131,9 +133,8 @@ class FlopCounterMode(ProfileHolder):
         self._latency = latency
         check_rounding(memory_rounding)
         wants_timeline = has_timeline(memory)
-        self._memory = (
-            MemoryOptions(memory_rounding, tuple(optimizers), wants_timeline) if memory else None
-        )
+        followed = (memory_rounding, tuple(optimizers), wants_timeline)
+        self._memory = _memory_options(*followed) if memory else None
         if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
             raise ConfigError(f"mesh is of type {type(mesh).__name__}; pass a DeviceMesh or None")
         self._mesh = mesh
@@ -349,6 +350,12 @@ def _abandon(active: dict[str, Session]) -> None:
     if session is not None:
         session.end()
         active.pop("session", None)
+
+
+def _memory_options(*options: Any) -> MemoryOptions:
+    from dispatch_flops.memory.run_memory import MemoryOptions  # takes time, and few runs need it
+
+    return MemoryOptions(*options)
 
 
 def _as_modules(mods: Any) -> tuple[nn.Module, ...] | dict[str, nn.Module]:

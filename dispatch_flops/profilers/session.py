@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -28,15 +28,16 @@ from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
 from dispatch_flops.errors import UncountedWarning, WrongPlaceError, WrongThreadError
-from dispatch_flops.memory.memory_mode import MemoryMode
-from dispatch_flops.memory.memory_profile import MemoryReading
-from dispatch_flops.memory.run_memory import Memory, MemoryOptions
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import OUTSIDE, Profile
 from dispatch_flops.profile.profile import deferred_profile
 from dispatch_flops.profilers.isolation import garbage_collection_later
-from dispatch_flops.timing.passes import UntimedPass
+from dispatch_flops.timing.untimed import UntimedPass
+
+if TYPE_CHECKING:
+    from dispatch_flops.memory.memory_profile import MemoryReading
+    from dispatch_flops.memory.run_memory import Memory, MemoryOptions
 
 
 class Session:
@@ -64,15 +65,13 @@ class Session:
             self._names = ModuleNames(roots)
         self._calls = CallAggregator()
         self._pass = _timed_pass(self._names) if is_timed else UntimedPass()
-        self._memory = None if memory is None else Memory(self._names, memory)
+        self._memory = None if memory is None else _memory_of(self._names, memory)
         observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
         self._tracker = Tracker(self._names, observers, self._is_mode_on)
         timer = self._pass.operator_timer
-        of_mode = (self._tracker, conventions, own_rules, self._aggregate)
-        if self._memory is None:
-            self._mode = CountingMode(*of_mode, timer)
-        else:
-            self._mode = MemoryMode(*of_mode, timer, self._memory)
+        of_mode = (self._tracker, conventions, own_rules, self._aggregate, timer)
+        mode = CountingMode if self._memory is None else _memory_mode(self._memory)
+        self._mode = mode(*of_mode)
         self._opaque = OpaqueModules(self._mode, conventions, own_rules)
         self._undo = UndoStack()
         self._is_open = False
@@ -261,7 +260,7 @@ class Session:
                 self._tracker.first_call,
                 self._ranks,
             )
-            memory = None if self._memory is None else MemoryReading(self._memory, self._names)
+            memory = None if self._memory is None else _reading_of(self._memory, self._names)
         self.unseen_modules = self._find_unseen(calls, observed)
         notes = (
             *_notes_of(self._conventions),
@@ -314,11 +313,34 @@ def _notes_of(conventions: Conventions) -> tuple[str, ...]:
     return ("FLOPs are 2 per MAC of a contraction; all other arithmetic counts 0",)
 
 
+# Importing what follows memory or takes times takes time itself, and few runs need it ------------
+
+
 def _timed_pass(names: ModuleNames) -> UntimedPass:
-    # Importing what calibrates takes time; asking every module for its device does, too.
     from dispatch_flops.timing.calibrated import counting_pass
 
     return counting_pass(names.modules())
+
+
+def _memory_of(names: ModuleNames, options: MemoryOptions) -> Memory:
+    from dispatch_flops.memory.run_memory import Memory
+
+    return Memory(names, options)
+
+
+def _memory_mode(memory: Memory) -> Callable[..., CountingMode]:
+    from dispatch_flops.memory.memory_mode import MemoryMode
+
+    return partial(MemoryMode, memory=memory)
+
+
+def _reading_of(memory: Memory, names: ModuleNames) -> MemoryReading:
+    from dispatch_flops.memory.memory_profile import MemoryReading
+
+    return MemoryReading(memory, names)
+
+
+# -------------------------------------------------------------------------------------------------
 
 
 def _build(

@@ -13,7 +13,8 @@ from dispatch_flops.timing.calibration import call_overhead, event_gap_s, hook_o
 from dispatch_flops.timing.devices import CPU, Devices, Now
 from dispatch_flops.timing.module_timer import ModuleTimer
 from dispatch_flops.timing.overhead import Overhead
-from dispatch_flops.timing.passes import EventPass, HostPass, UntimedPass
+from dispatch_flops.timing.passes import EventPass, HostPass
+from dispatch_flops.timing.untimed import UntimedPass
 
 
 def counting_pass(modules: Iterable[nn.Module]) -> UntimedPass:

@@ -11,11 +11,10 @@ them are marked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from dispatch_flops.counting.observers import ModuleObserver, OperatorTimer
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.profile import PhaseSeconds, Profile, StepTiming, sum_known
 from dispatch_flops.profile.cost import Phase
@@ -24,37 +23,10 @@ from dispatch_flops.timing.module_timer import ModuleTimer
 from dispatch_flops.timing.operator_timers import EventOperatorTimer, HostOperatorTimer
 from dispatch_flops.timing.overhead import Overhead
 from dispatch_flops.timing.step_timer import HookMeter, StepTimer
+from dispatch_flops.timing.untimed import UntimedPass
 
 EVENT_RESOLUTION_S = 5e-7  # of CUDA
 ITERATION_METHOD = "iter latency is of all that ran meanwhile"
-
-
-class UntimedPass:
-    """A pass that takes no times.
-
-    operator_timer: for the dispatch mode. observers: for the tracker of modules.
-    """
-
-    operator_timer: OperatorTimer | None = None
-    observers: Sequence[ModuleObserver] = ()
-
-    def start(self, undo: UndoStack) -> None:
-        """Measure the whole until ``undo`` runs."""
-
-    def excluded(self) -> AbstractContextManager[Any]:
-        """Return a block whose time is not the program's."""
-        return nullcontext()
-
-    def read(self) -> None:
-        """Record the times that the device has not told yet."""
-
-    def module_seconds(self) -> Mapping[str, float] | None:
-        """Return ``{fqn: seconds}`` in forward; None: modules take as long as their operators."""
-        return None
-
-    def timing(self, profile: Profile) -> StepTiming:
-        """Return the times of the whole and of each phase."""
-        return StepTiming()
 
 
 class HostPass(UntimedPass):
