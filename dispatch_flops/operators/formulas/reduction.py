@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from dispatch_flops.operators.formulas._arithmetic import any_complex
 from dispatch_flops.operators.formulas._foreach import each
 from dispatch_flops.operators.formulas._ops import overloads, packets
-from dispatch_flops.operators.formulas.pointwise import broadcast_elements, per_element
-from dispatch_flops.operators.numbers import depends_on_numbers
+from dispatch_flops.operators.formulas.pointwise import broadcast_elements, per_element, recipe_cost
+from dispatch_flops.operators.numbers import depends_on_numbers, tells_apart
 from dispatch_flops.operators.registry import Formula, Rule, add_rules, register_flops
 from dispatch_flops.operators.tensors import (
     is_inexact,
@@ -48,7 +49,7 @@ def fold(self: torch.Tensor, out: Any, *, per_input: int = 0, per_output: int = 
         return 0
     n, m = stored_elements(self), stored_elements(result)
     real = max(n - m, 0) + per_input * n + per_output * m
-    return real * (2 if self.is_complex() else 1)
+    return real * (2 if any_complex(self, result) else 1)
 
 
 def _plain(per_input: int = 0, per_output: int = 0) -> Callable[..., int]:
@@ -95,8 +96,9 @@ def aminmax(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
 
 @register_flops(packets("all", "any", "count_nonzero"))
 def tested(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
-    """Each number is compared with 0: n. Joining the boolean results is free."""
-    return self.numel() if is_inexact(self) else 0
+    """Each number is compared with 0: n, if complex 2·n. Joining the boolean results is free."""
+    compared = per_element("ne", complex_numbers=self.is_complex())
+    return self.numel() * compared if is_inexact(self) else 0
 
 
 @register_flops(packets("equal"))
@@ -108,17 +110,33 @@ def equal(self: torch.Tensor, other: torch.Tensor, *, out: Any, **_: Any) -> int
 
 
 @register_flops(packets("allclose"), by_name=True)
+@tells_apart(0)
 def allclose(
-    *, self: torch.Tensor, other: torch.Tensor, equal_nan: bool = False, out: Any, **_: Any
+    *,
+    self: torch.Tensor,
+    other: torch.Tensor,
+    rtol: float = 1e-5,
+    atol: float = 1e-8,
+    equal_nan: bool = False,
+    out: Any,
+    **_: Any,
 ) -> int:
     """a = b, or |a-b| finite and at most atol + |rtol·b|, element by element.
 
     FLOPs: 1 + 2 + 3 (finite: equal to itself, absolute value, unequal infinity) + 1 + 3: 10·n;
-    two more with ``equal_nan``. Integers are compared as floating-point numbers.
+    two more with ``equal_nan``. Of complex numbers 23·n, four more. Only whether a = b, 1·n, if
+    both tolerances are 0. Integers are first compared as they are, which is free.
     Source: torch._refs.isclose.
     """
     n = broadcast_elements(self.shape, other.shape)
-    return n * (12 if equal_nan and is_inexact(self) else 10)
+
+    def each(recipe: str) -> int:
+        return n * recipe_cost(recipe, complex_numbers=self.is_complex())
+
+    equality = each("eq isnan isnan" if equal_nan else "eq") if is_inexact(self) else 0
+    if rtol == 0 and atol == 0:
+        return equality
+    return equality + each("mul abs sub abs") + 5 * n  # the bound's sum, finite 3, a comparison
 
 
 def variance(n: int, *, complex_numbers: bool = False) -> int:
@@ -219,9 +237,10 @@ def _scan(names: str, recipe: str, note: str) -> None:
     """Register scans: a row of length L takes L-1 steps, n-m in all."""
 
     def formula(*, self: torch.Tensor, dim: int, out: Any, **_: Any) -> int:
-        if not is_inexact(self, *tensors_in(out)) or self.numel() == 0:
+        operands = (self, *tensors_in(out))
+        if not is_inexact(*operands) or self.numel() == 0:
             return 0
-        step = per_element(recipe, complex_numbers=self.is_complex())
+        step = per_element(recipe, complex_numbers=any_complex(*operands))
         return (self.numel() - rows(self, dim)) * step
 
     _register(packets(*names.split()), formula, note, by_name=True)

@@ -150,12 +150,19 @@ def scatter_reduce(
     **_: Any,
 ) -> OpCost:
     """One sum, product, maximum or minimum per index; a mean then divides every element."""
-    cost = _scatter(self, index, src, out, steps=1, replaces=not include_self)
+    steps = _reduction_steps(self, reduce)
+    cost = _scatter(self, index, src, out, steps=steps, replaces=not include_self)
     return cost + OpCost(flops=_mean_divisions(self, reduce))
 
 
+def _reduction_steps(self: Tensor, reduce: str) -> int:
+    return per_element("mul" if reduce == "prod" else "add", complex_numbers=self.is_complex())
+
+
 def _mean_divisions(self: Tensor, reduce: str) -> int:
-    return self.numel() if reduce == "mean" and is_inexact(self) else 0
+    if reduce != "mean" or not is_inexact(self):
+        return 0
+    return self.numel() * (2 if self.is_complex() else 1)
 
 
 @register_flops(packets("index_add"))
@@ -182,8 +189,10 @@ def index_reduce(
     **_: Any,
 ) -> OpCost:
     """One operation per source element; a mean then divides every element."""
-    touched, replaces = source.numel(), not include_self
-    cost = update(self, (index, source), out, touched=touched, steps=1, replaces=replaces)
+    cost = update(
+        self, (index, source), out,
+        touched=source.numel(), steps=_reduction_steps(self, reduce), replaces=not include_self,
+    )  # fmt: skip
     return cost + OpCost(flops=_mean_divisions(self, reduce))
 
 

@@ -10,20 +10,21 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas.pointwise import elementwise
 from dispatch_flops.operators.registry import register_flops
-from dispatch_flops.operators.tensors import is_inexact
 
 Tensor = torch.Tensor
 
 
 def _evenly_spaced(out: Tensor) -> int:
     """FLOPs of a ``linspace`` with this result."""
-    return 4 * out.numel() if is_inexact(out) and out.numel() > 1 else 0
+    return elementwise("mul add mul sub", (), out) if out.numel() > 1 else 0
 
 
 @register_flops(packets("linspace"))
 def linspace(*_: Any, out: Tensor, **__: Any) -> int:
-    """start + i·step in the lower half, end - (N-1-i)·step in the upper, both computed: 4·N.
+    """start + i·step in the lower half, end - (N-1-i)·step in the upper, both computed: 4·N, of
+    complex numbers 16·N.
 
     A single point is the start itself. Source: torch._refs.
     """
@@ -32,8 +33,11 @@ def linspace(*_: Any, out: Tensor, **__: Any) -> int:
 
 @register_flops(packets("logspace"))
 def logspace(*_: Any, out: Tensor, **__: Any) -> int:
-    """base to the power of each of ``linspace``: N more. Source: torch._refs."""
-    return _evenly_spaced(out) + (out.numel() if is_inexact(out) else 0)
+    """base to the power of each of ``linspace``: N more, of complex numbers 17·N.
+
+    Source: torch._refs.
+    """
+    return _evenly_spaced(out) + elementwise("pow", (), out)
 
 
 def _points(window_length: int, periodic: bool) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas.pointwise import recipe_cost
 from dispatch_flops.operators.formulas.reduction import rows
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_inexact
@@ -58,9 +59,17 @@ def softmax_backward_data(
 
 @register_flops(packets("logsumexp"))
 def logsumexp(self: torch.Tensor, dim: Any, keepdim: bool = False, *, out: Any, **_: Any) -> int:
-    """log Σ exp(x - M) + M, M = max x with infinities set to 0.
+    """log Σ exp(x - M) + M, M = max x (of the real parts) with infinities set to 0.
 
     FLOPs: max n-m, |M| and its comparison 2·m, subtract n, exp n, sum n-m, log m, add m:
-    4·n + 2·m.
+    4·n + 2·m; of complex numbers 10·n + 7·m.
     """
-    return 4 * self.numel() + 2 * rows(self, dim) if is_inexact(self, out) else 0
+    if not is_inexact(self, out):
+        return 0
+    n, m = self.numel(), rows(self, dim)
+
+    def each(recipe: str) -> int:
+        return recipe_cost(recipe, complex_numbers=self.is_complex())
+
+    maxima = n + m  # n-m, and 2 for each
+    return maxima + n * each("sub exp") + (n - m) * each("add") + m * each("log add")

@@ -60,6 +60,10 @@ def flops(fn: Any, *args: Any) -> int:
         (lambda x: torch.trace(x[0]), 5 - 1),
         (lambda x: torch.equal(x, x), N),
         (lambda x: torch.allclose(x, x), 10 * N),
+        (lambda x: torch.allclose(x, x, equal_nan=True), (10 + 2) * N),
+        (lambda x: torch.allclose(x, x, rtol=0, atol=0), N),
+        (lambda x: torch.allclose(x, x, rtol=0), 10 * N),
+        (lambda x: torch.allclose(x.long(), x.long()), (10 - 1) * N),
         (lambda x: torch.softmax(x, 1), 5 * N - 2 * M),
         (lambda x: torch.log_softmax(x, 1), 5 * N - M),
         (lambda x: torch.logsumexp(x, 1), 4 * N + 2 * M),
@@ -83,11 +87,30 @@ def test_reduction_matches_closed_form(fn: Any, expected: int) -> None:
         (lambda z: z.prod(1), 6 * (N - M)),
         (lambda z: z.var(1), 8 * N),
         (lambda z: torch.cumsum(z, 1), 2 * (N - M)),
+        (lambda z: z.real.sum(1, dtype=z.dtype), 2 * (N - M)),
+        (lambda z: z.real.mean(1, dtype=z.dtype), 2 * (N - M) + 2 * M),
+        (lambda z: z.real.cumprod(1, dtype=z.dtype), 6 * (N - M)),
+        (lambda z: z.any(1), 2 * N),
+        (lambda z: z.count_nonzero(1), 2 * N),
+        # maxima of the real parts; a difference 2, exp 5; sums 2; log 6 and a sum 2
+        (lambda z: z.logsumexp(1), N - M + 2 * M + (2 + 5) * N + 2 * (N - M) + (6 + 2) * M),
         (lambda z: torch.linalg.vector_norm(z, dim=1), 4 * N + 2 * N),
     ],
 )
 def test_reduction_of_complex_numbers_matches_closed_form(fn: Any, expected: int) -> None:
     assert flops(fn, torch.complex(real(), real())) == expected
+
+
+@pytest.mark.parametrize("equal_nan", [False, True])
+@pytest.mark.parametrize("tolerance", [0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.int64])
+def test_allclose_costs_what_isclose_does(
+    dtype: torch.dtype, tolerance: float, equal_nan: bool
+) -> None:
+    x, options = real().to(dtype), {"rtol": tolerance, "atol": tolerance, "equal_nan": equal_nan}
+    assert flops(lambda: torch.allclose(x, x, **options)) == flops(
+        lambda: torch.isclose(x, x, **options)
+    )
 
 
 def test_norm_of_a_sparse_tensor_counts_stored_elements() -> None:

@@ -72,6 +72,10 @@ def test_scatter_in_place_touches_what_it_addresses() -> None:
 ROWS = torch.arange(3)
 
 
+def reduced(x: torch.Tensor, how: str) -> torch.Tensor:
+    return x.scatter_reduce(0, INDEX, SOURCE.to(x.dtype), how)
+
+
 @pytest.mark.parametrize(
     ("fn", "flops"),
     [
@@ -93,6 +97,10 @@ ROWS = torch.arange(3)
         (lambda x: x.put(ROWS, SOURCE[0, :3], accumulate=True), 3),
         (lambda x: x.long().scatter_add(0, INDEX, SOURCE.long()), 0),
         (lambda x: torch.complex(x, x).index_add(0, ROWS, torch.complex(SOURCE, SOURCE)), 2 * 15),
+        (lambda x: reduced(torch.complex(x, x), "sum"), 2 * 15),
+        (lambda x: reduced(torch.complex(x, x), "prod"), 6 * 15),
+        (lambda x: reduced(torch.complex(x, x), "mean"), 2 * 15 + 2 * 500),
+        (lambda x: torch.complex(x, x).index_reduce(0, ROWS, SOURCE.cfloat(), "prod"), 6 * 15),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*(deprecated|in beta)")
