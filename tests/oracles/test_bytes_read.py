@@ -243,6 +243,10 @@ CASES: dict[str, Case] = {
         lambda a, b: aten.linalg_solve_triangular(a, b, upper=True),
         (triangular(5), r(5, 3)),
     ),
+    "triangular_solve, which returns a copy of the matrix": (
+        lambda a, b: aten.triangular_solve(b, a),
+        (triangular(5), r(5, 3)),
+    ),
     "solve_triangular, unit diagonal": (
         lambda a, b: aten.linalg_solve_triangular(a, b, upper=False, unitriangular=True),
         (triangular(5), r(5, 3)),

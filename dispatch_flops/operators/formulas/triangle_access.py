@@ -44,12 +44,11 @@ def solve_by_factor(arguments: Arguments, out: Any) -> Access:
     return read_in_part(arguments, {factor: _triangle(arguments[factor])})
 
 
-@declare_access(packets("linalg_solve_triangular", "triangular_solve"))
+@declare_access(packets("linalg_solve_triangular"))
 def solve_triangular(arguments: Arguments, out: Any) -> Access:
-    """n(n+1)/2 elements, n(n-1)/2 where the diagonal is 1."""
-    matrix = "A" if "A" in arguments else "self"
-    elements = _triangle(arguments[matrix], has_diagonal=not arguments["unitriangular"])
-    return read_in_part(arguments, {matrix: elements})
+    """n(n+1)/2 elements, n(n-1)/2 where the diagonal is 1. (``triangular_solve`` copies all.)"""
+    elements = _triangle(arguments["self"], has_diagonal=not arguments["unitriangular"])
+    return read_in_part(arguments, {"self": elements})
 
 
 @declare_access(packets("linalg_householder_product"))
