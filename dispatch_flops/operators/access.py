@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
@@ -25,16 +25,20 @@ class Access:
     picked: bytes read of arguments that are read only in part; each one is also in ``unread``.
     written: tensors that are written in place besides the results.
     unneeded: results that the call does not ask for, whatever the kernel returns in their place.
+    kept: bytes of the results that keep what they held.
     """
 
     unread: Iterable[str] = ()
     picked: int = 0
     written: tuple[Any, ...] = ()
     unneeded: tuple[Any, ...] = ()
+    kept: int = 0
 
 
-Declaration = Callable[[Arguments, Any], Access]
+Declaration = Callable[[Arguments, Any], Access | None]
 _DECLARED: dict[Any, Declaration] = {}
+_STATES_BYTES = "states_bytes"
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def declare_access(targets: Iterable[Any]) -> Callable[[Declaration], Declaration]:
@@ -43,8 +47,8 @@ def declare_access(targets: Iterable[Any]) -> Callable[[Declaration], Declaratio
     targets: names as the registry's keys, such as "lib::op".
 
     It is called with the arguments by their names in the schema (None where a call omits one
-    without a default) and the result, and returns an ``Access``. In-place variants share the
-    declaration of the functional operator.
+    without a default) and the result, and returns an ``Access``, or None for a call that touches
+    all. In-place variants share the declaration of the functional operator.
     """
 
     def decorate(declaration: Declaration) -> Declaration:
@@ -54,8 +58,19 @@ def declare_access(targets: Iterable[Any]) -> Callable[[Declaration], Declaratio
     return decorate
 
 
+def states_bytes(formula: F) -> F:
+    """Declare that a formula states the bytes of every call: 0 if it touches nothing."""
+    setattr(formula, _STATES_BYTES, True)
+    return formula
+
+
+def has_stated_bytes(formula: Callable[..., Any]) -> bool:
+    """Return True if ``states_bytes`` was declared for the formula."""
+    return getattr(formula, _STATES_BYTES, False)
+
+
 def access_of(op: Any, args: tuple[Any, ...], kwargs: Arguments, out: Any) -> Access | None:
-    """Return what a call of ``op`` touches, or None if nothing is declared for it."""
+    """Return what a call of ``op`` touches, or None where that is all."""
     if not isinstance(op, OpOverload):
         return None
     declaration = declaration_of(op)

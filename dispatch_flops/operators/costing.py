@@ -98,7 +98,7 @@ def cost_of_call(
             # An int is the FLOPs that a user's formula states without MACs: they count as stated.
             if conventions.flops == "contractions" and (rule.builtin or not _is_int(answer)):
                 own, shares = _contractions_only(own), tuple(map(_contractions_only_share, shares))
-            if rule.moves and not (own.bytes_read or own.bytes_written):
+            if rule.moves and not (rule.states_bytes or own.bytes_read or own.bytes_written):
                 ins, written = _bytes_moved(func, args, kwargs, out, read)
                 own = dataclasses.replace(own, bytes_read=ins, bytes_written=written)
         except Exception as error:
@@ -132,8 +132,8 @@ def _bytes_moved(
         return nbytes((args, kwargs) if read is None else read), nbytes(out)
     named = named_arguments(func, args, kwargs)
     inputs = [value for name, value in named.items() if name not in access.unread]
-    unneeded = nbytes(access.unneeded)
-    return nbytes(inputs) + access.picked, nbytes(out, access.written) - unneeded
+    unwritten = nbytes(access.unneeded) + access.kept
+    return nbytes(inputs) + access.picked, nbytes(out, access.written) - unwritten
 
 
 def _as_cost(answer: Any, *, are_reals: bool) -> tuple[OpCost, tuple[Share, ...]]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from dispatch_flops.errors import DuplicateFormulaError, FormulaError, UnknownOperatorError
+from dispatch_flops.operators.access import has_stated_bytes
 from dispatch_flops.operators.formula_signatures import check_formula, required_defaults
 from dispatch_flops.operators.misspelt_names import warn_of_misspelt
 from dispatch_flops.operators.operator_keys import (
@@ -66,8 +67,9 @@ class Rule:
 
     @property
     def states_bytes(self) -> bool:
-        """True for a free operator whose bytes are not those of all its tensors."""
-        return self.kind == "free" and self.formula is not _nothing
+        """True if the formula states the bytes of every call, which may be 0."""
+        is_free = self.kind == "free" and self.formula is not _nothing
+        return is_free or has_stated_bytes(self.formula)
 
     def answer(
         self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from dispatch_flops.operators.access import states_bytes
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.partial_access import picked_bytes
 from dispatch_flops.operators.formulas.pointwise import per_element
+from dispatch_flops.operators.formulas.reduction import vector_norm
 from dispatch_flops.operators.memory import nbytes
-from dispatch_flops.operators.numbers import tells_apart
+from dispatch_flops.operators.numbers import depends_on_numbers, tells_apart
 from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import is_inexact
 from dispatch_flops.profile.cost import OpCost, contraction
@@ -99,6 +101,7 @@ def _sum_steps(self: Tensor) -> int:
 
 
 @register_flops(packets("scatter_add"))
+@states_bytes
 def scatter_add(
     self: Tensor, dim: int, index: Tensor, src: Tensor, *, out: Any, **_: Any
 ) -> OpCost:
@@ -122,6 +125,7 @@ def _scatter(
 
 
 @register_flops(packets("scatter"), by_name=True)
+@states_bytes
 def scatter(
     *,
     self: Tensor,
@@ -138,6 +142,7 @@ def scatter(
 
 
 @register_flops(packets("scatter_reduce"))
+@states_bytes
 def scatter_reduce(
     self: Tensor,
     dim: int,
@@ -167,6 +172,7 @@ def _mean_divisions(self: Tensor, reduce: str) -> int:
 
 @register_flops(packets("index_add"))
 @tells_apart(1)
+@states_bytes
 def index_add(
     self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1, out: Any, **_: Any
 ) -> OpCost:
@@ -177,6 +183,7 @@ def index_add(
 
 
 @register_flops(packets("index_reduce"))
+@states_bytes
 def index_reduce(
     self: Tensor,
     dim: int,
@@ -197,6 +204,7 @@ def index_reduce(
 
 
 @register_flops(packets("index_copy"))
+@states_bytes
 def index_copy(
     self: Tensor, dim: int, index: Tensor, source: Tensor, *, out: Any, **_: Any
 ) -> OpCost:
@@ -205,6 +213,7 @@ def index_copy(
 
 
 @register_flops(packets("index_fill"))
+@states_bytes
 def index_fill(self: Tensor, dim: int, index: Tensor, value: Any, *, out: Any, **_: Any) -> OpCost:
     """self[index] = value, whole slices."""
     slices = self.numel() // self.shape[dim] if self.numel() and self.dim() else 1
@@ -212,6 +221,7 @@ def index_fill(self: Tensor, dim: int, index: Tensor, value: Any, *, out: Any, *
 
 
 @register_flops(packets("put"))
+@states_bytes
 def put(
     self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, out: Any, **_: Any
 ) -> OpCost:
@@ -266,6 +276,7 @@ def _kept_before(indices: Any) -> int:
 
 
 @register_flops(packets("index_put", "_unsafe_index_put", "_index_put_impl"))
+@states_bytes
 def index_put(
     self: Tensor,
     indices: Any,
@@ -283,6 +294,7 @@ def index_put(
 
 
 @register_flops(packets("_unsafe_masked_index_put_accumulate"))
+@states_bytes
 def unsafe_masked_index_put_accumulate(
     self: Tensor, mask: Tensor, indices: Any, values: Tensor, *, out: Any, **_: Any
 ) -> OpCost:
@@ -306,10 +318,13 @@ def embedding_dense_backward(
 
 
 @register_flops(packets("embedding_renorm"))
+@states_bytes
+@depends_on_numbers
 def embedding_renorm(
     self: Tensor, indices: Tensor, max_norm: float, norm_type: float, *, out: Any, **_: Any
 ) -> OpCost:
-    """Per row used: its norm 2·D, a comparison 1, scaling by max_norm/(norm + eps) D + 2.
+    """Per row used: its norm (2·D if Euclidean), a comparison 1, scaling by max_norm/(norm + eps)
+    D + 2.
 
     Which rows repeat and which exceed the norm is data: all T are counted, an upper bound.
     Source: embedding_renorm_cpu_, aten/src/ATen/native/Embedding.cpp.
@@ -317,7 +332,9 @@ def embedding_renorm(
     width, times = self.shape[1], indices.numel()
     moved = picked_bytes(self, times * width)
     return OpCost(
-        flops=times * (3 * width + 3), bytes_read=nbytes(indices) + moved, bytes_written=moved
+        flops=vector_norm(times * width, times, norm_type) + times * (width + 3),
+        bytes_read=nbytes(indices) + moved,
+        bytes_written=moved,
     )
 
 

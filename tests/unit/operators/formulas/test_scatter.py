@@ -72,6 +72,16 @@ def test_scatter_in_place_touches_what_it_addresses() -> None:
 ROWS = torch.arange(3)
 
 
+@pytest.mark.parametrize(
+    ("norm_type", "norm"), [(1.0, 2 * 7 - 1), (2.0, 2 * 7), (3.0, 3 * 7), (float("inf"), 2 * 7 - 1)]
+)
+def test_renormalised_rows_count_the_norm_that_is_asked_for(norm_type: float, norm: int) -> None:
+    """3 rows of 7: the norm, a comparison, a sum, a quotient, 7 products."""
+    table = TABLE.clone()
+    found = cost(lambda: F.embedding(ROWS, table, max_norm=1.0, norm_type=norm_type))
+    assert found.flops == 3 * (norm + 3 + 7)
+
+
 def reduced(x: torch.Tensor, how: str) -> torch.Tensor:
     return x.scatter_reduce(0, INDEX, SOURCE.to(x.dtype), how)
 
@@ -106,6 +116,36 @@ def reduced(x: torch.Tensor, how: str) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:.*(deprecated|in beta)")
 def test_scatter_or_index_operator_matches_closed_form(fn: Any, flops: int) -> None:
     assert cost(fn, target()).flops == flops
+
+
+NO_ROWS = torch.empty(0, dtype=torch.long)
+NO_INDEX = NO_ROWS.view(0, 1).expand(0, 5)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x[NO_ROWS],
+        lambda x: x.index_select(0, NO_ROWS),
+        lambda x: x.gather(0, NO_INDEX),
+        lambda x: F.embedding(NO_ROWS, x),
+        lambda x: x.index_add_(0, NO_ROWS, torch.rand(0, 5)),
+        lambda x: x.index_copy_(0, NO_ROWS, torch.rand(0, 5)),
+        lambda x: x.index_fill_(0, NO_ROWS, 1.0),
+        lambda x: x.index_put_((NO_ROWS,), torch.rand(0, 5)),
+        lambda x: x.index_reduce_(0, NO_ROWS, torch.rand(0, 5), "amax"),
+        lambda x: x.scatter_(0, NO_INDEX, torch.rand(0, 5)),
+        lambda x: x.scatter_add_(0, NO_INDEX, torch.rand(0, 5)),
+        lambda x: x.scatter_reduce_(0, NO_INDEX, torch.rand(0, 5), "sum"),
+        lambda x: x.put_(NO_ROWS, torch.rand(0)),
+        lambda x: x.new_ones(0),
+        lambda x: x[:5].tril_(5),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*in beta")
+def test_call_that_addresses_nothing_moves_nothing(fn: Any) -> None:
+    """As for an expert that no token is routed to."""
+    assert cost(fn, target()) == OpCost()
 
 
 def test_index_put_with_skipped_dimensions_counts_whole_slices() -> None:
