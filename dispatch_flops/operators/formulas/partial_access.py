@@ -16,7 +16,7 @@ from dispatch_flops.operators.access import Access, Arguments, declare_access
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
-from dispatch_flops.operators.tensors import is_given
+from dispatch_flops.operators.tensors import is_given, is_sparse, stored_elements
 
 Tensor = torch.Tensor
 
@@ -137,6 +137,27 @@ def padding(arguments: Arguments, out: Tensor) -> Access:
 def scaled_addend(arguments: Arguments, out: Any) -> Access:
     """With beta = 0 the addend is ignored, whatever it holds."""
     return Access(unread=("self",) if arguments.get("beta") == 0 else ())
+
+
+# Sparse operands -------------------------------------------------------------------------
+
+
+@declare_access(packets("add", "sub"))
+def sparse_addend(arguments: Arguments, out: Any) -> Access | None:
+    """In place, a dense tensor is touched where a sparse addend stores elements."""
+    total, addend = arguments["self"], arguments["other"]
+    if out is not total or is_sparse(total):
+        return None
+    if not isinstance(addend, torch.Tensor) or not is_sparse(addend):
+        return None
+    touched = picked_bytes(total, stored_elements(addend))
+    return Access(unread=("self",), picked=touched, kept=nbytes(total) - touched)
+
+
+@declare_access(packets("sparse_mask"))
+def sparse_mask(arguments: Arguments, out: Tensor) -> Access:
+    """The mask, and the elements that it selects."""
+    return Access(unread=("self",), picked=picked_bytes(arguments["self"], stored_elements(out)))
 
 
 # Backward of layers ----------------------------------------------------------------------

@@ -23,7 +23,7 @@ from dispatch_flops.operators.formulas._foreach import each
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import Rule, add_rules
-from dispatch_flops.operators.tensors import is_inexact, stored_elements, tensors_in
+from dispatch_flops.operators.tensors import is_inexact, is_sparse, stored_elements, tensors_in
 
 #: 1 FLOP per output element on floating-point data.
 _ELEMENTARY = """
@@ -164,8 +164,13 @@ def plain(recipe: str) -> Callable[..., int]:
 
 @tells_apart(1)
 def add(self: Any, other: Any, alpha: Any = 1, *, out: Any, **_: Any) -> int:
-    """self ± alpha·other: one more product per element if alpha is not 1."""
-    return elementwise("add" if alpha == 1 else "mul add", (self, other), out)
+    """self ± alpha·other: one more product per element if alpha is not 1.
+
+    A sparse addend of a dense tensor counts the elements that it stores.
+    """
+    is_sparse_addend = isinstance(other, torch.Tensor) and is_sparse(other)
+    changed = other if is_sparse_addend and not is_sparse(next(tensors_in(out))) else out
+    return elementwise("add" if alpha == 1 else "mul add", (self, other), changed)
 
 
 @tells_apart(1)

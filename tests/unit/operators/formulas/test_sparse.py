@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from dispatch_flops import OpCost
 from tests.helpers.profiling import macs_and_flops, profile_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -145,3 +146,40 @@ def test_semi_structured_products_count_half() -> None:
         result=result,
     )
     assert linear == (7 * M * 8, 2 * 7 * M * 8 + 2 * 7 * M)
+
+
+ROWS, WIDTH, TABLE_ROWS = 2, 7, 1000
+INDEX_BYTES, VALUE_BYTES = ROWS * 8, ROWS * WIDTH * 4
+
+
+def rows_of_a_table() -> torch.Tensor:
+    values = torch.ones(ROWS, WIDTH)
+    return torch.sparse_coo_tensor([[1, 3]], values, (TABLE_ROWS, WIDTH), check_invariants=True)
+
+
+@pytest.mark.parametrize("method", ["add_", "sub_"])
+@pytest.mark.parametrize("alpha", [1, -0.1])
+def test_sparse_addend_touches_what_it_stores(method: str, alpha: float) -> None:
+    """The step of SGD on an embedding's sparse gradient."""
+    table, rows = torch.ones(TABLE_ROWS, WIDTH), rows_of_a_table()
+    assert profile_of(lambda: getattr(table, method)(rows, alpha=alpha)).total() == OpCost(
+        flops=ROWS * WIDTH * (1 if alpha == 1 else 2),
+        bytes_read=INDEX_BYTES + 2 * VALUE_BYTES,
+        bytes_written=VALUE_BYTES,
+    )
+
+
+def test_sparse_addend_out_of_place_copies_the_rest() -> None:
+    table = torch.ones(TABLE_ROWS, WIDTH)
+    assert profile_of(torch.add, table, rows_of_a_table()).total() == OpCost(
+        flops=ROWS * WIDTH,
+        bytes_read=table.nbytes + INDEX_BYTES + VALUE_BYTES,
+        bytes_written=table.nbytes,
+    )
+
+
+def test_sparse_mask_reads_what_it_selects() -> None:
+    table, rows = torch.ones(TABLE_ROWS, WIDTH), rows_of_a_table().coalesce()
+    assert profile_of(table.sparse_mask, rows).total() == OpCost(
+        bytes_read=INDEX_BYTES + 2 * VALUE_BYTES, bytes_written=INDEX_BYTES + VALUE_BYTES
+    )
