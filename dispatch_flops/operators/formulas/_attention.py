@@ -180,6 +180,56 @@ def total(items: Iterable[Scores]) -> Scores:
     return reduce(add, parts) if parts else rectangle(0, 0, 0, 0, 0, 0, 0)
 
 
+# -- costs in words, for ``dispatch-flops ops`` ----------------------------------------------
+
+
+SCALES_OF_8_BITS = "The scales of 8-bit operands are merged into the softmax's."
+PACKED_BOUND = "Packed, with lengths on a device: an upper bound."
+
+
+_PAIRS = "Σ H·Sq·Sk pairs of a query and a key"
+
+
+def forward_in_words(
+    masks: str, *, dropout: bool = True, macs: str = f"pairs·(d+dv), {_PAIRS}"
+) -> str:
+    """Return what ``forward`` costs.
+
+    masks: when the kernel masks scores, such as "if causal"; "" if never. dropout: it may drop.
+    """
+    return _in_words(
+        f"MACs: {macs}. FLOPs: 2·MACs",
+        "q and k times the root of the scale",
+        "6 per pair less 2 per row (softmax)",
+        masks and f"1 per pair {masks}",
+        dropout and "2 per pair with dropout",
+    )
+
+
+def backward_in_words(masks: str, *, dropout: bool = True, bias: bool = False) -> str:
+    """Return what ``backward`` costs; bias: the kernel may compute its gradient."""
+    own = _in_words(
+        f"MACs: 2·pairs·(d+dv), and pairs·d recomputed, {_PAIRS}. FLOPs: 2·MACs",
+        "the gradients of q and k times the root of the scale",
+        "4 per pair less 1 per row (softmax)",
+        "1 per key and value element that query heads share",
+        dropout and "1 per pair with dropout",
+        bias and "1 per pair that the gradient of a bias sums",
+    )
+    recomputed = _in_words(
+        "Recomputed: 2·MACs",
+        "q and k times the root of the scale",
+        "2 per pair (exponential)",
+        masks and f"1 per pair {masks}",
+        dropout and "2 per pair with dropout",
+    )
+    return f"{own} {recomputed}"
+
+
+def _in_words(*costs: str | bool) -> str:
+    return " + ".join(str(cost) for cost in costs if cost) + "."
+
+
 # -- costs ---------------------------------------------------------------------------------
 
 

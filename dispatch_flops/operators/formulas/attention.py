@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._attention import backward, causal_band, forward, heads_first
+from dispatch_flops.operators.formulas._attention import (
+    SCALES_OF_8_BITS,
+    backward,
+    backward_in_words,
+    causal_band,
+    forward,
+    forward_in_words,
+    heads_first,
+)
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
@@ -21,16 +29,28 @@ from dispatch_flops.profile.cost import OpCost, Split
 Tensor = torch.Tensor
 
 
+_MASKED = "if masked or causal"
+
+
+@register_flops(
+    packets("_scaled_dot_product_flash_attention"),
+    by_name=True,
+    note=f"{forward_in_words('if causal')} {SCALES_OF_8_BITS}",
+)
+@register_flops(
+    packets("_scaled_dot_product_flash_attention_for_cpu"),
+    by_name=True,
+    note=forward_in_words(_MASKED, dropout=False),
+)
 @register_flops(
     packets(
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_attention_math_for_mps",
         "_scaled_dot_product_fused_attention_overrideable",  # of a backend outside torch
     ),
     by_name=True,
+    note=forward_in_words(_MASKED),
 )
 @tells_apart(0)
 def sdpa(
@@ -45,25 +65,34 @@ def sdpa(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """query[B,H,Sq,d], key[B,Hkv,Sk,d], value[B,Hkv,Sk,dv], optionally a mask.
-
-    MACs: B·H·Sq·Sk·(d+dv). FLOPs: 2·MACs + scaling, softmax, mask and dropout.
-    The scales of 8-bit operands are merged into the softmax's scale.
-    """
+    """query[B,H,Sq,d], key[B,Hkv,Sk,d], value[B,Hkv,Sk,dv], optionally a mask."""
     masked = is_causal or attn_mask is not None or attn_bias is not None
     scores = heads_first(query, key, value, causal_band(is_causal))
     return forward(scores, masked=masked, dropout=dropout_p > 0)
 
 
 @register_flops(
+    packets("_scaled_dot_product_flash_attention_backward"),
+    by_name=True,
+    note=backward_in_words("if causal"),
+)
+@register_flops(
+    packets("_scaled_dot_product_flash_attention_for_cpu_backward"),
+    by_name=True,
+    note=backward_in_words(_MASKED, dropout=False),
+)
+@register_flops(
+    packets("_scaled_dot_product_cudnn_attention_backward"),
+    by_name=True,
+    note=backward_in_words(_MASKED),
+)
+@register_flops(
     packets(
-        "_scaled_dot_product_flash_attention_backward",
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
         "_scaled_dot_product_efficient_attention_backward",
-        "_scaled_dot_product_cudnn_attention_backward",
         "_scaled_dot_product_fused_attention_overrideable_backward",
     ),
     by_name=True,
+    note=backward_in_words(_MASKED, bias=True),
 )
 @tells_apart(0)
 def sdpa_backward(
@@ -79,11 +108,7 @@ def sdpa_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·B·H·Sq·Sk·(d+dv), and B·H·Sq·Sk·d recomputed. FLOPs: 2·MACs
-    + the softmax's gradient, scaling, mask and dropout.
-
-    The bias's gradient is included if it is needed.
-    """
+    """Gradients of ``sdpa`` for query, key and value, and for the bias if it is needed."""
     to_bias = attn_bias.numel() if attn_bias is not None and grad_input_mask[3] else None
     return backward(
         heads_first(query, key, value, causal_band(is_causal)),

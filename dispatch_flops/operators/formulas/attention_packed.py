@@ -16,11 +16,15 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops.operators.formulas._attention import (
     FULL,
+    PACKED_BOUND,
+    SCALES_OF_8_BITS,
     Band,
     Scores,
     backward,
+    backward_in_words,
     causal_band,
     forward,
+    forward_in_words,
     heads_first,
     heads_third,
     packed,
@@ -107,10 +111,21 @@ def flash_band(is_causal: bool, left: int | None, right: int | None) -> Band:
     return Band(left=limit_left, right=limit_right, from_end=True)
 
 
+_MASKED = "if masked or causal"
+IN_FLASH = "if causal, in a window or with alibi"
+
+
 @register_flops(
-    packets("_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace"),
+    packets("_flash_attention_forward"),
     by_name=True,
     cacheable=False,
+    note=f"{forward_in_words(IN_FLASH)} {PACKED_BOUND} {SCALES_OF_8_BITS}",
+)
+@register_flops(
+    packets("_flash_attention_forward_no_dropout_inplace"),
+    by_name=True,
+    cacheable=False,
+    note=f"{forward_in_words(IN_FLASH, dropout=False)} {PACKED_BOUND}",
 )
 @tells_apart(0)
 def flash_forward(
@@ -132,12 +147,7 @@ def flash_forward(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv], or packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
-
-    MACs: pairs·(d+dv); packed, with lengths on a device: an upper bound. FLOPs:
-    2·MACs + scaling, softmax, mask and dropout. The scales of 8-bit operands are merged
-    into the softmax's scale.
-    """
+    """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv]; packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv]."""
     band = flash_band(is_causal, window_size_left, window_size_right)
     paged = block_table is not None
     scores = _scores(
@@ -146,7 +156,12 @@ def flash_forward(
     return forward(scores, masked=band != FULL or is_given(alibi_slopes), dropout=dropout_p > 0)
 
 
-@register_flops(packets("_flash_attention_backward"), by_name=True, cacheable=False)
+@register_flops(
+    packets("_flash_attention_backward"),
+    by_name=True,
+    cacheable=False,
+    note=f"{backward_in_words('if causal or in a window')} {PACKED_BOUND}",
+)
 @tells_apart(0)
 def flash_backward(
     *,
@@ -161,16 +176,15 @@ def flash_backward(
     is_causal: bool,
     window_size_left: int | None = None,
     window_size_right: int | None = None,
+    alibi_slopes: Tensor | None = None,
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: 2·MACs + the softmax's
-    gradient, scaling, mask and dropout.
-    """
+    """Gradients of ``flash_forward``."""
     band = flash_band(is_causal, window_size_left, window_size_right)
     offsets = cum_seq_q if query.dim() == 3 else None
     scores = _scores(query, key, value, offsets, cum_seq_k, max_q, max_k, band)
-    return backward(scores, masked=band != FULL, dropout=dropout_p > 0)
+    return backward(scores, masked=band != FULL or is_given(alibi_slopes), dropout=dropout_p > 0)
 
 
 # -- memory-efficient ----------------------------------------------------------------------
@@ -190,7 +204,12 @@ def _efficient_band(mask_type: int, window_size: int | None) -> Band:
     return Band(left=left, right=0, from_end=mask_type == _CAUSAL_FROM_BOTTOM_RIGHT)
 
 
-@register_flops(packets("_efficient_attention_forward"), by_name=True, cacheable=False)
+@register_flops(
+    packets("_efficient_attention_forward"),
+    by_name=True,
+    cacheable=False,
+    note=f"{forward_in_words(_MASKED)} {PACKED_BOUND}",
+)
 @tells_apart(0)
 def efficient_forward(
     *,
@@ -209,11 +228,7 @@ def efficient_forward(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv]; packed: B is 1 and offsets are given.
-
-    MACs: pairs·(d+dv); packed, with lengths on a device: an upper bound. FLOPs:
-    2·MACs + scaling, softmax, mask and dropout.
-    """
+    """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,dv]; packed: B is 1 and offsets are given."""
     band = _efficient_band(custom_mask_type, window_size)
     scores = _scores(
         query,
@@ -229,7 +244,12 @@ def efficient_forward(
     return forward(scores, masked=band != FULL or is_given(bias), dropout=dropout_p > 0)
 
 
-@register_flops(packets("_efficient_attention_backward"), by_name=True, cacheable=False)
+@register_flops(
+    packets("_efficient_attention_backward"),
+    by_name=True,
+    cacheable=False,
+    note=f"{backward_in_words(_MASKED, bias=True)} {PACKED_BOUND}",
+)
 @tells_apart(0)
 def efficient_backward(
     *,
@@ -248,9 +268,7 @@ def efficient_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: 2·MACs + the softmax's
-    gradient, scaling, mask and dropout.
-    """
+    """Gradients of ``efficient_forward``, and of the bias if it is needed."""
     band = _efficient_band(custom_mask_type, window_size)
     return backward(
         _scores(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, band),
@@ -263,7 +281,12 @@ def efficient_backward(
 # -- cuDNN: packed like flash; with a batch dimension, unlike flash, heads come first ---------
 
 
-@register_flops(packets("_cudnn_attention_forward"), by_name=True, cacheable=False)
+@register_flops(
+    packets("_cudnn_attention_forward"),
+    by_name=True,
+    cacheable=False,
+    note=f"{forward_in_words(_MASKED)} {PACKED_BOUND}",
+)
 @tells_apart(0)
 def cudnn_forward(
     *,
@@ -280,11 +303,7 @@ def cudnn_forward(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv], or packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv].
-
-    MACs: pairs·(d+dv); packed, with lengths on a device: an upper bound. FLOPs:
-    2·MACs + scaling, softmax, mask and dropout.
-    """
+    """q[B,H,Sq,d], k[B,Hkv,Sk,d], v[B,Hkv,Sk,dv]; packed q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,dv]."""
     band = causal_band(is_causal)
     scores = _scores(
         query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, band, batched=heads_first
@@ -292,7 +311,12 @@ def cudnn_forward(
     return forward(scores, masked=is_causal or is_given(attn_bias), dropout=dropout_p > 0)
 
 
-@register_flops(packets("_cudnn_attention_backward"), by_name=True, cacheable=False)
+@register_flops(
+    packets("_cudnn_attention_backward"),
+    by_name=True,
+    cacheable=False,
+    note=f"{backward_in_words(_MASKED)} {PACKED_BOUND}",
+)
 @tells_apart(0)
 def cudnn_backward(
     *,
@@ -309,9 +333,7 @@ def cudnn_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: 2·MACs + the softmax's
-    gradient, scaling, mask and dropout.
-    """
+    """Gradients of ``cudnn_forward``."""
     offsets = cum_seq_q if query.dim() == 3 else None
     band = causal_band(is_causal)
     scores = _scores(query, key, value, offsets, cum_seq_k, max_q, max_k, band, batched=heads_first)

@@ -16,9 +16,12 @@ from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.conventions import conventions
 from dispatch_flops.operators.formulas._attention import (
     FULL,
+    PACKED_BOUND,
     Band,
     Scores,
+    backward_in_words,
     forward,
+    forward_in_words,
     packed,
     rectangle,
     total,
@@ -28,7 +31,13 @@ from dispatch_flops.operators.formulas.attention_packed import (
     lengths_between,
     values_at_hand,
 )
-from dispatch_flops.operators.formulas.flash_libraries import SOFTCAP, backward_of, moving
+from dispatch_flops.operators.formulas.flash_libraries import (
+    SOFTCAP,
+    SOFTCAP_BACKWARD_IN_WORDS,
+    SOFTCAP_IN_WORDS,
+    backward_of,
+    moving,
+)
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
@@ -38,10 +47,15 @@ from dispatch_flops.profile.cost import OpCost, Split, flops
 Tensor = torch.Tensor
 
 _ROTATION = 3  # per rotated element: of a pair 4 products, a sum and a difference
+_MASKED = "if causal or in a window"
 
 
 @register_flops(
-    ["flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward"], by_name=True, cacheable=False
+    ["flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward"],
+    by_name=True,
+    cacheable=False,
+    note=f"{forward_in_words(_MASKED, dropout=False)} {SOFTCAP_IN_WORDS} 3 per element of q and of "
+    f"new keys that is rotated. {PACKED_BOUND}",
 )
 @tells_apart(0)
 def flash_attn_3_forward(
@@ -65,8 +79,6 @@ def flash_attn_3_forward(
 
     Keys of a sequence are those that it uses, and new ones; with lengths on a device all that the
     cache holds, an upper bound. ``causal="half"`` does not cover ``attention_chunk``.
-    MACs: pairs·(d+dv). FLOPs: 2·MACs + scaling, softmax and mask, 3 per pair for a softcap, and 3
-    per element of q and of new keys that is rotated.
     Source: Dao-AILab/flash-attention, hopper/flash_api.cpp, hopper/seqlen.h.
     """
     if attention_chunk and conventions().causal == "half":
@@ -152,7 +164,10 @@ def _sums(lengths: list[int] | None, more: list[int] | None) -> list[int] | None
 
 
 @register_flops(
-    ["flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward"], by_name=True, cacheable=False
+    ["flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward"],
+    by_name=True,
+    cacheable=False,
+    note=f"{backward_in_words(_MASKED, dropout=False)} {SOFTCAP_BACKWARD_IN_WORDS} {PACKED_BOUND}",
 )
 @tells_apart(0)
 def flash_attn_3_backward(
@@ -176,8 +191,7 @@ def flash_attn_3_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: as
-    ``flash_attn._flash_attn_backward``. The gradients are written into ``dq``, ``dk`` and ``dv``.
+    """The gradients are written into ``dq``, ``dk`` and ``dv``.
 
     Source: Dao-AILab/flash-attention, hopper/flash_api.cpp, hopper/flash_attn_interface.py.
     """

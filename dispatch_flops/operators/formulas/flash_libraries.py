@@ -11,7 +11,16 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas.attention_packed import flash_backward, flash_forward
+from dispatch_flops.operators.formulas._attention import (
+    PACKED_BOUND,
+    backward_in_words,
+    forward_in_words,
+)
+from dispatch_flops.operators.formulas.attention_packed import (
+    IN_FLASH,
+    flash_backward,
+    flash_forward,
+)
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
@@ -22,6 +31,9 @@ Tensor = torch.Tensor
 # softcap·tanh(score / softcap): quotient, tanh, product. Backward: the product, tanh's derivative
 # (square, difference, product), the quotient.
 SOFTCAP, _SOFTCAP_BACKWARD = 3, 5
+SOFTCAP_IN_WORDS = "A softcap: 3 per pair."
+SOFTCAP_BACKWARD_IN_WORDS = "A softcap: 5 per pair, and 3 recomputed."
+_IN_XFORMERS = "if causal or in a window"
 
 
 def _pairs(cost: OpCost, q: Tensor, v: Tensor) -> int:
@@ -53,7 +65,11 @@ def moving(split: Split, read: int, written: Any) -> Split:
 # -- flash_attn 2 ----------------------------------------------------------------------------
 
 
-@register_flops("flash_attn::_flash_attn_forward", by_name=True)
+@register_flops(
+    "flash_attn::_flash_attn_forward",
+    by_name=True,
+    note=f"{forward_in_words(IN_FLASH)} {SOFTCAP_IN_WORDS}",
+)
 @tells_apart(0)
 def flash_attn_forward(
     *,
@@ -71,8 +87,6 @@ def flash_attn_forward(
 ) -> OpCost:
     """q[B,Sq,H,d], k[B,Sk,Hkv,d], v[B,Sk,Hkv,d].
 
-    MACs: pairs·2d. FLOPs: 2·MACs + scaling, softmax, mask and dropout, and 3 per pair
-    for a softcap.
     Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
     """
     return _forward(
@@ -82,7 +96,12 @@ def flash_attn_forward(
     )  # fmt: skip
 
 
-@register_flops("flash_attn::_flash_attn_varlen_forward", by_name=True, cacheable=False)
+@register_flops(
+    "flash_attn::_flash_attn_varlen_forward",
+    by_name=True,
+    cacheable=False,
+    note=f"{forward_in_words(IN_FLASH)} {SOFTCAP_IN_WORDS} {PACKED_BOUND}",
+)
 @tells_apart(0)
 def flash_attn_varlen_forward(
     *,
@@ -106,8 +125,6 @@ def flash_attn_varlen_forward(
 ) -> OpCost:
     """q[Tq,H,d], k[Tk,Hkv,d], v[Tk,Hkv,d]; keys and values may be pages.
 
-    MACs: pairs·2d; with lengths on a device, an upper bound. FLOPs: 2·MACs + scaling,
-    softmax and mask, and 3 per pair for a softcap.
     Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
     """
     return _forward(
@@ -122,6 +139,7 @@ def flash_attn_varlen_forward(
     ["flash_attn::_flash_attn_backward", "flash_attn::_flash_attn_varlen_backward"],
     by_name=True,
     cacheable=False,
+    note=f"{backward_in_words(IN_FLASH)} {SOFTCAP_BACKWARD_IN_WORDS} {PACKED_BOUND}",
 )
 @tells_apart(0)
 def flash_attn_backward(
@@ -143,19 +161,20 @@ def flash_attn_backward(
     window_size_left: int,
     window_size_right: int,
     softcap: float,
+    alibi_slopes: Tensor | None = None,
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 4·pairs·d, and pairs·d recomputed. FLOPs: 2·MACs + the softmax's gradient, scaling,
-    mask and dropout; a softcap costs 5 per pair, and 3 in recomputation. The gradients are written
-    into ``dq``, ``dk`` and ``dv``; the forward's result is read besides, as large as ``dout``.
+    """The gradients are written into ``dq``, ``dk`` and ``dv``; the forward's result is read
+    besides, as large as ``dout``.
 
     Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
     """
     split = backward_of(
         q, v, softcap, key=k, cum_seq_q=cu_seqlens_q, cum_seq_k=cu_seqlens_k, max_q=max_seqlen_q,
         max_k=max_seqlen_k, dropout_p=dropout_p, is_causal=causal,
-        window_size_left=window_size_left, window_size_right=window_size_right, out=out,
+        window_size_left=window_size_left, window_size_right=window_size_right,
+        alibi_slopes=alibi_slopes, out=out,
     )  # fmt: skip
     read = nbytes((dout, q, k, v, softmax_lse)) + nbytes(dout)
     return moving(split, read, (dq, dk, dv, out))
@@ -164,7 +183,12 @@ def flash_attn_backward(
 # -- xformers --------------------------------------------------------------------------------
 
 
-@register_flops("xformers_flash::flash_fwd", by_name=True, cacheable=False)
+@register_flops(
+    "xformers_flash::flash_fwd",
+    by_name=True,
+    cacheable=False,
+    note=f"{forward_in_words(_IN_XFORMERS)} {PACKED_BOUND}",
+)
 @tells_apart(0)
 def xformers_flash_forward(
     *,
@@ -186,7 +210,6 @@ def xformers_flash_forward(
 ) -> OpCost:
     """As ``flash_attn_forward``, or packed as ``flash_attn_varlen_forward``.
 
-    MACs: pairs·(d+dv). FLOPs: 2·MACs + scaling, softmax, mask and dropout.
     Source: facebookresearch/xformers, xformers/ops/fmha/flash.py.
     """
     return _forward(
@@ -197,7 +220,12 @@ def xformers_flash_forward(
     )  # fmt: skip
 
 
-@register_flops("xformers_flash::flash_bwd", by_name=True, cacheable=False)
+@register_flops(
+    "xformers_flash::flash_bwd",
+    by_name=True,
+    cacheable=False,
+    note=f"{backward_in_words(_IN_XFORMERS)} {PACKED_BOUND}",
+)
 @tells_apart(0)
 def xformers_flash_backward(
     *,
@@ -215,8 +243,7 @@ def xformers_flash_backward(
     out: Any,
     **_: Any,
 ) -> Split:
-    """MACs: 2·pairs·(d+dv), and pairs·d recomputed. FLOPs: 2·MACs + the softmax's
-    gradient, scaling, mask and dropout.
+    """Gradients of ``xformers_flash_forward``.
 
     Source: facebookresearch/xformers, xformers/ops/fmha/flash.py.
     """

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._arithmetic import same_shaped
-from dispatch_flops.operators.formulas._attention import forward, rectangle, total
+from dispatch_flops.operators.formulas._attention import (
+    forward,
+    forward_in_words,
+    rectangle,
+    total,
+)
 from dispatch_flops.operators.formulas.attention_packed import values_at_hand
 from dispatch_flops.operators.formulas.norm import fused_rms_norm
 from dispatch_flops.operators.formulas.partial_access import picked_bytes
@@ -105,7 +110,13 @@ def rotary_embedding(
     return dataclasses.replace(cost, bytes_read=read, bytes_written=nbytes((query, key)))
 
 
-@register_flops(["_C::paged_attention_v1", "_C::paged_attention_v2"], by_name=True, cacheable=False)
+@register_flops(
+    ["_C::paged_attention_v1", "_C::paged_attention_v2"],
+    by_name=True,
+    cacheable=False,
+    note=forward_in_words("with alibi", dropout=False, macs="pairs·2d, Σ H·length pairs")
+    + " With lengths on a device every sequence counts as ``max_seq_len`` long, an upper bound.",
+)
 @depends_on_numbers
 def paged_attention(
     *,
@@ -120,8 +131,6 @@ def paged_attention(
 ) -> OpCost:
     """query[sequences,H,d], one query each, and keys and values in pages.
 
-    MACs: Σ H·length·2d; with lengths on a device every sequence counts as ``max_seq_len`` long, an
-    upper bound. FLOPs: 2·MACs + scaling, softmax and mask.
     Source: vllm-project/vllm, csrc/torch_bindings.cpp.
     """
     sequences, heads, size = query.shape

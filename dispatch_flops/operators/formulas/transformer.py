@@ -15,6 +15,7 @@ from dispatch_flops.operators.formulas._arithmetic import cost_of
 from dispatch_flops.operators.formulas._attention import (
     Scores,
     forward,
+    forward_in_words,
     heads_first,
     rectangle,
     softmax,
@@ -77,8 +78,9 @@ def native_multi_head_attention(
 
     MACs: E² per token of query, key and value; Σ 2·Sq·Sk·E; E² per token of query for the output
     projection. nn.MultiheadAttention never calls ``out_proj``: on every path the projection is the
-    attention's own. FLOPs: 2·MACs + biases + scaling (of q alone if the weights are returned),
-    softmax and mask, and 1 per pair to average the weights.
+    attention's own. FLOPs: 2·MACs + biases + scaling of q and k + 6 per pair less 2 per row
+    (softmax) + 1 per pair with a mask. If the weights are returned, q alone is scaled, the softmax
+    is 5 per pair less 2 per row, and averaging the weights is 1 per pair.
     Source: torch.nn.functional.multi_head_attention_forward.
     """
     # One third of the packed projection belongs to each of query, key and value.
@@ -125,8 +127,9 @@ def transformer_encoder_layer_fwd(
     """nn.TransformerEncoderLayer without gradients: src[B,S,E], dense or nested.
 
     MACs: T·4E² + Σ 2·S²·E (``self_attn``), T·E·F each (``linear1``, ``linear2``).
-    FLOPs: 2·MACs + biases + attention's scaling and softmax + both norms' + the layer's own: the
-    activation on T·F elements and two residual sums of T·E.
+    FLOPs: 2·MACs + biases + the scaling, softmax and mask of ``aten._native_multi_head_attention``
+    without weights + both norms' + the layer's own: the activation on T·F elements and two residual
+    sums of T·E.
     Source: torch.nn.TransformerEncoderLayer.forward.
     """
     tokens = sum(_lengths(src))
@@ -202,10 +205,10 @@ def masked_softmax_backward(
     return OpCost(flops=4 * output.numel() - rows)
 
 
-@register_flops(packets("_triton_scaled_dot_attention"))
+@register_flops(packets("_triton_scaled_dot_attention"), note=forward_in_words(""))
 @tells_apart(0)
 def triton_scaled_dot_attention(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, *, out: Any, **_: Any
 ) -> OpCost:
-    """q[B,H,Sq,d], k[B,H,Sk,d], v[B,H,Sk,dv]. MACs: B·H·Sq·Sk·(d+dv)."""
+    """q[B,H,Sq,d], k[B,H,Sk,d], v[B,H,Sk,dv]."""
     return forward(heads_first(q, k, v), masked=False, dropout=dropout_p > 0)

@@ -98,36 +98,25 @@ BACKWARD = (
 
 
 @pytest.mark.parametrize("softcap", [0.0, 30.0])
-def test_flash_attn_backward_counts_gradients_and_recomputed_scores(softcap: float) -> None:
+@pytest.mark.parametrize("slopes", [None, torch.ones(H)])
+def test_flash_attn_backward_counts_gradients_and_recomputed_scores(
+    softcap: float, slopes: Tensor | None
+) -> None:
     q, k, v = q_k_v()
     lse = torch.ones(B, H, SQ)
     grads = [torch.empty_like(t) for t in (q, k, v)]
-    args = (
-        q.clone(),
-        q,
-        k,
-        v,
-        q.clone(),
-        lse,
-        *grads,
-        0.0,
-        1.0,
-        False,
-        -1,
-        -1,
-        softcap,
-        None,
-        False,
-    )
+    options = (0.0, 1.0, False, -1, -1, softcap, slopes, False)
+    args = (q.clone(), q, k, v, q.clone(), lse, *grads, *options)
     with stand_in("flash_attn", BACKWARD, lambda dout, *_, **__: torch.empty(B, H, 128)) as op:
         profile = profile_of(op, *args)
     own, again = profile.total("forward"), profile.total("recompute")
     assert (own.macs, again.macs) == (4 * PAIRS * D, PAIRS * D)
-    # Softmax 4 per pair less 1 per row; the keys that heads share, summed; a softcap.
+    # Softmax 4 per pair less 1 per row; the keys that heads share, summed; a softcap. Slopes are
+    # added to the recomputed scores.
     repeats = B * (H - HKV) * SK * 2 * D
-    capped = softcap > 0
+    capped, biased = softcap > 0, slopes is not None
     assert own.flops == 2 * own.macs + 4 * PAIRS - ROWS + SCALING + repeats + 5 * PAIRS * capped
-    assert again.flops == 2 * again.macs + SCALING + 2 * PAIRS + 3 * PAIRS * capped
+    assert again.flops == 2 * again.macs + SCALING + (2 + 3 * capped + biased) * PAIRS
     assert own.bytes_read == 4 * (3 * q.numel() + 2 * k.numel() + lse.numel())
     assert own.bytes_written == 4 * (q.numel() + 2 * k.numel() + B * H * 128)
 
