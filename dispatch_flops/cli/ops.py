@@ -106,14 +106,14 @@ def rows_of(pattern: str | None = None) -> Iterator[Row]:
 
 
 def cost_of(rule: Rule) -> str:
-    """Return the cost in words: the rule's note, else the MACs and FLOPs of the docstring, else its
-    first sentence.
+    """Return the cost in words: the rule's note, else the MACs and FLOPs of the docstring, else all
+    of it but the source.
     """
     if rule.note:
         return rule.note
     doc = _doc(rule)
     found = _COST.search(doc)
-    return found[1].strip() if found else doc.partition(". ")[0].removesuffix(".")
+    return found[1].strip() if found else doc.partition("Source: ")[0].strip().removesuffix(".")
 
 
 def _source_of(rule: Rule) -> str:

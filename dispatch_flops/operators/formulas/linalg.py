@@ -35,31 +35,42 @@ declare_free(
 
 @register_flops(packets("linalg_cholesky_ex", "cholesky"))
 def cholesky(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
-    """A[n, n] = L @ L^H. Source: xPOTRF."""
+    """A[n, n] = L @ L^H. FLOPs: n^3/3 to leading order. Source: xPOTRF."""
     return batched(A, _lapack.potrf(A.shape[-1]))
 
 
 @register_flops(packets("linalg_lu_factor_ex", "linalg_lu"))
 def lu(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
-    """P @ A[m, n] = L @ U. Source: xGETRF."""
+    """P @ A[m, n] = L @ U.
+
+    FLOPs: m·n·k - (m+n)·k^2/2 + k^3/3 products and as many sums to leading order, k = min(m, n);
+    2n^3/3 for m = n. Source: xGETRF.
+    """
     return batched(A, _lapack.getrf(*A.shape[-2:]))
 
 
 @register_flops(packets("linalg_ldl_factor_ex"))
 def ldl(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
-    """A[n, n] = L @ D @ L^H. Source: xSYTRF."""
+    """A[n, n] = L @ D @ L^H. FLOPs: n^3/3 to leading order. Source: xSYTRF."""
     return batched(A, _lapack.sytrf(A.shape[-1]))
 
 
 @register_flops(packets("geqrf"))
 def geqrf(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
-    """The reflectors of A[m, n]'s QR factorisation. Source: xGEQRF."""
+    """The reflectors of A[m, n]'s QR factorisation.
+
+    FLOPs: 2k^2·max(m, n) - 2k^3/3 to leading order, k = min(m, n). Source: xGEQRF.
+    """
     return batched(A, _lapack.geqrf(*A.shape[-2:]))
 
 
 @register_flops(packets("linalg_qr"))
 def qr(A: Tensor, mode: str = "reduced", *, out: Any, **_: Any) -> OpCost:
-    """A[m, n] = Q @ R; mode "r" computes only R. Source: xGEQRF, then xORGQR."""
+    """A[m, n] = Q @ R; mode "r" computes only R.
+
+    FLOPs: those of ``aten.geqrf``, and for Q those of ``aten.linalg_householder_product``.
+    Source: xGEQRF, then xORGQR.
+    """
     m, n = A.shape[-2:]
     k = min(m, n)
     work = _lapack.geqrf(m, n)
@@ -70,7 +81,10 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any, **_: Any) -> OpCost:
 
 @register_flops(packets("linalg_householder_product", "orgqr"))
 def householder_product(A: Tensor, tau: Tensor, *, out: Any, **_: Any) -> OpCost:
-    """The first n columns of the product of k reflectors in A[m, n]. Source: xORGQR."""
+    """The first n columns of the product of k reflectors in A[m, n].
+
+    FLOPs: 4m·n·k - 2(m+n)·k^2 + 4k^3/3 to leading order. Source: xORGQR.
+    """
     m, n = A.shape[-2:]
     return batched(A, _lapack.orgqr(m, n, tau.shape[-1]))
 
@@ -79,7 +93,10 @@ def householder_product(A: Tensor, tau: Tensor, *, out: Any, **_: Any) -> OpCost
 def ormqr(
     A: Tensor, tau: Tensor, other: Tensor, left: bool = True, *_args: Any, out: Any, **_: Any
 ) -> OpCost:
-    """Q @ other[m, n] or other @ Q, Q the product of k reflectors. Source: xORMQR."""
+    """Q @ other[m, n] or other @ Q, Q the product of k reflectors.
+
+    FLOPs: 4m·n·k - 2n·k^2 to leading order, from the right 4m·n·k - 2m·k^2. Source: xORMQR.
+    """
     m, n = other.shape[-2:]
     return batched(other, _lapack.ormqr(m, n, tau.shape[-1], left=left))
 
@@ -88,13 +105,23 @@ def ormqr(
 def svd(
     A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, out: Any, **_: Any
 ) -> OpCost:
-    """A[m, n] = U @ diag(S) @ Vh. Source: LAPACK's gesvd."""
+    """A[m, n] = U @ diag(S) @ Vh.
+
+    FLOPs: for m >= n min(14m·n^2 + 8n^3, 6m·n^2 + 20n^3); with all of U, m > n,
+    min(4m^2·n + 8m·n^2 + 9n^3, 4m^2·n + 22n^3); of the values alone
+    min(4m·n^2 - 4n^3/3, 2m·n^2 + 2n^3).
+    Source: LAPACK's gesvd; Golub and Van Loan, Matrix Computations, section 8.6.
+    """
     return batched(A, _lapack.gesvd(*A.shape[-2:], vectors=compute_uv, full=full_matrices))
 
 
 @register_flops(packets("_linalg_eigh"))
 def eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True, *, out: Any, **_: Any) -> OpCost:
-    """Eigenvalues and, if asked for, eigenvectors of a Hermitian A[n, n]."""
+    """Eigenvalues and, if asked for, eigenvectors of a Hermitian A[n, n].
+
+    FLOPs: 9n^3, of the values alone 4n^3/3.
+    Source: Golub and Van Loan, Matrix Computations, section 8.3.
+    """
     return batched(A, _lapack.syevd(A.shape[-1], vectors=compute_v))
 
 
@@ -130,13 +157,13 @@ def polar(A: Tensor, *, out: Any, **_: Any) -> OpCost:
 
 @register_flops(packets("linalg_eig"))
 def eig(A: Tensor, *, out: Any, **_: Any) -> OpCost:
-    """Eigenvalues and right eigenvectors of A[n, n]."""
+    """Eigenvalues and right eigenvectors of A[n, n]. FLOPs: 79n^3/3. Source: xGEEV."""
     return batched(A, _lapack.geev(A.shape[-1], vectors=True))
 
 
 @register_flops(packets("linalg_eigvals", "_linalg_eigvals"))
 def eigvals(A: Tensor, *, out: Any, **_: Any) -> OpCost:
-    """Eigenvalues of A[n, n]."""
+    """Eigenvalues of A[n, n]. FLOPs: 10n^3. Source: xGEEV."""
     return batched(A, _lapack.geev(A.shape[-1], vectors=False))
 
 
@@ -145,7 +172,10 @@ def eigvals(A: Tensor, *, out: Any, **_: Any) -> OpCost:
 
 @register_flops(packets("_linalg_solve_ex"))
 def solve(A: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
-    """X with A[n, n] @ X = B[n, r], or X @ A = B. Source: xGETRF, then xGETRS."""
+    """X with A[n, n] @ X = B[n, r], or X @ A = B.
+
+    FLOPs: 2n^3/3 + 2n^2·r to leading order. Source: xGETRF, then xGETRS.
+    """
     n = A.shape[-1]
     solution = out[0]
     factor = batched(A, _lapack.getrf(n, n))
@@ -154,19 +184,22 @@ def solve(A: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
 
 @register_flops(packets("linalg_lu_solve"))
 def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
-    """X with A[n, n] @ X = B[n, r] from A's LU factorisation. Source: xGETRS."""
+    """X with A[n, n] @ X = B[n, r] from A's LU factorisation.
+
+    FLOPs: 2n^2·r to leading order. Source: xGETRS.
+    """
     return batched_solve(out, LU.shape[-1], _lapack.getrs, LU)
 
 
 @register_flops(packets("cholesky_solve", "_cholesky_solve_helper"))
 def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False, *, out: Any, **_: Any) -> OpCost:
-    """X with L @ L^H @ X = B[n, r]. Source: xPOTRS."""
+    """X with L @ L^H @ X = B[n, r]. FLOPs: 2n^2·r. Source: xPOTRS."""
     return batched_solve(out, L.shape[-1], _lapack.potrs, L)
 
 
 @register_flops(packets("linalg_ldl_solve"))
 def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
-    """X with A[n, n] @ X = B[n, r] from A's LDL factorisation. Source: xSYTRS."""
+    """X with A[n, n] @ X = B[n, r] from A's LDL factorisation. FLOPs: 2n^2·r. Source: xSYTRS."""
     return batched_solve(out, LD.shape[-1], _lapack.potrs, LD)
 
 
@@ -174,7 +207,10 @@ def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, out: Any, **_: Any) -> O
 def solve_triangular(
     A: Tensor, B: Tensor, *, unitriangular: bool = False, out: Any, **_: Any
 ) -> OpCost:
-    """X with A[n, n] @ X = B[n, r] or X @ A = B, A a triangle. Source: xTRSM."""
+    """X with A[n, n] @ X = B[n, r] or X @ A = B, A a triangle.
+
+    FLOPs: n^2·r; n·r less for a unit diagonal. Source: xTRSM.
+    """
     return batched_solve(out, A.shape[-1], triangular(unitriangular), A)
 
 
@@ -182,7 +218,9 @@ def solve_triangular(
 def triangular_solve(
     *, self: Tensor, A: Tensor, unitriangular: bool = False, out: Any, **_: Any
 ) -> OpCost:
-    """The older signature of ``linalg_solve_triangular``."""
+    """FLOPs: those of ``aten.linalg_solve_triangular``. A sparse A[n, n]: 2 per stored element
+    and right-hand side, for those on the diagonal 1, or 0 if it is a unit diagonal.
+    """
     if A.layout is not torch.strided:
         return sparse_triangular_solve(self, A, unitriangular)
     return batched_solve(out[0], A.shape[-1], triangular(unitriangular), A)
@@ -190,7 +228,7 @@ def triangular_solve(
 
 @register_flops(packets("linalg_inv_ex"))
 def inverse(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
-    """A^-1: 2n^3 to leading order. Source: xGETRF, then xGETRI.
+    """A^-1. FLOPs: 2n^3 to leading order. Source: xGETRF, then xGETRI.
 
     (ATen solves for the identity, at up to 8n^3/3, without exploiting its zeros.)
     """
@@ -200,7 +238,7 @@ def inverse(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
 
 @register_flops(packets("cholesky_inverse"))
 def cholesky_inverse(L: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
-    """(L @ L^H)^-1. Source: xPOTRI."""
+    """(L @ L^H)^-1. FLOPs: 2n^3/3 to leading order. Source: xPOTRI."""
     return batched(L, _lapack.potri(L.shape[-1]))
 
 
@@ -216,9 +254,10 @@ def lstsq(
 ) -> OpCost:
     """X minimising |A[m, n] @ X - B[m, r]|.
 
-    Drivers gels and gelsy (the default): factorise A, or A^H if it is wide, by QR; apply the
-    reflectors; solve with the triangle (xGEQRF, xORMQR, xTRSM). Drivers gelss and gelsd: the
-    thin SVD, then V @ (S^-1 * (U^H @ B)), which is 2kr(m+n) + kr FLOPs.
+    FLOPs: drivers gels and gelsy (the default): factorise A, or A^H if it is wide, by QR; apply the
+    reflectors; solve with the triangle (``aten.geqrf``, ``aten.ormqr``,
+    ``aten.linalg_solve_triangular``). Drivers gelss and gelsd: the thin SVD, then
+    V @ (S^-1 * (U^H @ B)), which is 2kr(m+n) + kr.
     """
     m, n = A.shape[-2:]
     tall, k = max(m, n), min(m, n)
@@ -258,17 +297,19 @@ def pinv(A: Tensor, *, hermitian: bool = False, out: Any, **_: Any) -> OpCost:
 
 @register_flops(packets("_linalg_det"))
 def det(A: Tensor, *, out: Any, **_: Any) -> OpCost:
-    """xGETRF, the product of n pivots, and one more with the sign."""
+    """FLOPs: 2n^3/3 to leading order (xGETRF), the product of n pivots, and one more with the
+    sign.
+    """
     n = A.shape[-1]
     return batched(A, _lapack.getrf(n, n).plus(Work(n, 0)))
 
 
 @register_flops(packets("_linalg_slogdet"))
 def slogdet(A: Tensor, *, out: Any, **_: Any) -> OpCost:
-    """xGETRF; the product of n pivots' signs and one more; the sum of n logarithms of moduli.
+    """The product of n pivots' signs and one more; the sum of n logarithms of moduli.
 
-    FLOPs besides the factorisation: n signs, n products, n moduli, n logarithms, n - 1 sums of
-    real numbers.
+    FLOPs: 2n^3/3 to leading order (xGETRF), n signs, n products, n moduli, n logarithms, n - 1 sums
+    of real numbers.
     """
     n = A.shape[-1]
     pivots = 4 * n - 1 if n else 0
@@ -279,9 +320,9 @@ def slogdet(A: Tensor, *, out: Any, **_: Any) -> OpCost:
 def matrix_exp(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """exp(A[n, n]) by a Taylor polynomial of degree 18: 5 matrix products.
 
-    MACs: 5 n^3, a lower bound: how often the result is squared depends on the norm of A, which
-    is data. Source: Bader, Blanes and Casas (Mathematics 7, 2019), the
-    algorithm that ATen runs. n = 1 is one exponential per element.
+    MACs: 5 n^3. The norm of A is data: a small one takes fewer products, and for each halving that
+    a large one takes, the result is squared. n = 1 is one exponential per element.
+    Source: Bader, Blanes and Casas (Mathematics 7, 2019), the algorithm that ATen runs.
     """
     n = A.shape[-1]
     if n <= 1:
@@ -291,7 +332,10 @@ def matrix_exp(A: Tensor, *, out: Any, **_: Any) -> OpCost:
 
 @register_flops(packets("_compute_linear_combination"))
 def linear_combination(terms: Tensor, coefficients: Tensor, *, out: Any, **_: Any) -> OpCost:
-    """out[i] = sum over j of coefficients[i, j] * terms[j]: a contraction over j."""
+    """out[i] = sum over j of coefficients[i, j] * terms[j].
+
+    MACs: one per coefficient and element of a term. FLOPs: 2·MACs.
+    """
     elements = prod(terms.shape[1:])
     return contraction(coefficients.numel() * elements, complex_numbers=terms.is_complex())
 

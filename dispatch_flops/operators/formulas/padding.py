@@ -21,13 +21,13 @@ _PADS = [f"{mode}_pad{d}d" for mode in ("reflection", "replication") for d in (1
 
 @register_flops(packets(*(f"{name}_backward" for name in _PADS)))
 def pad_backward(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Each element of the result is the sum of its own gradient and those of its copies."""
+    """Each element of the result is the sum of its own gradient and those of its copies: n - m."""
     return flops(adds(max(grad.numel() - out.numel(), 0), grad))
 
 
 @register_flops(packets("col2im", "unfold_backward"))
 def accumulate_windows(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Every element of every window is added to a result of zeros.
+    """Every element of every window is added to a result of zeros: 1 per element.
 
     (Elements in the padding are dropped, so n - m would not be exact.)
     Source: torch._decomp, which accumulates with index_put.

@@ -50,13 +50,13 @@ def backward_of(names: Sequence[str]) -> list[Any]:
 
 @register_flops(packets(*NEAREST, *NEAREST_EXACT))
 def nearest(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """A copy of the nearest element, found by (i + offset) * scale per coordinate."""
+    """A copy of the nearest element, found by (i + offset) * scale: 2 per coordinate."""
     return flops(2 * sum(out.shape[2:]))
 
 
 @register_flops(backward_of(NEAREST + NEAREST_EXACT))
 def nearest_backward(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Each gradient is added to the element that was copied: n terms in m places."""
+    """Each gradient is added to the element that was copied: n terms in m places, n - m."""
     return flops(max(grad.numel() - out.numel(), 0))
 
 
@@ -161,7 +161,7 @@ def antialiased(name: str) -> None:
         out: Tensor,
         **_: Any,
     ) -> OpCost:
-        """Each gradient, times two weights, is added to all elements under both filters."""
+        """Each gradient, times two weights, is added to all elements under both filters: 3 each."""
         height = taps(input_size[2], grad.shape[2], align_corners, scales_h, half_width)
         width = taps(input_size[3], grad.shape[3], align_corners, scales_w, half_width)
         return flops(3 * prod(grad.shape[:2]) * height * width)
@@ -212,9 +212,9 @@ def grid_sampler(
 ) -> OpCost:
     """input[N, C, ...] at the points grid[N, ..., d].
 
-    FLOPs per point: ``per_point``. Per point and channel: the nearest element times 1 or 0,
-    inside or not (1); 2^d products and their sum (linear); 4^2 products with 1 or 0, then 5 * 7
-    (cubic).
+    FLOPs per point: its neighbours, their weights, and the tests whether they lie inside. Per point
+    and channel: the nearest element times 1 or 0, inside or not (1); 2^d products and their sum
+    (linear); 4^2 products with 1 or 0, then 5 * 7 (cubic).
     """
     d = grid.shape[-1]
     points, channels = grid.numel() // d if d else 0, input.shape[1]
@@ -303,7 +303,7 @@ def cudnn_grid_sampler_backward(
 def affine_grid(theta: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """grid[N, points, d] = base[points, d + 1] @ theta[N, d, d + 1]^T.
 
-    MACs: N * points * d * (d + 1), with 1 as the last coordinate. Source: ATen,
+    MACs: N * points * d * (d + 1), with 1 as the last coordinate. FLOPs: 2·MACs. Source: ATen,
     AffineGridGenerator.cpp, whose backward is a visible matrix product.
     """
     return contraction(out.numel() * theta.shape[-1])
@@ -311,5 +311,8 @@ def affine_grid(theta: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
 
 @register_flops(packets("cudnn_affine_grid_generator_backward"))
 def affine_grid_backward(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """theta's gradient[N, d, d + 1] = grad[N, points, d]^T @ base[points, d + 1]."""
+    """theta's gradient[N, d, d + 1] = grad[N, points, d]^T @ base[points, d + 1].
+
+    MACs: N * points * d * (d + 1). FLOPs: 2·MACs.
+    """
     return contraction(grad.numel() * out.shape[-1])

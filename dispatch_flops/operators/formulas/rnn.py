@@ -221,7 +221,7 @@ def lstm_mps(
     out: Any,
     **_: Any,
 ) -> OpCost:
-    """x[T,B,I] through all layers and directions. As ``vendor_rnn``, without projections."""
+    """x[T,B,I] through all layers and directions. As ``aten._cudnn_rnn``, without projections."""
     tokens = _tokens(input)
     cost = layers_cost(tokens, params, LSTM, hx[1].shape[-1])
     return cost + _between_layers(tokens, out[0], num_layers, dropout, train)

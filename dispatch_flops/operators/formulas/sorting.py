@@ -46,28 +46,30 @@ def _rows(self: torch.Tensor, dim: int) -> tuple[int, int]:
 
 @register_flops(packets("sort"), by_name=True)
 def sort(*, self: torch.Tensor, dim: int = -1, out: Any, **_: Any) -> int:
-    """m rows of L: m·B(L)."""
+    """m rows of L: m·B(L), B(L) = L·⌈log2 L⌉ - 2^⌈log2 L⌉ + 1."""
     m, length = _rows(self, dim)
     return m * comparisons(length) if is_inexact(self) else 0
 
 
 @register_flops(packets("topk"))
 def topk(self: torch.Tensor, k: int, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
-    """The k best of m rows of L."""
+    """The k best of m rows of L: m·(B(k) + (L-k)·⌈log2(k+1)⌉), B as for ``aten.sort``."""
     m, length = _rows(self, dim)
     return m * comparisons(length, k) if is_inexact(self) else 0
 
 
 @register_flops(packets("kthvalue"))
 def kthvalue(self: torch.Tensor, k: int, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
-    """The k best or the L-k+1 worst of m rows, whichever are fewer."""
+    """As ``aten.topk`` for the k best or the L-k+1 worst of m rows, whichever are fewer."""
     m, length = _rows(self, dim)
     return m * comparisons(length, min(k, length - k + 1)) if is_inexact(self) else 0
 
 
 @register_flops(packets("median", "nanmedian"))
 def median(self: torch.Tensor, dim: int | None = None, *_: Any, out: Any, **__: Any) -> int:
-    """The lower middle of each row, or of all numbers without a dimension: the ⌈L/2⌉ best."""
+    """The lower middle of each row, or of all numbers without a dimension: as ``aten.topk`` for
+    the ⌈L/2⌉ best.
+    """
     if not is_inexact(self):
         return 0
     if dim is None:

@@ -16,6 +16,13 @@ from dispatch_flops.cli.ops import cost_of, coverage
 from dispatch_flops.operators import registry
 from tests.helpers.command_line import Run, error_line
 
+FACTORISATIONS = """
+    linalg_cholesky_ex linalg_lu_factor_ex linalg_ldl_factor_ex geqrf linalg_qr ormqr _linalg_svd
+    linalg_householder_product _linalg_eigh linalg_eig linalg_eigvals _linalg_solve_ex
+    linalg_lu_solve cholesky_solve linalg_ldl_solve linalg_solve_triangular triangular_solve
+    linalg_inv_ex cholesky_inverse linalg_lstsq _linalg_det _linalg_slogdet
+"""
+
 
 class TestList:
     def test_row_has_kind_cost_and_source(self, run: Run) -> None:
@@ -56,6 +63,25 @@ class TestList:
             for name in set(re.findall(r"``([^`]+)``", cost_of(rule))) - operators:
                 assert name.partition(".")[0] not in functions, operator
                 assert not name.startswith("_"), operator
+
+    def test_cost_of_attention_says_which_scores_the_kernel_masks_and_drops(self) -> None:
+        costs = {name: cost_of(rule) for name, rule in registry.rules().items()}
+        flash = costs["aten._scaled_dot_product_flash_attention"]
+        assert "1 per pair if causal" in flash and "2 per pair with dropout" in flash
+        on_cpu = costs["aten._scaled_dot_product_flash_attention_for_cpu"]
+        assert "1 per pair if masked or causal" in on_cpu and "dropout" not in on_cpu
+        assert "alibi" in costs["flash_attn._flash_attn_varlen_forward"]
+        assert "dropout" in costs["flash_attn._flash_attn_varlen_forward"]
+
+    def test_cost_without_macs_and_flops_is_the_whole_docstring(self) -> None:
+        cost = cost_of(registry.rules()["aten._ctc_loss_backward"])
+        assert "13 per cell" in cost and "In total 22 per cell" in cost
+        assert "Source" not in cost
+
+    def test_cost_of_a_factorisation_is_a_number_of_operations(self) -> None:
+        rules = registry.rules()
+        for name in FACTORISATIONS.split():
+            assert "FLOPs" in cost_of(rules[f"aten.{name}"]), name
 
     @pytest.mark.parametrize("pattern", ["aten.addmm", "aten.addm*"])
     def test_filter_takes_parts_and_patterns_of_names(self, run: Run, pattern: str) -> None:
