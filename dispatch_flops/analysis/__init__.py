@@ -18,6 +18,7 @@ ops: operators, such as ``profile.op_totals()``.
 phase: "forward", "backward", "recompute", "optimizer" or "setup"; None (the default) for all
     together. Another name raises ConfigError.
 machine: a ``Machine``, such as ``MACHINES["NVIDIA H200"]``; None where its peaks are not known.
+    Anything else, such as a name, raises ConfigError.
 """
 
 from dispatch_flops.analysis.diff import Change, Diff, diff

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dispatch_flops.analysis.kernel_families import family_of
-from dispatch_flops.analysis.machines import Machine, find
+from dispatch_flops.analysis.machines import Machine, check_machine, find
 from dispatch_flops.analysis.mfu_definitions import GivenSizes, MfuDefinition, ops_of_definition
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, add_costs
@@ -161,6 +161,7 @@ def utilisation(
         attention = [op for op in profile.op_totals() if "attention" in op.op]
         print(utilisation(attention, ["forward"], MACHINES["NVIDIA H200"], seconds=0.004))
     """
+    check_machine(machine)
     if machine is None:
         return None
     wanted = frozenset(phases)
@@ -269,6 +270,7 @@ def roofline(
         products = [op for op in profile.op_totals() if op.cost is not None and op.cost.macs]
         print(roofline(products, MACHINES["NVIDIA H200"], seconds=1e-3).arithmetic_intensity)
     """
+    check_machine(machine)
     known = [op for op in ops if op.cost is not None]
     cost = add_costs(op.cost for op in known)
     computing = compute_s(known, machine) if machine is not None else None
@@ -320,4 +322,5 @@ def machine_of(profile: Profile, machine: Machine | None = None) -> Machine | No
         machine = machine_of(profile) or measure_machine("cpu", [torch.float32], size=64)
         print(machine.name, machine.source)
     """
+    check_machine(machine)
     return find(profile.run.device_name) if machine is None else machine

@@ -409,6 +409,14 @@ Example::
 """
 
 
+def check_machine(machine: Any) -> None:
+    """Raise ConfigError if ``machine`` is neither a Machine nor None."""
+    if not isinstance(machine, Machine | None):
+        raise ConfigError(
+            f"machine={machine!r:.60}: pass a Machine, such as one of analysis.MACHINES, or None"
+        )
+
+
 def find(device_name: str | None) -> Machine | None:
     """Return the machine that a driver reports as ``device_name``; None if it is not known.
 

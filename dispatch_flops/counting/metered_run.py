@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops.analysis.machines import Machine, find
+from dispatch_flops.analysis.machines import Machine, check_machine, find
 from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.counting.meter_totals import MeterTotals, Part
 from dispatch_flops.counting.placement import Placement, device_name
@@ -25,10 +25,7 @@ class MeteredRun(ABC):
     """
 
     def __init__(self, machine: Machine | None, window: int) -> None:
-        if machine is not None and not isinstance(machine, Machine):
-            raise ConfigError(
-                f"machine={machine!r}: pass a Machine, such as one of analysis.MACHINES, or None"
-            )
+        check_machine(machine)
         check_steps("window", window, least=1)
         self._given_machine = machine
         self._totals = MeterTotals(window)

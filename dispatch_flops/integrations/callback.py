@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dispatch_flops.analysis.efficiency import hfu, machine_of, mfu
-from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.machines import Machine, check_machine
 from dispatch_flops.distributed.gathering import gather_if_several
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
@@ -48,7 +48,7 @@ class StepCallback(ProfiledStep):
         summed over ranks (default False). No step is then profiled, unless ``profile_step`` or
         ``config`` is given.
 
-    Raises ConfigError for a wrong step or configuration.
+    Raises ConfigError for a wrong step, configuration or machine.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class StepCallback(ProfiledStep):
             section = {**dataclasses.asdict(loaded), "profile_step": profile_step}
             loaded = FlopsProfilerConfig.load(section)
         super().__init__(loaded)
+        check_machine(machine)
         self.machine = machine
         self.meter: FlopMeter | None = None  # of the current run, from its first step on
         self._resumed: Mapping[str, Any] = {}  # state of the meter of the run that is resumed

@@ -43,7 +43,7 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
     its batches is counted with it. The profile is printed by the process of rank 0, and is kept
     as ``profile``. Every ``fit()`` is profiled anew.
 
-    Raises ConfigError for a wrong step or configuration.
+    Raises ConfigError for a wrong step, configuration or machine.
     """
 
     _global_step: int | None = None  # when the current step began

@@ -52,7 +52,7 @@ class FlopsCallback(StepCallback, TrainerCallback, ExportableState):  # type: ig
     A Trainer does not tell its callbacks of exceptions. If training may fail in the profiled step
     and the process goes on, train inside ``with flops:``, or call ``close()``.
 
-    Raises ConfigError for a wrong step or configuration.
+    Raises ConfigError for a wrong step, configuration or machine.
     """
 
     _hook: RemovableHandle | None = None  # on the model, during a step that is followed

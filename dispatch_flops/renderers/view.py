@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, SupportsIndex
 
 from dispatch_flops.analysis.figures import Key
-from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.machines import Machine, check_machine
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import Style
@@ -40,7 +40,7 @@ class View:
     width: characters of a line; None for no limit.
     is_colored: whether text has the colours of a terminal, as ANSI escape sequences.
 
-    Raises ConfigError for a depth or top that is not a number.
+    Raises ConfigError for a depth or top that is not a number, and for a wrong machine.
     """
 
     depth: int | None = None
@@ -65,3 +65,4 @@ class View:
             value = getattr(self, name)
             if not isinstance(value, SupportsIndex | None):
                 raise ConfigError(f"{name}={value!r}: pass an int, or None")
+        check_machine(self.machine)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from dispatch_flops.analysis.efficiency import (
     hfu,
     hfu_is_lower_bound,
+    machine_of,
     mfu,
     mfu_is_lower_bound,
     node_roofline,
@@ -15,8 +19,10 @@ from dispatch_flops.analysis.efficiency import (
     why_no_utilisation,
 )
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile
 from dispatch_flops.profile.cost import OpCost
+from dispatch_flops.renderers import View
 from tests.helpers.trees import timed, unknown
 
 MACHINE = Machine(name="test", flops_per_s={"float32": 100.0, "bfloat16": 400.0}, bytes_per_s=10.0)
@@ -76,6 +82,21 @@ def test_utilisation_with_an_unknown_peak_or_time_is_none() -> None:
     assert mfu(profile(), None, 1.0) is None
     assert mfu(profile(op(flops=1)), MACHINE, None) is None
     assert mfu(profile(op(flops=1)), MACHINE, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda profile, machine: mfu(profile, machine, 1.0),
+        lambda profile, machine: hfu(profile, machine, 1.0),
+        lambda profile, machine: node_roofline(profile.root, machine),
+        lambda profile, machine: machine_of(profile, machine),
+        lambda _, machine: View(machine=machine),
+    ],
+)
+def test_name_in_place_of_a_machine_says_what_to_pass(read: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="machine='H100': pass a Machine"):
+        read(profile(op(flops=1)), "H100")
 
 
 def test_utilisation_with_tf32_takes_its_peak_for_float32() -> None:

@@ -241,6 +241,12 @@ def test_callback_with_a_wrong_step_raises_config_error(step: Any) -> None:
         StepCallback(step)
 
 
+@pytest.mark.parametrize("every_step", [False, True])
+def test_callback_with_the_name_of_a_machine_raises_before_training(every_step: bool) -> None:
+    with pytest.raises(ConfigError, match="machine='H100': pass a Machine"):
+        StepCallback(machine="H100", every_step=every_step)  # type: ignore[arg-type]
+
+
 def test_callback_on_another_rank_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     callback = StepCallback(1)
     model = nn.Linear(IN, OUT)
