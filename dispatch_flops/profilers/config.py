@@ -33,7 +33,7 @@ class FlopsProfilerConfig:
     output_file: write the profile to this file instead of stdout.
     recompute_fwd_factor: see ``FlopsProfiler``.
 
-    Raises ConfigError for a number below the least allowed.
+    Raises ConfigError for a value of the wrong type, and for a number below the least allowed.
     """
 
     enabled: bool = False
@@ -41,10 +41,13 @@ class FlopsProfilerConfig:
     module_depth: int = -1
     top_modules: int = 1
     detailed: bool = True
-    output_file: str | None = None
+    output_file: str | None = None  # a Path becomes its text, which checkpoints can hold
     recompute_fwd_factor: float = 0.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.output_file, Path):
+            object.__setattr__(self, "output_file", str(self.output_file))
+        _check(dataclasses.asdict(self))
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value < least:
@@ -68,14 +71,18 @@ class FlopsProfilerConfig:
         if isinstance(source, cls):
             return source
         section = _section(_read(Path(source)) if isinstance(source, (str, Path)) else source)
-        try:
-            check_fields(cls, section)
-        except ValueError as error:
-            raise ConfigError(f'"{SECTION}": {error}') from None
+        _check(section)
         return cls(**{"enabled": enabled, **section})
 
 
 ConfigSource = FlopsProfilerConfig | Mapping[str, Any] | str | Path
+
+
+def _check(section: Mapping[str, Any]) -> None:
+    try:
+        check_fields(FlopsProfilerConfig, section)
+    except ValueError as error:
+        raise ConfigError(f'"{SECTION}": {error}') from None
 
 
 def _section(data: Any) -> Mapping[str, Any]:

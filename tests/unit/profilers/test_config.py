@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,29 @@ def test_load_of_a_wrong_configuration_names_key_value_and_expectation(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         FlopsProfilerConfig.load(source)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"profile_step": "5"}, "profile_step is '5'; expected int"),
+        ({"profile_step": True}, "profile_step is True; expected int"),
+        ({"enabled": "false"}, "enabled is 'false'; expected bool"),
+        ({"module_depth": None}, "module_depth is None; expected int"),
+        ({"recompute_fwd_factor": float("nan")}, "is nan; expected a finite float"),
+        ({"output_file": 3}, "output_file is 3; expected str or null"),
+    ],
+)
+def test_configuration_made_with_a_wrong_type_says_what_is_expected(
+    fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        FlopsProfilerConfig(**fields)
+
+
+def test_path_of_the_output_file_is_kept_as_a_text() -> None:
+    config = FlopsProfilerConfig(output_file=Path("out") / "profile.txt")  # type: ignore[arg-type]
+    assert json.loads(json.dumps(dataclasses.asdict(config)))["output_file"] == "out/profile.txt"
 
 
 def test_load_of_a_file_that_is_not_json_raises_config_error(tmp_path: Path) -> None:
