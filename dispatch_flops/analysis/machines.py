@@ -32,7 +32,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any
+from typing import Any, get_args
 
 from dispatch_flops.analysis.kernel_families import KernelFamily
 from dispatch_flops.errors import ConfigError
@@ -98,17 +98,26 @@ class Machine:
     source: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise ConfigError(f"name is {self.name!r:.60}; expected the machine's name")
+        if not isinstance(self.aliases, tuple) or not all(type(one) is str for one in self.aliases):
+            raise ConfigError(f"aliases is {self.aliases!r:.60}; expected a tuple of names")
         _check_rates("flops_per_s", self.flops_per_s)
         if not isinstance(self.kernel_flops_per_s, Mapping):
             raise ConfigError(
                 f"kernel_flops_per_s is {self.kernel_flops_per_s!r:.60}; expected a dict of tables"
             )
         for family, rates in self.kernel_flops_per_s.items():
+            if family not in get_args(KernelFamily):
+                raise ConfigError(
+                    f"kernel_flops_per_s has a table for {family!r:.60}; the families of kernels "
+                    f"are {', '.join(get_args(KernelFamily))}"
+                )
             _check_rates(f"kernel_flops_per_s.{family}", rates)
         for name in ("bytes_per_s", "memory_bytes"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
-        if not isinstance(self.devices_per_node, int) or self.devices_per_node < 1:
+        if type(self.devices_per_node) is not int or self.devices_per_node < 1:
             raise ConfigError(
                 f"devices_per_node is {self.devices_per_node!r:.60}; expected an int above 0"
             )
@@ -123,9 +132,7 @@ class Machine:
         """
         if dtype is None:
             return None
-        if dtype.startswith("float8"):
-            dtype = "float8"
-        computed = _COMPUTES_AS.get(dtype, dtype)
+        computed = _computes_as(dtype)
         measured = self.kernel_flops_per_s.get(family, {}).get(computed) if family else None
         return measured or self.flops_per_s.get(computed)
 
@@ -153,9 +160,11 @@ def _check_rates(name: str, rates: Any) -> None:
             '{"bfloat16": 125e12}'
         )
     for dtype, rate in rates.items():
-        if dtype in _SHORT_DTYPES:
+        plain = dtype.removeprefix("torch.").lower()
+        known = _computes_as(_SHORT_DTYPES.get(plain, plain))
+        if dtype != known:
             raise ConfigError(
-                f"{name} has a peak for {dtype!r}; write {_SHORT_DTYPES[dtype]!r}, as profiles do"
+                f"{name} has a peak for {dtype!r}; write {known!r}, which it is looked up as"
             )
         _check_positive(f"{name}.{dtype}", rate)
 
@@ -175,6 +184,9 @@ _SHORT_DTYPES = {
     "fp32": "float32",
     "fp64": "float64",
     "fp8": "float8",
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
 }
 
 # A complex contraction is counted in real MACs, so its peak is that of the real dtype.
@@ -185,6 +197,10 @@ _COMPUTES_AS = {
     "qint8": "int8",
     "quint8": "int8",
 }
+
+
+def _computes_as(dtype: str) -> str:
+    return "float8" if dtype.startswith("float8") else _COMPUTES_AS.get(dtype, dtype)
 
 
 def _gpu(

@@ -153,6 +153,18 @@ def test_family_of_an_operator(op: str, family: str | None) -> None:
         ({"flops_per_s": 7e12}, r"flops_per_s is 7000000000000.0; expected numbers by the names"),
         ({"flops_per_s": {torch.bfloat16: 7e12}}, r"flops_per_s is .torch.bfloat16: .*bfloat16"),
         ({"flops_per_s": {"int8": "7e12"}}, "flops_per_s.int8 is '7e12'; expected a number above"),
+        ({"name": ""}, "name is ''; expected the machine's name"),
+        ({"name": None}, "name is None"),
+        ({"aliases": "H100"}, "aliases is 'H100'; expected a tuple of names"),
+        ({"devices_per_node": True}, "devices_per_node is True"),
+        (
+            {"kernel_flops_per_s": {"matmul": {"float32": 7e12}}},
+            "a table for 'matmul'; the families of kernels are product, convolution, attention",
+        ),
+        ({"flops_per_s": {"BF16": 7e12}}, "a peak for 'BF16'; write 'bfloat16'"),
+        ({"flops_per_s": {"torch.half": 7e12}}, "a peak for 'torch.half'; write 'float16'"),
+        ({"flops_per_s": {"float8_e4m3fn": 7e12}}, "a peak for 'float8_e4m3fn'; write 'float8'"),
+        ({"flops_per_s": {"complex64": 7e12}}, "a peak for 'complex64'; write 'float32'"),
         ({"flops_per_s": {"bf16": 7e12}}, "flops_per_s has a peak for 'bf16'; write 'bfloat16'"),
         ({"kernel_flops_per_s": 7e12}, "kernel_flops_per_s is 7.*; expected a dict of tables"),
         ({"kernel_flops_per_s": {"product": {"int8": 0}}}, "kernel_flops_per_s.product.int8 is 0"),
@@ -164,7 +176,7 @@ def test_family_of_an_operator(op: str, family: str | None) -> None:
 )
 def test_machine_of_wrong_figures_names_the_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Machine(name="mine", **fields)
+        Machine(**{"name": "mine", **fields})
 
 
 def test_link_of_wrong_figures_names_the_field() -> None:
