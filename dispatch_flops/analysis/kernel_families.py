@@ -17,7 +17,12 @@ _PARTS: dict[KernelFamily, tuple[str, ...]] = {
 
 
 def family_of(op: str) -> KernelFamily | None:
-    """Return the family of an overload such as ``"aten.addmm.default"``; None if it has none."""
+    """Return the family of an overload such as ``"aten.addmm.default"``; None if it has none.
+
+    The name of a family stands for all of its operators.
+    """
+    if op in _PARTS:
+        return op
     name = op.split(".")[1] if op.count(".") > 1 else op
     for family, parts in _PARTS.items():
         if any(part in name for part in parts):

@@ -59,5 +59,5 @@ class StepParts:
         return found
 
     def _of_eager(self, cost: CallCost) -> StepPart:
-        key = ("", cost.op, UNCOUNTED)
+        key = ("", cost.op, "", UNCOUNTED)
         return self._by_key.setdefault(key, StepPart(Counter({key: 1})))

@@ -22,7 +22,8 @@ class MeterReading(StepTotals):
     """Costs, times and rates of some steps.
 
     steps: how many. samples, tokens: what the program stated of them.
-    operators: their cost, one total for each phase and dtype. uncounted: ``{operator: calls}`` of
+    operators: their cost, one total for each phase, dtype and family of kernels.
+        uncounted: ``{operator: calls}`` of
         what has no known cost; with one entry or more, all figures are lower bounds.
     is_estimate: the cost of a step depends on more than its signature, or a part of it ran only
         while it was not counted.

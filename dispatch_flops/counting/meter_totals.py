@@ -120,8 +120,8 @@ class MeterTotals:
             amounts, timed = (
                 Counter(
                     {
-                        (phase, dtype, name): operator.index(amount)
-                        for phase, dtype, name, amount in state[key]
+                        (phase, dtype, family, name): operator.index(amount)
+                        for phase, dtype, family, name, amount in state[key]
                     }
                 )
                 for key in ("amounts", "timed_amounts")
@@ -163,7 +163,7 @@ def _reading(
         operators=as_operators(amounts),
         timed_operators=as_operators(timed),
         uncounted={
-            op: calls for (_, op, name), calls in amounts.items() if name == UNCOUNTED and op
+            op: calls for (_, op, _, name), calls in amounts.items() if name == UNCOUNTED and op
         },
         is_estimate=is_estimate,
         machine=machine,

@@ -87,7 +87,7 @@ class StepCounter:
         calls = self._session.calls()
         total = amounts_of(calls)
         found, self._taken = total - self._taken, total
-        unknown = sorted(str(key[1]) for key in found if key[2] == UNCOUNTED)
+        unknown = sorted(str(key[1]) for key in found if key[-1] == UNCOUNTED)
         if unknown and not self._has_warned:
             self._has_warned = True
             warnings.warn(

@@ -68,7 +68,7 @@ class Segment:
         return all(
             self.counted[key] * runs == amounts[key] * self.counted_runs
             for key in self.counted.keys() | amounts.keys()
-            if key[2] in _COMPARED
+            if key[-1] in _COMPARED
         )
 
     @property

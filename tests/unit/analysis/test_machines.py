@@ -134,6 +134,8 @@ def test_peak_of_a_kernel_family_is_its_own_where_measured() -> None:
     ("op", "family"),
     [
         ("aten.addmm.default", "product"),
+        ("product", "product"),
+        ("recurrent", "recurrent"),
         ("aten.linear.default", "product"),
         ("aten.convolution_backward.default", "convolution"),
         ("aten._scaled_dot_product_flash_attention.default", "attention"),

@@ -28,6 +28,7 @@ from dispatch_flops.compile.step import Step
 from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.errors import AlreadyActiveError, ConfigError, TargetError, UncountedWarning
 from dispatch_flops.profilers import step_positions
+from tests.helpers.clocks import Ticks
 from tests.helpers.interpreters import run_python
 
 B, IN, HID, OUT = 2, 3, 5, 7
@@ -519,6 +520,29 @@ def test_window_and_last_step_have_rates_of_their_own(model: Net, optimizer: Any
     assert meter.hfu == pytest.approx((2 * small + large) / 15 / 1e9)
     assert meter.mfu == pytest.approx((2 * batch(2) + batch(11)) / 15 / 1e9)
     assert meter.total_flops == 3 * small + 3 * large
+
+
+def test_utilisation_takes_the_peaks_of_families_of_kernels() -> None:
+    """As that of a profile does: products have a peak, and the update has another."""
+    product, other, seconds = 4e6, 1e6, 3.0
+    peaks = {"product": {"float32": product}}
+    machine = Machine(
+        name="toy", flops_per_s={"float32": other}, kernel_flops_per_s=peaks, source="made up"
+    )
+    model, clock = Net(), Ticks()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    meter = FlopMeter(model, optimizer, machine, verify_every=0, now=clock)
+    for _ in range(4):
+        with meter.step():
+            train(model, optimizer, B)
+            clock.now += seconds
+    continued = FlopMeter(model, machine=machine)
+    continued.load_state_dict(json.loads(json.dumps(meter.state_dict())))
+    products = forward(B) + backward(B)
+    hfu = (products / product + (batch(B) - products + UPDATE) / other) / seconds
+    for reading in (meter.last_step, meter.window, meter.run, continued.run):
+        assert reading.hfu == pytest.approx(hfu)
+    assert {op.op for op in meter.run.operators} == {"product", "other"}
 
 
 def test_meter_shows_its_totals(model: Net, optimizer: Any) -> None:
