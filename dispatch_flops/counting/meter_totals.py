@@ -54,9 +54,11 @@ class MeterTotals:
         self._earlier_is_estimate = False
 
     def add(self, record: StepRecord) -> None:
-        """Add a step."""
+        """Add a step; its time counts for nothing if the clock was set back in it."""
         parts, seconds, samples, tokens = record
-        self.recent.append(record)
+        if seconds is not None and not seconds >= 0:  # NaN, too
+            seconds = None
+        self.recent.append((parts, seconds, samples, tokens))
         self.steps += 1
         self.samples += samples
         self.tokens += tokens

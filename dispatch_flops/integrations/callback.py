@@ -190,8 +190,10 @@ class StepCallback(ProfiledStep):
             self._cluster = gather_if_several(self.profile)
         elif self._profile is not None and begun_s is not None and size == self._size:
             self._devices.synchronize()
-            self._add_iteration(self._profile, self._now() - begun_s)
-            self._print()
+            seconds = self._now() - begun_s
+            if seconds >= 0:  # else the clock was set back
+                self._add_iteration(self._profile, seconds)
+                self._print()
 
     def finish(self) -> None:
         """End the training run: print the profile if it is not printed yet."""

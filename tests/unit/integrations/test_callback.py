@@ -106,6 +106,13 @@ def test_utilisation_is_based_on_the_duration_of_the_next_step(
     assert " of toy" in out
 
 
+def test_step_in_which_the_clock_is_set_back_is_not_the_timed_one() -> None:
+    readings = iter([10.0, 7.0, 20.0, 24.0])  # of the beginning and the end of two steps
+    callback = StepCallback(1, now=lambda: next(readings))
+    timing = run(callback, [B], [B], [B]).profile.timing
+    assert (timing.iteration_s, timing.iteration_step) == (24.0 - 20.0, 3)
+
+
 def test_utilisation_on_an_unknown_machine_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     callback = after_steps(2, 1)
     assert callback.mfu is callback.hfu is None

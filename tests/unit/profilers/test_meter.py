@@ -545,6 +545,21 @@ def test_utilisation_takes_the_peaks_of_families_of_kernels() -> None:
     assert {op.op for op in meter.run.operators} == {"product", "other"}
 
 
+@pytest.mark.parametrize("passed", [-100.0, float("nan")])
+def test_step_in_which_the_clock_is_set_back_has_no_part_in_rates(passed: float) -> None:
+    model, clock = Net(), Ticks()
+    meter = FlopMeter(model, verify_every=0, now=clock)
+    for seconds in (1.0, 2.0, 2.0, passed):
+        with meter.step(tokens=B):
+            model(torch.ones(B, IN))
+            clock.now += seconds
+    assert meter.run.steps == 4 and meter.run.timed_steps == 2
+    assert meter.total_flops == 4 * forward(B)
+    assert meter.run.flops_per_s == meter.window.flops_per_s == forward(B) / 2.0
+    assert meter.tokens_per_s == B / 2.0
+    assert meter.last_step.flops_per_s is None
+
+
 def test_meter_shows_its_totals(model: Net, optimizer: Any) -> None:
     """Two steps of 1 s, of which the first is counted: rates and shares are of the second."""
     times = iter((0.0, 1.0, 2.0, 3.0))
