@@ -134,7 +134,7 @@ class StepCallback(ProfiledStep):
 
     def saved_totals(self) -> dict[str, Any]:
         """Return the state of the meter, for a checkpoint; ``{}`` without ``every_step``."""
-        return {} if self.meter is None else self.meter.state_dict()
+        return dict(self._resumed) if self.meter is None else self.meter.state_dict()
 
     def resume(self, totals: Mapping[str, Any]) -> None:
         """Continue totals with the next run.

@@ -35,9 +35,9 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
         flops.profile, flops.mfu
 
     profile_step, config, machine, every_step: see ``StepCallback``. With ``every_step`` the figures
-    go to the trainer's loggers by the module's ``log``. They are renewed every
-    ``trainer.log_every_n_steps`` steps. Tokens are the elements of the batch's ``"input_ids"``.
-    Checkpoints hold the totals, and a run that is resumed continues them.
+    go to the trainer's loggers by the module's ``log``. They are renewed where the trainer writes
+    to its loggers, every ``trainer.log_every_n_steps`` steps. Tokens are the elements of the
+    batch's ``"input_ids"``. Checkpoints hold the totals, and a run that is resumed continues them.
 
     The step ends with the batch after which ``trainer.global_step`` has risen. Validation between
     its batches is counted with it. The profile is printed by the process of rank 0, and is kept
@@ -53,6 +53,11 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
         """Drop an unfinished step."""
         self._global_step = None
         super().close()
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forget the totals of a checkpoint that was tested or validated, before one is resumed."""
+        if stage == "fit":
+            self.resume({})
 
     def on_train_start(self, *_: Any) -> None:
         """Begin a training run."""
@@ -79,7 +84,7 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
             world_size=trainer.world_size,
         )
         if self._every_step:
-            if not self._figures or trainer.global_step % max(1, trainer.log_every_n_steps) == 0:
+            if not self._figures or _is_logged(trainer):
                 self._figures = self.figures()
             for name, value in self._figures.items():
                 pl_module.log(name, float(value))
@@ -102,3 +107,12 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
     def on_exception(self, *_: Any) -> None:
         """Drop an unfinished step."""
         self.close()
+
+
+def _is_logged(trainer: Any) -> bool:
+    """Return True if the trainer writes to its loggers what this batch has logged.
+
+    It counts batches that stepped, and not ``trainer.global_step``, which several optimizers raise.
+    """
+    connector = getattr(trainer, "_logger_connector", None)  # as Lightning's own callbacks ask it
+    return bool(getattr(connector, "should_update_logs", True))

@@ -59,6 +59,8 @@ def fit(
     fail_in: int = -1,
     resumed_at: int = 0,
     rows: list[int] | None = None,
+    log_every: int = 1,
+    optimizers: int = 1,
 ) -> Net:
     """Lightning's order of hooks: the last batch of a step runs inside ``optimizer.step``."""
     model = Net()
@@ -68,7 +70,7 @@ def fit(
         is_global_zero=True,
         global_rank=0,
         world_size=1,
-        log_every_n_steps=2,
+        _logger_connector=SimpleNamespace(should_update_logs=False),
     )
     rows = [B] * (steps * MICRO) if rows is None else rows
     try:
@@ -81,9 +83,10 @@ def fit(
             if index % MICRO == MICRO - 1:
                 optimizer.step(lambda batch=batch: model.training_step(batch["x"]))
                 optimizer.zero_grad()
-                trainer.global_step += 1
+                trainer.global_step += optimizers
             else:
                 model.training_step(batch["x"])
+            trainer._logger_connector.should_update_logs = (index // MICRO + 1) % log_every == 0
             callback.on_train_batch_end(trainer, model, None, batch, index)
         callback.on_train_end(trainer, model)
     except KeyError as error:
@@ -159,6 +162,38 @@ def test_every_step_is_logged_with_the_cost_of_its_batches(make: Callable[..., A
     assert len(logged) == 6
     assert logged[-1] == callback.meter.model_flops
     assert {name for name, _ in model.logged} == {"mfu", "model_flops", "flops_per_s"}
+
+
+def test_totals_of_a_checkpoint_that_was_tested_are_not_those_of_the_next_fit(
+    make: Callable[..., Any],
+) -> None:
+    callback = make(every_step=True)
+    fit(callback, 2)
+    saved = callback.state_dict()
+    callback.setup(None, None, stage="test")
+    callback.load_state_dict(saved)
+    callback.setup(None, None, stage="fit")
+    fit(callback, 3)
+    assert callback.meter.steps_done == 3
+
+
+def test_resumed_totals_are_in_checkpoints_from_before_the_first_step_on(
+    make: Callable[..., Any],
+) -> None:
+    first, second = make(every_step=True), make(every_step=True)
+    fit(first, 2)
+    second.setup(None, None, stage="fit")
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict()
+    fit(second, 3)
+    assert second.meter.steps_done == 2 + 3
+
+
+def test_figures_are_those_of_the_step_that_the_trainer_logs(make: Callable[..., Any]) -> None:
+    """It logs every third batch that steps, and ``global_step`` rises by two in each."""
+    model = fit(make(every_step=True), 6, log_every=3, optimizers=2)
+    logged = [value for name, value in model.logged if name == "model_flops"]
+    assert [value / logged[0] for value in logged] == [1, 1, 3, 3, 3, 6]
 
 
 def test_exception_drops_the_metered_step(make: Callable[..., Any]) -> None:
