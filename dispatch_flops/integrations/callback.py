@@ -110,8 +110,11 @@ class StepCallback(ProfiledStep):
         self._profile = self._iteration_s = self._cluster = self.meter = None
         self._ended = self._printed = False
 
-    def begin(self, model: nn.Module) -> None:
-        """Begin an optimizer step."""
+    def begin(self, model: nn.Module, inputs: tuple[Any, ...] | None = None) -> None:
+        """Begin an optimizer step.
+
+        inputs: as of ``FlopMeter.step``.
+        """
         self._batches.clear()
         if self._is_next():
             self._devices = Devices.of(model.modules())
@@ -122,7 +125,7 @@ class StepCallback(ProfiledStep):
         if self._every_step:
             self._tokens = 0
             self.meter = self.meter or self._make_meter(model)
-            self._metered = self.meter.step()
+            self._metered = self.meter.step(inputs=inputs)
             self._metered.__enter__()
 
     def _make_meter(self, model: nn.Module) -> FlopMeter:

@@ -68,10 +68,10 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
         """Begin a step with the first batch after the step before."""
         if self._global_step is None:
             self._global_step = trainer.global_step
-            self.begin(pl_module)
+            self.begin(pl_module, (batch,))  # Lightning calls the module's ``training_step``
+        elif self.meter is not None:
+            self.meter.note_batch(batch)
         self.add_batch(batch)
-        if self.meter is not None:
-            self.meter.note_batch(batch)  # Lightning calls the module's ``training_step``
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """End the step if the optimizer has stepped."""

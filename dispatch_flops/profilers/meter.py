@@ -160,16 +160,24 @@ class FlopMeter(MeteredRun):
 
     # -- steps ----------------------------------------------------------------------------------
 
-    def step(self, samples: int | None = None, tokens: int | None = None) -> _Block:
+    def step(
+        self,
+        samples: int | None = None,
+        tokens: int | None = None,
+        *,
+        inputs: tuple[Any, ...] | None = None,
+    ) -> _Block:
         """Return a context manager for one step, with all its micro-batches.
 
         samples, tokens: the numbers of them in the step, for the rates; None if not known.
+        inputs: those of ``note_batch``, where the work on a batch starts with the step; None (the
+            default) where other work may come first.
 
         Raises ConfigError if one is not a count, and AlreadyActiveError inside another step or
         after ``start()``.
         """
         self.note_size(samples, tokens)
-        return _Block(self)
+        return _Block(self, inputs)
 
     def note_size(self, samples: int | None = None, tokens: int | None = None) -> None:
         """State the numbers of samples and tokens of the step that runs, where its start is early.
@@ -220,7 +228,7 @@ class FlopMeter(MeteredRun):
         block.number = self._entered = self._entered + 1
         try:
             self._hooks.install()
-            self._begin()
+            self._begin(block.inputs)
         except BaseException:
             self._drop()
             raise
@@ -232,7 +240,7 @@ class FlopMeter(MeteredRun):
         finally:
             self._drop()
 
-    def _begin(self) -> None:
+    def _begin(self, inputs: tuple[Any, ...] | None = None) -> None:
         self._thread = get_ident()
         number, states = self._totals.steps + 1, self._states
         if number > self._verified_at:
@@ -244,7 +252,9 @@ class FlopMeter(MeteredRun):
             self._counter.discard()
             is_whole = self._counter.is_running or is_whole
         self._step = step = RunningStep(states, self._positions, self._counter, is_whole)
-        if not self._is_started:
+        if inputs is not None:
+            step.call(None, call_signature(self._state, inputs, {}))
+        elif not self._is_started:
             step.begin()
         self._begun_s = self._now()
 
@@ -403,14 +413,15 @@ def _continued(arguments: dict[str, Any], state: Mapping[str, Any]) -> FlopMeter
 class _Block:
     """One step of a meter.
 
-    number: how many blocks the meter has entered with this one, while the step may have to be
-        dropped; else 0.
+    inputs: of the work that the step begins with, if stated. number: how many blocks the meter has
+        entered with this one, while the step may have to be dropped; else 0.
     """
 
-    __slots__ = ("_meter", "number")
+    __slots__ = ("_meter", "inputs", "number")
 
-    def __init__(self, meter: FlopMeter) -> None:
+    def __init__(self, meter: FlopMeter, inputs: tuple[Any, ...] | None) -> None:
         self._meter = meter
+        self.inputs = inputs
         self.number = 0
 
     def __enter__(self) -> None:

@@ -438,6 +438,18 @@ def test_stated_batch_stands_for_a_call_of_the_model(
     assert meter.run.timed_steps == 2
 
 
+def test_step_that_starts_with_the_stated_batch_is_known_after_one_run(model: Net) -> None:
+    """No work comes before the batch, so that a new shape is counted once."""
+    meter = FlopMeter(model, verify_every=0)
+    for rows in (2, 2, 11, 11, 13):
+        x = torch.ones(rows, IN)
+        with meter.step(inputs=(x,)):
+            model.b(model.a(x))
+    assert meter.total_flops == sum(map(forward, (2, 2, 11, 11, 13)))
+    assert meter.run.timed_steps == 2
+    assert not meter.is_estimate
+
+
 def test_data_prepared_in_the_block_cost_what_their_shape_costs(
     model: Net, optimizer: Any, meter: FlopMeter
 ) -> None:
