@@ -104,33 +104,40 @@ def _size(change: Change) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """Column of a figure: its values before and after a change, and their text."""
+    """Column of a figure: its values before and after a change, and their text.
+
+    is_cost: whether operators without a known cost make it a lower bound.
+    """
 
     title: str
     values: Callable[[Change], tuple[Number | None, Number | None]]
     text: Callable[[Number | None], str]
+    is_cost: bool = True
 
     def cell(self, change: Change) -> str:
         before, after = self.values(change)
-        a, b = change.before, change.after
-        first = at_least(self.text(before), a is not None and a.lower_bound)
-        second = at_least(self.text(after), b is not None and b.lower_bound)
-        if a is None:
+        text = self.text
+        if isinstance(before, int) and before != after and text(before) == text(after):
+            text = "{:,}".format  # they differ only in digits that rounding hides
+        first = self._marked(text(before), change.before)
+        second = self._marked(text(after), change.after)
+        if change.before is None:
             return f"new: {second}"
-        if b is None:
+        if change.after is None:
             return f"gone: {first}"
         if before == after and first == second:
             return first
-        if first == second:  # they differ only in digits that rounding hides
-            first, second = f"{before:,}", f"{after:,}"
         return f"{first} -> {second} ({change_text(before, after)})"
+
+    def _marked(self, text: str, figures: Figures | None) -> str:
+        return at_least(text, self.is_cost and figures is not None and figures.lower_bound)
 
 
 def _figure_column(title: str, key: Key, text: Callable[[Number | None], str]) -> _Column:
     def values(change: Change) -> tuple[Number | None, Number | None]:
         return _value(change.before, key), _value(change.after, key)
 
-    return _Column(title, values, text)
+    return _Column(title, values, text, is_cost=key in ("macs", "flops", "bytes"))
 
 
 def _value(figures: Figures | None, key: Key) -> Number | None:
@@ -145,7 +152,9 @@ _COLUMNS = [
     _figure_column("Latency", "latency", seconds_text),
 ]
 _RIGHT: list[Align] = ["right"] * len(_COLUMNS)
-_CALLS = _Column("Calls", lambda change: (change.calls_before, change.calls_after), count_text)
+_CALLS = _Column(
+    "Calls", lambda change: (change.calls_before, change.calls_after), count_text, is_cost=False
+)
 
 
 def _cells(

@@ -58,6 +58,24 @@ def test_diff_that_rounding_would_hide_shows_all_digits(compare: Compare) -> Non
     assert "1,000,000,000 -> 1,000,000,001 (+<0.01%)" in out
 
 
+def test_diff_marks_costs_as_lower_bounds_and_no_other_figure(compare: Compare) -> None:
+    unknown = OpTotal(op="lib.a", phase="forward", calls=2, cost=None, uncounted=2)
+    known = tree({"a": 10**9}, latency=1.0)
+    before = dataclasses.replace(
+        known, root=dataclasses.replace(known.root, ops=(unknown,), own_params=7, total_params=7)
+    )
+    larger = tree({"a": 10**9 + 1}, latency=1.0)
+    after = dataclasses.replace(
+        larger, root=dataclasses.replace(larger.root, ops=(unknown,), own_params=7, total_params=7)
+    )
+    cells = _cells(compare(before, after, "--all", "--format", "markdown").out)
+    params, macs, _, _, latency = cells["everything"]
+    assert (params, latency) == ("7", "1 s")
+    assert macs == ">= 1,000,000,000 -> >= 1,000,000,001 (+<0.01%)"
+    calls, macs, *_ = cells["lib.a"]
+    assert (calls, macs) == ("2", ">= 0")
+
+
 def test_exit_code_depends_on_counts_but_not_on_latencies(compare: Compare) -> None:
     one, other = tree({"a": 1}, latency=1.0), tree({"a": 1}, latency=2.0)
     same = compare(one, other, "--exit-code")
