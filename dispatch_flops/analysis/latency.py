@@ -18,7 +18,8 @@ def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
     """Return the fqns of the modules whose forward latency may be off by more than 10 %.
 
     A latency is inexact if it is below the resolution of its calls, or if runs vary by more than
-    10 %. Where the whole model was timed by itself, its latency is never too short.
+    10 %. Where the whole model was timed by itself, its latency is never too short. The latency of
+    a container that is never called is the sum of its children's.
 
     Example::
 
@@ -26,7 +27,9 @@ def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
         for node in profile.root.walk():
             print(node.fqn, "~" if node.fqn in inexact else "", node.latency_s)
     """
+    latencies = inclusive(root)
     least: dict[str, float] = {}
+    spread: dict[str, float] = {}
     inexact = set()
     for node in reversed(list(root.walk())):
         timed = (op for op in node.ops if op.phase == "forward" and op.latency_s is not None)
@@ -36,11 +39,15 @@ def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
             + _least_s(operators, timing.operator_resolution_s)
             + sum(least[child.fqn] for child in node.children)
         )
-        if not node.latency_s:
+        is_sum = node.latency_s is None
+        spreads = [spread[child.fqn] for child in node.children if is_sum]
+        spread[node.fqn] = sum(spreads, start=node.latency_spread_s or 0.0)
+        latency_s = latencies[node.fqn].latency_s
+        if not latency_s:
             continue
         timed_by_itself = node is root and timing.latency("forward") is not None
-        too_short = node.latency_s < least[node.fqn] and not timed_by_itself
-        if too_short or (node.latency_spread_s or 0.0) > EXACT * node.latency_s:
+        too_short = latency_s < least[node.fqn] and not timed_by_itself
+        if too_short or spread[node.fqn] > EXACT * latency_s:
             inexact.add(node.fqn)
     return frozenset(inexact)
 

@@ -9,6 +9,7 @@ from dispatch_flops.analysis.efficiency import machine_of
 from dispatch_flops.analysis.figures import Figures, inclusive, walk_with_depth
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.headline import headline
+from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.renderers.overview.headline_lines import phases_text
@@ -57,7 +58,11 @@ def render(profile: Profile, view: View | None = None) -> str:
     levels = ((node, level) for tree in trees for node, level in walk_with_depth(tree))
     nodes = [pair for pair in levels if view.depth is None or pair[1] <= view.depth]
     whole = profile.total().flops
-    rows = [_row(node, level, figures[node.fqn], whole) for node, level in nodes[:_MOST_ROWS]]
+    inexact = inexact_latencies(root, profile.timing)
+    rows = [
+        _row(node, level, figures[node.fqn], whole, is_inexact=node.fqn in inexact)
+        for node, level in nodes[:_MOST_ROWS]
+    ]
     if len(nodes) > _MOST_ROWS:
         rows.append([f"… {len(nodes) - _MOST_ROWS} more", *[""] * (len(_COLUMNS) - 1)])
     tree_table = table_html(_COLUMNS, rows, text_columns=_TEXT_COLUMNS)
@@ -115,9 +120,11 @@ def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
         yield f"<p><b>Lower bound</b>: no cost is known for {listed}</p>"
 
 
-def _row(node: ModuleNode, level: int, figures: Figures, whole: int) -> list[str]:
+def _row(
+    node: ModuleNode, level: int, figures: Figures, whole: int, *, is_inexact: bool
+) -> list[str]:
     bound = figures.lower_bound
-    latency = seconds_text(figures.latency_s)
+    mark = "~" if is_inexact else ""
     return [
         "\u2003" * level + one_line(node.name or node.class_name),
         one_line(node.class_name),
@@ -126,7 +133,7 @@ def _row(node: ModuleNode, level: int, figures: Figures, whole: int) -> list[str
         at_least(count_text(figures.cost.flops), bound),
         percent_text(figures.cost.flops, whole),
         at_least(bytes_text(figures.cost.bytes_total), bound),
-        "" if latency == NOT_AVAILABLE else latency,
+        "" if figures.latency_s is None else f"{mark}{seconds_text(figures.latency_s)}",
     ]
 
 

@@ -313,6 +313,17 @@ def encoder(layers: int = 12) -> Profile:
     return Profile(root=place(module("Encoder", embedding, stack, latency_s=90e-3)))
 
 
+def varying(fqn: str) -> Profile:
+    """Three layers, of which one takes a third more or less from run to run."""
+
+    def change(node: ModuleNode) -> ModuleNode:
+        if node.fqn != fqn:
+            return node
+        return dataclasses.replace(node, latency_spread_s=(node.latency_s or 0.0) / 3)
+
+    return encoder(3).map_nodes(change)
+
+
 def deep(levels: int) -> Profile:
     """A chain far deeper than Python's stack, with one FLOP per level."""
     node: ModuleNode | None = None

@@ -92,7 +92,7 @@ def _columns(profile: Profile) -> dict[str, Column]:
 
     def latency(row: Row) -> str:
         seconds = row.figures.latency_s
-        mark = "~" if row.node.fqn in inexact else ""
+        mark = "" if inexact.isdisjoint(row.fqns) else "~"
         return "" if seconds is None else f"{mark}{seconds_text(seconds)}"
 
     def rate(row: Row) -> str:

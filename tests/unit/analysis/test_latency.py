@@ -39,7 +39,10 @@ def test_latency_of_a_phase_is_the_measured_one() -> None:
 def test_inexact_latencies_are_below_what_calls_and_timed_operators_take(
     latency_s: float, spread_s: float | None, is_exact: bool
 ) -> None:
-    """2 calls at 5 each, of itself and of its child, and 4 timed operators at 1 each."""
+    """2 calls at 5 each, of itself and of its child, and 4 timed operators at 1 each.
+
+    The root is never called: its latency is the same one.
+    """
     cost = OpCost(flops=1)
     ops = (
         OpTotal(op="lib.a", phase="forward", calls=4, cost=cost, latency_s=2.0),
@@ -53,7 +56,30 @@ def test_inexact_latencies_are_below_what_calls_and_timed_operators_take(
     )  # fmt: skip
     root = ModuleNode(fqn="", class_name="Net", children=(node,))
     timing = StepTiming(resolution_s=5.0, operator_resolution_s=1.0)
-    assert inexact_latencies(root, timing) == (frozenset() if is_exact else {"a"})
+    assert inexact_latencies(root, timing) == (frozenset() if is_exact else {"", "a"})
+
+
+def test_inexact_latencies_include_a_container_whose_children_together_are_inexact() -> None:
+    """It shows the sum of 4 s and 6 s: 3 calls at 4 s are more, 3 calls at 3 s are not."""
+
+    def marked(resolution_s: float, spread_s: float) -> frozenset[str]:
+        first = ModuleNode(
+            fqn="b.0", name="0", class_name="A", calls=1, seconds=timed(forward=4.0),
+            latency_spread_s=spread_s,
+        )  # fmt: skip
+        second = ModuleNode(
+            fqn="b.1", name="1", class_name="A", calls=2, seconds=timed(forward=6.0)
+        )
+        both = ModuleNode(fqn="b", name="b", class_name="List", children=(first, second))
+        root = ModuleNode(
+            fqn="", class_name="Net", calls=1, seconds=timed(forward=90.0), children=(both,)
+        )
+        return inexact_latencies(root, StepTiming(resolution_s=resolution_s))
+
+    assert marked(4.0, 0.0) == {"b", "b.1"}
+    assert marked(3.0, 0.0) == frozenset()
+    assert marked(3.0, 1.5) == {"b", "b.0"}
+    assert marked(3.0, 0.5) == {"b.0"}
 
 
 def test_inexact_latencies_include_modules_with_many_short_calls_and_operators() -> None:

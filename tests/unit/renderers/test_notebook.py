@@ -10,7 +10,16 @@ import pytest
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.renderers import View, notebook
 from dispatch_flops.units import flops_text
-from tests.helpers.trees import SMALL, deep, encoder, hostile, lower_bound, training_step, wide
+from tests.helpers.trees import (
+    SMALL,
+    deep,
+    encoder,
+    hostile,
+    lower_bound,
+    training_step,
+    varying,
+    wide,
+)
 
 
 def _table(text: str) -> list[list[str]]:
@@ -43,6 +52,12 @@ def test_notebook_shows_totals_and_lower_bounds() -> None:
     assert "lib.mystery.default (4 calls)" in text
     assert f"FLOPs: forward &gt;= {2 * 7 * 3 * 5 + 22}" in text
     assert "Lower bound" not in notebook.render(encoder())
+
+
+def test_notebook_marks_latencies_that_are_inexact() -> None:
+    rows = _table(notebook.render(varying("layer.2"), View(depth=2, fold=False)))
+    latencies = {row[0].strip(): row[-1] for row in rows}
+    assert (latencies["1"], latencies["2"]) == ("2 ms", "~3 ms")
 
 
 def test_notebook_escapes_hostile_names() -> None:

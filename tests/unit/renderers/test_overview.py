@@ -28,6 +28,7 @@ from tests.helpers.trees import (
     training_step,
     unknown,
     unmeasured,
+    varying,
     wide,
 )
 
@@ -164,6 +165,12 @@ class TestTree:
         )
         lines = tree(Profile(root=dataclasses.replace(root, children=children)))
         assert ["[2, 5]" in lines[1], "nested +1" in lines[2]] == [True, True]
+
+    def test_latency_of_a_run_is_marked_where_any_of_its_modules_varies(self) -> None:
+        lines = tree(varying("layer.2"), columns=("latency",), depth=1)
+        assert cells(next(line for line in lines if "3 x Layer" in line))[-1] == "~6 ms"
+        exact = tree(encoder(3), columns=("latency",), depth=1)
+        assert "~" not in "".join(exact)
 
     def test_lower_bounds_are_marked(self) -> None:
         first, known, *_ = tree(lower_bound())
