@@ -113,13 +113,13 @@ def _rest(rows: Sequence[OperatorRow]) -> str:
 
 
 def _operator_cells(row: OperatorRow) -> tuple[str, ...]:
-    cost = row.cost or ZERO
+    cost, bound = row.cost or ZERO, bool(row.uncounted)
     return (
         one_line(row.op),
         str(row.calls),
-        count_text(cost.macs) if cost.macs else "",
-        at_least(count_text(cost.flops), bool(row.uncounted)),
+        at_least(count_text(cost.macs), bound) if cost.macs else "",
+        at_least(count_text(cost.flops), bound),
         fraction_text(row.share),
-        bytes_text(cost.bytes_total),
+        at_least(bytes_text(cost.bytes_total), bound),
         "" if row.latency_s is None else seconds_text(row.latency_s),
     )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from dispatch_flops.analysis.communication import inclusive_communication
+from dispatch_flops.analysis.figures import Figures, tree_figures
 from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import PHASES, Phase
-from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.overview.fitting import TextColumn, fitted_table
 from dispatch_flops.renderers.overview.rows import Row, output_text
 from dispatch_flops.renderers.text import Align, Style, at_least, one_line
@@ -95,14 +96,19 @@ def _columns(profile: Profile) -> dict[str, Column]:
         mark = "" if inexact.isdisjoint(row.fqns) else "~"
         return "" if seconds is None else f"{mark}{seconds_text(seconds)}"
 
+    @cache
+    def figures_in(phase: Phase) -> dict[str, Figures]:
+        return tree_figures(profile.root, phase)
+
     def rate(row: Row) -> str:
-        flops = row.node.total("forward").flops * row.figures.modules
-        per_s = ratio(flops, row.figures.latency_s)
-        return flops_per_s_text(per_s) if per_s else ""
+        forward = figures_in("forward")[row.node.fqn]
+        per_s = ratio(forward.cost.flops * row.figures.modules, row.figures.latency_s)
+        return at_least(flops_per_s_text(per_s), forward.lower_bound) if per_s else ""
 
     def flops_in(phase: Phase) -> Column:
         def cell(row: Row) -> str:
-            return _count(cost_in(row.node, phase).flops * row.figures.modules, row)
+            part = figures_in(phase)[row.node.fqn]
+            return _cost(part.cost.flops * row.figures.modules, part)
 
         return Column(f"{phase} FLOPs", cell)
 
@@ -121,11 +127,13 @@ def _columns(profile: Profile) -> dict[str, Column]:
     return {
         "output": Column("Output", output_text, "left"),
         "params": Column("Params", lambda row: _unless_0(row.figures.params, params_text)),
-        "macs": Column("MACs", lambda row: _count(row.figures.cost.macs, row)),
-        "flops": Column("FLOPs", lambda row: _count(row.figures.cost.flops, row)),
+        "macs": Column("MACs", lambda row: _cost(row.figures.cost.macs, row.figures)),
+        "flops": Column("FLOPs", lambda row: _cost(row.figures.cost.flops, row.figures)),
         **phases,
         "share": Column("Share", share, "left"),
-        "bytes": Column("Bytes", lambda row: _unless_0(row.figures.cost.bytes_total, bytes_text)),
+        "bytes": Column(
+            "Bytes", lambda row: _cost(row.figures.cost.bytes_total, row.figures, bytes_text)
+        ),
         "comm": Column("Payload", payload),
         "latency": Column("Forward", latency),
         "rate": Column("Forward rate", rate),
@@ -139,10 +147,9 @@ def _label(row: Row) -> str:
     return "  " * row.level + text
 
 
-def _count(count: int, row: Row) -> str:
-    """Return a count, "" for a true 0; a lower bound is shown even if it is 0."""
-    bound = row.figures.lower_bound
-    return at_least(count_text(count), bound) if count or bound else ""
+def _cost(count: int, of: Figures, text: Callable[[int], str] = count_text) -> str:
+    """Return a cost, "" for a true 0; a lower bound is shown even if it is 0."""
+    return at_least(text(count), of.lower_bound) if count or of.lower_bound else ""
 
 
 def _unless_0(value: int, text: Callable[[int], str]) -> str:

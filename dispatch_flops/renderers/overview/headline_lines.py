@@ -106,7 +106,7 @@ def _time(profile: Profile, top: Headline) -> str:
     mark = "~" if top.seconds_are_inexact else ""
     spread = f" ± {seconds_text(timing.spread_s)}" if timing.spread_s is not None else ""
     runs = f", median of {timing.repeats} runs" if timing.repeats > 1 else ""
-    rate = flops_per_s_text(ratio(top.hardware_flops, top.seconds))
+    rate = at_least(flops_per_s_text(ratio(top.hardware_flops, top.seconds)), top.lower_bound)
     return f"{mark}{seconds_text(top.seconds)}{spread} ({top.seconds_of}{runs}), {rate}"
 
 

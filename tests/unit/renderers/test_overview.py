@@ -177,6 +177,22 @@ class TestTree:
         assert ">= " in first
         assert ">=" not in known
 
+    def test_lower_bounds_are_marked_in_each_column_of_a_cost(self) -> None:
+        ops = (
+            op("aten.mm.default", macs=105, n_bytes=(16, 12)),
+            op("aten.mm.default", "backward", macs=210),
+            unknown("lib.backward.default", "backward"),
+        )
+        profile = Profile(root=place(module("Net", ops=ops, latency_s=2.0)))
+        columns = ("macs", "bytes", "forward_flops", "backward_flops", "rate")
+        (line,) = tree(profile, columns=columns)
+        assert [cell.strip() for cell in cells(line)] == [
+            "Net", ">= 315", ">= 28 B", "210", ">= 420", "105 FLOP/s",
+        ]  # fmt: skip
+        bound = Profile(root=place(module("Net", ops=(*ops, unknown("lib.a")), latency_s=2.0)))
+        (line,) = tree(bound, columns=("forward_flops", "rate"))
+        assert [cell.strip() for cell in cells(line)] == ["Net", ">= 210", ">= 105 FLOP/s"]
+
     @pytest.mark.parametrize("width", [60, 80, 100])
     def test_lines_fit_the_width(self, width: int) -> None:
         for make in (encoder, lenet5, training_step, lower_bound, unmeasured, empty):
@@ -212,6 +228,12 @@ class TestHeadline:
         profile = dataclasses.replace(wide(3), timing=timing)
         (line,) = [line for line in parts(profile)[0] if line.startswith("Time")]
         assert line == "Time     4 s ± 250 ms (forward, median of 3 runs), 3 FLOP/s"
+
+    def test_rate_is_a_lower_bound_where_the_flops_are(self) -> None:
+        ops = (op("aten.mm.default", macs=105), unknown("lib.a"))
+        timing = StepTiming(seconds=timed(forward=2.0))
+        profile = Profile(root=place(module("Net", ops=ops)), timing=timing)
+        assert "Time     2 s (forward), >= 105 FLOP/s" in parts(profile)[0]
 
     def test_utilisation_names_the_machine(self) -> None:
         timing = StepTiming(seconds=timed(forward=2.0))
@@ -259,6 +281,11 @@ class TestOperatorsAndRemarks:
     def test_operators_come_with_the_most_flops_first(self) -> None:
         names = [line.split()[0] for line in parts(lower_bound())[2][2:]]
         assert names == ["aten.addmm.default", "lib.scan.default"]
+
+    def test_figures_of_an_operator_without_some_of_its_calls_are_lower_bounds(self) -> None:
+        (line,) = [line for line in parts(lower_bound())[2] if line.startswith("lib.scan.default")]
+        macs, flops, _, n_bytes = (cell.strip() for cell in cells(line)[2:])
+        assert (macs, flops, n_bytes) == (">= 11", ">= 22", ">= 30 B")
 
     def test_uncounted_operators_are_listed_with_their_reason(self) -> None:
         text = " ".join(overview.render(lower_bound()).split())
