@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dispatch_flops.analysis.memory_fit import MemoryFit
 from dispatch_flops.analysis.planned_generation import GenerationStep, PlannedGeneration
+from dispatch_flops.profile import MemoryProfile
+from dispatch_flops.renderers.memory_table import marked_bytes
 from dispatch_flops.renderers.text import at_least
 from dispatch_flops.units import (
     NOT_AVAILABLE,
@@ -18,13 +20,10 @@ _NONE = "none"
 
 def generation_column(choice: PlannedGeneration) -> dict[str, str]:
     """Return ``{name: text}``."""
-    memory = choice.highest.profile.memory
     column = {
         "parameters": params_text(choice.passes[0].profile.total_params),
         "KV cache at the end": bytes_text(choice.cache_bytes),
-        "memory": at_least(
-            bytes_text(choice.peak_bytes), memory is not None and memory.is_lower_bound
-        ),
+        "memory": peak_text(choice.highest.profile.memory),
         **{f"  {role}": bytes_text(n) for role, n in (choice.highest.memory_by_role or {}).items()},
         "fits": {True: "yes", False: "no", None: NOT_AVAILABLE}[choice.fits],
         "headroom": headroom_text(choice.headroom_bytes),
@@ -64,6 +63,11 @@ def _pass(name: str, step: GenerationStep) -> dict[str, str]:
 
 def _counts(low: int, high: int) -> str:
     return str(high) if low == high else f"{low} to {high}"
+
+
+def peak_text(memory: MemoryProfile | None) -> str:
+    """Return the bytes at the peak as text, marked if they are not exact."""
+    return NOT_AVAILABLE if memory is None else marked_bytes(memory.peak_bytes, memory)
 
 
 def headroom_text(free: float | None) -> str:

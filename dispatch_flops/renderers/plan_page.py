@@ -17,15 +17,15 @@ from dispatch_flops.profile.memory import ROLES
 from dispatch_flops.renderers.generation_column import (
     headroom_text,
     largest_text,
+    peak_text,
     range_text,
     seconds_range_text,
 )
 from dispatch_flops.renderers.html.document import document
-from dispatch_flops.renderers.memory_table import marked_bytes
 from dispatch_flops.renderers.plan_table import columns_of, rows_of, titles_of
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
-from dispatch_flops.units import NOT_AVAILABLE, bytes_text, fraction_text
+from dispatch_flops.units import bytes_text, fraction_text
 
 __all__ = ["render"]
 
@@ -131,7 +131,5 @@ def _largest(choice: MemoryFit) -> list[str]:
 
 
 def _memory(memory: MemoryProfile | None) -> Data:
-    if memory is None:
-        return {"peak": None, "roles": {}, "memory": NOT_AVAILABLE}
-    peak = memory.peak_bytes
-    return {"peak": peak, "roles": memory.by_role(), "memory": marked_bytes(peak, memory)}
+    peak, roles = (None, {}) if memory is None else (memory.peak_bytes, memory.by_role())
+    return {"peak": peak, "roles": roles, "memory": peak_text(memory)}

@@ -12,6 +12,7 @@ from dispatch_flops.renderers.generation_column import (
     generation_column,
     headroom_text,
     largest_text,
+    peak_text,
     range_text,
 )
 from dispatch_flops.renderers.text import Style, at_least, table
@@ -81,11 +82,10 @@ def rows_of(columns: Sequence[Mapping[str, str]]) -> list[str]:
 def _column(step: PlannedStep) -> dict[str, str]:
     bounds, profile = step.bounds, step.profile
     is_bound = profile.is_lower_bound
-    memory_is_bound = step.memory is not None and step.memory.is_lower_bound
     fits = {True: "yes", False: "no", None: NOT_AVAILABLE}[step.fits]
     column = {
         **_parameters(step),
-        "memory": at_least(bytes_text(step.peak_bytes), memory_is_bound),
+        "memory": peak_text(step.memory),
         **{f"  {role}": bytes_text(count) for role, count in (step.memory_by_role or {}).items()},
         "fits": fits,
         "headroom": headroom_text(step.headroom_bytes),

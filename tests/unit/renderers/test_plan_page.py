@@ -12,6 +12,7 @@ from torch import nn
 from dispatch_flops import Machine, plan
 from dispatch_flops.analysis.planned import Plan, planned_step
 from dispatch_flops.renderers import View, plan_page, plan_table
+from dispatch_flops.units import bytes_text
 from tests.helpers.html_pages import page_data
 from tests.helpers.trees import training_step
 
@@ -70,6 +71,20 @@ def test_page_has_the_rows_of_the_table() -> None:
     for (name, texts), line in zip(rows, body, strict=True):
         assert line.strip().startswith(name.strip())
         assert all(text in line for text in texts)
+
+
+def test_peak_is_marked_in_table_and_page_where_it_is_not_exact() -> None:
+    shown = planned()
+    for mark, names in (("~ ", "decomposed"), (">= ", "unseen")):
+        step = shown.steps[0]
+        memory = dataclasses.replace(step.profile.memory, **{names: ("aten.lstm.input",)})
+        marked = dataclasses.replace(step, profile=dataclasses.replace(step.profile, memory=memory))
+        found = dataclasses.replace(shown, steps=(marked,))
+        (row,) = [line for line in plan_table.render(found).splitlines() if "memory  " in line]
+        peak = IN * OUT * F32 + 3 * F32 * (IN + OUT)
+        assert row.split("  ")[-1].strip() == f"{mark}{bytes_text(peak)}"
+        (choice,) = page_data(plan_page.render(found))["choices"]
+        assert choice["memory"] == f"{mark}{bytes_text(peak)}"
 
 
 def test_row_that_the_first_choice_lacks_stays_beside_its_neighbours() -> None:
