@@ -57,7 +57,7 @@ def render(cluster: ClusterProfile, view: View | None = None) -> str:
         print(cluster_table.render(cluster, View(depth=1)))
     """
     view = view or View()
-    parts = ["\n".join(heading(cluster))]
+    parts = ["\n".join((*heading(cluster), *(f"- {text}" for text in memory_texts(cluster))))]
     parts += [section_text(section, view.style) for section in sections(cluster, view)]
     return "\n\n".join(parts)
 
@@ -106,6 +106,17 @@ def lower_bound_text(cluster: ClusterProfile) -> str:
     if not lower:
         return ""
     return f"Lower bound: operators without a known cost ran on rank {ranks_text(lower)}"
+
+
+def memory_texts(cluster: ClusterProfile) -> Iterator[str]:
+    """Yield on which ranks the peak of memory is not exact."""
+    followed = {rank: p.memory for rank, p in cluster.ranks.items() if p.memory is not None}
+    for text, ranks in (
+        ("a lower bound", [rank for rank, memory in followed.items() if memory.is_lower_bound]),
+        ("approximate", [rank for rank, memory in followed.items() if memory.is_approximate]),
+    ):
+        if ranks:
+            yield f"Peak memory is {text} on rank {ranks_text(ranks)}"
 
 
 def notes_of(cluster: ClusterProfile) -> list[str]:

@@ -14,6 +14,7 @@ from dispatch_flops.profile.rank_figures import BY, By, Spread, spread_of
 from dispatch_flops.renderers.cluster_table import (
     FIGURES,
     lower_bound_text,
+    memory_texts,
     missing_text,
     notes_of,
     ranks_line,
@@ -34,10 +35,11 @@ def cluster_data(cluster: ClusterProfile, view: View, title: str) -> Data:
     views = _views(cluster, view.phase)
     values = _values(cluster, views)
     shown = [by for by in BY if any(v for of in values.values() for v in of[by].values())]
+    warnings = (missing_text(cluster), lower_bound_text(cluster), *memory_texts(cluster))
     return {
         "title": title,
         "subtitle": ranks_line(cluster),
-        "warnings": [text for text in (missing_text(cluster), lower_bound_text(cluster)) if text],
+        "warnings": [text for text in warnings if text],
         "notes": [one_line(note) for note in notes_of(cluster)],
         "views": list(views),
         "figures": [[by, FIGURES[by][0]] for by in shown],

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from dispatch_flops.profile import MemoryProfile
 from dispatch_flops.profile.cluster import ClusterProfile
-from dispatch_flops.renderers import View, cluster_table
+from dispatch_flops.renderers import View, cluster_page, cluster_table
 from tests.helpers.clusters import four_ranks, of_rank, represented
+from tests.helpers.html_pages import page_data
 
 
 def cells(text: str, start: str) -> list[str]:
@@ -39,6 +43,18 @@ def test_missing_ranks_and_notes_come_first() -> None:
         "- Missing: rank 1; totals are of the other ranks",
         "- a note",
     ]
+
+
+def test_ranks_whose_peak_of_memory_is_not_exact_are_named() -> None:
+    lower = MemoryProfile(devices=(), unseen=("aten.a",))
+    about = MemoryProfile(devices=(), unseen=("aten.a",), decomposed=("aten.lstm.input",))
+    memories = (lower, MemoryProfile(devices=()), about, about)
+    merged = ClusterProfile.merge(
+        dataclasses.replace(of_rank(rank), memory=memory) for rank, memory in enumerate(memories)
+    )
+    said = ["Peak memory is a lower bound on rank 0", "Peak memory is approximate on rank 2-3"]
+    assert cluster_table.render(merged).splitlines()[1:3] == [f"- {text}" for text in said]
+    assert page_data(cluster_page.render(merged))["warnings"] == said
 
 
 def test_note_of_a_single_rank_names_it() -> None:
