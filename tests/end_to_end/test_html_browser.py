@@ -46,6 +46,7 @@ from tests.helpers.trees import (
     linear,
     lower_bound,
     module,
+    op,
     place,
     timed,
     training_step,
@@ -279,6 +280,24 @@ def test_phases_have_latencies_only_where_some_were_measured(
     untimed = profile.map_nodes(lambda node: dataclasses.replace(node, seconds=timed()))
     open_report(dataclasses.replace(untimed, timing=StepTiming()))
     assert "Latency" not in report.texts("#split-table thead th")
+
+
+def test_phase_of_any_name_can_be_chosen(open_report: Callable[..., Report]) -> None:
+    name = 'my 1st "phase"]'
+    ops = (op("aten.mm.default", macs=105), op("aten.mm.default", name, macs=2 * 105))  # type: ignore[arg-type]
+    report = open_report(Profile(root=place(module("Net", ops=ops))))
+    assert report.sizes == [2 * 3 * 105]
+    report.run("document.querySelectorAll('input[name=view]')[2].click()")
+    assert report.sizes == [2 * 2 * 105]
+
+
+def test_small_intensities_are_not_0(open_report: Callable[..., Report]) -> None:
+    """1 FLOP for 1,024 bytes: less than 0.01, and ticks of the roofline are powers of ten."""
+    leaf = module("Copy", name="0", ops=(op("lib.a", extra_flops=1, n_bytes=(512, 512)),))
+    report = open_report(Profile(root=place(module("Net", leaf))), machine=A100)
+    assert report.column("operators", report.heading("operators", "FLOPs/B")) == ["<0.01"]
+    ticks = report.texts("#roofline text[text-anchor=middle]")
+    assert {"0.001", "0.01", "0.1", "1", "10"} <= set(ticks)
 
 
 def test_choice_without_measurements_is_disabled(open_report: Callable[..., Report]) -> None:
@@ -689,7 +708,8 @@ def test_numbers_are_written_as_by_the_units_module(open_report: Callable[..., R
     report = open_report(encoder())
     values = [0, 1, 5, 999, 1000, 1125, 1135, 61_706, 999_994, 999_995, 10**9, 4_089_184_256]
     values += [2**53, 7 * 10**17, 3 * 10**18, 0.125, 0.375, 0.00004, 0.21668, 12.5, -1500]
-    for name in ("count_text", "params_text", "bytes_text", "seconds_text", "fraction_text"):
+    kinds = ("number", "count", "params", "bytes", "seconds", "fraction")
+    for name in (f"{kind}_text" for kind in kinds):
         script = "return arguments[1].map(window.dispatchFlops[arguments[0]])"
         head, tail = name.split("_")
         written = report.run(script, head + tail.capitalize(), values)

@@ -28,11 +28,11 @@ const paramsText = known((value) => countText(value).replace("G", "B"));
 const bytesText = known((value) => `${scaled(value)}B`);
 const secondsText = known((value) => `${scaled(value)}s`);
 const rateText = known((value) => `${scaled(value)}FLOP/s`);
-const numberText = known(rounded);
-const fractionText = known((value) => {
-  const text = rounded(100 * value);
-  return text === "0" && value > 0 ? "<0.01%" : `${text}%`;
+const numberText = known((value) => {
+  const text = rounded(value);
+  return text === "0" && value > 0 ? "<0.01" : text;
 });
+const fractionText = known((value) => `${numberText(100 * value)}%`);
 const ratio = (part, whole) => (part === null || part === undefined || !whole ? null : part / whole);
 const about = (text, isInexact) => (isInexact && text !== UNKNOWN ? `~${text}` : text);
 const atLeast = (text, isLowerBound) => (isLowerBound && text !== UNKNOWN ? `≥ ${text}` : text);

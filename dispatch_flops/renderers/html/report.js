@@ -120,13 +120,14 @@ function allowChoices() {
     input.disabled = input.value === "latency" && !data.views.some((view) => trees.full.hasAny("latency", view));
     input.parentElement.title = input.disabled ? "not measured" : "";
   }
-  for (const input of document.querySelectorAll("input[name=view]")) {
+  const views = [...document.querySelectorAll("input[name=view]")];
+  for (const input of views) {
     input.disabled = state.metric === "params" || (state.metric === "latency" && !trees.full.hasAny("latency", input.value));
     input.parentElement.title = !input.disabled ? "" : state.metric === "params" ? "parameters do not belong to a phase" : "not measured";
   }
-  const chosen = document.querySelector(`input[name=view][value=${state.view}]`);
+  const chosen = views.find((input) => input.value === state.view);
   if (chosen.disabled && state.metric !== "params") {
-    const fallback = document.querySelector("input[name=view]:not(:disabled)") ?? chosen;
+    const fallback = views.find((input) => !input.disabled) ?? chosen;
     state.view = fallback.value;
     fallback.checked = true;
   }
@@ -299,4 +300,4 @@ fillCommunication();
 fillRoofline(data);
 byId("tree").addEventListener("click", (event) => { const area = event.target.closest(".area"); if (area) clicked(area.dataset.id); });
 drawOnResize(byId("tree"), drawChart);
-window.dispatchFlops = { countText, paramsText, bytesText, secondsText, fractionText, rateText };
+window.dispatchFlops = { numberText, countText, paramsText, bytesText, secondsText, fractionText, rateText };

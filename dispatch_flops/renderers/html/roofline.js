@@ -11,7 +11,7 @@ function drawRoofline(place, data) {
   const x = logScale(intensities, AXES.left, width - AXES.right);
   const y = logScale([...points.map(rateOf), ...peaks.map(([, peak]) => peak)], height - AXES.bottom, AXES.top);
   place.replaceChildren(drawing(width, height,
-    ...axis(x, (at) => ({ x1: at, x2: at, y1: AXES.top, y2: height - AXES.bottom }), (at) => ({ x: at, y: height - AXES.bottom + 16, "text-anchor": "middle" }), numberText, width / 90),
+    ...axis(x, (at) => ({ x1: at, x2: at, y1: AXES.top, y2: height - AXES.bottom }), (at) => ({ x: at, y: height - AXES.bottom + 16, "text-anchor": "middle" }), powerText, width / 90),
     ...axis(y, (at) => ({ x1: AXES.left, x2: width - AXES.right, y1: at, y2: at }), (at) => ({ x: AXES.left - 6, y: at + 4, "text-anchor": "end" }), (value) => scaled(value).trimEnd(), height / 40),
     drawn("text", { x: (AXES.left + width) / 2, y: height - 8, "text-anchor": "middle", text: "Arithmetic intensity, FLOPs per byte" }),
     drawn("text", { x: 4, y: AXES.top + 8, text: "FLOP/s" }),
@@ -25,6 +25,9 @@ function logScale(values, from, to) {
   const scale = (value) => from + (to - from) * (Math.log10(value) - low) / (high - low);
   return Object.assign(scale, { low, high });
 }
+
+// A power of ten with all its digits.
+const powerText = (value) => String(Number(value.toPrecision(1)));
 
 function axis(scale, line, at, write, most) {
   const step = Math.max(1, Math.ceil((scale.high - scale.low) / most));
