@@ -588,6 +588,26 @@ def test_memory_over_the_run_is_drawn_by_role_with_its_peak(
     report.until(lambda: report.texts("#memory-timeline-1 .band"))
 
 
+def test_memory_of_roles_of_another_release_is_drawn(open_report: Callable[..., Report]) -> None:
+    """A role may have any name, as that of the area that holds all roles."""
+    profile = with_timelines()
+    assert profile.memory is not None
+    peak = MemoryPeak(
+        peak_bytes=96,
+        peak_at=PeakMoment(fqn="", phase="forward"),
+        uses=(MemoryUse(role="peak", bytes=64), MemoryUse(role="inputs", bytes=32)),
+    )
+    timeline = moments((1, "forward", {"inputs": 32, "peak": 64}))
+    device = DeviceMemory(device="cpu", peaks=(peak,), timeline=timeline)
+    memory = dataclasses.replace(profile.memory, devices=(device,))
+    report = open_report(dataclasses.replace(profile, memory=memory))
+    sizes = [float(size) for size in report.attributes("#memory-map .area", "data-size")]
+    assert sizes == [96, 64, 64, 32, 32]
+    assert report.texts("#memory-legend > span") == ["inputs", "peak"]
+    bands = report.attributes("#memory-timeline-0 .band", "class")
+    assert bands == ["band fill-4", "band fill-plain"]
+
+
 @pytest.mark.parametrize("width", [1280, 420])
 def test_memory_does_not_scroll_sideways(
     width: int, open_report: Callable[..., Report], driver: Any

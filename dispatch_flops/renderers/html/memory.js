@@ -1,6 +1,8 @@
 // Memory over the run, peaks by phase and role, a treemap of the highest, and what modules hold.
 
-const roleFill = (role, memory) => (memory.roles.includes(role) ? `fill-${memory.roles.indexOf(role)}` : "fill-plain");
+const ROLE_COLOURS = 10;     // roles of another release of dispatch_flops have none
+
+const roleFill = (role, memory) => (memory.roles.indexOf(role) < ROLE_COLOURS ? `fill-${memory.roles.indexOf(role)}` : "fill-plain");
 
 // tables: what the table of modules has in common with the one of costs.
 // Returns the table of what modules hold; null where no memory was followed.
@@ -12,7 +14,7 @@ function fillMemory(data, tables) {
   if (memory.decomposed.length) notes.push(`These ran on the meta device by other operators than a device's kernels: ${memory.decomposed.join(", ")}.`);
   if (memory.unseen.length) notes.push(`What these kernels allocate for themselves is not known: ${memory.unseen.join(", ")}.`);
   byId("memory-note").textContent = notes.join(" ");
-  const roles = [...new Set([...memory.roles, ...memory.peaks.flatMap((peak) => Object.keys(peak.roles))])].filter((role) => memory.peaks.some((peak) => peak.roles[role]));
+  const roles = memory.roles.filter((role) => memory.peaks.some((peak) => peak.roles[role]));
   byId("memory-legend").replaceChildren(...roles.map((role) => element("span", {}, swatch(roleFill(role, memory)), role)));
   fillTimelines(byId("memory-timelines"), memory);
   const isOneDevice = memory.peaks.every((peak) => peak.device === memory.device);
@@ -65,11 +67,12 @@ function drawMemory(place, memory) {
   const roles = Map.groupBy(memory.uses, (use) => use.role);
   for (const [role, uses] of roles) {
     const size = uses.reduce((sum, use) => sum + use.bytes, 0);
-    areas.push({ id: role, parent: "peak", size, lines: [role, "", `${bytesText(size)} · ${fractionText(ratio(size, memory.peak))}`], fill: roleFill(role, memory) });
+    const id = `role ${role}`;
+    areas.push({ id, parent: "peak", size, lines: [role, "", `${bytesText(size)} · ${fractionText(ratio(size, memory.peak))}`], fill: roleFill(role, memory) });
     const drawnUses = uses.slice(0, MOST_SIBLINGS);
-    drawnUses.forEach((use, index) => areas.push({ id: `${role} ${index}`, parent: role, size: use.bytes, lines: [use.module || "before the run", "", bytesText(use.bytes)], fill: roleFill(role, memory) }));
+    drawnUses.forEach((use, index) => areas.push({ id: `${index} of ${id}`, parent: id, size: use.bytes, lines: [use.module || "before the run", "", bytesText(use.bytes)], fill: roleFill(role, memory) }));
     const rest = uses.slice(MOST_SIBLINGS);
-    if (rest.length) areas.push({ id: `${role} rest`, parent: role, size: rest.reduce((sum, use) => sum + use.bytes, 0), lines: [`… ${exactText(rest.length)} more`, "", ""], fill: roleFill(role, memory) });
+    if (rest.length) areas.push({ id: `rest of ${id}`, parent: id, size: rest.reduce((sum, use) => sum + use.bytes, 0), lines: [`… ${exactText(rest.length)} more`, "", ""], fill: roleFill(role, memory) });
   }
   layOutTreemap(areas, place.clientWidth, place.clientHeight);
   const parents = new Set(areas.map((area) => area.parent));

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dispatch_flops.analysis.machines import Machine
-from dispatch_flops.profile import DeviceMemory, MemoryPoint, MemoryUse, PeakMoment, Profile
+from dispatch_flops.profile import (
+    DeviceMemory,
+    MemoryPoint,
+    MemoryProfile,
+    MemoryUse,
+    PeakMoment,
+    Profile,
+)
 from dispatch_flops.profile.memory import ROLES
 from dispatch_flops.renderers.memory_table import HELD_LABELS, held_names, memory_text
 
@@ -28,7 +35,7 @@ def memory_data(profile: Profile, machine: Machine | None) -> Data | None:
         "unseen": list(memory.unseen),
         "decomposed": list(memory.decomposed),
         "device": memory.devices[0].device,
-        "roles": list(ROLES),
+        "roles": list(dict.fromkeys((*ROLES, *_roles_of(memory)))),
         "peaks": [peak for device in memory.devices for peak in _peaks(device)],
         "uses": [_use(profile, use) for use in memory.at_peak],
         "held": [[name, HELD_LABELS[name]] for name in held_names(profile)],
@@ -36,6 +43,14 @@ def memory_data(profile: Profile, machine: Machine | None) -> Data | None:
             _timeline(profile, device, machine) for device in memory.devices if device.timeline
         ],
     }
+
+
+def _roles_of(memory: MemoryProfile) -> Iterator[str]:
+    for device in memory.devices:
+        for peak in device.peaks:
+            yield from peak.by_role()
+        for point in device.timeline:
+            yield from point.bytes_by_role
 
 
 def _peaks(device: DeviceMemory) -> list[Data]:
