@@ -271,6 +271,23 @@ def test_chart_follows_metric_phase_and_shape(open_report: Callable[..., Report]
     assert report.shape == "treemap"
 
 
+def test_share_of_parameters_that_siblings_share_is_of_the_model(
+    open_report: Callable[..., Report],
+) -> None:
+    """Two of three modules hold the same 30 of the model's 40 parameters."""
+    children = (
+        module(name.title(), name=name, own_params=n, ops=(op("lib.a", extra_flops=1),))
+        for name, n in (("tied", 30), ("same", 30), ("free", 10))
+    )
+    root = dataclasses.replace(place(module("Net", *children)), total_params=40)
+    report = open_report(Profile(root=root))
+    report.choose("metric", "params")
+    shares = dict(zip(report.modules, report.column("modules", 2), strict=True))
+    assert shares == {"Net": "100%", "tied": "75%", "same": "75%", "free": "25%"}
+    assert report.texts("#crumbs [aria-current]") == ["Net 100%"]
+    assert any(label.endswith("75%") for label in report.labels)
+
+
 def test_phases_have_latencies_only_where_some_were_measured(
     open_report: Callable[..., Report],
 ) -> None:

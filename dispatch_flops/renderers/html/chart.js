@@ -157,16 +157,16 @@ function fillOf(tree, area, classes) {
   return rank >= 0 ? `fill-${rank}` : "fill-plain";
 }
 
-function areaLines(tree, area, whole, write) {
+function areaLines(tree, area, share, write) {
   if (area.rest) return [`… ${exactText(area.rest)} more`, "", ""];
   const { columns } = tree, i = area.index;
   const aClass = i === TOP || !columns.name[i] || columns.name[i] === columns.class_name[i] ? "" : columns.class_name[i];
-  const number = [write(i), fractionText(ratio(area.size, whole))].filter(Boolean).join(" · ");
+  const number = [write(i), share === null ? "" : fractionText(share)].filter(Boolean).join(" · ");
   return [tree.label(i), aClass, number];
 }
 
-function areaHover(tree, area, view, whole) {
-  if (area.rest) return `${exactText(area.rest)} smaller modules\n${fractionText(ratio(area.size, whole))} of all\nClick to list them below`;
+function areaHover(tree, area, view, share) {
+  if (area.rest) return `${exactText(area.rest)} smaller modules\n${fractionText(share)} of all\nClick to list them below`;
   if (area.index === TOP) return tree.label(TOP);
   const { columns } = tree, i = area.index;
   const figure = (metric, write) => tree.text(i, metric, view, write);
@@ -177,7 +177,7 @@ function areaHover(tree, area, view, whole) {
     `FLOPs ${figure("flops", countText)} · MACs ${figure("macs", countText)}`,
     `Params ${paramsText(columns.params[i])} · Bytes ${figure("bytes", bytesText)}`,
     `Latency ${figure("latency", secondsText)} · Calls ${exactText(columns.calls[i])}`,
-    `${fractionText(ratio(area.size, whole))} of all`,
+    share === null ? "" : `${fractionText(share)} of all`,
   ].filter(Boolean).join("\n");
 }
 
@@ -186,6 +186,7 @@ function drawTree(place, tree, state, classes, write) {
   const width = place.clientWidth, height = place.clientHeight;
   const size = tree.areas(state.metric, state.view);
   const whole = size(tree.top);
+  const shareOf = (area) => (area.rest ? ratio(area.size, whole) : tree.share(area.index, state.metric, state.view, tree.times[area.index]));
   const isIcicle = state.shape === "icicle";
   const levels = isIcicle ? Math.max(1, Math.min(MOST_LEVELS, Math.floor(width / LEAST_COLUMN) - 1)) : MOST_LEVELS;
   const areas = visible(tree, state.focus, size, levels);
@@ -193,8 +194,8 @@ function drawTree(place, tree, state, classes, write) {
   const parents = new Set(areas.map((area) => area.parent));
   drawAreas(place, width, height, areas[0].size > 0 ? areas : [], {
     fill: (area) => fillOf(tree, area, classes),
-    lines: (area) => areaLines(tree, area, whole, write),
-    hover: (area) => areaHover(tree, area, state.view, whole),
+    lines: (area) => areaLines(tree, area, shareOf(area), write),
+    hover: (area) => areaHover(tree, area, state.view, shareOf(area)),
     isTop: (area) => !isIcicle && parents.has(area.id),
   });
   place.dataset.shape = state.shape;

@@ -181,8 +181,10 @@ const lacksBackward = () => data.phases.includes("backward") && !trees.full.colu
 function drawCrumbs() {
   const path = [];
   for (let at = state.focus; at !== null; at = tree.parent(at)) path.unshift(at);
-  const size = tree.areas(state.metric, state.view), whole = size(tree.top);
-  const named = (at) => `${tree.label(at)} ${whole ? fractionText(ratio(size(at), whole)) : ""}`.trim();
+  const named = (at) => {
+    const share = tree.share(at, state.metric, state.view, tree.times[at]);
+    return share === null ? tree.label(at) : `${tree.label(at)} ${fractionText(share)}`;
+  };
   // A long path shows its first and last modules.
   const shown = path.length > 9 ? [...path.slice(0, 2), null, ...path.slice(-6)] : path;
   byId("crumbs").replaceChildren(...shown.flatMap((at, position) => {
@@ -222,7 +224,7 @@ function fillModules() {
     text: (of, i) => (of.value(i, metric, viewOf(metric)) === null ? "" : of.text(i, metric, viewOf(metric), write)),
     exact: (of, i) => (of.value(i, metric, viewOf(metric)) === null || metric === "latency" ? "" : exactText(of.value(i, metric, viewOf(metric)))),
   });
-  const share = (of, i) => ratio(of.value(i, state.metric, state.view), of.areas(state.metric, state.view)(of.top));
+  const share = (of, i) => of.share(i, state.metric, state.view);
   const numbers = [
     figure("FLOPs", "flops", countText), figure("MACs", "macs", countText), figure("Params", "params", paramsText),
     figure("Bytes", "bytes", bytesText), figure("Payload", "payload", bytesText), figure(lacksBackward() ? "Fwd latency" : "Latency", "latency", secondsText),

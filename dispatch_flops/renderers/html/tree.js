@@ -20,6 +20,13 @@ function makeTree(columns) {
     if (metric === "latency") return about(written, (inexact[view] ?? inexact.all).has(index));
     return metric === "params" || metric === "payload" ? written : atLeast(written, (bounds[view] ?? bounds.all).has(index));
   };
+  // The part that a module has of everything; those of siblings may add up to more, where they
+  // share parameters.
+  const share = (index, metric, view, factor = 1) => {
+    const whole = tops.reduce((sum, top) => sum + value(top, metric, view), 0);
+    const part = index === TOP ? whole : value(index, metric, view);
+    return part === null ? null : ratio(part * factor, whole);
+  };
   const label = (index) => (index === TOP ? "Everything that ran" : columns.name[index] || columns.class_name[index]);
 
   // A row below a run of identical modules has the figures of one: times is how many there are.
@@ -60,7 +67,7 @@ function makeTree(columns) {
   };
 
   return {
-    columns, children, inner, parent, value, text, areas, label, isRun, times, levels,
+    columns, children, inner, parent, value, text, share, areas, label, isRun, times, levels,
     top: tops.length === 1 ? tops[0] : TOP,
     isEach: (index) => columns.parent[index] >= 0 && isRun(columns.parent[index]),
     hasAny: (metric, view) => (column(metric, view) ?? []).some((v) => v),
