@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dispatch_flops.analysis.communication import inclusive_communication
-from dispatch_flops.analysis.figures import inclusive, walk_with_depth
+from dispatch_flops.analysis.figures import tree_figures, walk_with_depth
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import CommCost, ModuleNode, Profile
@@ -97,7 +97,7 @@ def operator_rows(profile: Profile) -> Iterator[Row]:
 def _rows_below(
     root: ModuleNode, phases: Sequence[Phase], sent: Mapping[str, CommCost], *, is_sharded: bool
 ) -> Iterator[Row]:
-    latencies = {fqn: figures.latency_s for fqn, figures in inclusive(root).items()}
+    forward, backward = tree_figures(root, "forward"), tree_figures(root, "backward")
     for node, depth in walk_with_depth(root):
         own, total = node.own(), node.total()
         row: dict[str, str | int | float | None] = {
@@ -111,8 +111,8 @@ def _rows_below(
             "active_params": node.active_params,
             "trainable_params": node.trainable_params,
             "tokens": node.tokens,
-            "latency_s": latencies[node.fqn],
-            "backward_latency_s": node.latency("backward"),
+            "latency_s": forward[node.fqn].latency_s,
+            "backward_latency_s": backward[node.fqn].latency_s,
             "lower_bound": int(node.is_lower_bound),
             "own_macs": own.macs,
             "own_flops": own.flops,

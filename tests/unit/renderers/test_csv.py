@@ -13,7 +13,17 @@ from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cost import STEP_PHASES
 from dispatch_flops.renderers import View, csv
-from tests.helpers.trees import HOSTILE_NAMES, SMALL, lenet5, profiles, training_step, wide
+from tests.helpers.trees import (
+    HOSTILE_NAMES,
+    SMALL,
+    lenet5,
+    module,
+    place,
+    profiles,
+    timed,
+    training_step,
+    wide,
+)
 
 OPERATORS = View(table="operators")
 Golden = Callable[[str, str], None]
@@ -40,6 +50,18 @@ def test_modules_have_exact_numbers() -> None:
     assert rows["0"]["backward_latency_s"] == ""  # not measured, not 0
     assert float(rows[""]["latency_s"]) == pytest.approx(38.15e-6 + 15.74e-6 + 15.02e-6)
     assert rows["2"]["depth"] == "1"
+
+
+def test_latencies_of_a_container_are_the_sums_of_its_children() -> None:
+    children = (
+        module("Linear", name=str(i), seconds=timed(forward=2.0 * i, backward=3.0 * i))
+        for i in (1, 2)
+    )
+    layers = module("ModuleList", *children, name="layers", calls=0)
+    rows = {
+        row["fqn"]: row for row in _rows(csv.render(Profile(root=place(module("Net", layers)))))
+    }
+    assert (rows["layers"]["latency_s"], rows["layers"]["backward_latency_s"]) == ("6.0", "9.0")
 
 
 def test_operators_have_exact_numbers() -> None:
