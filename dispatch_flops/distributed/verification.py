@@ -30,16 +30,11 @@ _FIGURES: Mapping[str, Callable[[Profile], int]] = {
     "MACs": lambda profile: profile.total().macs,
     "FLOPs": lambda profile: profile.total().flops,
     "bytes": lambda profile: profile.total().bytes_total,
-    "parameters on the rank": lambda profile: _local_params(profile),
+    "parameters on the rank": lambda profile: profile.local_params,
     "communication calls": lambda profile: sum(row.calls for row in profile.communication),
     "payload bytes": lambda profile: sum(row.payload_bytes for row in profile.communication),
     "peak memory": lambda profile: _peak_bytes(profile.memory),
 }
-
-
-def _local_params(profile: Profile) -> int:
-    local = profile.root.local_params
-    return profile.total_params if local is None else local
 
 
 def _first_detail(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> list[str]:

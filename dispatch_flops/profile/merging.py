@@ -9,7 +9,7 @@ from typing import Any
 from dispatch_flops.profile.cost import add_costs
 from dispatch_flops.profile.memory import sum_memory
 from dispatch_flops.profile.seconds import add_seconds, sum_known
-from dispatch_flops.profile.tree import ModuleNode, OpTotal
+from dispatch_flops.profile.tree import ModuleNode, OpTotal, local_params_of
 
 
 def merge_ops(a: OpTotal, b: OpTotal) -> OpTotal:
@@ -60,7 +60,7 @@ def sum_nodes(
         total_params=params(node.total_params for node in nodes),
         active_params=params(node.active_params for node in nodes),
         trainable_params=params(node.trainable_params for node in nodes),
-        local_params=params(map(_local_params, nodes)) if any_sharded else None,
+        local_params=params(map(local_params_of, nodes)) if any_sharded else None,
         ops=_sum_ops(op for node in nodes for op in node.ops),
         children=children,
         seconds=add_seconds(node.seconds for node in nodes),
@@ -68,10 +68,6 @@ def sum_nodes(
         tokens=sum(tokens) if tokens else None,
         memory=sum_memory(node.memory for node in nodes),
     )
-
-
-def _local_params(node: ModuleNode) -> int:
-    return node.total_params if node.local_params is None else node.local_params
 
 
 def sum_trees(roots: Sequence[ModuleNode], *, most_params: int | None = None) -> ModuleNode:

@@ -43,7 +43,14 @@ from dispatch_flops.profile.serialization import (
     to_row,
     upgraded_from_1,
 )
-from dispatch_flops.profile.tree import ModuleNode, OpTotal, cost_in, flops_of, map_tree
+from dispatch_flops.profile.tree import (
+    ModuleNode,
+    OpTotal,
+    cost_in,
+    flops_of,
+    local_params_of,
+    map_tree,
+)
 from dispatch_flops.profile.validation import (
     communication_flaws,
     flaws,
@@ -171,8 +178,7 @@ class Profile:
     @property
     def local_params(self) -> int:
         """Of ``total_params``, the elements that this rank holds; all of them unless sharded."""
-        held = self.root.local_params
-        return self.root.total_params if held is None else held
+        return local_params_of(self.root)
 
     @property
     def is_lower_bound(self) -> bool:

@@ -10,7 +10,7 @@ from dispatch_flops.profile.cost import OpCost, Phase
 from dispatch_flops.profile.memory import PhaseBytes
 from dispatch_flops.profile.profile import Profile
 from dispatch_flops.profile.seconds import sum_known, timed_phase
-from dispatch_flops.profile.tree import cost_in
+from dispatch_flops.profile.tree import cost_in, local_params_of
 from dispatch_flops.units import ratio
 
 By = Literal["macs", "flops", "bytes", "communication", "memory", "time", "params"]
@@ -46,7 +46,7 @@ def value_of(profile: Profile, by: By, phase: Phase | None) -> float | None:
     """Return a figure of a rank; None where it was not measured."""
     match by:
         case "params":
-            return profile.total_params
+            return profile.local_params
         case "communication":
             return sum(
                 total.payload_bytes
@@ -84,7 +84,7 @@ def module_values(profile: Profile, by: By, phase: Phase | None) -> Iterator[tup
     for node in profile.root.walk():
         value: float | None
         if by == "params":
-            value = node.total_params
+            value = local_params_of(node)
         elif by == "memory":
             value = None if node.memory is None else _peak_in(node.memory.peak_bytes, phase)
         elif by == "time":

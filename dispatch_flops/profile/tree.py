@@ -216,6 +216,11 @@ def own_cost_in(node: ModuleNode, phase: Phase | None) -> OpCost:
     return add_costs(op.cost for op in node.ops if phase is None or op.phase == phase)
 
 
+def local_params_of(node: ModuleNode) -> int:
+    """Return the elements of its parameters that this rank holds: all of them unless sharded."""
+    return node.total_params if node.local_params is None else node.local_params
+
+
 def sum_of_parts(node: ModuleNode) -> dict[Phase | None, OpCost]:
     """Return the cost of its own operators and of all below it, for each phase that occurs."""
     costs: dict[Phase | None, list[OpCost | None]] = {}

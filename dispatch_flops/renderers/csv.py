@@ -13,7 +13,7 @@ from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import CommCost, ModuleNode, Profile
 from dispatch_flops.profile.cost import COST_FIELDS, STEP_PHASES, Phase, in_order
 from dispatch_flops.profile.memory import HELD_NAMES
-from dispatch_flops.profile.tree import cost_in
+from dispatch_flops.profile.tree import cost_in, local_params_of
 from dispatch_flops.renderers.view import View
 
 __all__ = ["render"]
@@ -130,8 +130,7 @@ def _rows_below(
             for phase in phases:
                 row[f"{phase}_peak_bytes"] = node.memory.peak_bytes.get(phase)
         if is_sharded:
-            local = node.local_params
-            row["local_params"] = node.total_params if local is None else local
+            row["local_params"] = local_params_of(node)
         if sent:  # a run of one process has no such columns
             cost = sent.get(node.fqn, CommCost())
             row["comm_calls"] = cost.calls

@@ -54,6 +54,24 @@ def test_spread_names_least_most_and_straggler() -> None:
     assert merged.minimum("params") == 10
 
 
+def test_params_of_a_rank_are_those_that_it_holds() -> None:
+    """13 rows of 7 are sharded over two ranks in parts of 7 and 6 rows."""
+    merged = ClusterProfile.merge(holding(rank, rows * 7) for rank, rows in enumerate((7, 6)))
+    spread = merged.spread("params")
+    assert spread is not None
+    assert (spread.minimum, spread.maximum, spread.total) == (6 * 7, 7 * 7, 13 * 7)
+    assert merged.by_module("params")[0, "layers.0"] == spread
+
+
+def holding(rank: int, local_params: int) -> Profile:
+    """Return the profile of a rank that holds as many of 13 * 7 parameters."""
+
+    def shard(node: ModuleNode) -> ModuleNode:
+        return dataclasses.replace(node, total_params=13 * 7, local_params=local_params)
+
+    return of_rank(rank).map_nodes(shard)
+
+
 def test_phase_of_some_ranks_is_0_on_the_others() -> None:
     extra = dataclasses.replace(of_rank(1), outside=with_setup())
     merged = ClusterProfile.merge([of_rank(0), extra])
