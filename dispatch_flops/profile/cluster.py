@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,6 @@ from dispatch_flops.profile.rank_figures import (
     total_of,
     value_of,
 )
-from dispatch_flops.profile.run_info import MeshDim
 
 CLUSTER_SCHEMA = "dispatch_flops.cluster"
 CLUSTER_VERSION = 1
@@ -89,19 +89,23 @@ class ClusterProfile:
         known = self.profiles.keys() | self.represented.keys()
         return tuple(rank for rank in range(self.world_size) if rank not in known)
 
-    @property
+    @cached_property
     def mesh(self) -> dict[str, int] | None:
-        """``{dimension: size}`` of the device mesh, outermost first; None where none is known."""
-        dims = next(iter(self.profiles.values())).run.mesh
-        return None if dims is None else {dim.name: dim.size for dim in dims}
+        """``{dimension: size}`` of the device mesh, outermost first.
+
+        It is the mesh of all ranks, which some of them know. Without one it is the mesh that ranks
+        have in common; None where none is known, or ranks have meshes of their own.
+        """
+        known = [mesh for mesh in map(_mesh_of, self.profiles.values()) if mesh is not None]
+        known = [mesh for mesh in known if fills(mesh, self.world_size)] or known
+        return known[0] if known and all(mesh == known[0] for mesh in known) else None
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the position of a rank in each mesh dimension; empty where no mesh is known."""
         run = self.profiles[rank].run if rank in self.profiles else None
-        if run is not None and run.rank == rank and run.coordinates:
-            return run.coordinates
+        own = run.coordinates if run is not None and run.rank == rank else {}
         mesh = self.mesh or {}
-        return coordinates_of(rank, mesh) if fills(mesh, self.world_size) else {}
+        return (coordinates_of(rank, mesh) if fills(mesh, self.world_size) else {}) | own
 
     def stage(self, rank: int) -> int | None:
         """Return the pipeline stage of a rank, its position in a mesh dimension such as "pp"."""
@@ -323,14 +327,24 @@ def _common_world_size(profiles: list[Profile]) -> int:
             a, b = getattr(first, name), getattr(profile.run, name)
             if a != b:
                 raise _different_runs(first.rank, profile.run.rank, name, a, b)
-        a, b = _dims(first.mesh), _dims(profile.run.mesh)
-        if a != b:
-            raise _different_runs(first.rank, profile.run.rank, "mesh", a, b)
     last = profiles[-1].run.rank
     world_size = first.world_size or last + 1
     if last >= world_size:
         raise ConfigError(f"rank {last} is not below world_size={world_size}; check the profiles")
+    _check_meshes(profiles, world_size)
     return world_size
+
+
+def _check_meshes(profiles: list[Profile], world_size: int) -> None:
+    """Raise ConfigError for two meshes of all ranks that differ.
+
+    Other meshes may differ: a stage of a pipeline may have one of its own, or none.
+    """
+    whole = [(p.run.rank, mesh) for p in profiles if fills(mesh := _mesh_of(p) or {}, world_size)]
+    for rank, mesh in whole:
+        first, other = whole[0]
+        if mesh != other:
+            raise _different_runs(first, rank, "mesh", other, mesh)
 
 
 def _different_runs(a: int, b: int, name: str, of_a: Any, of_b: Any) -> ConfigError:
@@ -340,7 +354,8 @@ def _different_runs(a: int, b: int, name: str, of_a: Any, of_b: Any) -> ConfigEr
     )
 
 
-def _dims(mesh: tuple[MeshDim, ...] | None) -> dict[str, int] | None:
+def _mesh_of(profile: Profile) -> dict[str, int] | None:
+    mesh = profile.run.mesh
     return None if mesh is None else {dim.name: dim.size for dim in mesh}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -103,6 +104,31 @@ def test_along_a_mesh_dimension_has_the_ranks_at_each_position() -> None:
     assert {at: list(part.ranks) for at, part in replicas.items()} == {0: [0, 2], 1: [1, 3]}
     with pytest.raises(ConfigError, match="choose one of pp, dp"):
         four_ranks().along("tp")
+
+
+def test_rank_that_knows_no_mesh_has_its_position_in_that_of_the_others() -> None:
+    """The stage of ranks 2 and 3 has no sharded parameters, which would name the mesh."""
+    merged = ClusterProfile.merge(with_mesh(rank, None if rank > 1 else MESH) for rank in range(4))
+    assert merged.mesh == MESH
+    assert merged.coordinates(3) == {"pp": 1, "dp": 1}
+    assert merged.along("pp")[1].total().macs == MACS[2] + MACS[3]
+    assert ClusterProfile.merge([with_mesh(0, None), with_mesh(2, MESH)]).mesh == MESH
+
+
+def test_ranks_may_have_meshes_of_their_own() -> None:
+    """Tensor parallelism in the first stage, context parallelism in the second."""
+    meshes = ({"tp": 2}, {"tp": 2}, {"cp": 2}, {"cp": 2})
+    merged = ClusterProfile.merge(map(with_mesh, range(4), meshes))
+    assert merged.mesh is None
+    assert merged.coordinates(1) == {"tp": 1}
+    assert merged.coordinates(2) == {"cp": 0}
+    assert merged.total().macs == sum(MACS)
+
+
+def with_mesh(rank: int, mesh: dict[str, int] | None) -> Profile:
+    profile = of_rank(rank)
+    dims = None if mesh is None else mesh_dims(rank % math.prod(mesh.values()), mesh)
+    return dataclasses.replace(profile, run=dataclasses.replace(profile.run, mesh=dims))
 
 
 def test_by_module_keys_stages_apart() -> None:
