@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from dispatch_flops.operators.access import Access, Arguments, declare_access
 from dispatch_flops.operators.formulas._arithmetic import adds, contract
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.linear import post_op
+from dispatch_flops.operators.formulas.partial_access import read_in_part
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import OpCost, contraction
@@ -111,6 +113,20 @@ def scaled_grouped_mm(
     """
     passes = _passes(scale_a, scale_b, scale_result, bias)
     return contraction(_grouped_macs(self, mat2, out), extra_flops=passes * out.numel())
+
+
+@declare_access(packets("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"))
+def matrices_of_groups(arguments: Arguments, out: Any) -> Access:
+    """A matrix for each row or column of the other operand, at most all of them.
+
+    Which groups are empty is data: as few as the rows allow.
+    """
+    a, b = arguments["self"], arguments["mat2"]
+    if a.dim() == b.dim():
+        return Access()
+    if b.dim() == 3:
+        return read_in_part(arguments, {"mat2": a.shape[0] * b.shape[1:].numel()})
+    return read_in_part(arguments, {"self": b.shape[1] * a.shape[1:].numel()})
 
 
 # -- quantised weights ---------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dispatch_flops.analysis.machines import MACHINES
 from tests.helpers.profiling import profile_of
 
 aten = torch.ops.aten
-F32, I64 = 4, 8
+F32, I32, I64 = 4, 4, 8
 
 
 def ones(*shape: int) -> Tensor:
@@ -23,6 +23,10 @@ def ones(*shape: int) -> Tensor:
 
 def longs(*shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.long)
+
+
+def ends(*offsets: int) -> Tensor:
+    return torch.tensor(offsets, dtype=torch.int32)
 
 
 A, B = ones(3, 5), ones(3, 5)
@@ -287,6 +291,24 @@ CASES: dict[str, Case] = {
         "nll_loss2d_forward.default",
         (F32 + I64) * 2 * 5 * 7,
         F32 * (2 * 5 * 7 + 1),
+    ),
+    "grouped product of fewer rows than matrices": (
+        lambda: F.grouped_mm(ones(2, 4), ones(5, 4, 8), offs=ends(0, 1, 1, 1, 2)),
+        "_grouped_mm.default",
+        F32 * 2 * (4 + 4 * 8) + I32 * 5,
+        F32 * 2 * 8,
+    ),
+    "grouped product of more rows than matrices": (
+        lambda: F.grouped_mm(ones(7, 4), ones(5, 4, 8), offs=ends(0, 1, 4, 4, 7)),
+        "_grouped_mm.default",
+        F32 * (7 * 4 + 5 * 4 * 8) + I32 * 5,
+        F32 * 7 * 8,
+    ),
+    "grouped product of fewer columns than matrices": (
+        lambda: F.grouped_mm(ones(5, 3, 4), ones(4, 4)[:, :2], offs=ends(0, 1, 1, 1, 2)),
+        "_grouped_mm.default",
+        F32 * 2 * (3 * 4 + 4) + I32 * 5,
+        F32 * 3 * 2,
     ),
     "index_select": (
         lambda: TABLE.index_select(0, PICKS),
