@@ -25,8 +25,8 @@ class GenerationStep:
 
     profile: the pass as it was counted, without data; memory included.
     cache_bytes: keys and values of all sequences after the pass.
-    read_bytes: of the parameters, and of the cache before the pass, that operators read. A
-        parameter of which rows are looked up does not count.
+    read_bytes: of the parameters, the buffers, and the cache before the pass, that operators read.
+        Rows and experts that tokens choose count as distinct, as far as there are so many.
     tokens: the fewest and the most new tokens that the pass yields, of all sequences together.
     """
 

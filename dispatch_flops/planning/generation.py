@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.memory_fit import LARGEST_SEARCHED
 from dispatch_flops.analysis.planned_generation import (
     GenerationPlan,
     GenerationStep,
@@ -196,8 +197,8 @@ class _Planner:
             assert step.bounds.compute_s is not None and step.reading_s is not None
             return step.bounds.compute_s - step.reading_s
 
-        if excess_s(2) <= excess_s(1):
-            return 1 if excess_s(1) >= 0 else 0
+        if excess_s(LARGEST_SEARCHED) < 0:
+            return 0
         return first_not_below(excess_s) or 0
 
     def _prefill(self, model: nn.Module, batch: int, prompt: int) -> GenerationStep:
@@ -221,12 +222,12 @@ class _Planner:
         *,
         tokens: tuple[int, int],
     ) -> GenerationStep:
-        reads = StorageReads([*model.parameters(), *tensors_of_cache(cache)])
+        reads = StorageReads([*model.parameters(), *model.buffers(), *tensors_of_cache(cache)])
         counter = FlopCounterMode(
             model, display=False, causal=self.causal, target=self.target, meta_value=1,
             memory=True, memory_rounding=ROUNDING,
         )  # fmt: skip
-        with reads, counter:
+        with counter, reads:  # reads sees operators as the model calls them
             out = _call(model, inputs, cache)
         return GenerationStep(
             machine=self.machine,

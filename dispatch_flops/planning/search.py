@@ -28,8 +28,8 @@ def first_not_below(
 ) -> int | None:
     """Return the smallest size at which a figure is at least 0; None if none up to 2^20 is.
 
-    figure: of a run of that size, which does not shrink as the size grows. The answer was run, and
-        so was the next smaller size, at which the figure is below 0.
+    figure: of a run of that size. Once it is at least 0, it stays so as the size grows. The answer
+        was run, and so was the next smaller size, at which the figure is below 0.
     is_inclusive: False asks for more than 0.
 
     Figures grow nearly linearly, so that each guess is on the line through two known sizes.

@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 pytest.importorskip("transformers")
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dispatch_flops import Machine
@@ -19,13 +26,13 @@ from dispatch_flops.planning.generation import plan_generate
 from dispatch_flops.planning.packed_sequences import NewTokens, parse_sequences
 from dispatch_flops.renderers import plan_table
 
-LAYERS, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 3, 4, 2, 10, 52, 101
+LAYERS, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 3, 4, 2, 10, 56, 101
 HIDDEN = HEADS * HEAD
 BATCH, PROMPT, NEW, F32 = 5, 37, 11, 4
 LINEAR = LAYERS * (2 * HIDDEN * HEADS * HEAD + 2 * HIDDEN * KV_HEADS * HEAD + 3 * HIDDEN * FFN)
 NORMS = (2 * LAYERS + 1) * HIDDEN
 TABLE = VOCAB * HIDDEN
-READ_PARAMS = LINEAR + NORMS + TABLE  # of two tables of this size, the embedding's is looked up
+READ_PARAMS = LINEAR + NORMS + TABLE
 SIZES = {"batch": BATCH, "prompt": PROMPT, "new": NEW}
 PEAK, BANDWIDTH = 1e9, 1e8
 MACHINE = Machine(
@@ -33,13 +40,27 @@ MACHINE = Machine(
 )
 
 
+COMMON = {
+    "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "intermediate_size": FFN,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+WINDOW, EXPERTS, CHOSEN = 7, 8, 2
+
+
 def llama() -> nn.Module:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            num_hidden_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS,
-            num_key_value_heads=KV_HEADS, head_dim=HEAD, intermediate_size=FFN, vocab_size=VOCAB,
-        )
-    )  # fmt: skip
+    return LlamaForCausalLM(LlamaConfig(**COMMON))
+
+
+def mistral() -> nn.Module:
+    return MistralForCausalLM(MistralConfig(**COMMON, sliding_window=WINDOW))
+
+
+def mixtral(implementation: str = "grouped_mm") -> nn.Module:
+    config = MixtralConfig(**COMMON, num_local_experts=EXPERTS, num_experts_per_tok=CHOSEN)
+    model = MixtralForCausalLM(config)
+    model.set_experts_implementation(implementation)
+    return model
 
 
 def only(sizes: Any = None, machine: Machine = MACHINE, **options: Any) -> PlannedGeneration:
@@ -57,6 +78,11 @@ def planned() -> PlannedGeneration:
 def cache_bytes(tokens: int, element: int = F32) -> int:
     """Keys and values of so many tokens, of all sequences together."""
     return 2 * LAYERS * KV_HEADS * HEAD * tokens * element
+
+
+def read_bytes(tokens: int) -> int:
+    """All parameters but one table, the rows that tokens choose of it, and rotary frequencies."""
+    return F32 * (READ_PARAMS + min(tokens, VOCAB) * HIDDEN + HEAD // 2)
 
 
 def macs(new: int, attended: int, logits: int) -> int:
@@ -80,15 +106,15 @@ def test_prefill_computes_the_prompt_and_the_logits_of_its_last_token(
     prefill = planned.prefill
     assert prefill.profile.total().macs == macs(BATCH * PROMPT, BATCH * PROMPT**2, BATCH)
     assert prefill.tokens == (BATCH, BATCH)
-    assert prefill.read_bytes == F32 * READ_PARAMS
+    assert prefill.read_bytes == read_bytes(BATCH * PROMPT)
     assert "KV cache" in prefill.memory_by_role
 
 
 def test_decode_computes_one_position_after_the_mean_length(planned: PlannedGeneration) -> None:
     choice, cached = planned, PROMPT + (NEW - 2) // 2
     assert choice.decode.profile.total().macs == macs(BATCH, BATCH * (cached + 1), BATCH)
-    assert choice.decode.read_bytes == F32 * READ_PARAMS + cache_bytes(BATCH * cached)
-    assert choice.last.read_bytes == F32 * READ_PARAMS + cache_bytes(BATCH * (PROMPT + NEW - 2))
+    assert choice.decode.read_bytes == read_bytes(BATCH) + cache_bytes(BATCH * cached)
+    assert choice.last.read_bytes == read_bytes(BATCH) + cache_bytes(BATCH * (PROMPT + NEW - 2))
     assert choice.steps == (NEW - 1, NEW - 1)
 
 
@@ -137,7 +163,7 @@ def test_sequences_of_a_step_attend_to_their_own_tokens() -> None:
     assert step.profile.total().macs == macs(new, attended, logits=2 + 4 + 1)
     assert step.cache_bytes == cache_bytes(2 * 38 + 17 + 11)
     assert step.tokens == (4, 2 + 4 + 1)
-    assert step.read_bytes >= F32 * READ_PARAMS + cache_bytes(2 * 37 + 13)
+    assert step.read_bytes >= read_bytes(new) + cache_bytes(2 * 37 + 13)
     assert step.memory_by_role["KV cache"] >= step.cache_bytes
 
 
@@ -149,17 +175,8 @@ def test_step_of_equal_sequences_computes_what_a_batch_does(planned: PlannedGene
 
 
 def test_sliding_window_limits_what_a_sequence_attends_to() -> None:
-    def mistral() -> nn.Module:
-        return MistralForCausalLM(
-            MistralConfig(
-                num_hidden_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS,
-                num_key_value_heads=KV_HEADS, head_dim=HEAD, intermediate_size=FFN,
-                vocab_size=VOCAB, sliding_window=7,
-            )
-        )  # fmt: skip
-
     (choice,) = plan_generate(mistral, MACHINE, sequences=["1@37"]).choices
-    assert choice.decode.profile.total().macs == macs(1, 7, 1)
+    assert choice.decode.profile.total().macs == macs(1, WINDOW, 1)
 
 
 def test_packed_attention_is_undone() -> None:
@@ -177,7 +194,7 @@ def test_compute_bound_batch_is_where_computing_takes_as_long_as_reading() -> No
     sizes = {"prompt": 3, "new": 2}
     bound = only(sizes, machine, search_batch=True).compute_bound_batch
     flops = only(sizes, machine).decode.profile.total().flops  # of one sequence
-    params, cached = F32 * READ_PARAMS, cache_bytes(3)
+    params, cached = read_bytes(0), cache_bytes(3) + F32 * HIDDEN
     # flops x batch / ratio >= params + cached x batch
     assert bound == -(-ratio * params // (flops - ratio * cached)) > 20
     for batch, word in ((bound - 1, "memory"), (bound, "compute")):
@@ -188,6 +205,77 @@ def test_decode_whose_cache_takes_longer_than_computing_is_never_bound_by_it() -
     machine = Machine(name="fast", flops_per_s={"float32": 1e12}, bytes_per_s=1e8)
     sizes = {**SIZES, "new": 2}
     assert only(sizes, machine, search_batch=True).compute_bound_batch == 0
+
+
+def mixtral_bytes(tokens: int, element: int) -> int:
+    """As above: each token chooses experts, of which there are 8, by a router's table."""
+    experts = min(EXPERTS, CHOSEN * tokens)
+    mlps = LAYERS * ((experts - 1) * 3 * HIDDEN * FFN + EXPERTS * HIDDEN)  # the first is LINEAR's
+    return (READ_PARAMS + min(tokens, VOCAB) * HIDDEN + mlps + HEAD // 2) * element
+
+
+@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
+@pytest.mark.parametrize(("dtype", "element"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_step_reads_the_experts_that_its_tokens_choose(
+    dtype: torch.dtype, element: int, implementation: str
+) -> None:
+    plan = plan_generate(
+        lambda: mixtral(implementation), MACHINE, dtype=dtype, search_batch=False,
+        sizes={"prompt": PROMPT, "new": 2, "batch": [1, 3, BATCH]},
+    )  # fmt: skip
+    for choice in plan.choices:
+        batch = choice.sizes["batch"]
+        cached = cache_bytes(batch * PROMPT, element)
+        assert choice.decode.read_bytes == mixtral_bytes(batch, element) + cached
+        assert choice.prefill.read_bytes == mixtral_bytes(batch * PROMPT, element)
+
+
+@pytest.mark.slow
+def test_experts_are_bound_by_computing_from_the_batch_that_reads_them_all_often_enough() -> None:
+    machine = Machine(name="slow", flops_per_s={"float32": 20 * 1e8}, bytes_per_s=1e8)
+    sizes = {"prompt": 3, "new": 2}
+
+    def planned_of(**options: Any) -> PlannedGeneration:
+        options = {"search_batch": False, **options}
+        (choice,) = plan_generate(mixtral, machine, **options).choices
+        return choice
+
+    bound = planned_of(sizes=sizes, search_batch=True).compute_bound_batch
+    assert bound > EXPERTS
+    for batch, word in ((1, "memory"), (bound - 1, "memory"), (bound, "compute")):
+        assert planned_of(sizes={**sizes, "batch": batch}).decode.bound == word
+
+
+def test_step_reads_what_a_sliding_window_keeps_of_the_cache() -> None:
+    (choice,) = plan_generate(mistral, MACHINE, sizes=SIZES, search_batch=False).choices
+    for step in (choice.decode, choice.last):
+        assert step.read_bytes == read_bytes(BATCH) + cache_bytes(BATCH * (WINDOW - 1))
+
+
+class Int8Linear(nn.Module):
+    """A linear layer without bias, whose weight of 8 bits and scales are buffers."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros_like(linear.weight, dtype=torch.int8))
+        self.register_buffer("scale", torch.ones(len(linear.weight)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype)) * self.scale
+
+
+def test_weights_that_are_buffers_are_read() -> None:
+    def quantized() -> nn.Module:
+        model = llama()
+        for layer in model.model.layers:
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                setattr(layer.mlp, name, Int8Linear(getattr(layer.mlp, name)))
+        return model
+
+    (choice,) = plan_generate(quantized, MACHINE, sizes=SIZES, search_batch=False).choices
+    mlps, scales = LAYERS * 3 * HIDDEN * FFN, LAYERS * (2 * FFN + HIDDEN)
+    smaller = (F32 - 1) * mlps - F32 * scales
+    assert choice.prefill.read_bytes == read_bytes(BATCH * PROMPT) - smaller
 
 
 def test_largest_batch_fits_in_prefill_and_decode_and_the_next_does_not(
