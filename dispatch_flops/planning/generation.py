@@ -27,6 +27,7 @@ from dispatch_flops.planning.assumptions import of_memory
 from dispatch_flops.planning.packed_sequences import (
     NewTokens,
     PackedCache,
+    attention_without_a_name,
     packed_attention,
     packed_inputs,
     parse_sequences,
@@ -141,7 +142,7 @@ class _Planner:
         model, cache = self._model({}), PackedCache(sequences)
         with torch.device("meta"), packed_attention(model, cache):
             inputs = packed_inputs(sequences)
-            _call(model, inputs, cache)
+            _make_room(model, inputs, cache)
             step = self._count(
                 model, inputs, cache,
                 tokens=(sum(s.fewest for s in sequences), sum(s.most for s in sequences)),
@@ -321,6 +322,20 @@ def _cache_of(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     """Return the cache of a model after a pass."""
     with FlopCounterMode(model, display=False, meta_value=1):
         return _given_cache(model, _call(model, inputs, None))
+
+
+def _make_room(model: nn.Module, inputs: Mapping[str, Any], cache: PackedCache) -> None:
+    """Run a pass that makes room in the cache; raise TargetError if the model cannot use it."""
+    try:
+        with FlopCounterMode(model, display=False, meta_value=1):
+            _call(model, inputs, cache)
+    except Exception as error:
+        raise TargetError(
+            f"{type(model).__name__} cannot run a step of sequences, which raised "
+            f"{type(error).__name__}: {error}; plan batches of equal lengths"
+        ) from error
+    if not cache.is_attended:
+        raise attention_without_a_name(model)
 
 
 def _given_cache(model: nn.Module, out: Any) -> Any:

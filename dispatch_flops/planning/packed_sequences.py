@@ -64,12 +64,19 @@ def parse_sequences(text: str) -> tuple[NewTokens, ...]:
 class PackedCache:
     """Keys and values of each sequence and layer, with room for the new tokens of one step.
 
-    It is passed as ``past_key_values``.
+    It is passed as ``past_key_values``. The first pass makes room: in a layer with a sliding window
+    for as many tokens as its new ones attend to.
     """
 
     def __init__(self, sequences: Sequence[NewTokens]) -> None:
         self._sequences = sequences
         self.layers: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._attended: set[int] = set()
+
+    @property
+    def is_attended(self) -> bool:
+        """True if every layer has attended to its own keys and values."""
+        return bool(self._attended) and self._attended == self.layers.keys()
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -108,12 +115,12 @@ class PackedCache:
     ) -> tuple[torch.Tensor, None]:
         """Return attention of each sequence over its own keys and values."""
         out = []
+        self._attended.add(module.layer_idx)
+        if sliding_window is not None:
+            self._keep_window(module.layer_idx, sliding_window)
         parts = query.split([sequence.new for sequence in self._sequences], dim=2)
         held = self.layers[module.layer_idx]
         for sequence, part, (keys, values) in zip(self._sequences, parts, held, strict=True):
-            if sliding_window is not None:
-                reach = sequence.new + sliding_window - 1
-                keys, values = keys[:, :, -reach:], values[:, :, -reach:]
             out.append(
                 nn.functional.scaled_dot_product_attention(
                     part, keys, values, scale=scaling, enable_gqa=part.shape[1] != keys.shape[1],
@@ -122,10 +129,21 @@ class PackedCache:
             )  # fmt: skip
         return torch.cat(out, dim=2).transpose(1, 2), None
 
+    def _keep_window(self, layer: int, window: int) -> None:
+        """Keep of each sequence the tokens that a window shows to the new ones."""
+        self.layers[layer] = [
+            (_last(keys, sequence.new + window - 1), _last(values, sequence.new + window - 1))
+            for sequence, (keys, values) in zip(self._sequences, self.layers[layer], strict=True)
+        ]
+
 
 def _room(like: torch.Tensor, sequence: NewTokens) -> torch.Tensor:
     heads, size = like.shape[1], like.shape[3]
     return like.new_empty(1, heads, sequence.context + sequence.new, size)
+
+
+def _last(held: torch.Tensor, tokens: int) -> torch.Tensor:
+    return held if held.shape[2] <= tokens else held[:, :, -tokens:].clone()
 
 
 def packed_inputs(sequences: Sequence[NewTokens]) -> dict[str, torch.Tensor]:
@@ -143,6 +161,14 @@ def packed_inputs(sequences: Sequence[NewTokens]) -> dict[str, torch.Tensor]:
     }
 
 
+def attention_without_a_name(model: nn.Module) -> TargetError:
+    """Return the error of a model whose attention cannot be replaced."""
+    return TargetError(
+        f"{type(model).__name__} has no attention that transformers chooses by name; "
+        "plan batches of equal lengths"
+    )
+
+
 @contextmanager
 def packed_attention(model: nn.Module, cache: PackedCache) -> Iterator[None]:
     """Let the model's attention run for each sequence of the cache; undone at the end.
@@ -154,10 +180,7 @@ def packed_attention(model: nn.Module, cache: PackedCache) -> Iterator[None]:
     config = getattr(model, "config", None)
     before = getattr(config, "_attn_implementation", None)
     if config is None or before is None:
-        raise TargetError(
-            f"{type(model).__name__} has no attention that transformers chooses by name; "
-            "plan batches of equal lengths"
-        )
+        raise attention_without_a_name(model)
     ALL_ATTENTION_FUNCTIONS[_ATTENTION] = cache.attend
     config._attn_implementation = _ATTENTION
     try:

@@ -10,6 +10,10 @@ from torch import nn
 
 pytest.importorskip("transformers")
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPTJConfig,
+    GPTJForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -175,8 +179,47 @@ def test_step_of_equal_sequences_computes_what_a_batch_does(planned: PlannedGene
 
 
 def test_sliding_window_limits_what_a_sequence_attends_to() -> None:
-    (choice,) = plan_generate(mistral, MACHINE, sequences=["1@37"]).choices
-    assert choice.decode.profile.total().macs == macs(1, WINDOW, 1)
+    plan = plan_generate(mistral, MACHINE, sequences=["1@37", "2x4@37+3@0+11@0"])
+    one, several = (choice.decode for choice in plan.choices)
+    assert one.profile.total().macs == macs(1, WINDOW, 1)
+    assert one.cache_bytes == cache_bytes(WINDOW)
+    reach = 4 + WINDOW - 1
+    attended = 2 * 4 * reach + 3**2 + 11**2
+    assert several.profile.total().macs == macs(2 * 4 + 3 + 11, attended, 2 * 4 + 1 + 1)
+    assert several.cache_bytes == cache_bytes(2 * reach + 3 + 11)
+
+
+def test_sequences_choose_experts() -> None:
+    (choice,) = plan_generate(mixtral, MACHINE, sequences=["2x1@37"]).choices
+    assert choice.decode.read_bytes >= mixtral_bytes(2, F32) + cache_bytes(2 * 37)
+    chosen = 2 * LAYERS * HIDDEN * (EXPERTS + (CHOSEN - 1) * 3 * FFN)  # one is LINEAR's
+    assert choice.decode.profile.total().macs == macs(2, 2 * 38, 2) + chosen
+
+
+def gptj() -> nn.Module:
+    """A model whose attention is not chosen by name."""
+    return GPTJForCausalLM(
+        GPTJConfig(n_embd=HIDDEN, n_head=HEADS, n_layer=LAYERS, rotary_dim=2, vocab_size=VOCAB)
+    )
+
+
+def bloom() -> nn.Module:
+    """A model that asks more of its cache."""
+    return BloomForCausalLM(
+        BloomConfig(n_layer=LAYERS, hidden_size=HIDDEN, n_head=HEADS, vocab_size=VOCAB)
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (gptj, "GPTJForCausalLM has no attention that transformers chooses by name"),
+        (bloom, "BloomForCausalLM cannot run a step of sequences, which raised AttributeError"),
+    ],
+)
+def test_sequences_of_a_model_that_cannot_pack_them_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(TargetError, match=f"{message}.*plan batches of equal lengths"):
+        plan_generate(build, MACHINE, sequences=["1@3"])
 
 
 def test_packed_attention_is_undone() -> None:
