@@ -91,8 +91,8 @@ class PlannedGeneration(MemoryFit):
 
     sizes: what was chosen, such as ``{"batch": 8, "prompt": 2048, "new": 256}``.
     prefill: the pass over the prompt; None for a step of given sequences.
-    decode: the step at the mean context, whose least time is at most the mean of all steps; None
-        where prefill yields the only token.
+    decode: the step at the mean context, whose least time is at most the mean of all steps, unless
+        a sliding window fills up in between; None where prefill yields the only token.
     last: the last step, with the largest cache.
     steps: the fewest and the most steps of decode.
     largest_batch: the largest batch that fits, searched up to 2^20; 0 where none does, None where

@@ -49,7 +49,6 @@ def plan_generation(
         ("--optimizer", options.optimizer),
         ("--mesh", options.mesh),
         ("--mixed-precision", options.mixed_precision),
-        ("--mesh", options.mesh),
     ):
         if given:
             raise TargetError(f"{name} is not available with --generate; omit one of them")

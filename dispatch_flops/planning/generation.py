@@ -39,6 +39,7 @@ from dispatch_flops.planning.training_step import ROUNDING
 from dispatch_flops.profilers.counter import FlopCounterMode
 
 SIZES = ("batch", "prompt", "new", "draft")
+_CACHE = "past_key_values"
 
 
 def plan_generate(
@@ -84,7 +85,7 @@ def plan_generate(
     Times are lower bounds, with the assumptions in the plan.
 
     Raises ConfigError for an unknown machine and for sizes that are missing or too small, and
-    TargetError for a model that returns no cache.
+    TargetError for a model that has an encoder, or that takes or returns no cache.
     """
     planner = _Planner(build, machine_of(machine), dtype, causal, target, host_s_per_operator)
     named = choices_of(sizes) if sizes else []
@@ -249,6 +250,7 @@ class _Planner:
                 raise TargetError(
                     f"build returned an object of type {type(model).__name__}; return a model"
                 )
+            _require_decoder(model)
             self.models[key] = (model if self.dtype is None else model.to(self.dtype)).eval()
         return self.models[key]
 
@@ -309,6 +311,22 @@ def _last_logits(model: nn.Module) -> dict[str, Any]:
     return {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
 
 
+def _require_decoder(model: nn.Module) -> None:
+    """Raise TargetError for a model that is not called as a decoder alone is."""
+    name = type(model).__name__
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise TargetError(f"{name} has an encoder; plan a model that is a decoder alone")
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    for argument in ("input_ids", _CACHE, "use_cache"):
+        if not _takes(model, argument):
+            raise TargetError(
+                f"{name}.forward has no parameter {argument}; plan a model that is called with "
+                f"input_ids, {_CACHE} and use_cache"
+            )
+
+
 def _takes(model: nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
@@ -339,11 +357,11 @@ def _make_room(model: nn.Module, inputs: Mapping[str, Any], cache: PackedCache) 
 
 
 def _given_cache(model: nn.Module, out: Any) -> Any:
-    cache = getattr(out, "past_key_values", None)
+    cache = getattr(out, _CACHE, None)
     if cache is None:
         raise TargetError(
-            f"{type(model).__name__} returned no past_key_values; plan a model that generates, "
-            "such as hf:config.json:AutoModelForCausalLM"
+            f"{type(model).__name__} returned no {_CACHE}; plan a model that keeps keys and values "
+            "in them, as attention does"
         )
     return cache
 

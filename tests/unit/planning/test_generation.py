@@ -20,6 +20,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -371,10 +373,28 @@ def test_model_without_a_cache_is_refused() -> None:
         def forward(self, input_ids: torch.Tensor, past_key_values: Any, use_cache: bool) -> Any:
             return input_ids
 
-    with pytest.raises(TargetError, match="Plain returned no past_key_values"):
+    with pytest.raises(TargetError, match="Plain returned no past_key_values; plan a model that"):
         plan_generate(Plain, MACHINE, sizes=SIZES)
     with pytest.raises(TargetError, match="Plain has no attention that transformers chooses"):
         plan_generate(Plain, MACHINE, sequences=["1@3"])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: T5ForConditionalGeneration(
+                T5Config(d_model=HIDDEN, d_kv=HEAD, d_ff=FFN, num_heads=HEADS, num_layers=1)
+            ),
+            "T5ForConditionalGeneration has an encoder; plan a model that is a decoder alone",
+        ),
+        (lambda: nn.Linear(3, 5), "Linear.forward has no parameter input_ids; plan a model that"),
+    ],
+)
+@pytest.mark.parametrize("asked", [{"sizes": SIZES}, {"sequences": ["1@3"]}])
+def test_model_that_is_not_a_decoder_alone_is_refused(build, message: str, asked: Any) -> None:
+    with pytest.raises(TargetError, match=message):
+        plan_generate(build, MACHINE, **asked)
 
 
 def test_parse_sequences_repeats_counted_parts() -> None:
