@@ -281,10 +281,11 @@ class MemoryMode(CountingMode):
         size = reported = self._kernel.take()
         if rule.reads_result:
             try:
-                size = rule.formula(*args, out=out, **(kwargs or {}))
+                size = rule.after_call(operator.func, args, kwargs, out)
             except Exception as error:  # a workspace of the user's own
                 if is_of_signal_handler(error):
                     raise
+                self._memory.workspace_failed(operator.func, error)
                 size = None
             size = reported if size is None else size
         if size is None:

@@ -63,6 +63,7 @@ class Memory:
         self.device = self.blocks.on(torch.device("cpu"))
         self.unseen: set[str] = set()
         self.decomposed: set[str] = set()
+        self._failed_workspaces: dict[str, str] = {}  # why, by the operator
         self.gradient_bytes: dict[int, int] = {}
         self.state_bytes: dict[int, int] = {}
         self._largest_caches: dict[str, Counter[str]] = {}  # by the model that was given it
@@ -76,6 +77,17 @@ class Memory:
         undo.add(lambda: _torch.unfollow_storage_sizes(self._note_size))
         _torch.follow_storage_sizes(self._note_size)
         self.note_held()
+
+    def workspace_failed(self, func: Any, error: Exception) -> None:
+        """Keep why the workspace that the user registered for an operator cannot be used."""
+        self._failed_workspaces[str(func)] = f"{type(error).__name__}: {error}"
+
+    def notes(self) -> list[str]:
+        """Return what the profile says besides the peaks."""
+        return [
+            f"the workspace registered for {op} was not used ({error}); mend its formula"
+            for op, error in self._failed_workspaces.items()
+        ]
 
     def note_held(self) -> None:
         """Note parameters, buffers, gradients and optimizer state as they are now."""

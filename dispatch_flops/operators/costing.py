@@ -85,7 +85,7 @@ def cost_of_call(
     signal's handler does.
     """
     with _torch.modes_disabled():  # the user's do not see operators that formulas run
-        kwargs, outs = _split_outs(func, kwargs)
+        kwargs, outs = split_outs(func, kwargs)
         if out is None and outs:  # such an operator returns nothing
             out = outs[0] if len(outs) == 1 else outs
         promoting = rule.kind == "pointwise"
@@ -96,7 +96,7 @@ def cost_of_call(
                 answer = rule.answer(func, args, kwargs, out)
             own, shares = _as_cost(answer, are_reals=_is_real(dtype))
             # An int is the FLOPs that a user's formula states without MACs: they count as stated.
-            if conventions.flops == "contractions" and (rule.builtin or not _is_int(answer)):
+            if conventions.flops == "contractions" and (rule.builtin or not is_int(answer)):
                 own, shares = _contractions_only(own), tuple(map(_contractions_only_share, shares))
             if rule.moves and not (rule.states_bytes or own.bytes_read or own.bytes_written):
                 ins, written = _bytes_moved(func, args, kwargs, out, read)
@@ -147,7 +147,7 @@ def _as_cost(answer: Any, *, are_reals: bool) -> tuple[OpCost, tuple[Share, ...]
     shares: tuple[Share, ...] = ()
     if isinstance(answer, Split):
         answer, shares = answer.own, answer.shares
-    if _is_int(answer):
+    if is_int(answer):
         answer = OpCost(flops=int(answer))
     if isinstance(answer, torch.SymInt):
         raise _SymbolicSizesError
@@ -162,7 +162,8 @@ def _as_cost(answer: Any, *, are_reals: bool) -> tuple[OpCost, tuple[Share, ...]
     )
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> bool:
+    """Return True for an int of Python or of NumPy, False for a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -172,7 +173,7 @@ def _checked(cost: OpCost, *, are_reals: bool) -> OpCost:
     if any(isinstance(number, torch.SymInt) for number in counts):
         raise _SymbolicSizesError
     for number in counts:
-        if not _is_int(number) or number < 0:
+        if not is_int(number) or number < 0:
             raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")
     if cost.macs and not cost.flops and are_reals:
         raise FormulaError(
@@ -193,7 +194,7 @@ def _contractions_only_share(share: Share) -> Share:
     return dataclasses.replace(share, cost=_contractions_only(share.cost))
 
 
-def _split_outs(func: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+def split_outs(func: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
     """Return the keyword arguments that are inputs, and those that receive results."""
     if not kwargs or not isinstance(func, OpOverload):
         return kwargs, ()

@@ -15,7 +15,7 @@ _LEAST_LIKENESS = 0.75
 _listed: tuple[Any, Mapping[str, set[str]]] = ((), {})
 
 
-def warn_of_misspelt(keys: Iterable[Any]) -> None:
+def warn_of_misspelt(keys: Iterable[Any], *, stacklevel: int = 4) -> None:
     """Warn of each name that its library lacks, with the nearest name if there is a similar one.
 
     A library that is not loaded may define it later.
@@ -29,7 +29,7 @@ def warn_of_misspelt(keys: Iterable[Any]) -> None:
             warnings.warn(
                 f"no operator is named {name!r}{_suggestion(library, own, known)} The formula "
                 "applies only if an operator of that name is defined later",
-                stacklevel=4,
+                stacklevel=stacklevel,
             )
 
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dispatch_flops._torch import OpOverload
-from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
+from dispatch_flops.errors import DuplicateFormulaError, FormulaError, UnknownOperatorError
+from dispatch_flops.operators.costing import is_int, split_outs
+from dispatch_flops.operators.formula_signatures import check_formula
+from dispatch_flops.operators.misspelt_names import warn_of_misspelt
 from dispatch_flops.operators.operator_keys import candidate_keys, name_of, to_keys
 
 Workspace = Callable[..., "int | None"]
@@ -39,6 +42,21 @@ class WorkspaceRule:
     is_steady: bool = False
     reads_result: bool = True
 
+    def after_call(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
+    ) -> int | None:
+        """Return the workspace of a call that returned ``out``.
+
+        Raises FormulaError unless the formula returns a count or None, and what it raises.
+        """
+        inputs, _ = split_outs(func, kwargs or {})
+        size = self.formula(*args, out=out, **inputs)
+        if size is None:
+            return None
+        if not is_int(size) or size < 0:
+            raise FormulaError(f"the formula returned {size!r}; return an int of bytes, or None")
+        return int(size)
+
 
 _WORKSPACES: dict[Any, WorkspaceRule] = {}
 
@@ -49,14 +67,16 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
     The function is called as ``workspace(*args, out=out, **kwargs)`` with the operator's own
     arguments and its result. It returns the most bytes that the kernel holds at once, besides its
     results, or None where they are not known. On the CPU, torch's allocator then reports them;
-    elsewhere the peak is a lower bound. It may read shapes, dtypes and devices, never data.
+    elsewhere the peak is a lower bound. So they are if the function raises or returns anything
+    else, which a note of the profile says. It may read shapes, dtypes and devices, never data.
 
-    targets: ``torch.ops.lib.op`` (all overloads), one overload, the result of
-        ``torch.library.custom_op``, the name ``"lib::op"``, or a list of these.
+    targets: ``torch.ops.lib.op`` (all overloads; an in-place ``op_`` is an operator of its own),
+        one overload, the result of ``torch.library.custom_op``, the name ``"lib::op"``, or a list
+        of these.
     override: replace an existing workspace instead of raising.
 
-    Raises DuplicateFormulaError for an operator that has a workspace, and UnknownOperatorError for
-    a target that is not an operator.
+    Raises DuplicateFormulaError for an operator that has a workspace, UnknownOperatorError for
+    a target that is not an operator, and FormulaError if no call of a target fits the function.
 
     Example::
 
@@ -74,6 +94,10 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
             )
 
     def decorate(workspace: Workspace) -> Workspace:
+        if not callable(workspace):
+            raise FormulaError(f"{workspace!r} is not a function; pass the function itself")
+        check_formula(workspace, keys, by_name=False)
+        warn_of_misspelt(keys, stacklevel=3)
         _WORKSPACES.update(dict.fromkeys(keys, WorkspaceRule(workspace)))
         return workspace
 

@@ -269,6 +269,7 @@ class Session:
             *self._mode.higher_order.notes,
             *self._mode.not_asked.notes(),
             *self._mode.communication.notes,
+            *(self._memory.notes() if self._memory is not None else ()),
         )
         return partial(_build, memory, calls, self._names, observed, run, notes)
 

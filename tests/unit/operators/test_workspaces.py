@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dispatch_flops import FlopCounterMode, register_workspace
-from dispatch_flops.errors import DuplicateFormulaError, UnknownOperatorError
+from dispatch_flops.errors import DuplicateFormulaError, FormulaError, UnknownOperatorError
 from dispatch_flops.operators import workspaces
 
 aten = torch.ops.aten
@@ -75,12 +76,79 @@ def test_workspace_that_is_not_known_is_asked_of_the_allocator_on_the_cpu() -> N
     assert memory.peak_bytes == 2 * 3 * 4
 
 
-def test_workspace_that_raises_is_not_known() -> None:
+def test_workspace_that_raises_is_not_known_and_a_note_says_why() -> None:
     register_workspace(aten.exp)(lambda *_, out, **__: 1 // 0)
     with FlopCounterMode(display=False, memory=True) as counter:
         torch.ones(3, device="meta").exp()
     assert counter.profile.memory is not None
     assert counter.profile.memory.unseen == ("aten.exp.default",)
+    (note,) = counter.profile.notes
+    assert "aten.exp.default" in note and "ZeroDivisionError" in note
+
+
+@pytest.mark.parametrize("answer", [-1, 3.0, "3", True, float("nan"), torch.tensor(3)])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_workspace_that_is_no_count_is_not_used_and_a_note_says_so(
+    answer: Any, device: str
+) -> None:
+    register_workspace(aten.exp)(lambda *_, out, **__: answer)
+    with FlopCounterMode(display=False, memory=True) as counter:
+        torch.ones(3, device=device).exp()
+    memory = counter.profile.check().memory
+    assert memory is not None and memory.peak_bytes == 2 * 3 * 4
+    assert memory.unseen == (() if device == "cpu" else ("aten.exp.default",))
+    assert any("return an int of bytes" in note for note in counter.profile.notes)
+
+
+def test_workspace_may_be_an_int_of_numpy() -> None:
+    register_workspace(aten.exp)(lambda *_, out, **__: np.int64(7))
+    with FlopCounterMode(display=False, memory=True) as counter:
+        torch.ones(3).exp()
+    memory = counter.profile.check().memory
+    assert memory is not None and memory.by_role()["workspace"] == 7
+
+
+def test_workspace_applies_to_a_call_that_is_given_its_result() -> None:
+    register_workspace(aten.exp)(lambda x, *, out: 7 * out.numel())
+    x, out = torch.ones(3, 5), torch.empty(3, 5)
+    with FlopCounterMode(display=False, memory=True) as counter:
+        torch.exp(x, out=out)
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.by_role()["workspace"] == 7 * 3 * 5
+
+
+def test_workspace_may_name_an_overload_of_a_library_that_is_loaded_later() -> None:
+    register_workspace("workspace_tests_later::copy.default")(lambda x, *, out: 7)
+    library = torch.library.Library("workspace_tests_later", "DEF")
+    library.define("copy(Tensor x) -> Tensor")
+    library.impl("copy", lambda x: x.clone(), "CPU")
+    copy = torch.ops.workspace_tests_later.copy
+    with FlopCounterMode(
+        display=False, memory=True, custom_mapping={copy: lambda x, *, out: 0}
+    ) as counter:
+        copy(torch.ones(3))
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.by_role()["workspace"] == 7
+
+
+@pytest.mark.parametrize(
+    ("workspace", "message"),
+    [
+        (5, "5 is not a function; pass the function itself"),
+        (lambda x: 1, "does not accept the operator's result; add a parameter"),
+        (lambda x, y, *, out: 1, "does not fit aten.exp"),
+    ],
+)
+def test_workspace_that_no_call_fits_is_an_error(workspace: Any, message: str) -> None:
+    with pytest.raises(FormulaError, match=message):
+        register_workspace(aten.exp)(workspace)
+    assert aten.exp not in workspaces._WORKSPACES
+
+
+def test_workspace_of_a_misspelt_operator_warns() -> None:
+    with pytest.warns(UserWarning, match="did you mean 'aten::cosh'") as found:
+        register_workspace("aten::coshh")(lambda x, *, out: 1)
+    assert found[0].filename == __file__
 
 
 def test_second_workspace_of_an_operator_is_an_error() -> None:
