@@ -20,7 +20,7 @@ from dispatch_flops.operators.conventions import Conventions, using
 from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.tensors import is_inexact_dtype, tensors_in
+from dispatch_flops.operators.tensors import is_inexact_dtype, name_of_dtype, tensors_in
 from dispatch_flops.profile.cost import COST_FIELDS, OpCost, Phase, Share, Split, counts_of
 
 # The reason why a cost is not known while a program is traced with symbols for its sizes.
@@ -115,7 +115,9 @@ def _stated_dtype(
     func: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
     stated = rule.computes_in
-    return stated(named_arguments(func, args, kwargs)) if callable(stated) else stated
+    if callable(stated):
+        stated = stated(named_arguments(func, args, kwargs))
+    return None if stated is None else name_of_dtype(stated)
 
 
 def _bytes_moved(
@@ -225,10 +227,10 @@ def compute_dtype(
         with suppress(RuntimeError):  # torch promotes no quantized numbers, but it compares them
             promoted = _promoted(operands)
             if is_inexact_dtype(promoted):
-                return _dtype_name(promoted)
+                return name_of_dtype(promoted)
     dtypes = [tensor.dtype for tensor in (*operands, *tensors_in(out))]
     found = next(filter(is_inexact_dtype, dtypes), dtypes[0] if dtypes else None)
-    return _dtype_name(found) if found is not None else None
+    return name_of_dtype(found) if found is not None else None
 
 
 def _promoted(operands: Sequence[torch.Tensor]) -> torch.dtype:
@@ -253,7 +255,3 @@ def _is_real(dtype: str | None) -> bool:
     """Return True for a floating-point or complex dtype, and where it is not known."""
     found = getattr(torch, dtype or "", None)
     return not isinstance(found, torch.dtype) or is_inexact_dtype(found)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

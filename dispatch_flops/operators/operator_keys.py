@@ -53,7 +53,7 @@ def _to_key(target: Any) -> Any:
         return target
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
         return target
-    if isinstance(target, str) and target.count("::") == 1:
+    if isinstance(target, str) and target.count("::") == 1 and all(target.split("::")):
         return find_loaded(target) or target if target.startswith(_HIGHER_ORDER) else target
     if isinstance(target, torch.library.CustomOpDef):
         return _torch.packet_name(_torch.overload_of(target).overloadpacket)

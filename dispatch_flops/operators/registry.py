@@ -16,6 +16,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+import torch
+
 from dispatch_flops.errors import DuplicateFormulaError, FormulaError, UnknownOperatorError
 from dispatch_flops.operators.access import has_stated_bytes
 from dispatch_flops.operators.formula_signatures import check_formula, required_defaults
@@ -30,11 +32,12 @@ from dispatch_flops.operators.operator_keys import (
     schema_of,
     to_keys,
 )
+from dispatch_flops.operators.tensors import name_of_dtype
 from dispatch_flops.operators.torch_formulas import accept_torch_style, registered_with_torch
 from dispatch_flops.profile.cost import OpCost, Split
 
 Formula = Callable[..., "OpCost | Split | int"]
-ComputesIn = str | Callable[[Mapping[str, Any]], str | None]
+ComputesIn = str | torch.dtype | Callable[[Mapping[str, Any]], str | torch.dtype | None]
 F = TypeVar("F", bound=Formula)
 Kind = Literal["formula", "pointwise", "reduction", "free"]
 
@@ -164,7 +167,8 @@ def register_flops(
         DuplicateFormulaError: a target already has a formula and ``override`` is False.
         UnknownOperatorError: a target is not an operator, or has no schema for ``by_name``.
         FormulaError: the formula is not a function, no call of a target fits its parameters, or
-            with ``by_name`` a parameter is not an argument of the operators.
+            with ``by_name`` a parameter is not an argument of the operators, or ``computes_in``
+            is not a dtype.
 
     Example::
 
@@ -176,6 +180,8 @@ def register_flops(
     keys = list(dict.fromkeys(to_keys(targets)))
     if by_name:
         _refuse_without_schema(keys)
+    if computes_in is not None and not callable(computes_in):
+        name_of_dtype(computes_in)
 
     def decorate(formula: F) -> F:
         module = str(getattr(formula, "__module__", ""))

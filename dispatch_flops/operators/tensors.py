@@ -11,6 +11,7 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import FakeTensor
+from dispatch_flops.errors import FormulaError
 
 _SPARSE_LAYOUTS = frozenset(
     (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -71,6 +72,20 @@ def is_inexact(*tensors: torch.Tensor | None) -> bool:
 def is_inexact_dtype(dtype: torch.dtype) -> bool:
     """Return True for a floating-point or complex dtype: arithmetic in it counts as FLOPs."""
     return dtype.is_floating_point or dtype.is_complex
+
+
+def name_of_dtype(dtype: Any) -> str:
+    """Return the name of a dtype that is given as such or by its name, such as ``"int8"``.
+
+    Raises FormulaError for anything else.
+    """
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise FormulaError(
+            f'computes_in is {dtype!r}, not a dtype; pass one, such as "int8", or a function of '
+            "the arguments by name that returns one"
+        )
+    return str(found).removeprefix("torch.")
 
 
 def is_given(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from dispatch_flops import FlopCounterMode, OpCost
-from dispatch_flops.errors import DuplicateFormulaError, UncountedWarning, UnknownOperatorError
+from dispatch_flops.errors import (
+    DuplicateFormulaError,
+    FormulaError,
+    UncountedWarning,
+    UnknownOperatorError,
+)
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.registry import lookup, overridden, register_flops, unregister_flops
 from tests.helpers.profiling import profile_of
@@ -146,11 +151,30 @@ def test_unregister_flops_of_an_unregistered_operator_raises() -> None:
         unregister_flops(one)
 
 
-@pytest.mark.parametrize("target", [len, "mm", 3, nn.Linear(2, 2), int, [one, len]])
+@pytest.mark.parametrize(
+    "target", [len, "mm", "::mm", "aten::", 3, nn.Linear(2, 2), int, [one, len]]
+)
 def test_register_flops_of_something_else_raises(target: Any) -> None:
     with pytest.raises(UnknownOperatorError, match="is not an operator"):
         register_flops(target)(costs(1))
     unregister_if_there(one)
+
+
+@pytest.mark.parametrize("dtype", ["int8", torch.int8, lambda arguments: torch.int8])
+def test_register_flops_takes_the_dtype_of_products_as_such_or_by_name(dtype: Any) -> None:
+    register_flops(ONE, computes_in=dtype)(costs(5))
+    try:
+        totals = profile_of(ONE, torch.ones(2)).op_totals()
+    finally:
+        unregister_flops(ONE)
+    assert [total.dtype for total in totals if total.op.startswith("dispatch_flops")] == ["int8"]
+
+
+@pytest.mark.parametrize("dtype", ["int9", 5, torch.strided])
+def test_register_flops_with_something_else_for_a_dtype_raises(dtype: Any) -> None:
+    with pytest.raises(FormulaError, match='not a dtype; pass one, such as "int8"'):
+        register_flops(ONE, computes_in=dtype)(costs(5))
+    assert lookup(ONE.default) is None
 
 
 @pytest.mark.parametrize(
