@@ -13,7 +13,7 @@ from dispatch_flops.analysis.efficiency import utilisation
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.counting.step_totals import StepTotals
 from dispatch_flops.profile import OpTotal, add_costs
-from dispatch_flops.profile.cost import MODEL_PHASES, PHASES, OpCost, Phase, in_order
+from dispatch_flops.profile.cost import COST_FIELDS, MODEL_PHASES, PHASES, OpCost, Phase, in_order
 from dispatch_flops.units import flops_per_s_text, fraction_text, ratio
 
 
@@ -94,7 +94,9 @@ class MeterReading(StepTotals):
     def over_ranks(self) -> MeterReading:
         """Return the sum of this reading over all ranks; itself where there is one rank.
 
-        Every rank must call this. Seconds are those of the slowest rank.
+        Every rank must call this. Seconds are those of the slowest rank. Where ranks have timed
+        different numbers of steps, as with batches of shapes of their own, each rank's mean counts
+        as often as that of the rank that timed most. Rates are None until all ranks have timed one.
         """
         if not (distributed.is_available() and distributed.is_initialized()):
             return self
@@ -113,6 +115,11 @@ def _sum_of_ranks(found: list[MeterReading]) -> MeterReading:
     uncounted: Counter[str] = Counter()
     for one in found:
         uncounted.update(one.uncounted)
+    ran = [one for one in found if one.steps]
+    timed_steps = 0
+    if all(one.timed_steps for one in ran):
+        timed_steps = max((one.timed_steps for one in ran), default=0)
+    timed = [_as_if_timed(one, timed_steps) for one in ran if timed_steps]
     return dataclasses.replace(
         found[0],
         steps=max(one.steps for one in found),
@@ -121,11 +128,34 @@ def _sum_of_ranks(found: list[MeterReading]) -> MeterReading:
         operators=tuple(op for one in found for op in one.operators),
         uncounted=dict(uncounted),
         is_estimate=any(one.is_estimate for one in found),
-        timed_steps=max(one.timed_steps for one in found),
-        timed_operators=tuple(op for one in found for op in one.timed_operators),
-        timed_tokens=sum(one.timed_tokens for one in found),
-        seconds=max(one.seconds for one in found),
+        timed_steps=timed_steps,
+        timed_operators=tuple(op for one in timed for op in one.timed_operators),
+        timed_tokens=sum(one.timed_tokens for one in timed),
+        seconds=max((one.seconds for one in timed), default=0.0),
         devices=sum(one.devices for one in found),
+    )
+
+
+def _as_if_timed(one: MeterReading, steps: int) -> MeterReading:
+    """Return the reading as if so many steps had been timed, with the mean of those that were."""
+    if one.timed_steps == steps:
+        return one
+
+    def scaled(amount: int) -> int:
+        return amount * steps // one.timed_steps
+
+    def scaled_cost(cost: OpCost) -> OpCost:
+        return OpCost(**{name: scaled(getattr(cost, name)) for name in COST_FIELDS})
+
+    return dataclasses.replace(
+        one,
+        timed_steps=steps,
+        timed_operators=tuple(
+            dataclasses.replace(op, cost=op.cost and scaled_cost(op.cost))
+            for op in one.timed_operators
+        ),
+        timed_tokens=scaled(one.timed_tokens),
+        seconds=one.seconds * steps / one.timed_steps,
     )
 
 

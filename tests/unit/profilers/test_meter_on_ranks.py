@@ -12,6 +12,7 @@ from torch import distributed, nn
 
 from dispatch_flops import FlopMeter, Machine
 from dispatch_flops.counting.meter_reading import MeterReading
+from tests.helpers.clocks import Ticks
 from tests.helpers.ranks import run_on_ranks
 
 IN, OUT = 3, 5
@@ -39,9 +40,24 @@ def uneven_steps() -> Any:
     return own, run, window
 
 
+def shapes_of_their_own() -> Any:
+    """Steps of a second and 2 rows; rank 1 counts three, because it meets a new shape in each."""
+    rank, clock = distributed.get_rank(), Ticks()
+    model = nn.Linear(IN, OUT, bias=False)
+    meter, found = FlopMeter(model, machine=TOY, now=clock), []
+    for rows in (2, 3, 4, 2, 2, 2) if rank else (2,) * 6:
+        x = torch.ones(rows, IN)
+        with torch.no_grad(), meter.step(tokens=rows, inputs=(x,)):
+            model(x)
+            clock.now += 1.0
+        found.append(meter.run.over_ranks())
+    return found
+
+
 @pytest.mark.slow
 def test_reading_over_ranks_sums_uneven_ranks(tmp_path: Path) -> None:
-    results = run_on_ranks(__file__, ["uneven_steps"], 2, tmp_path).of("uneven_steps")
+    ran = run_on_ranks(__file__, ["uneven_steps", "shapes_of_their_own"], 2, tmp_path)
+    results = ran.of("uneven_steps")
     own: list[MeterReading] = [result[0] for result in results]
     assert [one.total_flops for one in own] == [3 * forward(2), 4 * forward(3)]
     for _, run, window in results:
@@ -51,7 +67,16 @@ def test_reading_over_ranks_sums_uneven_ranks(tmp_path: Path) -> None:
         assert (run.steps, run.timed_steps, run.devices) == (4, 3, 2)
         # The first step of each rank was counted. Rank 1 was the slowest, with three others.
         assert run.seconds == 3 * (1 + 3)
-        timed = 2 * forward(2) + 3 * forward(3)
+        timed = 3 * forward(2) + 3 * forward(3)  # rank 0 timed two, whose mean counts three times
         assert run.flops_per_s == pytest.approx(timed / run.seconds)
-        assert run.tokens_per_s == pytest.approx(10 * (2 * 2 + 2 * 3) / run.seconds)
+        assert run.tokens_per_s == pytest.approx(10 * (3 * 2 + 2 * 3) / run.seconds)
         assert run.mfu == pytest.approx(timed / (2 * run.seconds) / 1e9)
+    for readings in ran.of("shapes_of_their_own"):
+        for early in readings[:3]:  # rank 1 has timed no step yet
+            assert early.flops_per_s is early.mfu is early.tokens_per_s is None
+        for later in readings[3:]:
+            assert later.flops_per_s == 2 * forward(2)
+            assert later.tokens_per_s == 2 * 2
+            assert later.mfu == pytest.approx(forward(2) / 1e9)
+        assert readings[-1].total_flops == 10 * forward(2) + forward(3) + forward(4)
+        assert (readings[-1].timed_steps, readings[-1].seconds) == (5, 5.0)
