@@ -64,7 +64,8 @@ class FlopCounterMode(ProfileHolder):
     custom_mapping: ``{operator: formula}`` for this counter only. Formulas written for
         ``torch.utils.flop_counter`` are accepted, too.
     strict: raise UncountedOpsError at exit if an operator has no known cost. Without it (the
-        default) there is only an UncountedWarning.
+        default) there is only an UncountedWarning, as there is in both cases for a module that ran
+        and showed no operator: its kernels may bypass the dispatcher.
     causal: ``"full"`` (the default) counts the whole rectangle of causal attention, ``"half"``
         only the part that a causal kernel needs.
     flops: ``"all"`` (the default) counts every floating-point operation, ``"contractions"`` only 2
