@@ -84,6 +84,8 @@ class FlopsCallback(StepCallback, TrainerCallback, ExportableState):  # type: ig
         if self._every_step:
             _move_to_front(self)
             self.resume(_saved_totals(state, type(self).__name__))
+        # A Trainer looks it up where it saves; a checkpoint that is resumed may not have it.
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any

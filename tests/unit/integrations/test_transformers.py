@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,25 +139,34 @@ needs_accelerate = pytest.mark.skipif(
 )
 
 
-def train(callback: FlopsCallback, path: Path, rows: int, model: Net, **options: Any) -> None:
+def train(
+    callback: Any,
+    path: Path,
+    rows: int,
+    model: Net,
+    *,
+    resumed: Path | None = None,
+    **options: Any,
+) -> None:
     """A real Trainer, on so many rows an epoch."""
     from transformers import Trainer, TrainingArguments
 
     defaults: dict[str, Any] = {
         "per_device_train_batch_size": B,
         "gradient_accumulation_steps": MICRO,
+        "save_strategy": "no",
     }
     arguments = TrainingArguments(
         output_dir=str(path),
         report_to=[],
-        save_strategy="no",
         use_cpu=True,
         disable_tqdm=True,
         dataloader_pin_memory=False,
         **(defaults | options),
     )
     data = [{"x": torch.ones(IN)} for _ in range(rows)]
-    Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[callback])
+    trainer.train(resume_from_checkpoint=resumed and str(resumed))
     assert not model._forward_pre_hooks
 
 
@@ -355,6 +365,23 @@ def test_second_run_without_a_checkpoint_begins_with_0(tmp_path: Path) -> None:
         assert callback.meter is not None and callback.meter.steps_done == 2
         assert callback.meter.run.samples == 2 * MICRO * B
         assert callback.meter.tokens_per_s is None  # the inputs are not ids
+
+
+@needs_accelerate
+@pytest.mark.parametrize("options", [{"every_step": True}, {"profile_step": 2}])
+def test_run_resumed_from_a_checkpoint_without_the_callback_is_saved(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    from transformers import TrainerCallback
+
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+    train(TrainerCallback(), tmp_path, 4 * MICRO * B, Net(), max_steps=1, **saving)
+    resumed = tmp_path / "checkpoint-1"
+    callback = FlopsCallback(**options)
+    train(callback, tmp_path, 4 * MICRO * B, Net(), resumed=resumed, max_steps=3, **saving)
+    assert callback.steps_done == 2
+    state = json.loads((tmp_path / "checkpoint-3" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["FlopsCallback"] == callback.state()
 
 
 @pytest.mark.slow
