@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from dispatch_flops.analysis.machines import Machine
-from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, as_operators
+from dispatch_flops.counting.amounts import OTHER, UNCOUNTED, Amounts, as_operators
 from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.errors import ConfigError
+from dispatch_flops.profile.cost import COST_FIELDS
 
 _COUNTS = ("steps", "samples", "tokens", "timed_steps", "timed_tokens")
 _NUMBERS = (*_COUNTS, "seconds")
@@ -119,15 +120,7 @@ class MeterTotals:
         try:
             numbers: dict[str, Any] = {name: operator.index(state[name]) for name in _COUNTS}
             numbers["seconds"] = float(state["seconds"])
-            amounts, timed = (
-                Counter(
-                    {
-                        (phase, dtype, family, name): operator.index(amount)
-                        for phase, dtype, family, name, amount in state[key]
-                    }
-                )
-                for key in ("amounts", "timed_amounts")
-            )
+            amounts, timed = _amounts(state["amounts"]), _amounts(state["timed_amounts"])
             is_estimate = bool(state["is_estimate"])
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the state of a meter is damaged: {error!r}") from None
@@ -142,6 +135,16 @@ class MeterTotals:
         timed = self._earlier_timed + _sum({part: part.timed_runs for part in ran})
         is_estimate = self._earlier_is_estimate or any(part.is_estimate for part in ran)
         return amounts, timed, is_estimate
+
+
+def _amounts(rows: Iterable[Any]) -> Amounts:
+    """Return the amounts that a state holds; those of older states have no family of kernels."""
+    found: Amounts = Counter()
+    for phase, dtype, *family, name, amount in rows:
+        if name not in (*COST_FIELDS, UNCOUNTED):
+            raise ValueError(f"{name!r} is not a figure")
+        found[phase, dtype, (family or [OTHER])[0], name] = operator.index(amount)
+    return found
 
 
 def _sum(runs: Mapping[Part, int]) -> Amounts:

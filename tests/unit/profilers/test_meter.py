@@ -745,11 +745,19 @@ def test_resumed_run_continues_the_totals(model: Net, optimizer: Any, meter: Flo
             train(model, optimizer, B)
     assert resumed.total_flops == 5 * (batch(B) + UPDATE)
     assert (resumed.run.steps, resumed.run.samples, resumed.run.tokens) == (5, 5 * B, 5 * 5)
-    wrong_amount = [["forward", "float32", "flops", "many"]]
-    for damaged in ({"steps": 3}, {**saved, "steps": "x"}, {**saved, "amounts": wrong_amount}):
+    wrong_amount = [["forward", "float32", "product", "flops", "many"]]
+    wrong_figure = [["forward", "float32", "product", "joules", 3]]
+    for damaged in (
+        {"steps": 3},
+        {**saved, "steps": "x"},
+        {**saved, "amounts": wrong_amount},
+        {**saved, "timed_amounts": wrong_figure},
+    ):
         with pytest.raises(ConfigError, match="the state of a meter is damaged"):
             resumed.load_state_dict(damaged)
     assert resumed.run.steps == 5
+    resumed.load_state_dict({**saved, "amounts": [["forward", "float32", "flops", 3]]})  # older
+    assert resumed.total_flops == 3
 
 
 def test_started_meter_finds_the_steps_by_the_optimizer(
