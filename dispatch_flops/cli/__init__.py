@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from dispatch_flops.cli.arguments import format_named
 from dispatch_flops.cli.exit_codes import ERROR, INTERRUPTED
 from dispatch_flops.cli.formats import choose_format
 from dispatch_flops.cli.output import check_writable, flush_stdout, print_error
@@ -72,12 +73,17 @@ def _run(options: Namespace, debug: bool) -> int:
 
 
 def _check_output(options: Namespace) -> None:
-    """Raise TargetError for an --output that cannot be written, before anything runs."""
+    """Raise TargetError for an --output that cannot be written, before anything runs.
+
+    The suffix of the file may choose the format.
+    """
     output = getattr(options, "output", None)
     if output:
         check_writable(Path(output))
-        if hasattr(options, "detailed"):  # the file's suffix may choose the format of a profile
+        if hasattr(options, "detailed"):  # of a profile
             choose_format(options.format, output)
+    if hasattr(options, "formats"):
+        options.format = format_named(options, options.formats)
 
 
 def _fail(text: str, debug: bool) -> int:

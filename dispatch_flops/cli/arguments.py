@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -247,17 +247,31 @@ def add_table_options(parser: ArgumentParser, *formats: str) -> None:
     parser.add_argument(
         "--format",
         choices=formats,
-        default=formats[0],
-        help=f"format of the tables (default: {formats[0]})",
+        help=f"format of the result (default: by the suffix of --output, else {formats[0]})",
     )
     add_output_option(parser)
+    parser.set_defaults(formats=formats)
 
 
-def format_named(options: Namespace) -> str:
-    """Return the value of --format, else the format of --output's suffix, else "table"."""
-    suffix = Path(options.output or "").suffix.lower()
+_FORMAT_OF = {".md": "markdown", ".csv": "csv", ".json": "json", ".html": "html"}
+
+
+def format_named(options: Namespace, formats: Sequence[str]) -> str:
+    """Return the value of --format, else the format of --output's suffix, else the first.
+
+    Raises TargetError for a suffix of another format, naming those of ``formats``.
+    """
     named: str | None = options.format
-    return named or {".md": "markdown", ".json": "json", ".html": "html"}.get(suffix, "table")
+    suffix = Path(options.output or "").suffix.lower()
+    if named is not None or suffix in ("", ".txt"):
+        return named or formats[0]
+    if _FORMAT_OF.get(suffix) not in formats:
+        known = ", ".join((".txt", *(s for s, name in _FORMAT_OF.items() if name in formats)))
+        raise TargetError(
+            f"--output {options.output}: the suffix {suffix} is unknown; use one of {known}, or "
+            "add --format"
+        )
+    return _FORMAT_OF[suffix]
 
 
 def table_style(format: str) -> Style:

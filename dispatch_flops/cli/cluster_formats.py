@@ -17,7 +17,7 @@ CLUSTER_FORMATS = (DEFAULT, "markdown", "comm", "json", "html")
 def show_cluster(cluster: ClusterProfile, options: Namespace) -> None:
     """Print the cluster, or write it to a file, in the format that the options name."""
     output: str | None = options.output
-    name = format_named(options)
+    name = format_named(options, CLUSTER_FORMATS)
     view = View(depth=options.depth, style=table_style(name), phase=getattr(options, "phase", None))
     match name:
         case "json":

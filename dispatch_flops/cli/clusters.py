@@ -14,11 +14,11 @@ from dispatch_flops.cli.arguments import (
     DEPTH_HELP,
     Commands,
     add_command,
-    add_output_option,
     add_phase_option,
+    add_table_options,
     natural,
 )
-from dispatch_flops.cli.cluster_formats import CLUSTER_FORMATS, DEFAULT, show_cluster
+from dispatch_flops.cli.cluster_formats import CLUSTER_FORMATS, show_cluster
 from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.show import read_text
 from dispatch_flops.errors import ConfigError, DispatchFlopsError, ProfileFormatError, TargetError
@@ -199,11 +199,6 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def _add_cluster_view_options(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--format",
-        choices=CLUSTER_FORMATS,
-        help=f"format of the result (default: by the suffix of --output, else {DEFAULT})",
-    )
-    add_output_option(parser)
+    add_table_options(parser, *CLUSTER_FORMATS)
     parser.add_argument("--depth", type=natural, metavar="N", help=DEPTH_HELP)
     add_phase_option(parser)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,19 +140,28 @@ def choose_format(name: str | None, output: str | None) -> Format:
 def check_options(options: Namespace) -> None:
     """Raise TargetError for an option of ``add_view_options`` that the format does not act on."""
     chosen = choose_format(options.format, options.output)
-    given = [
-        name
-        for name in ("depth", "top", "fold", "sort", "columns")
-        if getattr(options, name) is not None
-    ]
-    if not options.detailed:
-        given.append("detailed")
-    for name in given:
+    for name, option in _given(options):
         if name not in chosen.options:
             fitting = [known for known, entry in FORMATS.items() if name in entry.options]
             shown = next(known for known, entry in FORMATS.items() if entry is chosen)
-            option = f"--no-{name}" if getattr(options, name) is False else f"--{name}"
             raise TargetError(
                 f"{option} has no effect on the format {shown}; omit it, or use --format "
                 f"{' or '.join(fitting)}"
             )
+
+
+def refuse_options(options: Namespace, *, of: str, but: Collection[str] = ()) -> None:
+    """Raise TargetError for an option of ``add_view_options`` that has no effect on ``of``."""
+    for name, option in _given(options):
+        if name not in but:
+            raise TargetError(f"{option} has no effect on {of}; omit it")
+
+
+def _given(options: Namespace) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each option that selects what is shown of a profile."""
+    for name in ("depth", "top", "fold", "sort", "columns"):
+        value = getattr(options, name)
+        if value is not None:
+            yield name, f"--no-{name}" if value is False else f"--{name}"
+    if not options.detailed:
+        yield "detailed", "--no-detailed"

@@ -16,9 +16,8 @@ from dispatch_flops.cli.arguments import (
     Commands,
     add_command,
     add_machine_option,
-    add_output_option,
     add_set_option,
-    format_named,
+    add_table_options,
     machine_named,
     parse_assignments,
     table_style,
@@ -84,12 +83,7 @@ def add_plan(commands: Commands) -> None:
     )
     _add_step_options(parser)
     add_generation_options(parser)
-    parser.add_argument(
-        "--format",
-        choices=("table", "markdown", "json", "html"),
-        help="format of the plan (default: by the suffix of --output, else table)",
-    )
-    add_output_option(parser)
+    add_table_options(parser, "table", "markdown", "json", "html")
     parser.set_defaults(run=run_plan)
 
 
@@ -220,7 +214,7 @@ def _job(options: Namespace, sizes: dict[str, Any]) -> Callable[..., Any] | None
 
 def _text(planned: Plan | GenerationPlan, options: Namespace) -> str:
     """Return the plan in the format that is asked for, or that the suffix of --output names."""
-    match format_named(options):
+    match options.format:
         case "json":
             return planned.to_json(indent=2)
         case "html":

@@ -19,13 +19,14 @@ from dispatch_flops.cli.arguments import (
     add_set_option,
     add_target_argument,
     add_view_options,
+    format_named,
     machine_named,
     parse_assignments,
     parse_value,
 )
 from dispatch_flops.cli.clusters import add_mesh_option
 from dispatch_flops.cli.exit_codes import OK
-from dispatch_flops.cli.formats import check_options
+from dispatch_flops.cli.formats import check_options, refuse_options
 from dispatch_flops.cli.output import print_progress
 from dispatch_flops.cli.run import measure
 from dispatch_flops.cli.show import show_profile
@@ -118,7 +119,9 @@ def _run_sweep(options: Namespace) -> int:
             f"--format {options.format} is not available for a sweep; use one of "
             f"{', '.join(SWEEP_FORMATS)}"
         )
-    changed = {"set": [*options.set, *options.sweep], "format": options.format or SWEEP_FORMATS[0]}
+    refuse_options(options, of="a sweep")
+    format = format_named(options, SWEEP_FORMATS)
+    changed = {"set": [*options.set, *options.sweep], "format": format}
     return run_sweep(Namespace(**{**vars(options), **changed}))
 
 

@@ -19,7 +19,7 @@ from dispatch_flops.cli.arguments import (
 )
 from dispatch_flops.cli.cluster_formats import show_cluster
 from dispatch_flops.cli.exit_codes import OK
-from dispatch_flops.cli.formats import FORMATS, check_options, choose_format
+from dispatch_flops.cli.formats import FORMATS, check_options, choose_format, refuse_options
 from dispatch_flops.cli.output import emit
 from dispatch_flops.errors import ProfileFormatError, TargetError
 from dispatch_flops.profile import Profile
@@ -61,6 +61,7 @@ def add_show(commands: Commands) -> None:
 def run_show(options: Namespace) -> int:
     saved = _load(options.file)
     if isinstance(saved, ClusterProfile):
+        refuse_options(options, of="the profiles of several ranks", but=("depth",))
         show_cluster(saved, options)
     else:
         show_profile(saved, options, machine_named(options.machine, saved.run.device))

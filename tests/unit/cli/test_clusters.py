@@ -165,6 +165,18 @@ class TestShow:
         Path("c.json").write_text(four_ranks().to_json())
         error = error_line(run("show", "c.json", "--format", "csv"))
         assert "--format csv is not available for several ranks; use one of table," in error
+        assert error_line(run("show", "c.json", "--output", "c.csv")) == (
+            "--output c.csv: the suffix .csv is unknown; use one of .txt, .md, .json, .html, or "
+            "add --format"
+        )
+        assert not Path("c.csv").exists()
+
+    def test_option_of_one_rank_is_an_error(self, run: Run) -> None:
+        Path("c.json").write_text(four_ranks().to_json())
+        assert error_line(run("show", "c.json", "--sort", "flops")) == (
+            "--sort has no effect on the profiles of several ranks; omit it"
+        )
+        assert run("show", "c.json", "--depth", "0").code == 0
 
     def test_damaged_cluster_is_an_error(self, run: Run) -> None:
         Path("c.json").write_text('{"schema": "dispatch_flops.cluster", "version": 1}')

@@ -53,6 +53,15 @@ def test_diff_of_all_lists_unchanged_modules_to_the_depth(compare: Compare) -> N
     assert "same" not in _cells(compare(before, after, *options).out)
 
 
+def test_suffix_of_the_output_chooses_the_format(compare: Compare) -> None:
+    one = tree({"a": 1})
+    assert compare(one, one, "--output", "d.md").code == 0
+    assert Path("d.md").read_text().startswith("|")
+    assert error_line(compare(one, one, "--output", "d.json")) == (
+        "--output d.json: the suffix .json is unknown; use one of .txt, .md, or add --format"
+    )
+
+
 def test_diff_that_rounding_would_hide_shows_all_digits(compare: Compare) -> None:
     out = compare(tree({"a": 10**9}), tree({"a": 10**9 + 1})).out
     assert "1,000,000,000 -> 1,000,000,001 (+<0.01%)" in out

@@ -135,6 +135,14 @@ class TestProfileSweep:
                 ("--format", "json"),
                 "--format json is not available for a sweep; use one of table, markdown, csv",
             ),
+            (
+                ("--output", "s.json"),
+                "--output s.json: the suffix .json is unknown; use one of .txt, .md, .csv, or add "
+                "--format",
+            ),
+            (("--depth", "1"), "--depth has no effect on a sweep; omit it"),
+            (("--no-fold",), "--no-fold has no effect on a sweep; omit it"),
+            (("--no-detailed",), "--no-detailed has no effect on a sweep; omit it"),
         ],
     )
     def test_option_of_a_single_run_is_refused(

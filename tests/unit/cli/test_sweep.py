@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,11 @@ class TestSweep:
         found = [(int(row["batch"]), int(row["width"]), int(row["macs"])) for row in rows]
         assert found == [(b, w, macs(w, b)) for b in (2, 3) for w in (10, 20)]
         assert [int(row["params"]) for row in rows[:2]] == [params(10), params(20)]
+
+    def test_suffix_of_the_output_chooses_the_format(self, run: Run) -> None:
+        arguments = ("sweep", "net.py:make", "--set", "width=10,20", "--device", "meta")
+        assert run(*arguments, "--output", "s.csv").code == 0
+        assert Path("s.csv").read_text() == run(*arguments, "--format", "csv").out
 
     def test_flops_of_contractions_are_two_per_mac(self, run: Run) -> None:
         arguments = ("--set", "batch=2,3", "--flops", "contractions", "--format", "csv")
