@@ -19,6 +19,8 @@ from dispatch_flops.units import ratio
 Key = Literal["params", "macs", "flops", "bytes", "latency"]
 """Name of a figure of a module; "latency" is in seconds."""
 
+COSTS: tuple[Key, ...] = ("macs", "flops", "bytes")  # what an operator without a cost leaves out
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:

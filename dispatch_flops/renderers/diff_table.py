@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dispatch_flops.analysis.diff import Change, Diff
-from dispatch_flops.analysis.figures import Figures, Key
+from dispatch_flops.analysis.figures import COSTS, Figures, Key
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.renderers.notebook import table_html
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
@@ -137,7 +137,7 @@ def _figure_column(title: str, key: Key, text: Callable[[Number | None], str]) -
     def values(change: Change) -> tuple[Number | None, Number | None]:
         return _value(change.before, key), _value(change.after, key)
 
-    return _Column(title, values, text, is_cost=key in ("macs", "flops", "bytes"))
+    return _Column(title, values, text, is_cost=key in COSTS)
 
 
 def _value(figures: Figures | None, key: Key) -> Number | None:

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from dispatch_flops.analysis.efficiency import machine_of
-from dispatch_flops.analysis.figures import Key
+from dispatch_flops.analysis.figures import COSTS, Key
 from dispatch_flops.analysis.figures import top_modules as heaviest
 from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.machines import Machine
@@ -91,7 +91,8 @@ def top_modules(
     axes.bar_label(bars, [_bar_text(v, by, total) for v in values], padding=3, fontsize=7.5)
     axes.invert_yaxis()
     axes.margins(x=0.3)
-    mark = "≥ " if any(figures.lower_bound for _, figures in ranked) else ""
+    is_bound = by in COSTS and any(figures.lower_bound for _, figures in ranked)
+    mark = "≥ " if is_bound else ""
     axes.set_xlabel(f"{mark}{_AXES[by]}{f', {phase}' if phase else ''}", fontsize=9)
     axes.xaxis.set_major_formatter(
         lambda value, _: count_text(int(value) * unit if unit > 1 else value)

@@ -718,6 +718,8 @@ def test_lower_bound_is_visible(open_report: Callable[..., Report]) -> None:
     assert report.column("uncounted-table", 1) == ["lib.mystery.default", "lib.scan.default"]
     assert report.run("return document.querySelector('#uncounted').offsetHeight") > 0
     assert report.column("modules", report.heading("modules", "FLOPs"))[0].startswith("≥ ")
+    for exact in ("Params", "Latency", "Calls"):
+        assert "≥" not in "".join(report.column("modules", report.heading("modules", exact)))
     open_report(encoder())
     assert report.run("return document.querySelector('#uncounted').offsetHeight") == 0
 

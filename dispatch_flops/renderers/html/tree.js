@@ -11,14 +11,15 @@ function makeTree(columns) {
   const children = (index) => (index === TOP ? tops : below[index]);
   const sets = (views) => Object.fromEntries(Object.entries(views).map(([view, list]) => [view, new Set(list)]));
   const bounds = sets(columns.lower_bound), inexact = sets(columns.inexact);
-  const column = (metric, view) => (["params", "payload", "calls"].includes(metric) ? columns[metric] : columns[metric][view] ?? columns[metric].all);
+  const isCost = (metric) => ["flops", "macs", "bytes"].includes(metric);
+  const column = (metric, view) => (isCost(metric) || metric === "latency" ? columns[metric][view] ?? columns[metric].all : columns[metric]);
   const value = (index, metric, view) => column(metric, view)[index];
   // factor: of several identical modules, of which the value is one's.
   const text = (index, metric, view, write, factor = 1) => {
     const found = value(index, metric, view);
     const written = write(found === null ? null : found * factor);
     if (metric === "latency") return about(written, (inexact[view] ?? inexact.all).has(index));
-    return metric === "params" || metric === "payload" ? written : atLeast(written, (bounds[view] ?? bounds.all).has(index));
+    return isCost(metric) ? atLeast(written, (bounds[view] ?? bounds.all).has(index)) : written;
   };
   // The part that a module has of everything; those of siblings may add up to more, where they
   // share parameters.

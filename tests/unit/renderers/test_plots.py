@@ -18,6 +18,7 @@ from tests.helpers.trees import (
     empty,
     encoder,
     linear,
+    lower_bound,
     module,
     place,
     training_step,
@@ -44,6 +45,12 @@ def test_figures_of_small_profiles_are_svg(name: str) -> None:
     profile = SMALL[name]()
     for svg in (plots.top_modules(profile), plots.roofline(profile, A100)):
         assert ElementTree.fromstring(svg.decode()).tag == f"{_SVG}svg"
+
+
+def test_axis_of_a_cost_alone_says_that_it_is_a_lower_bound() -> None:
+    assert "≥ FLOPs" in _comments(plots.top_modules(lower_bound()))
+    for by in ("params", "latency"):
+        assert "≥" not in _comments(plots.top_modules(lower_bound(), by=by))  # type: ignore[arg-type]
 
 
 def test_figures_have_the_requested_format() -> None:
