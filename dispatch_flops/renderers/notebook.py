@@ -54,7 +54,8 @@ def render(profile: Profile, view: View | None = None) -> str:
     view = view or _VIEW
     root = fold(profile.root) if view.fold else profile.root
     figures = inclusive(root) | inclusive(profile.outside)
-    trees = [root, *([profile.outside] if profile.outside.total().flops else [])]
+    outside = profile.outside
+    trees = [root, *([outside] if outside.is_lower_bound or outside.total().flops else [])]
     levels = ((node, level) for tree in trees for node, level in walk_with_depth(tree))
     nodes = [pair for pair in levels if view.depth is None or pair[1] <= view.depth]
     whole = profile.total().flops

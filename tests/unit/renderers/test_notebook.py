@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from xml.etree import ElementTree
 
@@ -17,6 +18,7 @@ from tests.helpers.trees import (
     hostile,
     lower_bound,
     training_step,
+    unknown,
     varying,
     wide,
 )
@@ -58,6 +60,12 @@ def test_notebook_marks_latencies_that_are_inexact() -> None:
     rows = _table(notebook.render(varying("layer.2"), View(depth=2, fold=False)))
     latencies = {row[0].strip(): row[-1] for row in rows}
     assert (latencies["1"], latencies["2"]) == ("2 ms", "~3 ms")
+
+
+def test_notebook_has_a_row_of_work_outside_the_model_that_has_no_cost() -> None:
+    outside = dataclasses.replace(training_step().outside, ops=(unknown("lib.a"),), children=())
+    rows = _table(notebook.render(dataclasses.replace(encoder(2), outside=outside)))
+    assert rows[-1][1:5] == ["outside", "0", ">= 0", ">= 0"]
 
 
 def test_notebook_escapes_hostile_names() -> None:
