@@ -7,16 +7,15 @@ each spans its children.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dispatch_flops.analysis.figures import tree_figures
+from dispatch_flops.analysis.figures import Figures, tree_figures
 from dispatch_flops.analysis.latency import latency_of
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import Phase
-from dispatch_flops.profile.tree import cost_in
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import ratio
@@ -34,7 +33,7 @@ def render(profile: Profile, view: View | None = None) -> str:
 
     view: ``by`` is "latency", or "flops" where 1 us stands for 1 MFLOP. The default is latency if
         the model's forward pass was measured, else FLOPs.
-        A module whose FLOPs exceed a float has no span.
+        A module whose FLOPs exceed a float has no span. Costs that are lower bounds say so.
 
     Raises ConfigError for another ``by``.
 
@@ -50,8 +49,9 @@ def render(profile: Profile, view: View | None = None) -> str:
     name = f"{profile.root.class_name}, by {by} (synthetic layout: start times are not measured)"
     events: list[Event] = [_metadata("process_name", 0, name)]
     for track, phase in enumerate(phases_of(profile)):
-        width = _latency_us(profile.root, phase) if by == "latency" else _flops_us(phase)
-        spans = list(_spans(profile.root, width, phase, track))
+        figures = tree_figures(profile.root, phase)
+        width = _latency_us if by == "latency" else _flops_us
+        spans = list(_spans(profile.root, figures, width, phase, track))
         if spans:
             events += [_metadata("thread_name", track, phase), *spans]
     facts = dict(run_facts(profile.run))
@@ -59,28 +59,32 @@ def render(profile: Profile, view: View | None = None) -> str:
     return json.dumps(trace | ({"otherData": facts} if facts else {}))
 
 
-def _latency_us(root: ModuleNode, phase: Phase) -> Callable[[ModuleNode], float]:
-    figures = tree_figures(root, phase)
-    return lambda node: (figures[node.fqn].latency_s or 0.0) * _MICROSECONDS
+def _latency_us(figures: Figures) -> float:
+    return (figures.latency_s or 0.0) * _MICROSECONDS
 
 
-def _flops_us(phase: Phase) -> Callable[[ModuleNode], float]:
-    return lambda node: ratio(cost_in(node, phase).flops, _FLOPS_PER_MICROSECOND) or 0.0
+def _flops_us(figures: Figures) -> float:
+    return ratio(figures.cost.flops, _FLOPS_PER_MICROSECOND) or 0.0
 
 
 def _spans(
-    root: ModuleNode, width: Callable[[ModuleNode], float], phase: Phase, track: int
+    root: ModuleNode,
+    figures: Mapping[str, Figures],
+    width: Callable[[Figures], float],
+    phase: Phase,
+    track: int,
 ) -> Iterator[Event]:
     """Yield a span per module of a width above 0; a parent is at least as wide as its children."""
     widths: dict[str, float] = {}
     for node in reversed(list(root.walk())):
-        widths[node.fqn] = max(width(node), sum(widths[child.fqn] for child in node.children))
+        below = sum(widths[child.fqn] for child in node.children)
+        widths[node.fqn] = max(width(figures[node.fqn]), below)
     pending = [(root, 0.0)]
     while pending:
         node, start = pending.pop()
         if not widths[node.fqn]:
             continue
-        yield _span(node, start, widths[node.fqn], phase, track)
+        yield _span(node, figures[node.fqn], start, widths[node.fqn], phase, track)
         later = []
         for child in node.children:
             later.append((child, start))
@@ -88,8 +92,10 @@ def _spans(
         pending.extend(reversed(later))
 
 
-def _span(node: ModuleNode, start: float, width: float, phase: Phase, track: int) -> Event:
-    cost = cost_in(node, phase)
+def _span(
+    node: ModuleNode, figures: Figures, start: float, width: float, phase: Phase, track: int
+) -> Event:
+    cost = figures.cost
     return {
         "name": f"{node.name}: {node.class_name}" if node.name else node.class_name,
         "cat": phase,
@@ -105,6 +111,7 @@ def _span(node: ModuleNode, start: float, width: float, phase: Phase, track: int
             "macs": cost.macs,
             "flops": cost.flops,
             "bytes": cost.bytes_total,
+            **({"is_lower_bound": True} if figures.lower_bound else {}),
         },
     }
 

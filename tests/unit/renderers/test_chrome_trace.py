@@ -18,6 +18,7 @@ from tests.helpers.trees import (
     deep,
     encoder,
     lenet5,
+    lower_bound,
     profiles,
     training_step,
     wide,
@@ -50,6 +51,15 @@ def test_trace_by_flops_has_a_track_per_phase() -> None:
     assert set(roots) == {"forward", "backward", "recompute"}
     assert roots["recompute"]["dur"] == pytest.approx(4 * 256 / 1e6)
     assert len({span["tid"] for span in roots.values()}) == 3
+
+
+def test_costs_that_are_lower_bounds_say_so() -> None:
+    spans = {
+        span["args"]["fqn"]: span["args"] for span in _spans(chrome_trace.render(lower_bound()))
+    }
+    assert {fqn: args.get("is_lower_bound") for fqn, args in spans.items()} == {
+        "": True, "known": None, "partly": True,
+    }  # fmt: skip
 
 
 def test_trace_by_another_figure_is_refused() -> None:
