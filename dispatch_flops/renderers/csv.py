@@ -55,8 +55,9 @@ def module_rows(profile: Profile) -> Iterator[Row]:
     phases = in_order((*STEP_PHASES, *phases_of(profile)))
     sent = inclusive_communication(profile)
     is_sharded = any(node.local_params is not None for node in profile.nodes())
+    has_memory = any(node.memory is not None for node in profile.nodes())
     for root in (profile.root, profile.outside):
-        yield from _rows_below(root, phases, sent, is_sharded=is_sharded)
+        yield from _rows_below(root, phases, sent, is_sharded=is_sharded, has_memory=has_memory)
 
 
 def communication_rows(profile: Profile) -> Iterator[Row]:
@@ -95,7 +96,12 @@ def operator_rows(profile: Profile) -> Iterator[Row]:
 
 
 def _rows_below(
-    root: ModuleNode, phases: Sequence[Phase], sent: Mapping[str, CommCost], *, is_sharded: bool
+    root: ModuleNode,
+    phases: Sequence[Phase],
+    sent: Mapping[str, CommCost],
+    *,
+    is_sharded: bool,
+    has_memory: bool,
 ) -> Iterator[Row]:
     forward, backward = tree_figures(root, "forward"), tree_figures(root, "backward")
     for node, depth in walk_with_depth(root):
@@ -123,12 +129,13 @@ def _rows_below(
         for phase in phases:
             part = cost_in(node, phase)
             row[f"{phase}_macs"], row[f"{phase}_flops"] = part.macs, part.flops
-        if node.memory is not None:  # a run that did not follow memory has no such columns
+        if has_memory:  # a run that did not follow memory has no such columns
+            memory = node.memory
             for name in HELD_NAMES:
-                row[f"own_{name}_bytes"] = getattr(node.memory.own, name)
-                row[f"total_{name}_bytes"] = getattr(node.memory.total, name)
+                row[f"own_{name}_bytes"] = getattr(memory.own, name) if memory else None
+                row[f"total_{name}_bytes"] = getattr(memory.total, name) if memory else None
             for phase in phases:
-                row[f"{phase}_peak_bytes"] = node.memory.peak_bytes.get(phase)
+                row[f"{phase}_peak_bytes"] = memory.peak_bytes.get(phase) if memory else None
         if is_sharded:
             row["local_params"] = local_params_of(node)
         if sent:  # a run of one process has no such columns

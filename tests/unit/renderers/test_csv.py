@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import Profile
+from dispatch_flops.profile import HeldBytes, ModuleMemory, Profile
 from dispatch_flops.profile.cost import STEP_PHASES
 from dispatch_flops.renderers import View, csv
 from tests.helpers.trees import (
@@ -62,6 +62,13 @@ def test_latencies_of_a_container_are_the_sums_of_its_children() -> None:
         row["fqn"]: row for row in _rows(csv.render(Profile(root=place(module("Net", layers)))))
     }
     assert (rows["layers"]["latency_s"], rows["layers"]["backward_latency_s"]) == ("6.0", "9.0")
+
+
+def test_memory_that_is_known_of_some_modules_alone_has_columns() -> None:
+    held = HeldBytes(parameters=105)
+    leaf = module("Linear", name="a", memory=ModuleMemory(own=held, total=held))
+    rows = {row["fqn"]: row for row in _rows(csv.render(Profile(root=place(module("Net", leaf)))))}
+    assert [rows[fqn]["total_parameters_bytes"] for fqn in ("", "a")] == ["", "105"]
 
 
 def test_operators_have_exact_numbers() -> None:
