@@ -108,6 +108,12 @@ def ratio(part: Number | None, whole: Number | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def mean(total: int, count: int) -> Number:
+    """Return ``total / count``; an int where it is whole, and where it exceeds a float."""
+    whole, rest = divmod(total, count)
+    return total / count if rest and not exceeds_float(whole) else whole
+
+
 def exceeds_float(value: Number) -> bool:
     """Return whether an int is too large to be a float."""
     return isinstance(value, int) and abs(value) > sys.float_info.max

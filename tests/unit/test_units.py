@@ -127,5 +127,11 @@ def test_ratio_beyond_a_float_is_none() -> None:
     assert units.ratio(None, 3) is None
 
 
+def test_mean_is_exact_where_it_is_whole_and_beyond_a_float() -> None:
+    assert (units.mean(7, 2), units.mean(2**60, 2)) == (3.5, 2**59)
+    assert units.mean(3 * 10**400, 3) == 10**400
+    assert units.mean(10**400, 3) == 10**400 // 3
+
+
 def test_one_call_is_not_several() -> None:
     assert [units.calls_text(calls) for calls in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]

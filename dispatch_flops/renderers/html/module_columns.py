@@ -19,6 +19,7 @@ from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.seconds import timed_phase
 from dispatch_flops.renderers.memory_table import held_names
 from dispatch_flops.renderers.overview.rows import Row, module_rows, output_text
+from dispatch_flops.units import mean
 
 ALL = "all"
 
@@ -123,7 +124,7 @@ class _Columns:
 
     def _payload(self, row: Row) -> float | None:
         known = [self._sent[fqn].payload_bytes for fqn in row.fqns if fqn in self._sent]
-        return sum(known) / row.copies if known else None
+        return mean(sum(known), row.copies) if known else None
 
     def _held(self, rows: Sequence[Row]) -> dict[str, list[float]] | None:
         """Return bytes by what they are; those of a row are of all modules it stands for."""
@@ -132,7 +133,7 @@ class _Columns:
         found = [[self._memory[f].total for f in row.fqns if f in self._memory] for row in rows]
         return {
             name: [
-                _whole(sum(getattr(held, name) for held in parts) / row.copies)
+                mean(sum(getattr(held, name) for held in parts), row.copies)
                 for row, parts in zip(rows, found, strict=True)
             ]
             for name in self._held_names
@@ -141,11 +142,6 @@ class _Columns:
     def _peak(self, row: Row) -> int | None:
         known = [self._memory[fqn].peak_bytes for fqn in row.fqns if fqn in self._memory]
         return max((count for peaks in known for count in peaks.values()), default=None)
-
-
-def _whole(mean: float) -> float:
-    """Return an integer where the mean is one: it takes fewer characters."""
-    return int(mean) if mean.is_integer() else mean
 
 
 def _views(profile: Profile, roots: Sequence[ModuleNode]) -> Iterator[tuple[str, _View]]:

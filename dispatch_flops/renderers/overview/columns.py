@@ -20,6 +20,7 @@ from dispatch_flops.units import (
     bytes_text,
     count_text,
     flops_per_s_text,
+    mean,
     params_text,
     ratio,
     seconds_text,
@@ -120,8 +121,7 @@ def _columns(profile: Profile) -> dict[str, Column]:
 
     def payload(row: Row) -> str:
         known = [sent[fqn].payload_bytes for fqn in row.fqns if fqn in sent]
-        size = sum(known) / row.copies
-        return bytes_text(int(size) if size.is_integer() else size) if known else ""
+        return bytes_text(mean(sum(known), row.copies)) if known else ""
 
     phases = {_flops_in(phase): flops_in(phase) for phase in phases_of(profile)}
     return {

@@ -9,7 +9,23 @@ import pytest
 from dispatch_flops import OpCost, Profile, analysis
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.cli.formats import FORMATS
-from dispatch_flops.profile import OpTotal, RunInfo, StepTiming
+from dispatch_flops.profile import (
+    CommGroup,
+    CommTotal,
+    DeviceMemory,
+    HeldBytes,
+    MemoryPeak,
+    MemoryPoint,
+    MemoryProfile,
+    MemoryUse,
+    ModuleMemory,
+    OpTotal,
+    PeakMoment,
+    PhaseBytes,
+    RoleBytes,
+    RunInfo,
+    StepTiming,
+)
 from dispatch_flops.renderers import View, chrome_trace, dataframe, notebook, plots, scalars
 from dispatch_flops.renderers.deepspeed.units import number_to_string
 from dispatch_flops.units import flops_text
@@ -26,7 +42,20 @@ def huge() -> Profile:
         for phase in ("forward", "backward", "recompute", "optimizer")
     )
     partly = dataclasses.replace(ops[0], op="x.partly", uncounted=1)
-    leaf = module("Leaf", name="a", own_params=HUGE, calls=HUGE, ops=(*ops, partly), latency_s=1.0)
+    held = HeldBytes(parameters=HUGE)
+    leaf = module(
+        "Leaf", name="a", own_params=HUGE, calls=HUGE, ops=(*ops, partly), latency_s=1.0,
+        memory=ModuleMemory(own=held, total=held, peak_bytes=PhaseBytes({"forward": HUGE})),
+    )  # fmt: skip
+    moment = PeakMoment(fqn="a", phase="forward")
+    uses = (MemoryUse(role="parameters", bytes=HUGE),)
+    point = MemoryPoint(operators=1, at=moment, bytes_by_role=RoleBytes({"parameters": HUGE}))
+    peak = MemoryPeak(peak_bytes=HUGE, peak_at=moment, uses=uses)
+    device = DeviceMemory(device="cpu", peaks=(peak,), timeline=(point,))
+    sent = CommTotal(
+        fqn="a", phase="forward", kind="all_reduce", op="c10d.allreduce_.default", dtype="float32",
+        group=CommGroup(name="all", size=2, ranks=(0, 1)), calls=HUGE, payload_bytes=HUGE,
+    )  # fmt: skip
     run = RunInfo(
         world_size=4, data_parallel_size=HUGE, model_parallel_size=HUGE, expert_params=HUGE,
         model_expert_params=HUGE, batch_size=HUGE, step=HUGE,
@@ -35,7 +64,10 @@ def huge() -> Profile:
         seconds=timed(forward=1.0, backward=2.0, optimizer=3.0), iteration_s=6.0,
         resolution_s=1e-6, operator_resolution_s=1e-6,
     )  # fmt: skip
-    return Profile(root=place(module("Net", leaf, latency_s=1.0)), timing=timing, run=run).check()
+    return Profile(
+        root=place(module("Net", leaf, latency_s=1.0)), timing=timing, run=run,
+        communication=(sent,), memory=MemoryProfile(devices=(device,)),
+    ).check()  # fmt: skip
 
 
 @pytest.mark.parametrize("has_machine", [False, True])
