@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dispatch_flops.analysis.latency import latency_of
+from dispatch_flops.analysis.latency import inexact_phases, latency_of
 from dispatch_flops.analysis.scaling import Exponent, exponents
 from dispatch_flops.cli.arguments import (
     TARGET_HELP,
@@ -189,7 +189,8 @@ def _table(rows: Sequence[Row], style: Style) -> str:
         if has_peaks:
             line.append(_peak_text(row.profile.memory))
         if is_timed:
-            line.append(seconds_text(latency_of(row.profile.root)))
+            mark = "~" if "forward" in inexact_phases(row.profile) else ""
+            line.append(mark + seconds_text(latency_of(row.profile.root)))
         if row.point is not None:
             line += [column.text(column.value(row.point)) for column in added]
         cells.append(line)

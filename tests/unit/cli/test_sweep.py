@@ -14,6 +14,7 @@ from dispatch_flops.cli.run import measure
 from dispatch_flops.cli.sweep import parse_values, points
 from dispatch_flops.errors import TargetError
 from tests.helpers.command_line import Run, error_line, macs, params
+from tests.helpers.trees import encoder, varying
 
 
 class TestSweep:
@@ -56,6 +57,16 @@ class TestSweep:
         found = [(int(row["batch"]), int(row["width"]), int(row["macs"])) for row in rows]
         assert found == [(b, w, macs(w, b)) for b in (2, 3) for w in (10, 20)]
         assert [int(row["params"]) for row in rows[:2]] == [params(10), params(20)]
+
+    def test_latency_that_is_inexact_is_marked(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        profiles = {10: encoder(3), 20: varying("")}  # of 90 ms each
+        monkeypatch.setattr(
+            "dispatch_flops.cli.sweep.measure", lambda options, sizes: profiles[sizes["width"]]
+        )
+        lines = run("sweep", "net.py:make", "--set", "width=10,20").out.splitlines()
+        assert [line.split("  ")[-1].strip() for line in lines[2:4]] == ["90 ms", "~90 ms"]
 
     def test_suffix_of_the_output_chooses_the_format(self, run: Run) -> None:
         arguments = ("sweep", "net.py:make", "--set", "width=10,20", "--device", "meta")
