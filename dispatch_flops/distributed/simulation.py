@@ -29,7 +29,7 @@ from dispatch_flops.distributed.shards import (
     unnamed_dims,
 )
 from dispatch_flops.distributed.verification import differences
-from dispatch_flops.distributed.virtual_rank import virtual_rank
+from dispatch_flops.distributed.virtual_rank import training_models_of_the_job, virtual_rank
 from dispatch_flops.distributed.watchdog import time_limit
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.operators.conventions import Causal, Flops, Target
@@ -115,8 +115,9 @@ def simulate(
 
     Raises ConfigError for an unusable mesh, a rank outside it, ``verify`` with given ranks, and a
     time limit that is not above 0.
-    Raises TargetError if the job does not return a step, if it does not end, or if a process group
-    exists already. What the job raises is raised here, with a note that names the rank.
+    Raises TargetError if the job does not return a step, if it does not end, if it trains a model
+    that was built before it, or if a process group exists already. What the job raises is raised
+    here, with a note that names the rank.
     """
     if not callable(job):
         raise TargetError(
@@ -259,7 +260,12 @@ class _Simulator:
                 model, step = as_step(self._job(device_mesh))
                 counter = self._new_counter(model)
                 mode.values_read = 0
-                with observed_shards() as shards, without_tracing_checks(), counter:
+                with (
+                    observed_shards() as shards,
+                    training_models_of_the_job(),
+                    without_tracing_checks(),
+                    counter,
+                ):
                     step()
         except MissingMessageError:
             raise

@@ -12,13 +12,15 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import FakeTensor
 from dispatch_flops.distributed.fake_tensors import SimulatedTensorMode
 from dispatch_flops.distributed.messages import Mailbox, delivering, outside_fake_mode
+from dispatch_flops.errors import TargetError
 
 _WITH_PEERS = (
     "send_object_list", "recv_object_list", "broadcast_object_list", "scatter_object_list",
@@ -50,6 +52,34 @@ def virtual_rank(
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
         stack.enter_context(mode)
         yield device_mesh
+
+
+@contextmanager
+def training_models_of_the_job() -> Iterator[None]:
+    """Raise TargetError in the block where a model is trained that was built before it.
+
+    Its parameters have data. They would keep the gradients of this rank, which are fake tensors,
+    and the next rank would add its own to them.
+    """
+
+    def check(module: nn.Module, args: object) -> None:
+        own = module._parameters.values()
+        if torch.is_grad_enabled() and any(map(_has_data_and_trains, own)):
+            raise TargetError(
+                f"the job trains a {type(module).__name__} that was built before it, and would "
+                "leave simulated gradients on it; build the model in the job"
+            )
+
+    hook = register_module_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _has_data_and_trains(parameter: nn.Parameter | None) -> bool:
+    """Return True for a parameter that is not a fake tensor, which is of another type."""
+    return type(parameter) is nn.Parameter and parameter.requires_grad and not parameter.is_meta
 
 
 def _variables(rank: int, world_size: int) -> dict[str, str]:

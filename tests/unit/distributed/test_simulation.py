@@ -423,6 +423,19 @@ def test_job_that_is_not_a_function_is_a_target_error() -> None:
         simulate(3, {"dp": 2})  # type: ignore[arg-type]
 
 
+def test_model_that_was_built_before_the_job_is_not_trained() -> None:
+    """The first rank would leave its gradients on it, and the next would add its own to them."""
+    model = nn.Sequential(nn.Linear(3, 5))
+    with pytest.raises(TargetError, match="trains a Linear .* build the model in the job"):
+        simulate(lambda mesh: lambda: model(torch.ones(2, 3)).sum().backward(), {"dp": 2})
+    assert model[0].weight.grad is None
+
+    def infer(mesh: DeviceMesh) -> Any:
+        return torch.no_grad()(lambda: model(torch.ones(2, 3)))
+
+    assert simulate(infer, {"dp": 2}).total().macs == 2 * (2 * 3 * 5)
+
+
 def test_error_of_the_job_names_the_rank_and_leaves_nothing_behind() -> None:
     before = dict(os.environ)
 
