@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from dispatch_flops import _torch
 from dispatch_flops.analysis.plain_figures import figures_of, plain, to_json
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import TargetError
-from dispatch_flops.profile import PhaseSeconds, Profile, StepTiming
+from dispatch_flops.profile import ModuleNode, PhaseSeconds, Profile, StepTiming
 from dispatch_flops.profile.cost import ZERO, OpCost
 from dispatch_flops.profile.memory import FollowMemory
 from dispatch_flops.profilers.counter import FlopCounterMode
@@ -32,6 +34,8 @@ GENERATION_VERSION = 1
 
 _CACHE = "past_key_values"  # generate fills it, so every pass needs a copy
 _CONFIG = "generation_config"
+_ASSISTANT = "assistant_model"
+_CRITERIA = "stopping_criteria"
 _ONE_TOKEN = {"max_new_tokens": 1, "max_length": None, "min_new_tokens": None, "min_length": 0}
 
 
@@ -41,7 +45,8 @@ class GenerateProfile:
 
     prefill: from the call to the first new token, including its choice. Assisted generation may
         choose several tokens at once.
-    decode: everything after that.
+    decode: everything after that. Where generate makes several sequences one after the other, as of
+        long audio, it includes the prompts of all but the first.
     steps: cost of each decode step, in order. A step is one pass of the model and the choice of
         the next token or tokens.
     new_tokens: tokens generated per sequence. decode_tokens: those of them made in decode.
@@ -106,11 +111,9 @@ class GenerateProfile:
             rows.append(_row("  last step", self.steps[-1], None))
         table = tabulate(rows, headers=["", "MACs", "FLOPs", "bytes", "latency"])
         per_token = f"; {seconds_text(self.token_s)} per token" if self.token_s is not None else ""
-        passes = self.prefill.root.calls + self.decode.root.calls
-        return (
-            f"{table}\n{self.new_tokens} new tokens per sequence in "
-            f"{passes} passes of the model{per_token}"
-        )
+        passes = _passes(self.prefill.root) + _passes(self.decode.root)
+        of_model = f" in {passes} passes of the model" if passes else ""
+        return f"{table}\n{self.new_tokens} new tokens per sequence{of_model}{per_token}"
 
 
 def profile_generate(
@@ -129,7 +132,7 @@ def profile_generate(
         print(generated)
         generated.prefill.total().macs, generated.token_s
 
-    model: a module with a method ``generate``.
+    model: a module with a method ``generate`` that takes ``stopping_criteria``.
     inputs: its first argument, such as token ids of shape (batch, length); None if the inputs are
         among the options.
     warm_up: calls before the first measurement (default 1).
@@ -141,14 +144,13 @@ def profile_generate(
     from the same random state, and with a copy of a cache among the options. The model runs in
     evaluation mode; train flags and random state are as before afterwards.
 
-    Raises TargetError if the model has no method ``generate``, or if it generates no token.
+    Raises TargetError if the model has no such method ``generate``, or if it generates no token.
     """
-    if not isinstance(model, nn.Module) or not callable(getattr(model, "generate", None)):
-        raise TargetError(f"{type(model).__name__} has no method generate; pass a generative model")
+    _require_generate(model)
 
     def run(relay: _Relay, options: dict[str, Any] = options) -> _Relay:
         own = {**options, _CACHE: copy.deepcopy(options[_CACHE])} if _CACHE in options else options
-        with preserving_random_state(model):
+        with preserving_random_state(model), _preserving_config(options.get(_ASSISTANT)):
             relay.run(lambda criteria: _generate(model, inputs, own, criteria))
         return relay
 
@@ -172,13 +174,28 @@ def profile_generate(
         )
         for counter, clock, seconds in zip(counters, clocks, timed.seconds(), strict=True)
     )
+    decode_tokens = counted.tokens_after_first()
     return GenerateProfile(
         prefill=prefill,
         decode=decode,
         steps=counted.steps(decode.total()),
-        new_tokens=counted.lengths[-1] - (single.lengths[0] - 1),
-        decode_tokens=counted.lengths[-1] - counted.lengths[0],
+        new_tokens=counted.lengths[0] - (single.lengths[0] - 1) + decode_tokens,
+        decode_tokens=decode_tokens,
     )
+
+
+@contextmanager
+def _preserving_config(assistant: Any) -> Iterator[None]:
+    """Give the model that drafts a copy of its config inside: generate adapts it to what it saw."""
+    config = getattr(assistant, _CONFIG, None)
+    if config is None:
+        yield
+        return
+    setattr(assistant, _CONFIG, copy.deepcopy(config))
+    try:
+        yield
+    finally:
+        setattr(assistant, _CONFIG, config)
 
 
 def _for_one_token(options: dict[str, Any]) -> dict[str, Any]:
@@ -191,11 +208,25 @@ def _for_one_token(options: dict[str, Any]) -> dict[str, Any]:
     return {**changed, _CONFIG: config}
 
 
+def _require_generate(model: Any) -> None:
+    name, method = type(model).__name__, getattr(model, "generate", None)
+    if not isinstance(model, nn.Module) or not callable(method):
+        raise TargetError(f"{name} has no method generate; pass a generative model")
+    parameters = inspect.signature(method).parameters
+    if _CRITERIA not in parameters and all(
+        parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()
+    ):
+        raise TargetError(
+            f"{name}.generate takes no {_CRITERIA}, which tell prefill from decode; profile all "
+            'of it by profile_model(model, mode="generate", ...)'
+        )
+
+
 def _generate(model: Any, inputs: Any, options: dict[str, Any], criterion: _Relay) -> None:
     from transformers import StoppingCriteriaList
 
     named = dict(options)
-    criteria = StoppingCriteriaList([*(named.pop("stopping_criteria", None) or ()), criterion])
+    criteria = StoppingCriteriaList([*(named.pop(_CRITERIA, None) or ()), criterion])
     given = () if inputs is None else (inputs,)  # its name differs between models
     model.generate(*given, stopping_criteria=criteria, **named)
 
@@ -248,6 +279,14 @@ class _Relay:
         start, between, end = self._stamps
         return between - start, end - between
 
+    def tokens_after_first(self) -> int:
+        """Return the tokens per sequence that were chosen after the first choice.
+
+        A sequence that is no longer than before is a new one, as of the next part of long audio.
+        """
+        grown = (after - before for before, after in pairwise(self.lengths))
+        return sum(tokens if tokens > 0 else 1 for tokens in grown)
+
     def steps(self, decode: OpCost) -> tuple[OpCost, ...]:
         """Return the cost of each decode step; the last one ends with all of decode."""
         until = [*self._costs[:-1], decode] if self._costs else []
@@ -255,6 +294,13 @@ class _Relay:
 
     def _stamp(self) -> None:
         self._stamps.append(self._now())
+
+
+def _passes(node: ModuleNode) -> int:
+    """Return the calls of a model, or of the one that it wraps; 0 where neither is called."""
+    while not node.calls and len(node.children) == 1:
+        (node,) = node.children
+    return node.calls
 
 
 def _difference(after: OpCost, before: OpCost) -> OpCost:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops import FlopCounterMode, Profile, get_model_profile
+from dispatch_flops import FlopCounterMode, Profile, get_model_profile, profile_model
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import ModuleMemory
 from tests.helpers.plain_data import differences
@@ -394,14 +394,27 @@ def test_new_tokens_are_per_sequence(options: dict[str, Any]) -> None:
     assert (result.new_tokens, result.decode_tokens) == (NEW, NEW - 1)
 
 
+def test_assistant_drafts_as_many_tokens_in_every_run_and_afterwards() -> None:
+    """By its heuristic schedule, an assistant drafts two more after a pass that accepted all."""
+    drafting, new = assistant(llama), 2 * (DRAFT + 1) + 1
+    config = drafting.generation_config
+    config.num_assistant_tokens_schedule = "heuristic"
+    before = config.to_dict()
+    options = {**OPTIONS, "max_new_tokens": new, "min_new_tokens": new}
+    result = profile_generate(llama(), IDS[:1], assistant_model=drafting, warm_up=2, **options)
+    assert drafting.generation_config is config and config.to_dict() == before
+    assert (result.new_tokens, result.decode_tokens) == (new, new - (DRAFT + 1))
+
+
 def test_prompt_lookup_makes_several_tokens_per_pass() -> None:
     ids = torch.arange(4).repeat(1, 4)
     result = profile_generate(gpt2(), ids, prompt_lookup_num_tokens=3, warm_up=0, **OPTIONS)
     assert result.new_tokens == NEW
 
 
-def test_inputs_with_another_name_are_accepted() -> None:
-    model = WhisperForConditionalGeneration(
+def whisper() -> WhisperForConditionalGeneration:
+    torch.manual_seed(0)
+    return WhisperForConditionalGeneration(
         WhisperConfig(
             vocab_size=VOCAB, d_model=D, encoder_ffn_dim=INNER, decoder_ffn_dim=INNER,
             encoder_layers=1, decoder_layers=1, encoder_attention_heads=3,
@@ -410,6 +423,10 @@ def test_inputs_with_another_name_are_accepted() -> None:
             decoder_start_token_id=1,
         )
     )  # fmt: skip
+
+
+def test_inputs_with_another_name_are_accepted() -> None:
+    model = whisper()
     model.generation_config.eos_token_id = None
     features = torch.ones(B, 10, 40)
     named, first = (
@@ -418,6 +435,22 @@ def test_inputs_with_another_name_are_accepted() -> None:
     )
     assert named.total() == first.total()
     assert named.new_tokens == NEW
+
+
+def test_long_audio_is_generated_in_several_parts() -> None:
+    """Each part of 2 x 20 frames is a sequence of its own, of ``NEW`` tokens."""
+    parts, model = 3, whisper()
+    model.generation_config.no_timestamps_token_id = VOCAB - 5
+    model.generation_config.is_multilingual = False
+    result = profile_generate(
+        model, torch.ones(1, 10, parts * 40), warm_up=0, max_new_tokens=NEW,
+        return_timestamps=True, attention_mask=torch.ones(1, parts * 40, dtype=torch.long),
+    )  # fmt: skip
+    passes = result.prefill.root.calls + result.decode.root.calls
+    calls = {node.fqn: node.calls for node in result.decode.nodes()}
+    assert calls["model.encoder"] == parts - 1
+    assert result.new_tokens == passes
+    assert result.decode_tokens == result.decode.root.calls == len(result.steps)
 
 
 def test_prompt_in_chunks_takes_several_passes() -> None:
@@ -448,3 +481,43 @@ def test_model_that_cannot_generate_raises_target_error() -> None:
 
     with pytest.raises(TargetError, match="made no token"):
         profile_generate(Lazy(1, 1), IDS)
+
+
+class OwnLoop(nn.Linear):
+    """Generates without transformers."""
+
+    def generate(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        for _ in range(steps):
+            x = self(x)
+        return x
+
+
+def test_model_whose_generate_cannot_be_split_is_referred_to_profile_model() -> None:
+    with pytest.raises(TargetError, match="OwnLoop.generate takes no stopping_criteria") as raised:
+        profile_generate(OwnLoop(D, D), torch.ones(B, D), steps=NEW)
+    assert 'profile_model(model, mode="generate", ...)' in str(raised.value)
+    profile = profile_model(OwnLoop(D, D), args=[torch.ones(B, D), NEW], mode="generate")
+    assert profile.total().macs == NEW * B * D * D
+
+
+class Wrapper(nn.Module):
+    """Generates by a model that it holds, as models of peft do."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        return self.base.generate(*args, **options)
+
+
+def test_passes_of_a_wrapped_model_are_its_own() -> None:
+    result = profile_generate(Wrapper(gpt2()), IDS, warm_up=0, **OPTIONS)
+    assert f"{NEW} new tokens per sequence in {NEW} passes of the model" in str(result)
+
+
+def test_passes_that_are_not_known_are_not_printed() -> None:
+    model = Wrapper(gpt2())
+    model.other = nn.Linear(1, 1)
+    result = profile_generate(model, IDS, warm_up=0, **OPTIONS)
+    assert "passes" not in str(result)
