@@ -1821,7 +1821,7 @@ def set_inference_modes(stages: Sequence[Any], has_backward: bool) -> None:
 
 # The operators whose future DDP or one of its communication hooks waits for.
 _WITH_FUTURE = ("c10d::allreduce_", "c10d::allgather_")
-_SEND = "c10d::send"
+_BETWEEN_TWO = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
 
 
 def completed_communication(func: OpOverload, args: Sequence[Any], works: CompletedWorks) -> Any:
@@ -1829,7 +1829,7 @@ def completed_communication(func: OpOverload, args: Sequence[Any], works: Comple
 
     The operators return their first argument, the outputs, and a handle, or the handle alone. The
     future of torch's own FakeWork has the value None, which DDP and its hooks do not accept. A
-    handle of what is sent holds the tensors, as gloo's and NCCL's do.
+    handle of what is sent or received holds the tensors, as gloo's and NCCL's do.
     Public: none.
 
     works: keeps the handles that this makes in Python as long as no one else does.
@@ -1838,7 +1838,7 @@ def completed_communication(func: OpOverload, args: Sequence[Any], works: Comple
     if not returns:
         return None
     name = func.name()
-    if name in _WITH_FUTURE or name == _SEND:
+    if name in _WITH_FUTURE or name in _BETWEEN_TWO:
         work = _completed_work_class()(args[0], works)
         works.keep(work, until_asked=name in _WITH_FUTURE)
     else:

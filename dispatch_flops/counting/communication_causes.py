@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.python_frames import variables_of
 from dispatch_flops.profile.cost import Phase
 
 # Training states of FSDP2 and of FSDP1 in which a parameter group serves the backward pass.
@@ -40,9 +41,9 @@ def find_cause(kind: str) -> Cause | None:
         name = frame.f_globals.get("__name__")
         cause = None
         if name == _torch.FSDP2:
-            cause = _of_fsdp2(frame.f_locals.get("self"))
+            cause = _of_fsdp2(variables_of(frame).get("self"))
         elif name in _torch.FSDP1:
-            variables = frame.f_locals
+            variables = variables_of(frame)
             cause = _of_fsdp1(variables.get("handle") or variables.get("self"))
         elif name == _torch.PIPELINES and kind in _BETWEEN_STAGES:
             return _of_pipeline(frame, kind)
@@ -91,7 +92,7 @@ def _of_pipeline(frame: FrameType | None, kind: str) -> Cause | None:
     is_backward = False
     while frame is not None and stage is None:
         if frame.f_globals.get("__name__") == _torch.PIPELINES:
-            variables = frame.f_locals
+            variables = variables_of(frame)
             is_backward |= f"bwd_{kind}" in (variables.get("desc") or "")
             action = getattr(variables.get("action"), "computation_type", None)
             is_backward |= getattr(action, "name", "") in _BACKWARD_ACTIONS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -58,6 +59,19 @@ def frame_of_operator() -> FrameType:
 
 def _package_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """Return the variables of a frame of torch's own, whose function does not call ``locals()``.
+
+    Before Python 3.13, a frame keeps the mapping that it hands out, and with it what its function
+    lets go of later. Once emptied, the mapping is filled anew when it is next asked for.
+    """
+    mapping = frame.f_locals
+    variables = dict(mapping)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        mapping.clear()
+    return variables
 
 
 def running_modules() -> Counter[int]:

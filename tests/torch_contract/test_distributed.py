@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 from pathlib import Path
 
@@ -73,6 +75,13 @@ def test_pipelines_name_their_setup_and_the_direction_of_what_they_send() -> Non
     source = inspect.getsource(schedules)
     assert 'desc="bwd_send_fwd_recv"' in source
     assert "def _perform_action(action: _Action)" in source
+
+
+@pytest.mark.parametrize("name", [_torch.FSDP2, *_torch.FSDP1, _torch.PIPELINES])
+def test_functions_whose_variables_are_read_do_not_call_locals(name: str) -> None:
+    """counting/python_frames.py relies on this: it empties the mapping that ``locals`` returns."""
+    tree = ast.parse(inspect.getsource(importlib.import_module(name)))
+    assert "locals" not in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def test_arguments_of_communication_operators_have_the_names_of_the_table() -> None:

@@ -140,6 +140,19 @@ def test_simulated_rank_frees_what_was_reduced(is_async: bool) -> None:
     assert memory.peak_bytes == 4 * (7 * 11 + 7 * 11)
 
 
+def test_simulated_rank_holds_what_it_received_as_long_as_the_handle() -> None:
+    def step() -> None:
+        for _ in range(3):
+            y = torch.empty(7, 11)
+            work = distributed.irecv(y, src=0)
+            assert work is not None and work.wait()
+            del y
+
+    memory = simulate(lambda mesh: step, {"pp": 2}, ranks=[1], memory=True).ranks[1].memory
+    assert memory is not None
+    assert memory.peak_bytes == 2 * 4 * 7 * 11
+
+
 def test_simulated_rank_pins_memory_that_fsdp2_offloads() -> None:
     """Without an accelerator no real rank can."""
 
