@@ -36,7 +36,10 @@ def isolated(model: nn.Module, *, on_meta: bool = False) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode inside; restore every module's own flag afterwards."""
+    """Put the model into evaluation mode inside; restore every module's own flag afterwards.
+
+    What refuses, as a program of torch.export does, stays in its mode; what it is part of does not.
+    """
     modules = list(model.modules())
     flags = [getattr(module, "training", None) for module in modules]
 
@@ -49,8 +52,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     with UndoStack() as undo:
         undo.add(restore)
-        model.eval()
+        _evaluate(model)
         yield
+
+
+def _evaluate(model: nn.Module) -> None:
+    try:
+        model.eval()
+    except NotImplementedError:  # a program of torch.export stays in the mode of its export
+        for child in model.children():
+            _evaluate(child)
 
 
 @contextmanager

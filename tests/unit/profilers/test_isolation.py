@@ -72,3 +72,14 @@ def test_profile_model_restores_the_random_state_of_every_device_in_use(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     profile_model(nn.Linear(5, 7), (2, 5))
     assert restored == {torch.device("cuda", i): f"state of cuda:{i}" for i in range(3)}
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_exported_program_which_cannot_change_its_mode_is_profiled(part: bool) -> None:
+    exported = torch.export.export(nn.Linear(3, 5), (torch.ones(2, 3),)).module()
+    model = nn.Sequential(exported, nn.Dropout()) if part else exported
+    flags = [module.training for module in model.modules()]
+    profile = profile_model(model, (2, 3))
+    assert profile.total().macs == 2 * 3 * 5
+    assert "aten.bernoulli_.float" not in profile.by_operator()  # the Dropout is in evaluation
+    assert [module.training for module in model.modules()] == flags
