@@ -24,6 +24,7 @@ from dispatch_flops.memory.caches import tensors_of_cache
 from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.planning.assumptions import of_memory
+from dispatch_flops.planning.model_inputs import check_on_meta
 from dispatch_flops.planning.packed_sequences import (
     NewTokens,
     PackedCache,
@@ -251,6 +252,7 @@ class _Planner:
                     f"build returned an object of type {type(model).__name__}; return a model"
                 )
             _require_decoder(model)
+            check_on_meta(model)
             self.models[key] = (model if self.dtype is None else model.to(self.dtype)).eval()
         return self.models[key]
 

@@ -21,9 +21,20 @@ def model_and_inputs(made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, A
             "and its inputs"
         )
     model, inputs = made
+    check_on_meta(model)
     if isinstance(inputs, Mapping):
         return model, (), dict(inputs)
     return model, tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,), {}
+
+
+def check_on_meta(model: nn.Module) -> None:
+    """Raise TargetError if a parameter has data: a planned step would change a model in use."""
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "meta":
+            raise TargetError(
+                f"build returned a model whose parameter {name!r} is on {parameter.device}; make "
+                "the model in build, where the meta device is the default"
+            )
 
 
 def converted(value: Any, dtype: torch.dtype) -> Any:

@@ -397,6 +397,11 @@ def test_model_that_is_not_a_decoder_alone_is_refused(build, message: str, asked
         plan_generate(build, MACHINE, **asked)
 
 
+def test_model_in_use_is_refused() -> None:
+    with pytest.raises(TargetError, match="is on cpu; make the model in build"):
+        plan_generate(lambda: llama().to_empty(device="cpu"), MACHINE, sizes=SIZES)
+
+
 def test_parse_sequences_repeats_counted_parts() -> None:
     assert parse_sequences("2x1@37+5@0") == (NewTokens(1, 37), NewTokens(1, 37), NewTokens(5, 0))
 

@@ -171,6 +171,16 @@ def test_plan_of_unusable_arguments_says_what_to_do(build, options, error, messa
         plan(build, **arguments)
 
 
+@pytest.mark.parametrize("mesh", [None, {"dp": 2}])
+def test_model_in_use_is_refused_and_not_changed(mesh: dict[str, int] | None) -> None:
+    model = nn.Linear(3, 5).eval()
+    before = model.weight.detach().clone()
+    with pytest.raises(TargetError, match="parameter 'weight' is on cpu; make the model in build"):
+        plan(lambda: (model, (torch.ones(2, 3, device="cpu"),)), MACHINE, mesh=mesh)
+    assert not model.training
+    assert torch.equal(model.weight, before)
+
+
 def test_table_of_a_plan_has_a_column_for_each_choice_and_the_assumptions() -> None:
     planned = plan(linear, MACHINE, sizes={"batch": [5, 6]}, optimizer=None)
     text = plan_table.render(planned)
