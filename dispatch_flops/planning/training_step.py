@@ -11,10 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.operators.conventions import Causal, Target
-from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
-from dispatch_flops.profilers.inputs import run_backward
+from dispatch_flops.profilers.inputs import loss_in, requiring_gradient, run_backward
 
 # The caching allocator of CUDA rounds every block up to a multiple of this.
 # Source: c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize.
@@ -101,16 +100,10 @@ def _training(
 
 def backward_from(output: Any) -> None:
     """Run backward from the output's ``loss``, or from the sum of all outputs without one."""
-    loss = getattr(output, "loss", None)
-    if isinstance(loss, torch.Tensor) and loss.requires_grad:
-        loss.backward()
-        return
-    outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-    if not outputs:
-        raise TargetError(
-            "no output of the model requires a gradient; plan it without an optimizer"
-        )
-    run_backward(outputs)
+    loss = loss_in(output)
+    run_backward(
+        requiring_gradient(output, "plan it without an optimizer") if loss is None else [loss]
+    )
 
 
 def checkpoint_stacks(model: nn.Module) -> int:

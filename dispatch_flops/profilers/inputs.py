@@ -76,6 +76,8 @@ def make_inputs(
         raise TargetError(
             f"args is of type {type(args).__name__}; pass a list of the inputs, such as [x]"
         )
+    if isinstance(args, Mapping) and args:
+        raise TargetError(f"args is of type {type(args).__name__}; pass it as kwargs")
     if shape is None:
         return list(move_to(list(args or ()), device))
     if args:
@@ -98,7 +100,9 @@ def move_to(value: Any, device: str | None) -> Any:
 def check_model(model: Any) -> None:
     """Raise TargetError if ``model`` is not a module."""
     if not isinstance(model, nn.Module):
-        raise TargetError(f"model is of type {type(model).__name__}; pass an nn.Module")
+        kind = type(model).__name__
+        fit = "torch.export.unflatten(model)" if kind == "ExportedProgram" else "an nn.Module"
+        raise TargetError(f"model is of type {kind}; pass {fit}")
 
 
 def _execution_device(model: nn.Module) -> str | None:
@@ -114,7 +118,10 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     except TypeError:
         sizes = (-1,)
     if any(size < 0 for size in sizes) or any(isinstance(size, bool) for size in shape):
-        raise TargetError(f"input_shape={shape!r}: pass a tuple of ints of at least 0")
+        raise TargetError(
+            f"input_shape={shape!r}: pass a tuple of ints of at least 0, or the inputs themselves "
+            "as args"
+        )
     return sizes
 
 
@@ -145,12 +152,37 @@ def _add_backward(forward: Callable[[], Any], leaves: Sequence[torch.Tensor]) ->
     def forward_and_backward() -> None:
         for leaf in leaves:
             leaf.grad = None  # otherwise a second call would also accumulate gradients
-        outputs = [t for t in tensors_in(forward()) if t.requires_grad]
-        if not outputs:
-            raise TargetError("backward: no output of the model requires a gradient")
-        run_backward(outputs)
+        run_backward(requiring_gradient(forward(), "profile it without backward"))
 
     return forward_and_backward
+
+
+def loss_in(output: Any) -> torch.Tensor | None:
+    """Return the loss that a model's output holds, if it requires a gradient; None without one."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss if isinstance(loss, torch.Tensor) and loss.requires_grad else None
+
+
+def requiring_gradient(output: Any, advice: str) -> list[torch.Tensor]:
+    """Return the tensors of a model's output that require a gradient.
+
+    Raises TargetError if none does, with the reason and with ``advice``.
+    """
+    tensors = list(tensors_in(output))
+    found = [tensor for tensor in tensors if tensor.requires_grad]
+    if found:
+        return found
+    if not tensors:
+        raise TargetError(
+            f"the model's output is of type {type(output).__name__}, in which no tensor is found; "
+            f"return a tensor, or a tuple, dict or dataclass of tensors, or {advice}"
+        )
+    if not torch.is_grad_enabled():
+        raise TargetError(
+            "no output of the model requires a gradient, because gradients are off; leave "
+            f"torch.no_grad(), torch.inference_mode() and the like, or {advice}"
+        )
+    raise TargetError(f"no output of the model requires a gradient; {advice}")
 
 
 def run_backward(outputs: Sequence[torch.Tensor]) -> None:

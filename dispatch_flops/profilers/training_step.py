@@ -11,10 +11,9 @@ from torch import nn
 
 from dispatch_flops.counting.placement import device_name
 from dispatch_flops.errors import TargetError
-from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile import Profile, StepTiming
 from dispatch_flops.profilers.counter import FlopCounterMode
-from dispatch_flops.profilers.inputs import bind_inputs
+from dispatch_flops.profilers.inputs import bind_inputs, loss_in, requiring_gradient
 from dispatch_flops.profilers.isolation import isolated
 from dispatch_flops.timing.devices import Devices
 from dispatch_flops.timing.latencies import time_call
@@ -94,12 +93,10 @@ def loss_of(output: Any) -> torch.Tensor:
 
     Raises TargetError if no output requires a gradient.
     """
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+    loss = loss_in(output)
+    if loss is not None:
         return loss.sum()
-    sums = [tensor.sum() for tensor in tensors_in(output) if tensor.requires_grad]
-    if not sums:
-        raise TargetError("--train: no output of the model requires a gradient")
+    sums = [tensor.sum() for tensor in requiring_gradient(output, "omit --train")]
     whole = sums[0]
     for part in sums[1:]:
         whole = whole + part

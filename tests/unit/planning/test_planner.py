@@ -181,6 +181,21 @@ def test_model_in_use_is_refused_and_not_changed(mesh: dict[str, int] | None) ->
     assert torch.equal(model.weight, before)
 
 
+class LossAndFeatures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 5, bias=False)
+        self.features = nn.Linear(3, 7, bias=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.head(x).sum(1), "features": self.features(x)}
+
+
+def test_backward_starts_at_the_loss_of_a_dict() -> None:
+    step = only(plan(lambda: (LossAndFeatures(), (torch.ones(2, 3),)), MACHINE))
+    assert step.profile.total("backward").macs == 2 * 3 * 5
+
+
 def test_table_of_a_plan_has_a_column_for_each_choice_and_the_assumptions() -> None:
     planned = plan(linear, MACHINE, sizes={"batch": [5, 6]}, optimizer=None)
     text = plan_table.render(planned)

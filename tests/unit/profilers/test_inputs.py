@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,7 @@ def test_model_without_inputs_is_profiled() -> None:
     [
         ({"input_shape": (2, -1)}, "input_shape"),
         ({"input_shape": "2,5"}, "input_shape"),
+        ({"input_shape": [(2, 5), (2, 5)]}, "or the inputs themselves as args"),
         ({"input_shape": (2, 5), "args": [1]}, "input_shape and args"),
         ({"input_shape": (2, 5), "mode": "nothing"}, "mode='nothing'"),
         ({"input_shape": (2, 5), "device": "cuda"}, "device='cuda'"),
@@ -80,6 +82,37 @@ def test_inputs_in_a_named_tuple_keep_their_class(device: str | None) -> None:
 def test_args_that_are_not_a_list_raise_target_error(args: Any) -> None:
     with pytest.raises(TargetError, match="args is of type .*list"):
         profile_model(Net(), args=args)
+
+
+def test_args_by_name_are_told_to_be_kwargs() -> None:
+    with pytest.raises(TargetError, match="args is of type dict; pass it as kwargs"):
+        profile_model(Net(), args={"x": torch.ones(2, 5)})  # type: ignore[arg-type]
+
+
+def test_exported_program_is_told_how_to_become_a_module() -> None:
+    program = torch.export.export(nn.Linear(3, 5), (torch.ones(2, 3),))
+    with pytest.raises(TargetError, match=r"pass torch\.export\.unflatten\(model\)"):
+        profile_model(program, (2, 3))  # type: ignore[arg-type]
+
+
+class Wrapped(nn.Linear):
+    """Returns its output in an object of which torch knows nothing."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return SimpleNamespace(output=super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "gradients", "why"),
+    [
+        (nn.Linear(3, 5).requires_grad_(False), True, "requires a gradient; profile it without"),
+        (nn.Linear(3, 5), False, "because gradients are off; leave torch.no_grad"),
+        (Wrapped(3, 5), True, "of type SimpleNamespace, in which no tensor is found; return"),
+    ],
+)
+def test_backward_that_cannot_run_says_why(model: nn.Module, gradients: bool, why: str) -> None:
+    with torch.set_grad_enabled(gradients), pytest.raises(TargetError, match=why):
+        profile_model(model, (2, 3), backward=True)
 
 
 def test_device_object_and_numpy_shape_are_accepted() -> None:
