@@ -30,7 +30,13 @@ def emit(text: str, output: str | None = None) -> None:
         write_file(Path(output), (text.removesuffix("\n") + "\n").encode())
         return
     with _stdout_errors():
-        print(printable(text).removesuffix("\n"), flush=True)
+        stream = getattr(sys.stdout, "buffer", None)
+        if stream is not None and text.startswith("<!DOCTYPE html>"):
+            # A page says that it is UTF-8, which stdout is not in a file or pipe of Windows.
+            stream.write((text.removesuffix("\n") + "\n").encode())
+            stream.flush()
+        else:
+            print(printable(text).removesuffix("\n"), flush=True)
 
 
 def flush_stdout() -> None:

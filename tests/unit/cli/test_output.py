@@ -37,6 +37,15 @@ class TestEmit:
         emit("M·N\n")
         assert stream.buffer.getvalue() == b"M?N\n"  # type: ignore[attr-defined]
 
+    def test_page_is_utf8_as_it_says_whatever_stdout_is(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+        monkeypatch.setattr(sys, "stdout", stream)
+        emit('<!DOCTYPE html><meta charset="utf-8">é ▌')
+        written = stream.buffer.getvalue()  # type: ignore[attr-defined]
+        assert written.decode() == '<!DOCTYPE html><meta charset="utf-8">é ▌\n'
+
     @pytest.mark.parametrize(
         "output,message",
         [
