@@ -212,7 +212,7 @@ def backward_in_words(masks: str, *, dropout: bool = True, bias: bool = False) -
         f"MACs: 2·pairs·(d+dv), and pairs·d recomputed, {_PAIRS}. FLOPs: 2·MACs",
         "the gradients of q and k times the root of the scale",
         "4 per pair less 1 per row (softmax)",
-        "1 per key and value element that query heads share",
+        "1 per element of keys and values that is repeated for query heads",
         dropout and "1 per pair with dropout",
         bias and "1 per pair that the gradient of a bias sums",
     )

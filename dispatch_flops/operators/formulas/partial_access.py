@@ -132,11 +132,18 @@ def padding(arguments: Arguments, out: Tensor) -> Access:
 # Products --------------------------------------------------------------------------------
 
 
+@declare_access(packets("mm", "bmm", "mv"))
+def product(arguments: Arguments, out: Tensor) -> Access | None:
+    """Nothing for an empty result, as that of an expert without tokens."""
+    return Access(unread=tuple(arguments)) if out.numel() == 0 else None
+
+
 @declare_access(packets("addmm", "baddbmm", "addbmm", "addmv", "addr", "_addmm_activation"))
 @tells_apart(0)
-def scaled_addend(arguments: Arguments, out: Any) -> Access:
+def scaled_addend(arguments: Arguments, out: Tensor) -> Access | None:
     """With beta = 0 the addend is ignored, whatever it holds."""
-    return Access(unread=("self",) if arguments.get("beta") == 0 else ())
+    without_addend = Access(unread=("self",)) if arguments.get("beta") == 0 else None
+    return product(arguments, out) or without_addend
 
 
 # Sparse operands -------------------------------------------------------------------------

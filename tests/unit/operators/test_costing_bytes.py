@@ -548,6 +548,16 @@ CASES: dict[str, Case] = {
         F32 * (15 + 5),
         F32 * 3,
     ),
+    # -- empty results, as of an expert without tokens
+    "mm without rows": (lambda: ones(0, 5) @ R, "mm.default", 0, 0),
+    "bmm without items": (lambda: torch.bmm(ones(0, 3, 5), ones(0, 5, 7)), "bmm.default", 0, 0),
+    "addmm without rows": (lambda: torch.addmm(ones(7), ones(0, 5), R), "addmm.default", 0, 0),
+    "addmm without rows and with beta 0": (
+        lambda: torch.addmm(ones(7), ones(0, 5), R, beta=0),
+        "addmm.default",
+        0,
+        0,
+    ),
     # -- copies of a part
     # rows of 5 keep 1 + 2 + 3 elements below the diagonal, 5 + 4 + 3 above it
     "tril": (lambda: A.tril(), "tril.default", F32 * 6, F32 * 15),
