@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from dispatch_flops.profile.cost import OpCost
@@ -13,8 +14,15 @@ Figure = TypeVar("Figure", OpCost, OpTotal)
 class CostMap(dict[str, Figure]):
     """Dict of costs by module or operator; ``print`` and notebooks show it as a table.
 
+    lower_bounds: the modules whose cost leaves out operators without a known one.
+
     print(profile.by_operator())
     """
+
+    def __init__(self, costs: Mapping[str, Figure], lower_bounds: Collection[str] = ()) -> None:
+        super().__init__()
+        self.update(costs)
+        self.lower_bounds = frozenset(lower_bounds)
 
     def __str__(self) -> str:
         from dispatch_flops.renderers import cost_table  # above this room: imported when shown

@@ -49,6 +49,7 @@ from dispatch_flops.profile.tree import (
     cost_in,
     flops_of,
     local_params_of,
+    lower_bounds,
     map_tree,
 )
 from dispatch_flops.profile.validation import (
@@ -203,7 +204,8 @@ class Profile:
         It is a dict that ``print`` shows as a table.
         """
         self._check_phase(phase)
-        return CostMap({node.fqn: cost_in(node, phase) for node in self.root.walk()})
+        costs = {node.fqn: cost_in(node, phase) for node in self.root.walk()}
+        return CostMap(costs, lower_bounds(self.root, phase))
 
     def by_operator(self, phase: Phase | None = None) -> CostMap[OpTotal]:
         """Return ``{overload: total}`` over all modules, most FLOPs first.
@@ -218,7 +220,8 @@ class Profile:
         for op in self.op_totals():
             if phase is None or op.phase == phase:
                 merged[op.op] = merge_ops(merged[op.op], op) if op.op in merged else op
-        return CostMap(sorted(merged.items(), key=lambda item: (-flops_of(item[1]), item[0])))
+        ranked = sorted(merged.items(), key=lambda item: (-flops_of(item[1]), item[0]))
+        return CostMap(dict(ranked))
 
     def _check_phase(self, phase: Phase | None) -> None:
         if phase is not None and phase not in PHASES:

@@ -232,6 +232,16 @@ def sum_of_parts(node: ModuleNode) -> dict[Phase | None, OpCost]:
     return {phase: add_costs(parts) for phase, parts in costs.items()}
 
 
+def lower_bounds(root: ModuleNode, phase: Phase | None) -> set[str]:
+    """Return the fqns of the modules whose inclusive cost leaves out an operator."""
+    found: set[str] = set()
+    for node in reversed(list(root.walk())) if root.is_lower_bound else ():
+        own = any(op.uncounted and phase in (None, op.phase) for op in node.ops)
+        if own or any(child.fqn in found for child in node.children):
+            found.add(node.fqn)
+    return found
+
+
 def flops_of(op: OpTotal) -> int:
     """Return the FLOPs of all its calls, 0 where unknown, for sorting."""
     return op.cost.flops if op.cost else 0

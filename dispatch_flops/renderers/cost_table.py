@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from dispatch_flops.profile import OpTotal
 from dispatch_flops.profile.cost import ZERO, OpCost
+from dispatch_flops.profile.cost_maps import CostMap
 from dispatch_flops.renderers.notebook import table_html
 from dispatch_flops.renderers.text import Align, at_least, one_line, table
 from dispatch_flops.units import bytes_text, count_text
@@ -42,8 +43,9 @@ def _cells(
             for name, total in costs.items()
             if isinstance(total, OpTotal)
         ]
+    bounds = costs.lower_bounds if isinstance(costs, CostMap) else ()
     return ["Module", *_FIGURES], [
-        [one_line(name) or "(model)", *_figures(cost, False)]
+        [one_line(name) or "(model)", *_figures(cost, name in bounds)]
         for name, cost in costs.items()
         if isinstance(cost, OpCost)
     ]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pickle
+import re
 
 import torch
 from torch import nn
 
 from dispatch_flops import FlopCounterMode, OpCost, Profile, diff
+from dispatch_flops.profile import OpTotal
 
 B, D, H = 2, 3, 5
 MACS = B * D * H + B * H * D
@@ -33,6 +36,20 @@ def test_by_module_prints_a_line_per_module() -> None:
         ["1", str(B * H * D)],
     ]
     assert costs._repr_html_().count("<tr>") == 1 + 3
+
+
+def test_by_module_marks_costs_that_leave_out_an_operator() -> None:
+    """The operator is in the model's forward, and in no layer."""
+    profile = counted().profile
+    unknown = OpTotal(op="lib.a", phase="forward", calls=1, uncounted=1, cost=None, kind="unknown")
+    root = dataclasses.replace(profile.root, ops=(*profile.root.ops, unknown))
+    bound = dataclasses.replace(profile, root=root)
+
+    for phase, of_model in ((None, f">= {MACS}"), ("forward", f">= {MACS}"), ("backward", "0")):
+        rows = [re.split("  +", line.strip()) for line in str(bound.by_module(phase)).splitlines()]
+        assert rows[2][:2] == ["(model)", of_model]
+        assert not any(cell.startswith(">=") for row in rows[3:] for cell in row)
+    assert f"&gt;= {MACS}" in bound.by_module()._repr_html_()
 
 
 def test_by_operator_prints_a_line_per_operator() -> None:
