@@ -92,7 +92,7 @@ class _Columns:
             "output": [output_text(row) for row in rows],
             "parent": list(_parents(row.level for row in rows)),
             "modules": [row.figures.modules for row in rows],
-            "calls": [row.node.calls for row in rows],
+            "calls": [row.calls for row in rows],
             "params": [row.figures.params for row in rows],
             "payload": [self._payload(row) for row in rows] if self._sent else None,
             "held": self._held(rows),

@@ -137,7 +137,7 @@ def _columns(profile: Profile) -> dict[str, Column]:
         "comm": Column("Payload", payload),
         "latency": Column("Forward", latency),
         "rate": Column("Forward rate", rate),
-        "calls": Column("Calls", lambda row: _unless_0(row.node.calls, str)),
+        "calls": Column("Calls", lambda row: _unless_0(row.calls, str)),
     }
 
 

@@ -33,6 +33,11 @@ class Row:
     fqns: tuple[str, ...] = ()
     copies: int = 1
 
+    @property
+    def calls(self) -> int:
+        """Calls of the module, or of the whole run."""
+        return self.node.calls * self.figures.modules
+
 
 def output_text(row: Row) -> str:
     """Return the shape of the first output, and how many more tensors there are."""

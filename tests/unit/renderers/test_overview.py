@@ -75,6 +75,10 @@ class TestRows:
         assert each.figures.cost.macs == LAYER_MACS
         assert run.figures.params == 12 * each.figures.params
 
+    def test_calls_of_a_run_are_those_of_all_its_modules(self) -> None:
+        rows = list(module_rows(encoder(3).root, depth=2))
+        assert [(row.label, row.calls) for row in rows[2:4]] == [("layer.0-2", 3), ("each", 1)]
+
     def test_latency_of_each_is_the_mean_of_the_run(self) -> None:
         rows = {row.label: row for row in module_rows(encoder(12).root, depth=2)}
         of_all = sum(index + 1 for index in range(12)) * 1e-3
