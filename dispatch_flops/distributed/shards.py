@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from dispatch_flops.counting.sharded_parameters import flat_parameters
 from dispatch_flops.profile.mesh_positions import STAGE_DIMS, coordinates_of
 
 
@@ -20,10 +21,12 @@ class Shard:
     """How a parameter is divided between ranks.
 
     cuts: mesh dimension and tensor dimension of each cut, in the order of the cuts.
+    is_flat: it consists of parameters that FSDP1 cuts together, wherever a cut falls.
     """
 
     shape: tuple[int, ...]
     cuts: tuple[tuple[str, int], ...]
+    is_flat: bool = False
 
     def local_shapes(
         self, at: Mapping[str, int], mesh: Mapping[str, int]
@@ -65,6 +68,8 @@ def observed_shards() -> Iterator[set[Shard]]:
 
 
 def _shards_of(module: nn.Module) -> Iterator[Shard]:
+    if flat_parameters(module.modules()).ids:
+        yield Shard(shape=(), cuts=(), is_flat=True)
     for parameter in module.parameters():
         if isinstance(parameter, DTensor):
             names = parameter.device_mesh.mesh_dim_names or ()

@@ -52,6 +52,11 @@ _UNNAMED = (
     "parameters are sharded over {}, which mesh= does not name: ranks whose shards differ along it "
     "are not told apart; name them in ranks="
 )
+_FLAT = (
+    "FSDP1 shards the parameters of a module together, so that ranks hold different parts of them: "
+    "ranks that were not simulated may hold fewer parameters, and take other FLOPs in the "
+    "optimizer's step; name them in ranks="
+)
 _VERIFIED = "verified: the counts of {}, chosen at random, equal those of a representative"
 _DIFFERS = "rank {} differs from rank {}, which represents it: {}; name such ranks in ranks="
 _VALUES_READ = (
@@ -199,6 +204,8 @@ class _Simulator:
             profiles[rank] = self._profile(rank)
             del represented[rank]
         notes = [_UNNAMED.format(", ".join(sorted(unnamed)))] if unnamed and represented else []
+        if represented and any(shard.is_flat for shard in self._shards):
+            notes.append(_FLAT)
         notes += _verification_notes(profiles, compared)
         return self._cluster(profiles, represented, notes)
 

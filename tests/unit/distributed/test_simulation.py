@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from dispatch_flops import FlopCounterMode, Profile
@@ -252,6 +252,22 @@ def test_representatives_over_a_mesh_of_the_jobs_own_are_noted() -> None:
     cluster = simulate(sharding_over_a_mesh_of_its_own, {"dp": 4})
     assert any("sharded over shard, which mesh= does not name" in note for note in cluster.notes)
     assert not any("which mesh= does not name" in note for note in simulated("fsdp_tp").notes)
+
+
+def test_representatives_of_flat_parameters_are_noted() -> None:
+    """FSDP1 cuts 5 + 3 weights together in parts of 3, 3 and 2: one rank stands for all."""
+
+    def job(mesh: DeviceMesh) -> Any:
+        layers = nn.Sequential(nn.Linear(5, 1, bias=False), nn.Linear(1, 3, bias=False))
+        model = FullyShardedDataParallel(layers, device_id=torch.device("cpu"))
+        return model, lambda: model(torch.ones(2, 5)).sum().backward()
+
+    each = simulate(job, {"dp": 3}, ranks=range(3))
+    assert [profile.local_params for profile in each.ranks.values()] == [3, 3, 2]
+    cluster = simulate(job, {"dp": 3})
+    assert cluster.represented == {1: 0, 2: 0}
+    assert any("FSDP1 shards the parameters of a module together" in n for n in cluster.notes)
+    assert not any("FSDP1" in note for note in simulate(linear, {"dp": 3}).notes)
 
 
 def test_representatives_are_of_every_stage() -> None:
