@@ -31,6 +31,11 @@ _WITHOUT_TENSORS = frozenset(
     (bool, int, float, str, type(None), torch.device, torch.dtype, torch.layout)
 ) | {torch.memory_format}
 _NOWHERE = ModulePhase("", "forward")
+# Operators whose backward has a kernel on the CPU and on CUDA, and is several operators on meta.
+_DECOMPOSED_IN_BACKWARD = {
+    id(operator): "aten.mish_backward.default"
+    for operator in (torch.ops.aten.mish.default, torch.ops.aten.mish_.default)
+}
 _count = CountingMode.__torch_dispatch__  # super() takes longer to find it
 
 
@@ -215,6 +220,9 @@ class MemoryMode(CountingMode):
             self._memory.changed_phase(before, self._phase)
             if self._phase == "forward" and operator.takes != "none":
                 self._meet(arguments)
+            if self._phase == "backward" and self._memory.device.device.type == "meta":
+                ran = _DECOMPOSED_IN_BACKWARD.keys() & self._operators.keys()
+                self._memory.decomposed.update(map(_DECOMPOSED_IN_BACKWARD.__getitem__, ran))
         self._peak = peak = self._peak.device.module_peak(made_in)
         return peak
 
