@@ -87,7 +87,12 @@ def range_text(rates: tuple[float | None, float | None]) -> str:
     low, high = rates
     if low is None or high is None:
         return NOT_AVAILABLE
-    return count_text(high) if low == high else f"{count_text(low)} to {count_text(high)}"
+    return _rate_text(high) if low == high else f"{_rate_text(low)} to {_rate_text(high)}"
+
+
+def _rate_text(rate: float) -> str:
+    """Return the rate, below 1 without a prefix: 0.3, not 300 m, which reads as millions."""
+    return f"{rate:.3g}" if 0 < rate < 1 else count_text(rate)
 
 
 def seconds_range_text(low: float | None, high: float | None) -> str:
