@@ -40,7 +40,10 @@ class HuggingFace:
 
     def build(self, variables: Variables) -> tuple[nn.Module, Inputs | None]:
         transformers = _imported("transformers", "hf:")
-        task = getattr(transformers, self.task, None)
+        try:
+            task = getattr(transformers, self.task, None)
+        except Exception as error:  # transformers imports the class here
+            raise_target_error(f"importing {self.task} of transformers", error)
         if task is None:
             raise TargetError(f"transformers has no class {self.task!r}; use one such as AutoModel")
         with _silenced("transformers"):
@@ -183,7 +186,7 @@ class Exported:
 def _imported(name: str, prefix: str) -> Any:
     try:
         return importlib.import_module(name)
-    except ImportError as error:
+    except Exception as error:  # a library of another torch raises RuntimeError, for example
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             raise TargetError(f"{prefix} targets need {name}; run pip install {name}") from None
         raise_target_error(f"importing {name}", error)

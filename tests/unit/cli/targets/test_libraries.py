@@ -170,6 +170,20 @@ class TestTimm:
         with pytest.raises(TargetError, match="^timm: targets need timm; run pip install timm$"):
             prepare("timm:resnet18")
 
+    @pytest.mark.parametrize("target", ["timm:net", "hf:config.json:Net"])
+    def test_library_that_cannot_be_imported_is_named(
+        self, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broken = "raise RuntimeError('operator torchvision::nms does not exist')"
+        (tmp_path / "timm.py").write_text(broken)
+        (tmp_path / "transformers.py").write_text(f"def __getattr__(name): {broken}")
+        monkeypatch.syspath_prepend(tmp_path)
+        for name in ("timm", "transformers"):
+            monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+            del sys.modules[name]  # the teardown restores it
+        with pytest.raises(TargetError, match="^importing .*: operator torchvision::nms does not"):
+            prepare(target)
+
 
 class TestExported:
     @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # torch.export's own
