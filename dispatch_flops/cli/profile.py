@@ -82,8 +82,8 @@ def add_profile(commands: Commands) -> None:
     add_mesh_option(parser)
     add_machine_option(
         parser,
-        "compare the run with a machine's peak rates, on stderr and in an HTML page: the name of a "
-        "device, such as 'NVIDIA H200', or measure for this machine",
+        "compare the run with a machine's peak rates, on stderr, in the overview and in an HTML "
+        "page: a name such as H100, measure for this machine, or the path of a JSON file",
     )
     add_view_options(parser)
     defaults = vars(parser.parse_args(["TARGET"]))

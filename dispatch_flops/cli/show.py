@@ -45,8 +45,9 @@ examples:
 
 _MERGED = "these are the merged profiles of several ranks; only show and merge read them"
 _MACHINE_HELP = (
-    "compare the run in an HTML page with this machine's peak rates: the name of a device, such as "
-    "'NVIDIA H200', or measure for this machine (default: the profiled device)"
+    "compare the run with this machine's peak rates, in the overview and in an HTML page: a name "
+    "such as H100, measure for this machine, or the path of a JSON file (default: the profiled "
+    "device)"
 )
 
 
