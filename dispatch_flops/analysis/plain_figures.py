@@ -16,9 +16,20 @@ from typing import Any
 from dispatch_flops.profile import MemoryProfile, Profile
 
 
-def to_json(data: Mapping[str, Any], indent: int | None) -> str:
-    """Return plain data as JSON, which knows neither NaN nor Infinity."""
-    return json.dumps(data, indent=indent, allow_nan=False)
+class PlainFigures:
+    """Base of what states its figures as plain data."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Return ``to_dict`` as JSON text, without NaN or Infinity.
+
+        indent: spaces of each level; None (the default) for one line.
+        """
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
 
 def figures_of(item: Any, **instead: Any) -> dict[str, Any]:

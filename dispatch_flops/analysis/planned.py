@@ -8,7 +8,7 @@ from typing import Any
 
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.memory_fit import MemoryFit
-from dispatch_flops.analysis.plain_figures import figures_of, plain, to_json
+from dispatch_flops.analysis.plain_figures import PlainFigures, figures_of, plain
 from dispatch_flops.analysis.planned_cluster import PlannedCluster, cluster_to_row
 from dispatch_flops.analysis.step_bounds import StepBounds, step_bounds
 from dispatch_flops.profile import MemoryProfile, Profile
@@ -73,7 +73,7 @@ class PlannedStep(MemoryFit):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(PlainFigures):
     """Choices side by side, with what they assume.
 
     steps: one for each choice. assumptions: in words, for the reader.
@@ -103,13 +103,6 @@ class Plan:
             "assumptions": list(self.assumptions),
             "steps": [_step_to_row(step) for step in self.steps],
         }
-
-    def to_json(self, *, indent: int | None = None) -> str:
-        """Return ``to_dict`` as JSON text, without NaN or Infinity.
-
-        indent: spaces of each level; None (the default) for one line.
-        """
-        return to_json(self.to_dict(), indent)
 
 
 def _step_to_row(step: PlannedStep) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.memory_fit import MemoryFit
-from dispatch_flops.analysis.plain_figures import figures_of, plain, to_json
+from dispatch_flops.analysis.plain_figures import PlainFigures, figures_of, plain
 from dispatch_flops.analysis.step_bounds import StepBounds
 from dispatch_flops.profile import Profile
 from dispatch_flops.units import ratio
@@ -156,7 +156,7 @@ def _sum(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationPlan:
+class GenerationPlan(PlainFigures):
     """Choices side by side, with what they assume.
 
     choices: one for each combination of sizes. assumptions: in words, for the reader.
@@ -183,13 +183,6 @@ class GenerationPlan:
             "assumptions": list(self.assumptions),
             "choices": [_choice_to_row(choice) for choice in self.choices],
         }
-
-    def to_json(self, *, indent: int | None = None) -> str:
-        """Return ``to_dict`` as JSON text, without NaN or Infinity.
-
-        indent: spaces of each level; None (the default) for one line.
-        """
-        return to_json(self.to_dict(), indent)
 
 
 def _choice_to_row(choice: PlannedGeneration) -> dict[str, Any]:

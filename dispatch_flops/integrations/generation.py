@@ -16,7 +16,7 @@ from tabulate import tabulate
 from torch import nn
 
 from dispatch_flops import _torch
-from dispatch_flops.analysis.plain_figures import figures_of, plain, to_json
+from dispatch_flops.analysis.plain_figures import PlainFigures, figures_of, plain
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import ModuleNode, PhaseSeconds, Profile, StepTiming
@@ -40,7 +40,7 @@ _ONE_TOKEN = {"max_new_tokens": 1, "max_length": None, "min_new_tokens": None, "
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateProfile:
+class GenerateProfile(PlainFigures):
     """Cost of one ``generate``.
 
     prefill: from the call to the first new token, including its choice. Assisted generation may
@@ -93,13 +93,6 @@ class GenerateProfile:
             **figures_of(self),
             "total": plain(self.total()),
         }
-
-    def to_json(self, *, indent: int | None = None) -> str:
-        """Return ``to_dict`` as JSON text, without NaN or Infinity.
-
-        indent: spaces of each level; None (the default) for one line.
-        """
-        return to_json(self.to_dict(), indent)
 
     def __str__(self) -> str:
         rows = [
