@@ -139,6 +139,7 @@ class FlopMeter(MeteredRun):
         self._thread = 0  # that of the step
         self._begun_s = 0.0
         self._size = (0, 0)  # samples and tokens of the next block
+        self._stated = 0  # inputs of ``note_batch``, until the model is called
         self._stepping: FrameKey  # of the optimizer's step that runs, after ``start``
         self._is_started = self._varies = self._calls_itself = False
         self._warned: set[str] = set()
@@ -192,7 +193,11 @@ class FlopMeter(MeteredRun):
         A loop may call one of its methods, such as Lightning's ``training_step``, or its parts.
         """
         if self._step is not None and self._is_mine():
-            self._step.call(None, call_signature(self._state, inputs, {}))
+            self._call_batch(self._step, inputs)
+
+    def _call_batch(self, step: RunningStep, inputs: tuple[Any, ...]) -> None:
+        self._stated = len(inputs)
+        step.call(None, call_signature(self._state, inputs, {}))
 
     def start(self) -> None:
         """Find the steps by hooks on the model and the optimizer, until ``stop()``.
@@ -252,8 +257,9 @@ class FlopMeter(MeteredRun):
             self._counter.discard()
             is_whole = self._counter.is_running or is_whole
         self._step = step = RunningStep(states, self._positions, self._counter, is_whole)
+        self._stated = 0
         if inputs is not None:
-            step.call(None, call_signature(self._state, inputs, {}))
+            self._call_batch(step, inputs)
         elif not self._is_started:
             step.begin()
         self._begun_s = self._now()
@@ -322,8 +328,19 @@ class FlopMeter(MeteredRun):
         if self._is_started and not self._begins_with(module):
             return
         step = self._step
-        if step is not None and get_ident() == self._thread:
+        if step is None or get_ident() != self._thread:
+            return
+        if not (self._stated and self._runs_stated(module, args)):
             step.call(module, call_signature(self._state, args, kwargs))
+
+    def _runs_stated(self, module: nn.Module, args: Any) -> bool:
+        """Return True if this first call after ``note_batch`` runs the work that was stated.
+
+        Under a wrapper such as DDP, Lightning runs ``training_step`` in place of ``forward``, with
+        the batch and its number. That is another one in every step, so the call says no more.
+        """
+        numbers, self._stated = args[self._stated :], 0
+        return "forward" in vars(module) and bool(numbers) and {*map(type, numbers)} == {int}
 
     def _begins_with(self, module: nn.Module) -> bool:
         """After ``start``: begin a step with this call if need be; False if it is outside one."""

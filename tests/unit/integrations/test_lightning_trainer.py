@@ -17,6 +17,7 @@ from dispatch_flops.errors import NotProfiledError
 pytest.importorskip("lightning")
 import lightning
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.strategies import DDPStrategy
 
 from dispatch_flops.integrations.lightning import FlopsCallback
 from dispatch_flops.timing.passes import operator_seconds
@@ -189,3 +190,28 @@ def test_every_step_is_logged_and_totals_continue_after_a_checkpoint(tmp_path: P
     rows = [row for row in logged.rows if "model_flops" in row]
     assert rows[-1]["model_flops"] == callback.meter.model_flops
     assert {"mfu", "flops_per_s", "tokens_per_s"} <= set(rows[-1])
+
+
+def test_steps_of_a_wrapped_module_are_not_all_counted(tmp_path: Path) -> None:
+    """Under DDP, Lightning calls the module in place of its method, with the batch's number."""
+    steps, callback = 6, FlopsCallback(every_step=True, machine=TOY)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=DDPStrategy(process_group_backend="gloo"),
+        max_epochs=1,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    data = [{"x": torch.ones(IN)} for _ in range(steps * B)]
+    try:
+        trainer.fit(Net(), torch.utils.data.DataLoader(data, batch_size=B))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert callback.meter is not None
+    assert callback.meter.run.total.macs == steps * 2 * FORWARD
+    assert callback.meter.run.timed_steps >= steps - 3

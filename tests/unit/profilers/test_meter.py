@@ -438,6 +438,24 @@ def test_stated_batch_stands_for_a_call_of_the_model(
     assert meter.run.timed_steps == 2
 
 
+def test_method_that_runs_in_place_of_forward_is_the_stated_work(model: Net) -> None:
+    """Under DDP, Lightning runs ``training_step`` so, with the number of the batch."""
+    meter, own = FlopMeter(model, verify_every=0), model.forward
+
+    def training_step(x: torch.Tensor, number: int) -> torch.Tensor:
+        model.forward = own  # type: ignore[method-assign]
+        return model(x[1:])
+
+    for number in range(6):
+        x = torch.ones(B, IN)
+        with meter.step(inputs=(x,)):
+            model.forward = training_step  # type: ignore[method-assign,assignment]
+            model(x, number)
+    assert meter.total_flops == 6 * forward(B - 1)
+    assert meter.run.timed_steps == 6 - 2  # the second has another attribute, which is forward
+    assert not meter.is_estimate
+
+
 def test_step_that_starts_with_the_stated_batch_is_known_after_one_run(model: Net) -> None:
     """No work comes before the batch, so that a new shape is counted once."""
     meter = FlopMeter(model, verify_every=0)
