@@ -93,6 +93,9 @@ def module_rows(
 class _Tree:
     def __init__(self, root: ModuleNode, *, fold: bool) -> None:
         self._figures = inclusive(root)
+        self._most_params = {
+            c.fqn: node.total_params for node in root.walk() for c in node.children
+        }
         self._runs = runs_of_siblings(root) if fold else {}
 
     def row(self, group: _Group) -> Row:
@@ -110,12 +113,16 @@ class _Tree:
         )
 
     def figures(self, group: _Group) -> Figures:
-        """Return the figures of one run out of the equal ones; its latency is their mean."""
+        """Return the figures of one run out of the equal ones; its latency is their mean.
+
+        Parameters that the modules of the run share count once: they are at most the parent's.
+        """
         whole = self._figures[group.first.fqn]
+        params = whole.params * group.size
         latency_s = sum_known(self._figures[node.fqn].latency_s for node in group.nodes)
         return Figures(
             modules=group.size,
-            params=whole.params * group.size,
+            params=min(params, self._most_params.get(group.first.fqn, params)),
             cost=whole.cost * group.size,
             latency_s=None if latency_s is None else latency_s / group.copies,
             lower_bound=whole.lower_bound,

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from hypothesis import given
 
+from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile, RunInfo, StepTiming, TensorInput
@@ -78,6 +79,13 @@ class TestRows:
     def test_calls_of_a_run_are_those_of_all_its_modules(self) -> None:
         rows = list(module_rows(encoder(3).root, depth=2))
         assert [(row.label, row.calls) for row in rows[2:4]] == [("layer.0-2", 3), ("each", 1)]
+
+    def test_parameters_that_a_run_shares_count_once(self) -> None:
+        tied = (module("Linear", name=str(i), own_params=30) for i in range(3))
+        root = dataclasses.replace(place(module("Net", *tied)), total_params=30)
+        params = [(row.label, row.figures.params) for row in module_rows(root)]
+        assert params == [("Net", 30), ("0-2", 30), ("each", 30)]
+        assert fold(root).children[0].total_params == 30
 
     def test_latency_of_each_is_the_mean_of_the_run(self) -> None:
         rows = {row.label: row for row in module_rows(encoder(12).root, depth=2)}
