@@ -1633,7 +1633,23 @@ def whole_mesh(mesh: Any) -> Any:
     return mesh._get_root_mesh()
 
 
+def data_parallel_model(
+    module: torch.nn.Module,
+) -> torch.nn.parallel.DistributedDataParallel | None:
+    """Return the model that averages the gradients of a module: itself, or that of ``replicate``.
+
+    ``replicate`` makes one when the module is called first. Public: none.
+    """
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        return module
+    composable: Any = sys.modules.get(REPLICATE)
+    if composable is None or not isinstance(module, composable.DDP):
+        return None
+    return getattr(composable.replicate.state(module), "_ddp", None)
+
+
 # Modules of torch.distributed, in sys.modules once the program uses them.
+REPLICATE = "torch.distributed._composable.replicate"
 FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 FSDP1 = ("torch.distributed.fsdp._flat_param", "torch.distributed.fsdp._runtime_utils")
 PIPELINES = "torch.distributed.pipelining.schedules"

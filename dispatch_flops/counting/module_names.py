@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.module_facts import ModuleFacts, facts_of
 from dispatch_flops.counting.module_tree import (
     ModuleName,
@@ -155,12 +156,13 @@ class ModuleNames:
         return named.canonical().fqn if named is not None and named.module() is module else None
 
     def owners_under_data_parallel(self) -> dict[int, str]:
-        """Return ``{id of a parameter: fqn of its DistributedDataParallel model}``."""
+        """Return ``{id of a parameter: fqn of the module whose gradients DDP averages}``."""
         owners: dict[int, str] = {}
         for named in list(self._by_id.values()):
             module = named.module()
-            if isinstance(module, nn.parallel.DistributedDataParallel):
-                owners |= {id(p): named.canonical().fqn for p in module.module.parameters()}
+            model = None if module is None else _torch.data_parallel_model(module)
+            if model is not None:
+                owners |= {id(p): named.canonical().fqn for p in model.module.parameters()}
         return owners
 
     # -- naming the modules of a tree -------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch import nn
 
 from dispatch_flops import _torch
 from dispatch_flops.counting import communication_causes
@@ -40,6 +41,15 @@ def test_fsdp1_handle_has_its_module_and_training_state() -> None:
     names = {state.name for state in _common_utils.HandleTrainingState}
     assert {"BACKWARD_PRE", "BACKWARD_POST"} <= names & communication_causes._BACKWARD_STATES
     assert "handle" in inspect.signature(_runtime_utils._reduce_grad).parameters
+
+
+def test_replicate_makes_a_data_parallel_model_at_the_first_call() -> None:
+    """counting/module_names.py relies on this for the module whose gradients are averaged."""
+    replicate = importlib.import_module(_torch.REPLICATE)
+    model = replicate.replicate(nn.Linear(3, 5))
+    assert isinstance(model, replicate.DDP)
+    assert _torch.data_parallel_model(model) is None
+    assert "self._ddp = DistributedDataParallel(" in inspect.getsource(replicate._ReplicateState)
 
 
 def test_flat_parameter_knows_the_parameters_that_it_consists_of() -> None:

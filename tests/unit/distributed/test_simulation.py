@@ -153,6 +153,19 @@ def test_simulated_rank_holds_what_it_received_as_long_as_the_handle() -> None:
     assert memory.peak_bytes == 2 * 4 * 7 * 11
 
 
+def test_gradients_of_a_replicated_model_are_reduced_by_the_model() -> None:
+    from torch.distributed._composable.replicate import replicate
+
+    def job(mesh: DeviceMesh) -> Any:
+        model = replicate(nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False)))
+        return model, lambda: model(torch.ones(2, 3)).sum().backward()
+
+    profile = simulate(job, {"dp": 2}, ranks=[0]).ranks[0]
+    reduced = [total for total in profile.communication if total.kind == "all_reduce"]
+    assert [(total.fqn, total.phase) for total in reduced] == [("", "backward")]
+    assert reduced[0].payload_bytes == 4 * (3 * 5 + 5 * 7)
+
+
 def test_simulated_rank_pins_memory_that_fsdp2_offloads() -> None:
     """Without an accelerator no real rank can."""
 
