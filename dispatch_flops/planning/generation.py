@@ -48,7 +48,7 @@ def plan_generate(
     machine: Machine | str,
     *,
     sizes: Mapping[str, Size | Sequence[Size]] | None = None,
-    sequences: Iterable[str] = (),
+    sequences: str | Iterable[str] = (),
     dtype: torch.dtype | None = None,
     causal: Causal = "full",
     target: Target = "cuda",
@@ -90,7 +90,8 @@ def plan_generate(
     """
     planner = _Planner(build, machine_of(machine), dtype, causal, target, host_s_per_operator)
     named = choices_of(sizes) if sizes else []
-    given = [(text, parse_sequences(text)) for text in sequences]
+    texts = [sequences] if isinstance(sequences, str) else sequences
+    given = [(text, parse_sequences(text)) for text in texts]
     if not named and not given:
         raise ConfigError('sizes is empty; pass "prompt" and "new", or sequences')
     choices = [planner.choice(sizes) for sizes in map(_checked, named)]

@@ -173,6 +173,10 @@ def test_sequences_of_a_step_attend_to_their_own_tokens() -> None:
     assert step.memory_by_role["KV cache"] >= step.cache_bytes
 
 
+def test_single_step_of_sequences_may_be_passed_by_itself() -> None:
+    assert only(None, sequences="1@3").sizes == {"sequences": "1@3"}
+
+
 def test_step_of_equal_sequences_computes_what_a_batch_does(planned: PlannedGeneration) -> None:
     cached = PROMPT + (NEW - 2) // 2
     packed = only(None, sequences=[f"{BATCH}x1@{cached}"]).decode
