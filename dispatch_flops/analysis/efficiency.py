@@ -71,6 +71,8 @@ def mfu(
     """Return the model FLOPs utilisation, of forward and backward of everything that ran.
 
     seconds: of the run. Arguments and result are as for ``utilisation``.
+    machine: one device, as a profile is of one rank. Of a step that was counted whole and runs on
+        8 devices, divide the result by 8.
     definition: what is divided by the peak. "all" (the default) is every counted FLOP, and
         "contractions" 2 for each multiply-accumulate. The others are closed forms of training:
         "6N" is 6 x params x tokens; "6N+12LdT" adds 12 x layers x width x sequence for each token,

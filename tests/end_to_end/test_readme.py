@@ -196,6 +196,7 @@ class TestCookbook:
             if code not in skipped:
                 run(code, names)
         assert names["p"].total("backward").macs == 8 * 64 * 256 * 3
+        assert names["net_macs"] == 8 * 30 * 30 * (3 * 3 * 3 + 10)
         assert names["prof"].get_total_macs() == 8 * 64 * 256 * 2
         assert names["cluster"].ranks[77].total("forward").macs == 8 * 64 * 256 * 2 // 8
         assert names["merged"].ranks == {0: names["fc"].profile}
