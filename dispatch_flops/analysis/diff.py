@@ -125,9 +125,12 @@ def diff(
         for change in diff(before, after).changed_modules():
             print(change.name, change.before, change.after)
 
-    Raises ConfigError for a phase that is neither a standard one nor in either profile, and for a
-    renamed module that ``before`` does not have.
+    Raises ConfigError for what is not a Profile, for a phase that is neither a standard one nor in
+    either profile, and for a renamed module that ``before`` does not have.
     """
+    for name, given in (("before", before), ("after", after)):
+        if not isinstance(given, Profile):
+            raise ConfigError(f"{name} is of type {type(given).__name__}; pass a Profile")
     check_phase(phase, (*phases_of(before), *phases_of(after)))
     modules = [_modules(profile, phase) for profile in (before, after)]
     for old in rename or ():

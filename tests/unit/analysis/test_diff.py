@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dispatch_flops import analysis
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
 from tests.helpers.trees import encoder, lenet5, timed
 
@@ -16,6 +17,11 @@ def test_diff_of_equal_profiles_has_no_change() -> None:
     difference = analysis.diff(encoder(), encoder())
     assert difference.changed_modules() == difference.changed_operators() == []
     assert not difference.total.changed
+
+
+def test_diff_of_paths_says_to_pass_profiles() -> None:
+    with pytest.raises(ConfigError, match="after is of type str; pass a Profile"):
+        analysis.diff(lenet5(), "after.json")  # type: ignore[arg-type]
 
 
 def test_diff_of_other_latencies_has_no_change() -> None:
