@@ -104,7 +104,7 @@ def _columns(profile: Profile) -> dict[str, Column]:
     def rate(row: Row) -> str:
         forward = figures_in("forward")[row.node.fqn]
         per_s = ratio(forward.cost.flops * row.figures.modules, row.figures.latency_s)
-        return at_least(flops_per_s_text(per_s), forward.lower_bound) if per_s else ""
+        return "" if per_s is None else _cost(per_s, forward, flops_per_s_text)
 
     def flops_in(phase: Phase) -> Column:
         def cell(row: Row) -> str:
@@ -147,7 +147,7 @@ def _label(row: Row) -> str:
     return "  " * row.level + text
 
 
-def _cost(count: int, of: Figures, text: Callable[[int], str] = count_text) -> str:
+def _cost(count: float, of: Figures, text: Callable[[float], str] = count_text) -> str:
     """Return a cost, "" for a true 0; a lower bound is shown even if it is 0."""
     return at_least(text(count), of.lower_bound) if count or of.lower_bound else ""
 

@@ -205,6 +205,18 @@ class TestTree:
         (line,) = tree(bound, columns=("forward_flops", "rate"))
         assert [cell.strip() for cell in cells(line)] == ["Net", ">= 210", ">= 105 FLOP/s"]
 
+    def test_bytes_and_rates_of_lower_bounds_are_marked(self) -> None:
+        ops = (unknown("lib.op.default"),)
+        inner = module("Kernel", name="k", ops=ops, seconds=timed(forward=1.0))
+        known = linear("fc", 3, 5, batch=2, seconds=timed(forward=1.0))
+        profile = Profile(root=place(module("Net", inner, known, seconds=timed(forward=2.0))))
+        root, kernel, layer = tree(profile, columns=("bytes", "rate"))
+        flops = 2 * 2 * 3 * 5
+        assert root.split()[1:] == f">= 0 B >= {flops // 2} FLOP/s".split()
+        assert kernel.split()[2:] == ">= 0 B >= 0 FLOP/s".split()
+        assert layer.split()[-2:] == [f"{flops}", "FLOP/s"]
+        assert ">=" not in layer
+
     @pytest.mark.parametrize("width", [60, 80, 100])
     def test_lines_fit_the_width(self, width: int) -> None:
         for make in (encoder, lenet5, training_step, lower_bound, unmeasured, empty):
@@ -234,6 +246,12 @@ class TestHeadline:
 
     def test_lower_bound_is_marked_in_the_totals(self) -> None:
         assert ">= " in parts(lower_bound())[0][0]
+
+    def test_rate_of_a_lower_bound_is_one(self) -> None:
+        profile = Profile(
+            root=module("Net", ops=(unknown("lib.op.default"),), seconds=timed(forward=1.0))
+        )
+        assert "Time     1 s (forward), >= 0 FLOP/s" in overview.render(profile)
 
     def test_time_names_its_runs_and_spread(self) -> None:
         timing = StepTiming(seconds=timed(forward=4.0), spread_s=0.25, repeats=3)
