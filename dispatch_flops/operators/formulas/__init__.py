@@ -25,8 +25,9 @@ Where a new formula goes, by what the operator does:
 - no arithmetic: ``free``, each group with its reason; ``collectives``; ``runtime`` (operators of
   torch's own machinery)
 
-A formula's docstring states the cost in the letters of its file, "MACs: ... FLOPs: ...". It ends
-with "Source: ..." unless the source is the operator's schema. ``dispatch-flops ops`` shows both.
+A formula's docstring states the cost in the letters of its file, "MACs: ... FLOPs: ..."; kernels of
+attention are given it as a note, from ``_attention``. It ends with "Source: ..." unless the source
+is the operator's schema. ``dispatch-flops ops`` shows both.
 Files whose name begins with an underscore are shared by several families.
 """
 
