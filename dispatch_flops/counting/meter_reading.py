@@ -23,8 +23,8 @@ class MeterReading(StepTotals):
 
     steps: how many. samples, tokens: what the program stated of them.
     operators: their cost, one total for each phase, dtype and family of kernels.
-        uncounted: ``{operator: calls}`` of
-        what has no known cost; with one entry or more, all figures are lower bounds.
+    uncounted: ``{operator: calls}`` of what has no known cost; with one entry or more, all figures
+        are lower bounds.
     is_estimate: the cost of a step depends on more than its signature, or a part of it ran only
         while it was not counted.
     timed_steps: of the steps, those that ran without the counter. Rates and utilisations are of
