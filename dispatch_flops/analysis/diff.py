@@ -10,6 +10,7 @@ from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import OpTotal, Profile
 from dispatch_flops.profile.cost import ZERO, Phase, check_phase
+from dispatch_flops.profile.holders import ProfileHolder
 
 Settings = dict[str, Callable[[Profile], str]]
 
@@ -129,7 +130,7 @@ def diff(
     either profile, and for a renamed module that ``before`` does not have.
     """
     for name, given in (("before", before), ("after", after)):
-        if not isinstance(given, Profile):
+        if not isinstance(given, Profile | ProfileHolder):  # the holder's own error says more
             raise ConfigError(f"{name} is of type {type(given).__name__}; pass a Profile")
     check_phase(phase, (*phases_of(before), *phases_of(after)))
     modules = [_modules(profile, phase) for profile in (before, after)]
