@@ -55,6 +55,7 @@ from dispatch_flops.profile.tree import (
 from dispatch_flops.profile.validation import (
     communication_flaws,
     flaws,
+    flaws_of_latencies,
     flaws_of_memory,
     params_outside,
 )
@@ -296,7 +297,9 @@ class Profile:
         for total in self.communication:
             for flaw in communication_flaws(total, seen):
                 raise InconsistentProfileError(f"{total.fqn!r}: {flaw}")
-        for flaw in flaws_of_memory(self.memory):
+        timing = self.timing
+        of_run = (*timing.seconds.values(), timing.iteration_s, timing.spread_s)
+        for flaw in (*flaws_of_memory(self.memory), *flaws_of_latencies(*of_run)):
             raise InconsistentProfileError(flaw)
         return self
 

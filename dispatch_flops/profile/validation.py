@@ -48,13 +48,20 @@ def flaws(node: ModuleNode, params_elsewhere: int) -> Iterator[str]:
     local = node.local_params
     if local is not None and not (_is_count(local) and local <= node.total_params):
         yield f"local_params = {local!r} are not a part of {node.total_params}"
-    for seconds in (*node.seconds.values(), node.latency_spread_s):
-        if seconds is not None and not 0 <= seconds < math.inf:
-            yield f"a latency of {seconds} s"
+    yield from flaws_of_latencies(
+        *node.seconds.values(), node.latency_spread_s, *(op.latency_s for op in node.ops)
+    )
     if node.memory is not None:
         yield from _flaws_of_held(node.memory)
     for op in node.ops:
         yield from _flaws_of_op(op)
+
+
+def flaws_of_latencies(*latencies: float | None) -> Iterator[str]:
+    """Yield what is wrong with latencies in seconds; None is one that was not measured."""
+    for seconds in latencies:
+        if seconds is not None and not 0 <= seconds < math.inf:
+            yield f"a latency of {seconds} s"
 
 
 def flaws_of_memory(memory: MemoryProfile | None) -> Iterator[str]:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from dispatch_flops.errors import InconsistentProfileError
-from dispatch_flops.profile import ModuleNode, OpTotal, Profile
+from dispatch_flops.profile import ModuleNode, OpTotal, Profile, StepTiming
 from dispatch_flops.profile.cost import OpCost
 from tests.helpers.trees import SMALL, linear, module, op, timed, training_step
 
@@ -39,6 +39,10 @@ def test_check_of_a_sound_profile_returns_it(name: str) -> None:
         (changed(LINEAR, seconds=timed(forward=-1.0)), "latency of -1.0 s"),
         (changed(LINEAR, seconds=timed(backward=float("nan"))), "latency of nan s"),
         (changed(LINEAR, latency_spread_s=float("inf")), "latency of inf s"),
+        (changed(LINEAR, ops=(op("a", latency_s=-1.0),)), "latency of -1.0 s"),
+        (Profile(root=LINEAR, timing=StepTiming(iteration_s=-1.0)), "latency of -1.0 s"),
+        (Profile(root=LINEAR, timing=StepTiming(spread_s=-1.0)), "latency of -1.0 s"),
+        (Profile(root=LINEAR, timing=StepTiming(seconds=timed(forward=-1.0))), "latency of -1.0 s"),
         (changed(LINEAR, ops=(op("a", calls=-1),)), "not a count"),
         (changed(LINEAR, ops=(op("a", extra_flops=-1),)), "not a count"),
         (changed(LINEAR, ops=(op("a", n_bytes=(0, -1)),)), "not a count"),
