@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dispatch_flops.analysis.kernel_families import family_of
-from dispatch_flops.analysis.machines import Machine, check_machine, find
+from dispatch_flops.analysis.machines import Machine, check_machine, find, is_finite
 from dispatch_flops.analysis.mfu_definitions import GivenSizes, MfuDefinition, ops_of_definition
 from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, add_costs
 from dispatch_flops.profile.cost import MODEL_PHASES, OpCost, Phase
 from dispatch_flops.units import ratio
@@ -86,8 +87,8 @@ def mfu(
         the size from the profile. A step of several micro-batches does not show tokens and
         sequence, for the profile has the inputs of the first alone.
 
-    Raises ConfigError for an unknown definition, and for a size that is neither given nor shown
-    by the profile.
+    Raises ConfigError for an unknown definition, for a size that is neither given nor shown by the
+    profile, and for seconds that are not a number of 0 or more.
 
     Example::
 
@@ -155,8 +156,9 @@ def utilisation(
     phases: of the operators that count; the others are skipped.
     seconds: that these phases took.
 
-    None if the machine, a peak or the time is not known. A value above 1 means that a count, the
-    time or the peak is wrong, and is returned unchanged.
+    None if the machine, a peak or the time is not known, or the time is 0. A value above 1 means
+    that a count, the time or the peak is wrong, and is returned unchanged. Raises ConfigError for
+    seconds that are not a number of 0 or more.
 
     Example::
 
@@ -164,11 +166,18 @@ def utilisation(
         print(utilisation(attention, ["forward"], MACHINES["NVIDIA H200"], seconds=0.004))
     """
     check_machine(machine)
+    _check_seconds(seconds)
     if machine is None:
         return None
     wanted = frozenset(phases)
     least = compute_s((op for op in ops if op.phase in wanted), machine)
     return ratio(least, seconds)
+
+
+def _check_seconds(seconds: object) -> None:
+    """Raise ConfigError if ``seconds`` is neither a number of 0 or more nor None."""
+    if seconds is not None and not (is_finite(seconds) and seconds >= 0):
+        raise ConfigError(f"seconds={seconds!r:.60}: pass the seconds that the run took, or None")
 
 
 def why_no_utilisation(
@@ -265,7 +274,8 @@ def roofline(
 ) -> Roofline:
     """Return the roofline of some operators.
 
-    seconds: the time they took, if known; it decides ``exceeds_peak``.
+    seconds: the time they took, if known; it decides ``exceeds_peak``. Raises ConfigError if it is
+        not a number of 0 or more.
 
     Example::
 
@@ -273,6 +283,7 @@ def roofline(
         print(roofline(products, MACHINES["NVIDIA H200"], seconds=1e-3).arithmetic_intensity)
     """
     check_machine(machine)
+    _check_seconds(seconds)
     known = [op for op in ops if op.cost is not None]
     cost = add_costs(op.cost for op in known)
     computing = compute_s(known, machine) if machine is not None else None

@@ -32,7 +32,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from dispatch_flops.analysis.kernel_families import KernelFamily
 from dispatch_flops.errors import ConfigError
@@ -59,7 +59,7 @@ class Link:
 
     def __post_init__(self) -> None:
         _check_positive("bytes_per_s", self.bytes_per_s)
-        if self.latency_s is not None and (not _is_finite(self.latency_s) or self.latency_s < 0):
+        if self.latency_s is not None and (not is_finite(self.latency_s) or self.latency_s < 0):
             raise ConfigError(
                 f"latency_s is {self.latency_s!r:.60}; expected seconds, 0 or more, or None"
             )
@@ -170,11 +170,12 @@ def _check_rates(name: str, rates: Any) -> None:
 
 
 def _check_positive(name: str, value: Any) -> None:
-    if not _is_finite(value) or value <= 0:
+    if not is_finite(value) or value <= 0:
         raise ConfigError(f"{name} is {value!r:.60}; expected a number above 0")
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Return whether ``value`` is a number other than NaN and the infinities."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 

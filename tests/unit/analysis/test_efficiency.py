@@ -64,6 +64,14 @@ def test_why_no_utilisation_of_flops_beyond_floats_says_so() -> None:
     assert "range of a float" in why_no_utilisation(ops, ["forward"], MACHINE, 1.0)
 
 
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), True, "1", [1.0]])
+def test_seconds_that_are_no_time_are_refused(seconds: Any) -> None:
+    measured = profile(op(flops=50))
+    for of in (mfu, hfu, lambda one, *rest: roofline(one.op_totals(), *rest)):
+        with pytest.raises(ConfigError, match=r"seconds=.*: pass the seconds that the run took"):
+            of(measured, MACHINE, seconds)
+
+
 def test_utilisation_in_one_dtype_is_flops_over_seconds_times_peak() -> None:
     p = profile(op(flops=60), op("backward", flops=140), op("recompute", flops=50))
     assert mfu(p, MACHINE, 4.0) == (60 + 140) / (100 * 4.0)
