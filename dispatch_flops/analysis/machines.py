@@ -132,7 +132,7 @@ class Machine:
         """
         if dtype is None:
             return None
-        computed = _computes_as(dtype)
+        computed = name_of_peak(dtype)
         measured = self.kernel_flops_per_s.get(family, {}).get(computed) if family else None
         return measured or self.flops_per_s.get(computed)
 
@@ -142,15 +142,25 @@ class Machine:
         On NVIDIA's GPUs torch runs convolutions and recurrent layers in TF32 by default
         (``torch.backends.cudnn.allow_tf32``), and matrix products only on request
         (``torch.set_float32_matmul_precision``). The utilisation of a program that does both
-        lies between those of the two machines.
+        lies between those of the two machines. Families of kernels whose TF32 peak was not
+        measured have that of the machine.
         """
         if self.flops_per_s.get("tf32") in (None, self.flops_per_s.get("float32")):
             return self
         return replace(
             self,
-            flops_per_s={**self.flops_per_s, "float32": self.flops_per_s["tf32"]},
+            flops_per_s=_in_tf32(self.flops_per_s),
+            kernel_flops_per_s={
+                family: _in_tf32(peaks) for family, peaks in self.kernel_flops_per_s.items()
+            },
             source=f"{self.source}; float32 work in TF32",
         )
+
+
+def _in_tf32(peaks: Mapping[str, float]) -> dict[str, float]:
+    """Return the peaks with that of TF32 for float32, or with none for it."""
+    others = {dtype: peak for dtype, peak in peaks.items() if dtype != "float32"}
+    return {**others, "float32": peaks["tf32"]} if "tf32" in peaks else others
 
 
 def _check_rates(name: str, rates: Any) -> None:
@@ -161,7 +171,7 @@ def _check_rates(name: str, rates: Any) -> None:
         )
     for dtype, rate in rates.items():
         plain = dtype.removeprefix("torch.").lower()
-        known = _computes_as(_SHORT_DTYPES.get(plain, plain))
+        known = name_of_peak(_SHORT_DTYPES.get(plain, plain))
         if dtype != known:
             raise ConfigError(
                 f"{name} has a peak for {dtype!r}; write {known!r}, which it is looked up as"
@@ -200,7 +210,8 @@ _COMPUTES_AS = {
 }
 
 
-def _computes_as(dtype: str) -> str:
+def name_of_peak(dtype: str) -> str:
+    """Return the dtype whose peak work in ``dtype`` is compared with: "int8" for "uint8"."""
     return "float8" if dtype.startswith("float8") else _COMPUTES_AS.get(dtype, dtype)
 
 

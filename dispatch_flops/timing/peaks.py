@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 
 from dispatch_flops.analysis.kernel_families import KernelFamily
-from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.machines import Machine, name_of_peak
 from dispatch_flops.counting.placement import device_name
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.profile.cost import FLOPS_PER_MAC
@@ -42,10 +42,11 @@ def measure_machine(
     of a datasheet, so that utilization against a measured machine is slightly higher. The
     machine's ``source`` says that it was measured.
 
-    Raises TargetError for an unknown device and for the meta device, which does not compute, and
-    ConfigError for unusable dtypes, sizes, repeats or families.
+    Raises TargetError for a device that cannot be used, as the meta device, which does not compute,
+    and ConfigError for unusable dtypes, sizes, repeats or families.
     """
     _check_options(dtypes, size, repeats, families)
+    names = {dtype: _peak_name(dtype) for dtype in dtypes}
     try:
         where = torch.device(device)
     except (RuntimeError, TypeError):
@@ -54,20 +55,22 @@ def measure_machine(
         ) from None
     if where.type == "meta":
         raise TargetError("the meta device does not compute and has no peak; pass another device")
+    for dtype in dtypes:
+        _check_product(where, dtype)
     edge = size or (1024 if where.type == "cpu" else 8192)
     copied_mib = 64 if where.type == "cpu" else 1024
     operand = torch.randn(edge, edge, device="cpu", generator=torch.Generator().manual_seed(0))
     peaks = {
-        str(dtype).removeprefix("torch."): _matmul_flops_per_s(operand.to(where, dtype), repeats)
-        for dtype in dtypes
+        name: _matmul_flops_per_s(operand.to(where, dtype), repeats)
+        for dtype, name in names.items()
     }
     return Machine(
         name=device_name(where) or device,
         flops_per_s=peaks,
         kernel_flops_per_s={
             family: {
-                str(dtype).removeprefix("torch."): kernel_flops_per_s(family, where, dtype, repeats)
-                for dtype in dtypes
+                name: kernel_flops_per_s(family, where, dtype, repeats)
+                for dtype, name in names.items()
             }
             for family in families
         },
@@ -80,11 +83,36 @@ def _check_options(dtypes: Any, size: Any, repeats: Any, families: Any) -> None:
     if not isinstance(dtypes, Sequence) or not all(isinstance(d, torch.dtype) for d in dtypes):
         raise ConfigError(f"dtypes={dtypes!r}: pass a list of dtypes, such as [torch.float32]")
     for name, value in (("size", 1 if size is None else size), ("repeats", repeats)):
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise ConfigError(f"{name}={value!r}: pass an int of at least 1")
     known = get_args(KernelFamily)
     if not isinstance(families, Sequence) or not all(family in known for family in families):
         raise ConfigError(f"families={families!r}: pass a list of {', '.join(known)}")
+
+
+def _peak_name(dtype: torch.dtype) -> str:
+    own = str(dtype).removeprefix("torch.")
+    name = name_of_peak(own)
+    if name not in (own, "float8"):
+        raise ConfigError(
+            f"dtypes has {dtype}, whose work is compared with the peak of {name}; pass torch.{name}"
+        )
+    return name
+
+
+def _check_product(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise TargetError if the device cannot be used, ConfigError if it multiplies no ``dtype``."""
+    try:
+        one = torch.ones(1, 1, device=device)
+    except (AssertionError, RuntimeError) as error:
+        raise TargetError(f"device {str(device)!r} cannot be used: {error}") from error
+    try:
+        one = one.to(dtype)
+        torch.matmul(one, one)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"dtypes has {dtype}, which {device} does not multiply: {error}"
+        ) from None
 
 
 def _matmul_flops_per_s(operand: torch.Tensor, repeats: int) -> float:
@@ -96,10 +124,15 @@ def kernel_flops_per_s(
     family: KernelFamily, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> float:
     """Return the best FLOP/s of the kernels of a family."""
-    return max(
-        FLOPS_PER_MAC * macs / _best_s(run, device, repeats)
-        for run, macs in kernels_of(family, device, dtype)
-    )
+    try:
+        return max(
+            FLOPS_PER_MAC * macs / _best_s(run, device, repeats)
+            for run, macs in kernels_of(family, device, dtype)
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"families: {family} kernels do not run in {dtype} on {device}: {error}"
+        ) from error
 
 
 def _copy_bytes_per_s(n_bytes: int, device: torch.device, repeats: int) -> float:

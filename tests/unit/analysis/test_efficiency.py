@@ -121,6 +121,20 @@ def test_utilisation_with_tf32_takes_its_peak_for_float32() -> None:
     assert tf32.with_tf32() is tf32
 
 
+def test_machine_in_tf32_has_no_peak_of_float32_kernels_that_were_measured_without() -> None:
+    machine = Machine(
+        name="test",
+        flops_per_s={"float32": 100.0, "tf32": 800.0},
+        kernel_flops_per_s={
+            "product": {"float32": 90.0, "bfloat16": 1500.0},
+            "attention": {"float32": 50.0, "tf32": 400.0},
+        },
+    ).with_tf32()
+    assert machine.peak("float32", "product") == machine.peak("float32") == 800.0
+    assert machine.peak("bfloat16", "product") == 1500.0
+    assert machine.peak("float32", "attention") == 400.0
+
+
 def test_utilisation_of_work_without_flops_needs_no_peak() -> None:
     assert mfu(profile(op(flops=50), op(dtype="int64")), MACHINE, 1.0) == 0.5
 

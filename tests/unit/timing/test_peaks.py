@@ -77,7 +77,9 @@ def test_measure_machine_of_an_unknown_device_raises() -> None:
         {"dtypes": torch.float32},
         {"dtypes": ["float32"]},
         {"size": 0},
+        {"size": True},
         {"repeats": 0},
+        {"repeats": 2.0},
         {"families": ["softmax"]},
     ],
     ids=str,
@@ -85,6 +87,34 @@ def test_measure_machine_of_an_unknown_device_raises() -> None:
 def test_measure_machine_with_an_unusable_option_names_it(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options))}=.*: pass "):
         measure_machine(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtypes": [torch.uint8]}, "torch.uint8, .*the peak of int8; pass torch.int8"),
+        ({"dtypes": [torch.complex64]}, "torch.complex64, .*pass torch.float32"),
+        ({"dtypes": [torch.bool]}, "torch.bool, which cpu does not multiply: .*'Bool'"),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used: "),
+    ],
+    ids=str,
+)
+def test_measure_machine_of_what_it_cannot_multiply_says_so_before_it_measures(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr("dispatch_flops.timing.peaks.time_call", None)
+    with pytest.raises((ConfigError, TargetError), match=message):
+        measure_machine(**options)
+
+
+def test_measure_machine_of_a_family_that_lacks_the_dtype_names_it() -> None:
+    with pytest.raises(ConfigError, match=r"recurrent kernels do not run in torch.int32 on cpu"):
+        measure_machine(dtypes=[torch.int32], size=8, repeats=1, families=["recurrent"])
+
+
+def test_measure_machine_of_float8_has_the_peak_that_its_work_is_compared_with() -> None:
+    machine = measure_machine(dtypes=[torch.float8_e4m3fn], size=8, repeats=1)
+    assert machine.peak("float8_e5m2") == machine.flops_per_s["float8"] > 0
 
 
 def test_measure_machine_of_families_has_their_peaks() -> None:
