@@ -39,14 +39,16 @@ class Change:
 
     @property
     def changed(self) -> bool:
-        """True if a count differs; latencies never repeat exactly and are not compared."""
-        if self.before is None or self.after is None:
+        """True if a count differs, or is a lower bound in one profile alone.
+
+        Latencies never repeat exactly and are not compared.
+        """
+        if self.before is None or self.after is None or self.calls_before != self.calls_after:
             return True
-        return (self.before.params, self.before.cost, self.calls_before) != (
-            self.after.params,
-            self.after.cost,
-            self.calls_after,
+        before, after = (
+            (side.params, side.cost, side.lower_bound) for side in (self.before, self.after)
         )
+        return before != after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -72,7 +74,7 @@ class Diff:
 
     @property
     def has_changed(self) -> bool:
-        """True if a count of a module or an operator differs."""
+        """True if a module or an operator has changed."""
         return bool(self.changed_modules() or self.changed_operators())
 
     def __repr__(self) -> str:
@@ -96,11 +98,11 @@ class Diff:
         return diff_table.render_html(self)
 
     def changed_modules(self) -> list[Change]:
-        """Return the modules that differ in a count."""
+        """Return the modules that have changed."""
         return [change for change in self.modules if change.changed]
 
     def changed_operators(self) -> list[Change]:
-        """Return the operators that differ in a count."""
+        """Return the operators that have changed."""
         return [change for change in self.operators if change.changed]
 
 

@@ -10,13 +10,24 @@ import pytest
 from dispatch_flops import analysis
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
-from tests.helpers.trees import encoder, lenet5, timed
+from tests.helpers.trees import encoder, lenet5, module, op, timed
 
 
 def test_diff_of_equal_profiles_has_no_change() -> None:
     difference = analysis.diff(encoder(), encoder())
     assert difference.changed_modules() == difference.changed_operators() == []
     assert not difference.total.changed
+
+
+def test_diff_of_counts_that_become_lower_bounds_has_changed() -> None:
+    known, unknown = (
+        Profile(root=module("Net", ops=(op("a", calls=7, uncounted=n),))).check() for n in (0, 5)
+    )
+    compared = analysis.diff(known, unknown)
+    assert [change.name for change in compared.changed_modules()] == [""]
+    assert [change.name for change in compared.changed_operators()] == ["a"]
+    assert compared.total.changed and compared.has_changed
+    assert "0 -> >= 0" in str(compared) and "No count changed." not in str(compared)
 
 
 def test_diff_of_paths_says_to_pass_profiles() -> None:
