@@ -32,7 +32,7 @@ DEFAULT = "overview"
 class Format:
     """Format of a profile. A file name that ends with ``suffix`` selects it.
 
-    options: those of ``add_view_options`` that select what is shown, and that it acts on.
+    options: those that select what is shown, and that it acts on.
     """
 
     help: str
@@ -73,7 +73,7 @@ FORMATS: dict[str, Format] = {
     "overview": Format(
         help="totals, a line per module, the top operators",
         render=overview.render,
-        options=("depth", "top", "fold", "sort", "columns"),
+        options=("depth", "top", "fold", "sort", "columns", "machine"),
     ),
     "deepspeed": Format(
         help="DeepSpeed's report, with a table of operators",
@@ -111,7 +111,12 @@ FORMATS: dict[str, Format] = {
     "trace": Format(
         help="a timeline for Perfetto", render=chrome_trace.render, suffix=".trace.json"
     ),
-    "html": Format(help="an interactive page for the browser", render=html.render, suffix=".html"),
+    "html": Format(
+        help="an interactive page for the browser",
+        render=html.render,
+        suffix=".html",
+        options=("machine",),
+    ),
 }
 
 
@@ -137,11 +142,14 @@ def choose_format(name: str | None, output: str | None) -> Format:
     return max(fitting, key=lambda entry: len(entry.suffix), default=FORMATS[DEFAULT])
 
 
-def check_options(options: Namespace) -> None:
-    """Raise TargetError for an option of ``add_view_options`` that the format does not act on."""
+def check_options(options: Namespace, *, but: Collection[str] = ()) -> None:
+    """Raise TargetError for an option of what is shown that the format does not act on.
+
+    but: options that have another effect, too.
+    """
     chosen = choose_format(options.format, options.output)
     for name, option in _given(options):
-        if name not in chosen.options:
+        if name not in (*chosen.options, *but):
             fitting = [known for known, entry in FORMATS.items() if name in entry.options]
             shown = next(known for known, entry in FORMATS.items() if entry is chosen)
             raise TargetError(
@@ -151,7 +159,7 @@ def check_options(options: Namespace) -> None:
 
 
 def refuse_options(options: Namespace, *, of: str, but: Collection[str] = ()) -> None:
-    """Raise TargetError for an option of ``add_view_options`` that has no effect on ``of``."""
+    """Raise TargetError for an option of what is shown that has no effect on ``of``."""
     for name, option in _given(options):
         if name not in but:
             raise TargetError(f"{option} has no effect on {of}; omit it")
@@ -159,8 +167,8 @@ def refuse_options(options: Namespace, *, of: str, but: Collection[str] = ()) ->
 
 def _given(options: Namespace) -> Iterator[tuple[str, str]]:
     """Yield name and text of each option that selects what is shown of a profile."""
-    for name in ("depth", "top", "fold", "sort", "columns"):
-        value = getattr(options, name)
+    for name in ("depth", "top", "fold", "sort", "columns", "machine"):
+        value = getattr(options, name, None)
         if value is not None:
             yield name, f"--no-{name}" if value is False else f"--{name}"
     if not options.detailed:

@@ -100,7 +100,7 @@ def run_profile(options: Namespace) -> int:
         return _run_sweep(options)
     if options.plot is not None:
         raise TargetError("--plot needs a sweep; add --sweep, such as --sweep seq=128..4096")
-    check_options(options)
+    check_options(options, but=("machine",))  # its MFU is on stderr
     machine = machine_named(options.machine, options.device)
     assigned = parse_assignments(options.set)
     variables = {name: parse_value(text) for name, text in assigned.items()}
@@ -119,7 +119,7 @@ def _run_sweep(options: Namespace) -> int:
             f"--format {options.format} is not available for a sweep; use one of "
             f"{', '.join(SWEEP_FORMATS)}"
         )
-    refuse_options(options, of="a sweep")
+    refuse_options(options, of="a sweep", but=("machine",))
     format = format_named(options, SWEEP_FORMATS)
     changed = {"set": [*options.set, *options.sweep], "format": format}
     return run_sweep(Namespace(**{**vars(options), **changed}))

@@ -65,6 +65,7 @@ def run_show(options: Namespace) -> int:
         refuse_options(options, of="the profiles of several ranks", but=("depth",))
         show_cluster(saved, options)
     else:
+        check_options(options)
         show_profile(saved, options, machine_named(options.machine, saved.run.device))
     return OK
 
@@ -134,7 +135,6 @@ def read_text(path: str) -> str:
 
 def show_profile(profile: Profile, options: Namespace, machine: Machine | None = None) -> None:
     """Print the profile, or write it to a file, as the options of ``add_view_options`` say."""
-    check_options(options)
     view = View(
         depth=options.depth,
         top=options.top,

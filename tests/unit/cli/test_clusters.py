@@ -176,6 +176,9 @@ class TestShow:
         assert error_line(run("show", "c.json", "--sort", "flops")) == (
             "--sort has no effect on the profiles of several ranks; omit it"
         )
+        assert error_line(run("show", "c.json", "--machine", "H100")) == (
+            "--machine has no effect on the profiles of several ranks; omit it"
+        )
         assert run("show", "c.json", "--depth", "0").code == 0
 
     def test_damaged_cluster_is_an_error(self, run: Run) -> None:

@@ -73,7 +73,15 @@ class TestShow:
         assert text("--sort", "macs").startswith("Net: ")
 
     @pytest.mark.parametrize(
-        "option", ["--depth 0", "--top 2", "--no-detailed", "--sort macs", "--columns macs"]
+        "option",
+        [
+            "--depth 0",
+            "--top 2",
+            "--no-detailed",
+            "--sort macs",
+            "--columns macs",
+            "--machine H200",
+        ],
     )
     def test_option_acts_or_is_refused(self, run: Run, saved: Save, option: str) -> None:
         saved("p.json", "net.py:make", "--backward", "--memory", "--set", "width=2")
