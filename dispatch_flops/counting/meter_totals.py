@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -118,11 +119,11 @@ class MeterTotals:
         Raises ConfigError for other data.
         """
         try:
-            numbers: dict[str, Any] = {name: operator.index(state[name]) for name in _COUNTS}
-            numbers["seconds"] = float(state["seconds"])
+            numbers: dict[str, Any] = {name: _count(state[name]) for name in _COUNTS}
+            numbers["seconds"] = _seconds(state["seconds"])
             amounts, timed = _amounts(state["amounts"]), _amounts(state["timed_amounts"])
             is_estimate = bool(state["is_estimate"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(f"the state of a meter is damaged: {error!r}") from None
         vars(self).update(numbers)
         self._earlier, self._earlier_timed = amounts, timed
@@ -143,8 +144,25 @@ def _amounts(rows: Iterable[Any]) -> Amounts:
     for phase, dtype, *family, name, amount in rows:
         if name not in (*COST_FIELDS, UNCOUNTED):
             raise ValueError(f"{name!r} is not a figure")
-        found[phase, dtype, (family or [OTHER])[0], name] = operator.index(amount)
+        key = phase, dtype, (family or [OTHER])[0], name
+        if not all(isinstance(text, str | None) for text in key):
+            raise ValueError(f"{key!r} are not the names of a figure")
+        found[key] = _count(amount)
     return found
+
+
+def _count(number: Any) -> int:
+    count = operator.index(number)
+    if count < 0:
+        raise ValueError(f"{number!r} is not a count")
+    return count
+
+
+def _seconds(number: Any) -> float:
+    seconds = float(number)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{number!r} are not seconds")
+    return seconds
 
 
 def _sum(runs: Mapping[Part, int]) -> Amounts:

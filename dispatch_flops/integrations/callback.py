@@ -13,6 +13,7 @@ from torch import nn
 
 from dispatch_flops.analysis.efficiency import hfu, machine_of, mfu
 from dispatch_flops.analysis.machines import Machine, check_machine
+from dispatch_flops.counting.meter_totals import MeterTotals
 from dispatch_flops.distributed.gathering import gather_if_several
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
@@ -142,8 +143,11 @@ class StepCallback(ProfiledStep):
     def resume(self, totals: Mapping[str, Any]) -> None:
         """Continue totals with the next run.
 
-        totals: what ``saved_totals`` returned; ``{}`` to begin with 0.
+        totals: what ``saved_totals`` returned; ``{}`` to begin with 0. Raises ConfigError for other
+            data.
         """
+        if totals:
+            MeterTotals(window=1).load_state_dict(totals)  # raises before training begins
         self._resumed = totals
 
     def figures(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_flops.analysis.machines import Machine
-from dispatch_flops.errors import NotProfiledError
+from dispatch_flops.errors import ConfigError, NotProfiledError
 
 B, IN, OUT, MICRO = 3, 5, 7, 4
 FORWARD = B * IN * OUT
@@ -187,6 +187,15 @@ def test_resumed_totals_are_in_checkpoints_from_before_the_first_step_on(
     assert second.state_dict() == first.state_dict()
     fit(second, 3)
     assert second.meter.steps_done == 2 + 3
+
+
+def test_damaged_totals_of_a_checkpoint_are_refused_before_the_first_step(
+    make: Callable[..., Any],
+) -> None:
+    first, second = make(every_step=True), make(every_step=True)
+    fit(first, 2)
+    with pytest.raises(ConfigError, match="the state of a meter is damaged"):
+        second.load_state_dict({**first.state_dict(), "steps": "two"})
 
 
 def test_figures_are_those_of_the_step_that_the_trainer_logs(make: Callable[..., Any]) -> None:

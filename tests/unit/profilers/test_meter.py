@@ -768,7 +768,13 @@ def test_resumed_run_continues_the_totals(model: Net, optimizer: Any, meter: Flo
     for damaged in (
         {"steps": 3},
         {**saved, "steps": "x"},
+        {**saved, "steps": -1},
+        {**saved, "seconds": float("nan")},
+        {**saved, "seconds": -1.0},
+        {**saved, "seconds": 10**400},
         {**saved, "amounts": wrong_amount},
+        {**saved, "amounts": [["forward", "float32", "product", "flops", -3]]},
+        {**saved, "amounts": [[7, "float32", "product", "flops", 3]]},
         {**saved, "timed_amounts": wrong_figure},
     ):
         with pytest.raises(ConfigError, match="the state of a meter is damaged"):
