@@ -15,8 +15,10 @@ _LEAST_LIKENESS = 0.75
 _listed: tuple[Any, Mapping[str, set[str]]] = ((), {})
 
 
-def warn_of_misspelt(keys: Iterable[Any], *, stacklevel: int = 4) -> None:
+def warn_of_misspelt(keys: Iterable[Any], what: str = "formula", *, stacklevel: int = 4) -> None:
     """Warn of each name that its library lacks, with the nearest name if there is a similar one.
+
+    what: that is registered, "formula" or "workspace".
 
     A library that is not loaded may define it later.
     """
@@ -27,7 +29,7 @@ def warn_of_misspelt(keys: Iterable[Any], *, stacklevel: int = 4) -> None:
         known = _names_by_library().get(library)
         if known and f"{own}_" not in known:  # the formula applies to that in-place operator
             warnings.warn(
-                f"no operator is named {name!r}{_suggestion(library, own, known)} The formula "
+                f"no operator is named {name!r}{_suggestion(library, own, known)} The {what} "
                 "applies only if an operator of that name is defined later",
                 stacklevel=stacklevel,
             )

@@ -6,7 +6,7 @@ that none has to be looked up or defined before its rule is registered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -42,6 +42,12 @@ def to_keys(targets: Any) -> list[Any]:
     if isinstance(targets, (list, tuple, set, frozenset)):
         return [key for target in targets for key in to_keys(target)]
     return [_to_key(targets)]
+
+
+def check_not_empty(keys: Collection[Any]) -> None:
+    """Raise UnknownOperatorError if ``keys``, those of a user's targets, are none."""
+    if not keys:
+        raise UnknownOperatorError("the list of operators is empty; pass one operator or more")
 
 
 def _to_key(target: Any) -> Any:

@@ -24,6 +24,7 @@ from dispatch_flops.operators.formula_signatures import check_formula, required_
 from dispatch_flops.operators.misspelt_names import warn_of_misspelt
 from dispatch_flops.operators.operator_keys import (
     candidate_keys,
+    check_not_empty,
     find,
     full_name,
     is_lacking,
@@ -165,7 +166,8 @@ def register_flops(
 
     Raises, before anything is registered:
         DuplicateFormulaError: a target already has a formula and ``override`` is False.
-        UnknownOperatorError: a target is not an operator, or has no schema for ``by_name``.
+        UnknownOperatorError: a target is not an operator, or has no schema for ``by_name``, or
+            the list of targets is empty.
         FormulaError: the formula is not a function, no call of a target fits its parameters, or
             with ``by_name`` a parameter is not an argument of the operators, or ``computes_in``
             is not a dtype.
@@ -186,6 +188,8 @@ def register_flops(
     def decorate(formula: F) -> F:
         module = str(getattr(formula, "__module__", ""))
         builtin = module.startswith("dispatch_flops.operators.formulas")
+        if not builtin:  # torch's release may lack operators that have a built-in formula
+            check_not_empty(keys)
         if not override:
             _refuse_duplicates(keys if builtin else _keys_replaced_by(keys))
         rule = Rule(
@@ -265,8 +269,9 @@ def unregister_flops(targets: Any) -> None:
 
     targets: as for ``register_flops``; each one as it was registered.
 
-    Raises UnknownOperatorError if a target is not an operator or has no formula of the user's;
-    nothing is removed then. Built-in formulas cannot be removed, only replaced.
+    Raises UnknownOperatorError if a target is not an operator or has no formula of the user's, or
+    the list of targets is empty; nothing is removed then. Built-in formulas cannot be removed, only
+    replaced.
 
     Example::
 
@@ -274,6 +279,7 @@ def unregister_flops(targets: Any) -> None:
         unregister_flops(torch.ops.mylib.fused_mlp)  # such as to run a notebook's cell again
     """
     keys = list(dict.fromkeys(to_keys(targets)))
+    check_not_empty(keys)
     for key in keys:
         if key not in _USER:
             raise UnknownOperatorError(

@@ -11,7 +11,7 @@ from dispatch_flops.errors import DuplicateFormulaError, FormulaError, UnknownOp
 from dispatch_flops.operators.costing import is_int, split_outs
 from dispatch_flops.operators.formula_signatures import check_formula
 from dispatch_flops.operators.misspelt_names import warn_of_misspelt
-from dispatch_flops.operators.operator_keys import candidate_keys, name_of, to_keys
+from dispatch_flops.operators.operator_keys import candidate_keys, check_not_empty, name_of, to_keys
 
 Workspace = Callable[..., "int | None"]
 Condition = Callable[[tuple[Any, ...]], bool]
@@ -76,7 +76,8 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
     override: replace an existing workspace instead of raising.
 
     Raises DuplicateFormulaError for an operator that has a workspace, UnknownOperatorError for
-    a target that is not an operator, and FormulaError if no call of a target fits the function.
+    a target that is not an operator and for an empty list, and FormulaError if no call of a target
+    fits the function.
 
     Example::
 
@@ -85,6 +86,7 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
             return x.shape[0] * w1.shape[1] * x.element_size()  # what lies between the products
     """
     keys = to_keys(targets)
+    check_not_empty(keys)
     for key in keys:
         if not isinstance(key, str):
             raise UnknownOperatorError(f"{key!r} is not an operator; pass torch.ops.lib.op")
@@ -97,7 +99,7 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
         if not callable(workspace):
             raise FormulaError(f"{workspace!r} is not a function; pass the function itself")
         check_formula(workspace, keys, by_name=False)
-        warn_of_misspelt(keys, stacklevel=3)
+        warn_of_misspelt(keys, "workspace", stacklevel=3)
         _WORKSPACES.update(dict.fromkeys(keys, WorkspaceRule(workspace)))
         return workspace
 

@@ -151,6 +151,14 @@ def test_unregister_flops_of_an_unregistered_operator_raises() -> None:
         unregister_flops(one)
 
 
+@pytest.mark.parametrize("targets", [[], (), [[]]])
+def test_registration_of_no_operator_raises(targets: Any) -> None:
+    with pytest.raises(UnknownOperatorError, match="the list of operators is empty; pass one"):
+        register_flops(targets)(costs(1))
+    with pytest.raises(UnknownOperatorError, match="the list of operators is empty; pass one"):
+        unregister_flops(targets)
+
+
 @pytest.mark.parametrize(
     "target", [len, "mm", "::mm", "aten::", 3, nn.Linear(2, 2), int, [one, len]]
 )
@@ -489,7 +497,9 @@ def test_operator_of_a_library_fragment_with_a_formula_is_counted(
     square = torch.ones(I, I)
     with pytest.warns(UncountedWarning, match="cube"):
         assert profile_of(op, square).total().macs == 0
-    mapping = {op: lambda x, *, out, **_: OpCost(macs=2 * x.shape[0] ** 3, flops=1)}
+    mapping = {
+        op: lambda x, *, out, **_: OpCost(macs=2 * x.shape[0] ** 3, flops=4 * x.shape[0] ** 3)
+    }
     assert profile_of(op, square, custom_mapping=mapping).total().macs == 2 * I**3
 
 

@@ -146,7 +146,7 @@ def test_workspace_that_no_call_fits_is_an_error(workspace: Any, message: str) -
 
 
 def test_workspace_of_a_misspelt_operator_warns() -> None:
-    with pytest.warns(UserWarning, match="did you mean 'aten::cosh'") as found:
+    with pytest.warns(UserWarning, match=r"'aten::cosh'\? The workspace applies only") as found:
         register_workspace("aten::coshh")(lambda x, *, out: 1)
     assert found[0].filename == __file__
 
@@ -166,3 +166,5 @@ def test_workspace_that_ships_cannot_be_replaced_by_mistake() -> None:
 def test_target_that_is_not_an_operator_is_an_error() -> None:
     with pytest.raises(UnknownOperatorError, match="is not an operator"):
         register_workspace(torch.exp)
+    with pytest.raises(UnknownOperatorError, match="the list of operators is empty"):
+        register_workspace([])
