@@ -21,7 +21,16 @@ from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.operators.tensors import is_inexact_dtype, name_of_dtype, tensors_in
-from dispatch_flops.profile.cost import COST_FIELDS, OpCost, Phase, Share, Split, counts_of
+from dispatch_flops.profile.cost import (
+    ALL_PHASES,
+    COST_FIELDS,
+    FLOPS_PER_MAC,
+    OpCost,
+    Phase,
+    Share,
+    Split,
+    counts_of,
+)
 
 # The reason why a cost is not known while a program is traced with symbols for its sizes.
 SYMBOLIC: Final = "its sizes are symbols"
@@ -144,7 +153,7 @@ def _as_cost(answer: Any, *, are_reals: bool) -> tuple[OpCost, tuple[Share, ...]
     are_reals: the operator computes in floating-point or complex numbers.
 
     Raises FormulaError unless all counts are non-negative ints (of Python or of NumPy), and for
-    MACs of reals without FLOPs.
+    MACs of reals without their FLOPs.
     """
     shares: tuple[Share, ...] = ()
     if isinstance(answer, Split):
@@ -158,10 +167,20 @@ def _as_cost(answer: Any, *, are_reals: bool) -> tuple[OpCost, tuple[Share, ...]
             f"the formula returned {answer!r}; return an OpCost, a Split, or an int of FLOPs"
         )
     own = _checked(answer, are_reals=are_reals)
-    return own, tuple(
-        dataclasses.replace(share, cost=_checked(share.cost, are_reals=are_reals))
-        for share in shares
-    )
+    return own, tuple(_checked_share(share, are_reals=are_reals) for share in shares)
+
+
+def _checked_share(share: Any, *, are_reals: bool) -> Share:
+    if not isinstance(share, Share) or not isinstance(share.cost, OpCost):
+        raise FormulaError(
+            f"the formula returned {share!r} as a share of the cost; return Share(cost=OpCost(...))"
+        )
+    if share.phase in ("", ALL_PHASES) or not isinstance(share.phase, str | None):
+        raise FormulaError(
+            f"the formula returned a Share of the phase {share.phase!r}, which no phase can be "
+            f'called; name it "recompute" or the like, or omit it for that of the call'
+        )
+    return dataclasses.replace(share, cost=_checked(share.cost, are_reals=are_reals))
 
 
 def is_int(value: Any) -> bool:
@@ -177,10 +196,12 @@ def _checked(cost: OpCost, *, are_reals: bool) -> OpCost:
     for number in counts:
         if not is_int(number) or number < 0:
             raise FormulaError(f"the formula returned {cost}; counts are ints of at least 0")
-    if cost.macs and not cost.flops and are_reals:
+    least = FLOPS_PER_MAC * cost.macs
+    if cost.flops < least and are_reals:
         raise FormulaError(
-            f"the formula returned {cost.macs} MACs and 0 FLOPs; FLOPs include 2 for each MAC, "
-            f"so return OpCost(macs={cost.macs}, flops={2 * cost.macs}) if there are no others"
+            f"the formula returned {cost.macs} MACs and {cost.flops} FLOPs; FLOPs include 2 for "
+            f"each MAC, so return OpCost(macs={cost.macs}, flops={least + cost.flops}) if "
+            f"{'there are no others' if not cost.flops else f'{cost.flops} are others'}"
         )
     if all(type(number) is int for number in counts):
         return cost

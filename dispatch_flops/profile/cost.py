@@ -20,6 +20,7 @@ Phase = Literal["forward", "backward", "recompute", "optimizer", "setup"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
+ALL_PHASES = "all"  # in place of a phase on pages: no phase has this name
 
 FLOPS_PER_MAC = 2
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Collection, Iterator
 
 from dispatch_flops.profile.communication import COMM_KINDS, CommTotal
-from dispatch_flops.profile.cost import ZERO, counts_of
+from dispatch_flops.profile.cost import ALL_PHASES, ZERO, counts_of
 from dispatch_flops.profile.memory import MemoryProfile, ModuleMemory, counts_held
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, sum_of_parts
 
@@ -105,6 +105,8 @@ def _flaws_of_op(op: OpTotal) -> Iterator[str]:
         yield f"{op} has a count that is not a count"
     if not op.phase or type(op.phase) is not str:
         yield f"{op} has no phase"
+    if op.phase == ALL_PHASES:
+        yield f"{op} has the phase {op.phase!r}, which stands for all phases together"
     if (op.cost is None) != (op.uncounted == op.calls > 0):
         yield f"{op} has a cost but no counted call, or counted calls but no cost"
 

@@ -8,7 +8,7 @@ from typing import Any
 from dispatch_flops.analysis.cluster_communication import traffic_by_group
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile.cluster import ClusterProfile
-from dispatch_flops.profile.cost import Phase, in_order
+from dispatch_flops.profile.cost import ALL_PHASES, Phase, in_order
 from dispatch_flops.profile.mesh_positions import STAGE_DIMS, ranks_text
 from dispatch_flops.profile.rank_figures import BY, By, Spread, spread_of
 from dispatch_flops.renderers.cluster_table import (
@@ -22,8 +22,6 @@ from dispatch_flops.renderers.cluster_table import (
 from dispatch_flops.renderers.html.cluster_modules import module_rows
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
-
-ALL = "all"
 
 Data = dict[str, Any]
 Views = Mapping[str, Phase | None]
@@ -64,7 +62,7 @@ def _views(cluster: ClusterProfile, phase: Phase | None) -> dict[str, Phase | No
     if phase is not None:
         return {phase: phase}
     known = in_order(phase for p in cluster.profiles.values() for phase in phases_of(p))
-    return {ALL: None, **({phase: phase for phase in known} if len(known) > 1 else {})}
+    return {ALL_PHASES: None, **({phase: phase for phase in known} if len(known) > 1 else {})}
 
 
 def _values(cluster: ClusterProfile, views: Views) -> Values:

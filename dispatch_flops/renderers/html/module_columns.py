@@ -15,13 +15,11 @@ from dispatch_flops.analysis.figures import Figures, tree_figures, walk_with_dep
 from dispatch_flops.analysis.latency import inexact_latencies, inexact_phases, whole_latencies
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, Profile, sum_known
-from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.cost import ALL_PHASES, Phase
 from dispatch_flops.profile.seconds import timed_phase
 from dispatch_flops.renderers.memory_table import held_names
 from dispatch_flops.renderers.overview.rows import Row, module_rows, output_text
 from dispatch_flops.units import mean
-
-ALL = "all"
 
 Data = dict[str, Any]
 
@@ -147,7 +145,7 @@ class _Columns:
 def _views(profile: Profile, roots: Sequence[ModuleNode]) -> Iterator[tuple[str, _View]]:
     """Yield each view; if only one phase ran, ``"all"`` is the only one."""
     whole = {fqn: s for root in roots for fqn, s in whole_latencies(root).items()}
-    yield ALL, _View(_figures(roots, None), whole)
+    yield ALL_PHASES, _View(_figures(roots, None), whole)
     phases = phases_of(profile)
     for phase in phases if len(phases) > 1 else ():
         figures = _figures(roots, phase)
@@ -171,7 +169,7 @@ def _inexact(profile: Profile, roots: Sequence[ModuleNode]) -> Iterator[tuple[st
         phase: forward if phase == "forward" else every if timed_phase(phase) in doubtful else ()
         for phase in phases
     }
-    yield ALL, frozenset().union(*of.values())
+    yield ALL_PHASES, frozenset().union(*of.values())
     if len(phases) > 1:
         yield from ((phase, frozenset(fqns)) for phase, fqns in of.items())
 

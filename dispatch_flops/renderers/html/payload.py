@@ -13,11 +13,11 @@ from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import OperatorRow, operator_rows, phases_of
 from dispatch_flops.analysis.roofline_points import roofline_data
 from dispatch_flops.profile import CommTotal, ModuleNode, Profile
-from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.cost import ALL_PHASES, Phase
 from dispatch_flops.renderers.communication import group_text
 from dispatch_flops.renderers.explanations import attention_counting
 from dispatch_flops.renderers.html.memory_data import memory_data
-from dispatch_flops.renderers.html.module_columns import ALL, folded_columns, module_columns
+from dispatch_flops.renderers.html.module_columns import folded_columns, module_columns
 from dispatch_flops.renderers.overview.headline_lines import run_lines, step_text
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.table import uncounted_rows
@@ -37,7 +37,7 @@ def payload(profile: Profile, machine: Machine | None, title: str) -> Data:
     return {
         "title": title,
         "headline": dataclasses.asdict(top) | {"warning": top.warning},
-        "views": [ALL, *phases] if len(phases) > 1 else [ALL],
+        "views": [ALL_PHASES, *phases] if len(phases) > 1 else [ALL_PHASES],
         "phases": list(phases),
         "split": [_phase(profile, phase) for phase in phases],
         "uncounted": [

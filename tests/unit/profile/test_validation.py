@@ -49,6 +49,7 @@ def test_check_of_a_sound_profile_returns_it(name: str) -> None:
         (changed(LINEAR, ops=(op("a", uncounted=2),)), "not a count"),
         (changed(LINEAR, ops=(op("a", uncounted=1),)), "no counted call"),
         (changed(LINEAR, ops=(op("a", ""),)), "no phase"),  # type: ignore[arg-type]
+        (changed(LINEAR, ops=(op("a", "all"),)), "all phases together"),  # type: ignore[arg-type]
         (
             changed(LINEAR, ops=(OpTotal(op="a", phase="forward", calls=1, cost=None),)),
             "counted calls but no cost",

@@ -381,8 +381,11 @@ def test_annotations_for_a_profiler_are_not_operators_of_the_profile() -> None:
         (OpCost(flops=-1), "at least 0"),
         (OpCost(flops=1.5), "ints"),  # type: ignore[arg-type]
         (Split(own=OpCost(), shares=(Share(cost=OpCost(macs=-3)),)), "at least 0"),
-        (OpCost(macs=10), "return OpCost(macs=10, flops=20)"),
+        (OpCost(macs=10), "return OpCost(macs=10, flops=20) if there are no others"),
+        (OpCost(macs=10, flops=3), "return OpCost(macs=10, flops=23) if 3 are others"),
         (Split(shares=(Share(cost=OpCost(macs=3)),)), "return OpCost(macs=3, flops=6)"),
+        (Split(shares=(Share(cost=3),)), "return Share(cost=OpCost(...))"),  # type: ignore[arg-type]
+        (Split(shares=(Share(cost=OpCost(), phase="all"),)), "a Share of the phase 'all', which"),  # type: ignore[arg-type]
     ],
     ids=str,
 )
