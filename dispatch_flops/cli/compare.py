@@ -34,7 +34,7 @@ examples:
   dispatch-flops diff before.json after.json
   dispatch-flops diff small.json large.json --all --depth 2 --format markdown
   dispatch-flops diff base.json lora.json --strip-prefix base_model.model
-  dispatch-flops diff expected.json now.json --exit-code    # exits with 1 if anything changed
+  dispatch-flops diff expected.json now.json --exit-code    # exits with 1 if a count changed
 """
 
 
@@ -61,7 +61,7 @@ def add_diff(commands: Commands) -> None:
     )
     add_table_options(parser, "table", "markdown")
     parser.add_argument(
-        "--exit-code", action="store_true", help="exit with 1 if anything but a latency changed"
+        "--exit-code", action="store_true", help="exit with 1 if a count changed, else with 0"
     )
     add_phase_option(parser)
     parser.set_defaults(run=run_diff)
