@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -215,6 +216,7 @@ def _peaks(rows: Sequence[Row]) -> list[int]:
 
 def _scaling_table(rows: Sequence[Row], style: Style) -> str:
     """Return how counts and the peak of memory grow with each size; "" if none can be fitted."""
+    rows = _whole_grid(rows)
     names = numeric_names([row.sizes for row in rows])
     grid = [{name: row.sizes[name] for name in names} for row in rows]
     totals = [row.profile.total() for row in rows]
@@ -231,6 +233,21 @@ def _scaling_table(rows: Sequence[Row], style: Style) -> str:
     ]
     header = ["Fitted", "from", "to", "at the upper end"]
     return table(header, cells, ["left", "right", "right", "left"], style) if cells else ""
+
+
+def _whole_grid(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows of a sweep up to the last one that completes a grid of their sizes.
+
+    A sweep that ended early has no full grid, and exponents of one size would mix in the others.
+    """
+    values: list[set[Any]] = [set() for _ in rows[0].sizes]
+    complete = 0
+    for count, row in enumerate(rows, start=1):
+        for known, value in zip(values, row.sizes.values(), strict=True):
+            known.add(value)
+        if count == math.prod(map(len, values)):
+            complete = count
+    return rows[:complete]
 
 
 def _scaling_row(label: str, exponent: Exponent) -> list[str]:

@@ -40,6 +40,20 @@ class TestSweep:
         assert result.code == 130
         assert len(result.out.splitlines()) == 1 + 2
 
+    def test_exponents_of_a_sweep_that_ended_early_are_of_a_whole_grid(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def measure_five(options: Namespace, sizes: dict[str, int]) -> Profile:
+            if sizes == {"batch": 18, "width": 10}:
+                raise KeyboardInterrupt
+            return measure(options, sizes)
+
+        monkeypatch.setattr("dispatch_flops.cli.sweep.measure", measure_five)
+        arguments = ("--set", "batch=2,6,18", "width=5,10", "--device", "meta")
+        out = run("sweep", "net.py:make", *arguments).out
+        [row] = [line for line in out.splitlines() if line.startswith("MACs ~ batch")]
+        assert row.split() == ["MACs", "~", "batch^1", "2", "6", "batch^1"]
+
     def test_table_lists_points_and_exponents(self, run: Run) -> None:
         result = run(
             "sweep", "net.py:make", "--set", "batch=2,8", "width=10..40", "--device", "meta"
