@@ -247,7 +247,19 @@ def _seconds(phase: Phase, ops: Iterable[OpTotal], children: Iterable[ModuleNode
         for op in ops
         if op.latency_s is not None and op.phase is not None and timed_phase(op.phase) == phase
     )
-    return sum_known((*own, *(child.seconds.get(phase) for child in children)))
+    return sum_known((*own, *_seconds_below(phase, children)))
+
+
+def _seconds_below(phase: Phase, children: Iterable[ModuleNode]) -> Iterator[float]:
+    """Yield the seconds of the modules; of a container that is not called, those of its parts."""
+    waiting = list(children)
+    while waiting:
+        node = waiting.pop()
+        seconds = node.seconds.get(phase)
+        if seconds is None:
+            waiting.extend(node.children)
+        else:
+            yield seconds
 
 
 def _class_name(fqn: str, named: ModuleName | None) -> str:

@@ -48,6 +48,32 @@ def test_host_pass_gives_modules_at_least_the_time_of_their_operators(
     assert profile.root.latency_s == 3 * WORK
 
 
+def test_host_pass_gives_modules_at_least_the_time_of_layers_in_lists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A list is never called and has no time of its own."""
+    monkeypatch.setattr(
+        calibrated, "call_overhead", lambda: CallOverhead(100 * WORK, 100 * WORK, 0.0)
+    )
+
+    class Stack(Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pairs = nn.ModuleList(nn.ModuleList([Worker(), Worker()]) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for pair in self.pairs:
+                for layer in pair:
+                    x = layer(x)
+            return super().forward(x)
+
+    model = Stack()
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(torch.ones(3))
+    assert counter.profile.node("pairs").latency_s is None
+    assert counter.profile.root.latency_s == 3 * 2 * WORK + WORK
+
+
 def test_host_pass_iteration_includes_all_code_but_the_profiler() -> None:
     model = Worker()
     with FlopCounterMode(model, display=False, latency=True) as counter:
