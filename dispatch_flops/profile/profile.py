@@ -55,8 +55,9 @@ from dispatch_flops.profile.tree import (
 from dispatch_flops.profile.validation import (
     communication_flaws,
     flaws,
-    flaws_of_latencies,
     flaws_of_memory,
+    flaws_of_run,
+    flaws_of_seconds,
     params_outside,
 )
 
@@ -297,9 +298,11 @@ class Profile:
         for total in self.communication:
             for flaw in communication_flaws(total, seen):
                 raise InconsistentProfileError(f"{total.fqn!r}: {flaw}")
-        timing = self.timing
-        of_run = (*timing.seconds.values(), timing.iteration_s, timing.spread_s)
-        for flaw in (*flaws_of_memory(self.memory), *flaws_of_latencies(*of_run)):
+        for flaw in (
+            *flaws_of_memory(self.memory),
+            *flaws_of_run(self.run),
+            *flaws_of_seconds(_readings(self.timing)),
+        ):
             raise InconsistentProfileError(flaw)
         return self
 
@@ -410,6 +413,16 @@ def deferred_profile(build: Callable[[], Profile], totals: Mapping[Phase, OpCost
     profile = Profile.__new__(Profile)
     vars(profile).update(_build=build, _totals=totals)
     return profile
+
+
+def _readings(timing: StepTiming) -> tuple[float | None, ...]:
+    return (
+        *timing.seconds.values(),
+        timing.iteration_s,
+        timing.spread_s,
+        timing.resolution_s,
+        timing.operator_resolution_s,
+    )
 
 
 def _timing_to_row(timing: StepTiming) -> dict[str, Any]:

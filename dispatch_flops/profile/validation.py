@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from dispatch_flops.profile.communication import COMM_KINDS, CommTotal
 from dispatch_flops.profile.cost import ALL_PHASES, ZERO, counts_of
 from dispatch_flops.profile.memory import MemoryProfile, ModuleMemory, counts_held
+from dispatch_flops.profile.run_info import RunInfo
 from dispatch_flops.profile.tree import ModuleNode, OpTotal, sum_of_parts
 
 _COUNTS = ("calls", "own_params", "total_params", "active_params", "trainable_params")
 _counts_of = operator.attrgetter(*_COUNTS)
+_SIZES = ("world_size", "data_parallel_size", "model_parallel_size")
 
 
 def params_outside(*roots: ModuleNode) -> dict[int, int]:
@@ -48,25 +50,42 @@ def flaws(node: ModuleNode, params_elsewhere: int) -> Iterator[str]:
     local = node.local_params
     if local is not None and not (_is_count(local) and local <= node.total_params):
         yield f"local_params = {local!r} are not a part of {node.total_params}"
-    yield from flaws_of_latencies(
-        *node.seconds.values(), node.latency_spread_s, *(op.latency_s for op in node.ops)
-    )
+    yield from flaws_of_seconds((*node.seconds.values(), node.latency_spread_s))
     if node.memory is not None:
         yield from _flaws_of_held(node.memory)
     for op in node.ops:
         yield from _flaws_of_op(op)
 
 
-def flaws_of_latencies(*latencies: float | None) -> Iterator[str]:
-    """Yield what is wrong with latencies in seconds; None is one that was not measured."""
-    for seconds in latencies:
+def flaws_of_seconds(readings: Iterable[float | None]) -> Iterator[str]:
+    """Yield those of the times that no clock can have measured."""
+    for seconds in readings:
         if seconds is not None and not 0 <= seconds < math.inf:
             yield f"a latency of {seconds} s"
+
+
+def flaws_of_run(run: RunInfo) -> Iterator[str]:
+    """Yield what is wrong with the numbers of ranks."""
+    if not _is_count(run.rank):
+        yield f"rank {run.rank!r} is not a count"
+    sizes = {name: getattr(run, name) for name in _SIZES if getattr(run, name) is not None}
+    sizes |= {f"the size of {dim.name}": dim.size for dim in run.mesh or ()}
+    for name, size in sizes.items():
+        if not _is_count(size) or not size:
+            yield f"{name} is {size!r}, and not at least 1"
 
 
 def flaws_of_memory(memory: MemoryProfile | None) -> Iterator[str]:
     """Yield what is wrong with the memory of a run."""
     for device in memory.devices if memory is not None else ():
+        moments = (
+            *(peak.peak_at for peak in device.peaks),
+            *(point.at for point in device.timeline),
+        )
+        uses = (use for peak in device.peaks for use in peak.uses)
+        for phase in (*(at.phase for at in moments), *(use.phase or "before" for use in uses)):
+            if not phase or type(phase) is not str:
+                yield f"memory of {device.device}: {phase!r:.60} is not a phase"
         for peak in device.peaks:
             together = sum(use.bytes for use in peak.uses)
             if not all(_is_count(use.bytes) for use in peak.uses) or together != peak.peak_bytes:
@@ -105,6 +124,7 @@ def _flaws_of_op(op: OpTotal) -> Iterator[str]:
         yield f"{op} has a count that is not a count"
     if not op.phase or type(op.phase) is not str:
         yield f"{op} has no phase"
+    yield from flaws_of_seconds((op.latency_s,))
     if op.phase == ALL_PHASES:
         yield f"{op} has the phase {op.phase!r}, which stands for all phases together"
     if (op.cost is None) != (op.uncounted == op.calls > 0):
