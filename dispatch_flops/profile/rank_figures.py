@@ -56,13 +56,24 @@ def value_of(profile: Profile, by: By, phase: Phase | None) -> float | None:
         case "memory":
             return None if profile.memory is None else profile.memory.peak_in(phase)
         case "time":
-            timing = profile.timing
-            if phase is not None:
-                return timing.latency(timed_phase(phase))
-            if timing.iteration_s is not None:
-                return timing.iteration_s
-            return sum_known(timing.seconds.values())
+            return _seconds_of(profile, phase)
     return _FIGURE[by](total_of(profile, phase))
+
+
+def _seconds_of(profile: Profile, phase: Phase | None) -> float | None:
+    """Return the seconds of a phase, or of all that ran; None where a part was not measured.
+
+    Recomputation has none of its own: its time is part of the backward pass's.
+    """
+    timing = profile.timing
+    known = {"forward": profile.root.seconds.get("forward"), **timing.seconds}
+    if phase is not None:
+        return known.get(phase)
+    if timing.iteration_s is not None:
+        return timing.iteration_s
+    ran = {timed_phase(op.phase) for op in profile.op_totals() if op.phase is not None}
+    seconds = [known.get(part) for part in ran or timing.seconds]
+    return None if None in seconds else sum_known(seconds)
 
 
 _FIGURE: dict[str, Callable[[OpCost], int]] = {
@@ -89,9 +100,7 @@ def module_values(profile: Profile, by: By, phase: Phase | None) -> Iterator[tup
             value = None if node.memory is None else _peak_in(node.memory.peak_bytes, phase)
         elif by == "time":
             seconds = node.seconds
-            value = (
-                sum_known(seconds.values()) if phase is None else seconds.get(timed_phase(phase))
-            )
+            value = sum_known(seconds.values()) if phase is None else seconds.get(phase)
         else:
             value = _FIGURE[by](cost_in(node, phase))
         if value is not None:

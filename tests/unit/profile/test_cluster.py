@@ -11,10 +11,10 @@ import pytest
 from dispatch_flops.errors import ConfigError, ProfileFormatError
 from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile, StepTiming
 from dispatch_flops.profile.cluster import ClusterProfile
-from dispatch_flops.profile.cost import OpCost
+from dispatch_flops.profile.cost import OpCost, Phase
 from dispatch_flops.profile.mesh_positions import coordinates_of, mesh_dims, ranks_text
-from tests.helpers.clusters import MACS, MESH, PAYLOAD, four_ranks, of_rank
-from tests.helpers.trees import op
+from tests.helpers.clusters import MACS, MESH, PAYLOAD, SECONDS, four_ranks, of_rank
+from tests.helpers.trees import op, timed
 
 
 def in_another_run(**run: object) -> Profile:
@@ -94,6 +94,45 @@ def test_figure_that_was_not_measured_is_none() -> None:
     merged = ClusterProfile.merge(untimed)
     assert merged.spread("time") is None
     assert merged.straggler("time") is merged.imbalance("time") is None
+
+
+def test_time_of_a_forward_pass_may_be_that_of_the_model() -> None:
+    """A counter with ``latency=True`` times the forward of modules, and all that ran together."""
+
+    def seconds_of(node: ModuleNode) -> ModuleNode:
+        return dataclasses.replace(node, seconds=timed(forward=0.25, backward=0.75))
+
+    profile = dataclasses.replace(of_rank(0).map_nodes(seconds_of), timing=StepTiming())
+    merged = ClusterProfile.merge([profile])
+    assert merged.maximum("time", "forward") == merged.maximum("time") == 0.25
+    assert merged.by_module("time", "forward")[0, ""].maximum == 0.25
+
+
+def test_time_of_phases_is_not_known_where_one_that_ran_was_not_measured() -> None:
+    """Rank 1 ran a setup that was not timed. Recomputation takes part of the backward's time."""
+    extra = dataclasses.replace(of_rank(1), outside=with_setup())
+    timing = StepTiming(seconds=timed(forward=0.25, backward=0.5))
+    recomputing = dataclasses.replace(of_rank(2), outside=with_recomputation(), timing=timing)
+    merged = ClusterProfile.merge([of_rank(0), extra, recomputing])
+    times = [merged.value(rank, "time") for rank in (0, 1, 2)]
+    assert times == [SECONDS[0], None, 0.25 + 0.5]
+    assert merged.value(1, "time", "forward") == SECONDS[1]
+    assert merged.value(2, "time", "backward") == 0.5
+    assert merged.spread("time", "recompute") is None
+
+
+def with_recomputation() -> ModuleNode:
+    ops = (op("aten.mm.default", "recompute", macs=17), op("aten.mm.default", "backward", macs=34))
+    return ModuleNode(fqn=OUTSIDE, name=OUTSIDE, class_name="outside", ops=ops)
+
+
+def test_time_of_a_phase_that_a_formula_named_is_not_measured() -> None:
+    ops = (op("lib.scan.default", "warm-up", macs=19),)  # type: ignore[arg-type]
+    outside = ModuleNode(fqn=OUTSIDE, name=OUTSIDE, class_name="outside", ops=ops)
+    merged = ClusterProfile.merge([dataclasses.replace(of_rank(0), outside=outside)])
+    phase: Phase = "warm-up"  # type: ignore[assignment]
+    assert merged.maximum("macs", phase) == 19
+    assert merged.spread("time", phase) is None
 
 
 def test_along_a_mesh_dimension_has_the_ranks_at_each_position() -> None:
