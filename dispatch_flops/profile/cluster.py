@@ -323,7 +323,7 @@ def _common_world_size(profiles: list[Profile]) -> int:
     """Return the world size of all; raises ConfigError where they are of different runs."""
     first = profiles[0].run
     for profile in profiles[1:]:
-        for name in ("world_size", "step", "causal", "flops", "torch_version"):
+        for name in ("world_size", "step", "causal", "flops", "subclass", "torch_version"):
             a, b = getattr(first, name), getattr(profile.run, name)
             if a != b:
                 raise _different_runs(first.rank, profile.run.rank, name, a, b)

@@ -208,6 +208,7 @@ def test_missing_ranks_are_named() -> None:
         ({"world_size": 8}, "world_size is 4 on rank 0 and 8 on rank 1"),
         ({"mesh": mesh_dims(1, {"dp": 4})}, "mesh is .* on rank 0 and {'dp': 4} on rank 1"),
         ({"causal": "half"}, "causal is full on rank 0 and half on rank 1"),
+        ({"subclass": "logical"}, "subclass is executed on rank 0 and logical on rank 1"),
         ({"step": 7}, "step is 1 on rank 0 and 7 on rank 1"),
         ({"rank": 0}, "two profiles are of rank 0"),
         ({"rank": 4}, "rank 4 is not below world_size=4"),
