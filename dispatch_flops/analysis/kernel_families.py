@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 KernelFamily = Literal["product", "convolution", "attention", "recurrent"]
 
-# Parts of an overload's name; the first family with one of them is the operator's. Attention and
-# recurrent layers come first, for they contain products.
-_PARTS: dict[KernelFamily, tuple[str, ...]] = {
-    "attention": ("attention", "flash"),
-    "recurrent": ("lstm", "gru", "rnn"),
-    "convolution": ("conv",),
-    "product": ("mm", "linear", "matmul", "einsum", "dot", "mv"),
+# Words of an overload's name; the first family with one of them is the operator's. Attention and
+# recurrent layers come first, for they contain products. A word ends there: lgamma has no "mm".
+_WORDS: dict[KernelFamily, re.Pattern[str]] = {
+    "attention": re.compile(r"attention|flash"),
+    "recurrent": re.compile(r"(lstm|gru|rnn)(?![a-z])"),
+    "convolution": re.compile(r"conv(olution)?(?![a-z])"),
+    "product": re.compile(r"(mm|mv|dot|matmul|einsum|linear)(?![a-z])"),
 }
+_INTERPOLATION = "upsample"  # as upsample_bilinear2d, which is pointwise
 
 
 def family_of(op: str) -> KernelFamily | None:
@@ -21,10 +23,10 @@ def family_of(op: str) -> KernelFamily | None:
 
     The name of a family stands for all of its operators.
     """
-    if op in _PARTS:
+    if op in _WORDS:
         return op
     name = op.split(".")[1] if op.count(".") > 1 else op
-    for family, parts in _PARTS.items():
-        if any(part in name for part in parts):
+    for family, words in _WORDS.items():
+        if words.search(name) and _INTERPOLATION not in name:
             return family
     return None

@@ -143,6 +143,14 @@ def test_peak_of_a_kernel_family_is_its_own_where_measured() -> None:
         ("aten.lstm.input", "recurrent"),
         ("aten.add.Tensor", None),
         ("aten.norm.Scalar", None),
+        ("aten._weight_int4pack_mm_for_cpu.default", "product"),
+        ("quantized.conv2d_relu.default", "convolution"),
+        ("aten.quantized_gru_cell.default", "recurrent"),
+        ("aten.upsample_bilinear2d.vec", None),
+        ("aten.lgamma.default", None),
+        ("aten.mvlgamma.default", None),
+        ("aten.cummax.default", None),
+        ("prims.convert_element_type.default", None),
     ],
 )
 def test_family_of_an_operator(op: str, family: str | None) -> None:
