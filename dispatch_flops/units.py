@@ -134,7 +134,7 @@ def _scaled(value: Number) -> str:
     while size > 0 and round(size, DEFAULT_PRECISION) < 1 and step > 1 - len(_SMALL):
         size, step = size * 1000, step - 1
     sign = "-" if value < 0 else ""
-    return f"{sign}{_rounded(size)} {_LARGE[step] if step >= 0 else _SMALL[-step]}"
+    return f"{sign}{number_text(size)} {_LARGE[step] if step >= 0 else _SMALL[-step]}"
 
 
 # -- text to numbers ----------------------------------------------------------------------------

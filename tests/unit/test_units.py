@@ -27,6 +27,7 @@ from dispatch_flops import units
         (units.seconds_text(0.21668), "216.68 ms"),
         (units.seconds_text(1.5e-8), "15 ns"),
         (units.seconds_text(0.0), "0 s"),
+        (units.seconds_text(4e-12), "<0.01 ns"),  # not quite 0: 12 bytes at 3 TB/s
         (units.fraction_text(0.8215), "82.15%"),
         (units.fraction_text(1e-9), "<0.01%"),
         (units.fraction_text(0), "0%"),
