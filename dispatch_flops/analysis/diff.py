@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dispatch_flops.analysis.figures import Figures, tree_figures
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import OpTotal, Profile
+from dispatch_flops.profile import ModuleNode, OpTotal, Profile
 from dispatch_flops.profile.cost import ZERO, Phase, check_phase
 from dispatch_flops.profile.holders import ProfileHolder
 
@@ -24,6 +24,8 @@ CONVENTIONS: Settings = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One module or operator in two profiles; None where a profile lacks it.
+
+    calls_before, calls_after: of a module's forward, 0 in a diff of another phase.
 
     Example::
 
@@ -201,12 +203,16 @@ def _changes(before: _Side, after: _Side) -> tuple[Change, ...]:
 def _whole(profile: Profile, phase: Phase | None) -> _Side:
     roots = (profile.root, profile.outside)
     model, outside = (tree_figures(root, phase)[root.fqn] for root in roots)
-    return {"": (model + outside, profile.root.calls)}
+    return {"": (model + outside, _calls(profile.root, phase))}
 
 
 def _modules(profile: Profile, phase: Phase | None) -> _Side:
     figures = tree_figures(profile.root, phase) | tree_figures(profile.outside, phase)
-    return {node.fqn: (figures[node.fqn], node.calls) for node in profile.nodes()}
+    return {node.fqn: (figures[node.fqn], _calls(node, phase)) for node in profile.nodes()}
+
+
+def _calls(node: ModuleNode, phase: Phase | None) -> int:
+    return node.calls if phase in (None, "forward") else 0
 
 
 def _operators(profile: Profile, phase: Phase | None) -> _Side:

@@ -61,9 +61,16 @@ def _tables(
     modules, operators = (_largest(found, view.top) for found in _found(compared, view, is_all))
     yield _cells("", [compared.total], columns, view.style)
     if modules:
-        yield _cells("Module", modules, columns, view.style)
+        calls = [_CALLS] if any(map(_differs_in_calls, modules)) else []
+        yield _cells("Module", modules, [*calls, *columns], view.style)
     if operators:
         yield _cells("Operator", operators, [_CALLS, *columns[1:]], view.style)
+
+
+def _differs_in_calls(change: Change) -> bool:
+    """Return True for a module that both profiles have, and that ran more often in one."""
+    is_in_both = change.before is not None and change.after is not None
+    return is_in_both and change.calls_before != change.calls_after
 
 
 def _left_out(compared: Diff, view: View, is_all: bool) -> Iterator[str]:
@@ -151,7 +158,7 @@ _COLUMNS = [
     _figure_column("Bytes", "bytes", bytes_text),
     _figure_column("Latency", "latency", seconds_text),
 ]
-_RIGHT: list[Align] = ["right"] * len(_COLUMNS)
+_RIGHT: list[Align] = ["right"] * (len(_COLUMNS) + 1)
 _CALLS = _Column(
     "Calls", lambda change: (change.calls_before, change.calls_after), count_text, is_cost=False
 )

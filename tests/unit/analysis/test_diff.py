@@ -61,6 +61,26 @@ def test_diff_says_which_conventions_differ(convention: dict[str, Any], says: st
     assert analysis.diff(before, before).differences == ()
 
 
+def test_diff_of_backward_leaves_out_calls_of_forward() -> None:
+    def calling(times: int) -> Profile:
+        steps = (op("aten.mm.default", macs=7 * times), op("aten.mm.default", "backward", macs=11))
+        return Profile(root=module("Custom", ops=steps, calls=times))
+
+    assert analysis.diff(calling(1), calling(3), "forward").total.changed
+    difference = analysis.diff(calling(1), calling(3), "backward")
+    assert not difference.has_changed and not difference.total.changed
+
+
+def test_diff_shows_calls_of_modules_where_they_differ() -> None:
+    """A module without a cost, such as Identity, may be called more often."""
+
+    def calling(times: int) -> Profile:
+        return Profile(root=module("Net", module("Identity", name="skip", calls=times)))
+
+    assert "1 -> 3 (+200%)" in str(analysis.diff(calling(1), calling(3)))
+    assert "Calls" not in str(analysis.diff(encoder(3), encoder(2))).split("Operator")[0]
+
+
 def test_diff_of_other_counts_lists_modules_and_operators() -> None:
     difference = analysis.diff(encoder(3), encoder(2))
     changed = {change.name: change for change in difference.changed_modules()}
