@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -130,14 +130,14 @@ def profile_model(
 
 def module_classes(given: Any) -> tuple[type[nn.Module], ...]:
     """Return the classes of modules to exclude, given as a list, as one class, or as None."""
-    classes = () if given is None else (given,) if isinstance(given, type) else given
-    if isinstance(classes, (str, nn.Module)) or not all(
-        isinstance(cls, type) and issubclass(cls, nn.Module) for cls in classes
-    ):
+    if given is None:
+        return ()
+    classes = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(cls, type) and issubclass(cls, nn.Module) for cls in classes):
         raise TargetError(
             f"{given!r:.100} is not a list of module classes; pass classes, such as [nn.Linear]"
         )
-    return tuple(classes)
+    return classes
 
 
 def _check_options(device: str | None, warm_up: int, repeats: int) -> None:

@@ -167,6 +167,7 @@ def test_profile_model_without_tensors_on_meta_has_device_meta() -> None:
         ({"ignore_modules": ["Linear"]}, "pass classes, such as"),
         ({"ignore_modules": "Linear"}, "pass classes, such as"),
         ({"ignore_modules": [nn.Linear(2, 2)]}, "pass classes, such as"),
+        ({"ignore_modules": 5}, "pass classes, such as"),
         ({"input_shape": (True, 5)}, "tuple of ints"),
         ({"input_shape": (2, 5.0)}, "tuple of ints"),
         ({"input_shape": 5}, "tuple of ints"),
@@ -200,6 +201,7 @@ def test_profile_model_passes_options_to_the_counter() -> None:
     assert profile.by_operator()["aten.add.Tensor"].calls == 1
 
 
-@pytest.mark.parametrize("ignored", [nn.Linear, [nn.Linear], (nn.Linear,)])
-def test_ignore_modules_given_as_one_class_or_a_list_are_equal(ignored: Any) -> None:
+@pytest.mark.parametrize("kind", [next, list, tuple, set, iter])
+def test_ignore_modules_given_as_one_class_or_several_are_equal(kind: Any) -> None:
+    ignored = kind(iter([nn.Linear]))
     assert profile_model(Net(), (B, 5), ignore_modules=ignored).total().macs == 0
