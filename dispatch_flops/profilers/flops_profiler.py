@@ -75,6 +75,13 @@ def get_model_profile(
     of parameters.
     Raises what ``profile_model`` raises, and OutputError if ``output_file`` cannot be written.
     """
+    view = deepspeed.make_view(  # wrong values raise before the model runs
+        profile_step=warm_up,
+        module_depth=module_depth,
+        top_modules=top_modules,
+        detailed=detailed,
+        fold=fold,
+    )
     profile = profile_model(
         model,
         input_shape,
@@ -86,13 +93,6 @@ def get_model_profile(
         **options,
     )
     if print_profile:
-        view = deepspeed.make_view(
-            profile_step=warm_up,
-            module_depth=module_depth,
-            top_modules=top_modules,
-            detailed=detailed,
-            fold=fold,
-        )
         print_or_write(deepspeed.render(profile, view), output_file)
     total = profile.root.total("forward")
     params = profile.total_params

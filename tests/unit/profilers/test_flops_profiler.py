@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from dispatch_flops import FlopsProfiler, get_model_profile, profile_model
 from dispatch_flops.analysis.latency import measured_seconds
 from dispatch_flops.errors import (
+    ConfigError,
     NotProfiledError,
     TargetError,
     UncountedWarning,
@@ -270,6 +271,17 @@ def test_get_model_profile_has_the_parameters_of_deepspeed() -> None:
         1,
     ]
     assert [defaults[n] for n in ("warm_up", "as_string", "mode")] == [1, True, "forward"]
+
+
+@pytest.mark.parametrize("name", ["module_depth", "top_modules"])
+def test_get_model_profile_with_a_wrong_print_option_raises_before_the_model_runs(
+    name: str,
+) -> None:
+    model, calls = Net(), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    with pytest.raises(ConfigError, match=name):
+        get_model_profile(model, (B, 5), **{name: "all"})
+    assert not calls
 
 
 def test_profiler_on_meta_has_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
