@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from dispatch_flops.analysis.machines import Link, Machine
-from dispatch_flops.planning.meshes import DATA_DIMS, SHARING_DIMS
 from dispatch_flops.profile import MemoryProfile
-from dispatch_flops.profile.mesh_positions import STAGE_DIMS
+from dispatch_flops.profile.mesh_positions import DATA_DIMS, SHARING_DIMS, STAGE_DIMS
 from dispatch_flops.renderers.text import first_names
 
 

@@ -9,12 +9,9 @@ from typing import Any
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
-from dispatch_flops.profile.mesh_positions import STAGE_DIMS
+from dispatch_flops.profile.mesh_positions import data_parallel_size_of
 
 DIMS = ("dp", "tp")
-# Dimensions of a user's job whose ranks have samples of their own, and those that share them.
-DATA_DIMS = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "dp_replicate", "dp_shard")
-SHARING_DIMS = ("tp", *STAGE_DIMS)
 
 
 def is_job(build: Callable[..., Any]) -> bool:
@@ -41,12 +38,11 @@ def of_all_ranks(
 ) -> tuple[int | None, int | None]:
     """Return samples and tokens of all ranks from those of one; None where not known.
 
-    Ranks differ in their samples along data-parallel dimensions. A dimension that is not known to
-    be one, or to share samples, leaves both unknown.
+    Both are unknown where ``data_parallel_size_of`` the mesh is.
     """
-    if not mesh.keys() <= {*DATA_DIMS, *SHARING_DIMS}:
+    times = data_parallel_size_of(mesh)
+    if times is None:
         return None, None
-    times = math.prod(size for name, size in mesh.items() if name in DATA_DIMS)
     samples, tokens = (None if count is None else count * times for count in found)
     return samples, tokens
 

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dispatch_flops.profile.run_info import MeshDim
 
 STAGE_DIMS = ("pp", "pipe", "pipeline", "stage")  # names of the dimension of pipeline stages
+# Dimensions whose ranks have samples of their own, and those whose ranks share them.
+DATA_DIMS = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "dp_replicate", "dp_shard")
+SHARING_DIMS = ("tp", *STAGE_DIMS)
 
 
 def coordinates_of(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
@@ -41,3 +44,13 @@ def ranks_text(ranks: Iterable[int]) -> str:
 def fills(mesh: Mapping[str, int], world_size: int) -> bool:
     """Return True if such a mesh has as many positions as there are ranks."""
     return bool(mesh) and math.prod(mesh.values()) == world_size
+
+
+def data_parallel_size_of(mesh: Mapping[str, int]) -> int | None:
+    """Return how many times the samples of one rank the mesh has.
+
+    None where a dimension is not known to have samples of its own, or to share them.
+    """
+    if not mesh.keys() <= {*DATA_DIMS, *SHARING_DIMS}:
+        return None
+    return math.prod(size for name, size in mesh.items() if name in DATA_DIMS)

@@ -14,6 +14,7 @@ from dispatch_flops.analysis.latency import inexact_phases, measured_seconds_are
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import Profile, RunInfo
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.mesh_positions import STAGE_DIMS, data_parallel_size_of, fills
 from dispatch_flops.renderers.deepspeed.units import (
     duration_to_string,
     flops_to_string,
@@ -67,7 +68,7 @@ def _lines(profile: Profile, view: View) -> Iterator[Line]:
     if forward_s is None:
         forward_s = forward.latency_s
     yield from _parallelism(profile.run)
-    yield from _sizes(forward, profile.run)
+    yield from _sizes(forward, profile)
     profiled = _profiled_step(profile)
     yield f"fwd latency{profiled}", _duration(profile, forward_s, "forward")
     yield (
@@ -83,31 +84,39 @@ def _parallelism(run: RunInfo) -> Iterator[Line]:
     if run.world_size is None:
         return
     yield "world size", run.world_size
-    yield "data parallel size", _data_parallel_size(run)
-    yield "model parallel size", run.model_parallel_size
+    data, model = _parallel_sizes(run)
+    yield "data parallel size", NOT_AVAILABLE if data is None else data
+    yield "model parallel size", NOT_AVAILABLE if model is None else model
     yield "batch size per GPU", NOT_AVAILABLE if run.batch_size is None else run.batch_size
     if run.expert_tensor_parallel is not None:
         yield "expert tensor parallelism enabled", run.expert_tensor_parallel
 
 
-def _sizes(forward: Figures, run: RunInfo) -> Iterator[Line]:
+def _sizes(forward: Figures, profile: Profile) -> Iterator[Line]:
     params, macs, flops = forward.params, forward.cost.macs, forward.cost.flops
-    bound = forward.lower_bound
-    model_parallel_size = run.model_parallel_size
+    run, bound = profile.run, forward.lower_bound
+    _, model_size = _parallel_sizes(run)
+    is_sharded = profile.local_params != params
     yield "params per GPU", params_to_string(params)
+    if is_sharded:
+        yield "   of these held by this rank", params_to_string(profile.local_params)
     if run.model_expert_params:
-        shared = (params - (run.expert_params or 0)) * model_parallel_size
+        shared = (params - (run.expert_params or 0)) * run.model_parallel_size
         yield "params of model", params_to_string(shared + run.model_expert_params)
         yield "   non-expert params of model", params_to_string(shared)
         yield "   expert params of model", params_to_string(run.model_expert_params)
+    elif is_sharded:  # ``params`` are those of the whole model, or of its stage
+        is_stage = any(dim.name in STAGE_DIMS and dim.size > 1 for dim in run.mesh or ())
+        whole = None if is_stage else params * run.model_parallel_size
+        yield "params of model", params_to_string(whole)
     else:
         label = "params of model = params per GPU * mp_size"
-        yield label, params_to_string(params * model_parallel_size)
+        yield label, params_to_string(_times(params, model_size))
     yield "fwd MACs per GPU", at_least(macs_to_string(macs), bound)
     yield "fwd flops per GPU", at_least(number_to_string(flops), bound)
     yield (
         "fwd flops of model = fwd flops per GPU * mp_size",
-        at_least(number_to_string(flops * model_parallel_size), bound),
+        at_least(number_to_string(_times(flops, model_size)), bound),
     )
 
 
@@ -196,16 +205,28 @@ def _profiled_step(profile: Profile) -> str:
 
 def _throughput(run: RunInfo, iteration_s: float | None) -> Iterator[Line]:
     if run.batch_size is not None:
-        samples = run.batch_size * _data_parallel_size(run)
-        per_s = ratio(samples, iteration_s)
+        data, _ = _parallel_sizes(run)
+        per_s = ratio(_times(run.batch_size, data), iteration_s)
         yield "samples/second", NOT_AVAILABLE if per_s is None else round(per_s, 2)
 
 
-def _data_parallel_size(run: RunInfo) -> int:
-    """Return the number of ranks with samples of their own; those of one model copy share them."""
+def _parallel_sizes(run: RunInfo) -> tuple[int | None, int | None]:
+    """Return the numbers of ranks with samples of their own, and of those that share samples.
+
+    An engine states both. Otherwise the mesh tells them by the names of its dimensions.
+    """
+    world_size, model = run.world_size or 1, run.model_parallel_size
     if run.data_parallel_size is not None:
-        return run.data_parallel_size
-    return max((run.world_size or 1) // run.model_parallel_size, 1)
+        return run.data_parallel_size, model
+    if not run.mesh:
+        return max(world_size // model, 1), model
+    mesh = {dim.name: dim.size for dim in run.mesh}
+    data = data_parallel_size_of(mesh) if fills(mesh, world_size) else None
+    return data, None if data is None else world_size // data
+
+
+def _times(count: int, size: int | None) -> int | None:
+    return None if size is None else count * size
 
 
 def _rate(flops: int, seconds: float | None, bound: bool, times: float = 1) -> str:

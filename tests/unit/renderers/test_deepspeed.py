@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import ModuleNode, OpTotal, Profile, RunInfo, StepTiming
+from dispatch_flops.profile import MeshDim, ModuleNode, OpTotal, Profile, RunInfo, StepTiming
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.renderers import View, deepspeed
 from dispatch_flops.renderers.deepspeed import aggregated, detailed, summary
+from dispatch_flops.renderers.deepspeed.units import number_to_string
 from tests.helpers.paths import GOLDEN
 from tests.helpers.trees import (
     HOSTILE_NAMES,
@@ -96,6 +97,54 @@ def test_summary_of_a_training_step_has_estimated_and_counted_rates() -> None:
     assert _value(text, "iter latency") == "652.07 us"
     # two of the four ranks hold the same samples
     assert _value(text, "samples/second") == str(round(4 * 2 / step, 2))
+
+
+def _on_mesh(local_params: int | None = None, **sizes: int) -> Profile:
+    """Return the training step, of 4 samples, as that of a rank of 8 on this mesh."""
+    profile = training_step()
+    mesh = tuple(MeshDim(name=name, size=size, coordinate=0) for name, size in sizes.items())
+    run = RunInfo(world_size=8, mesh=mesh, batch_size=4)
+    root = dataclasses.replace(profile.root, local_params=local_params)
+    return dataclasses.replace(profile, root=root, run=run)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "data", "model"),
+    [
+        ({"dp": 8}, 8, 1),
+        ({"dp": 4, "tp": 2}, 4, 2),
+        ({"pp": 2, "dp_replicate": 2, "dp_shard": 2}, 4, 2),
+        ({"tp": 8}, 1, 8),
+        ({"dp": 4, "mine": 2}, None, None),
+        ({"dp": 4}, None, None),  # not of all ranks
+    ],
+)
+def test_summary_takes_the_parallel_sizes_from_the_mesh(
+    mesh: dict[str, int], data: int | None, model: int | None
+) -> None:
+    text = summary.render(_on_mesh(**mesh))
+    assert _value(text, "data parallel size") == str(data or "n/a")
+    assert _value(text, "model parallel size") == str(model or "n/a")
+    step = 97.51e-6 + 240.09e-6 + 314.47e-6
+    samples = str(round(4 * data / step, 2)) if data else "n/a"
+    assert _value(text, "samples/second") == samples
+    forward = 2 * 2 * 4 * 64 * 256 + 4 * 256
+    whole = number_to_string(model * forward) if model else "n/a"
+    assert _value(text, "fwd flops of model = fwd flops per GPU * mp_size") == whole
+
+
+@pytest.mark.parametrize(
+    ("mesh", "whole"), [({"dp": 4, "tp": 2}, "33.09 K"), ({"pp": 2, "dp": 4}, "n/a")]
+)
+def test_summary_of_sharded_parameters_has_those_of_the_rank_and_of_the_model(
+    mesh: dict[str, int], whole: str
+) -> None:
+    """A pipeline stage does not know the parameters of the others."""
+    text = summary.render(_on_mesh(local_params=4136, **mesh))
+    assert _value(text, "params per GPU") == "33.09 K"
+    assert _value(text, "   of these held by this rank") == "4.14 K"
+    assert _value(text, "params of model") == whole
+    assert "held by this rank" not in summary.render(_on_mesh(**mesh))
 
 
 def test_summary_adds_the_recomputed_forward_passes_to_the_estimate() -> None:
