@@ -76,7 +76,8 @@ class StepTiming:
     """Seconds of one step, or of one run of the model; None where not measured.
 
     seconds: per phase. "forward" is of the model, "backward" of all backward passes with the
-        recomputation in them, "optimizer" of the optimizer's steps.
+        recomputation in them, "optimizer" of the optimizer's steps and of the other operators of
+        that phase, such as those that clip gradients.
     iteration_s: of everything that ran, other code included.
     iteration_step: the step that ``iteration_s`` is of, where it is not the profiled one. It ran
         without the profiler, so its time is not combined with that of a phase.

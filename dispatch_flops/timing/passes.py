@@ -75,8 +75,7 @@ class HostPass(UntimedPass):
         return self._modules.seconds()
 
     def timing(self, profile: Profile) -> StepTiming:
-        """Return the times; a step that was given a closure takes as long as its operators."""
-        in_operators = operator_seconds(profile, "optimizer")
+        """Return the times of the phases and of the whole."""
         backward_s = self._operators.backward_s()
         if backward_s is not None:
             at_least = operator_seconds(profile, "backward", "recompute") or 0.0
@@ -86,7 +85,7 @@ class HostPass(UntimedPass):
             seconds=PhaseSeconds(
                 {
                     "backward": backward_s,
-                    "optimizer": in_operators if self._steps.had_closure else self._steps.seconds,
+                    "optimizer": self._optimizer_s(operator_seconds(profile, "optimizer")),
                 }
             ),
             iteration_s=self._so_far_s(),
@@ -94,6 +93,16 @@ class HostPass(UntimedPass):
             resolution_s=10 * calibrated.per_module_s,
             operator_resolution_s=10 * calibrated.per_operator_s,
         )
+
+    def _optimizer_s(self, in_operators: float | None) -> float | None:
+        """Return the seconds of steps and of the phase's other operators, as those that clip.
+
+        A step that was given a closure takes as long as its operators.
+        """
+        steps = self._steps
+        if in_operators is None or steps.seconds is None or steps.had_closure:
+            return steps.seconds if in_operators is None else in_operators
+        return steps.seconds + max(in_operators - steps.in_operators_s, 0.0)
 
 
 class EventPass(UntimedPass):

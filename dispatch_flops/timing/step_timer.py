@@ -44,14 +44,15 @@ class _Begun(threading.local):
 class StepTimer:
     """Observer that times optimizer steps.
 
-    seconds: in steps; None where there was none. in_backward_s: of these, in steps that a backward
-    pass ran, as a hook on a gradient may. had_closure: a step ran forward and backward itself, so
-    that ``seconds`` are not the step's alone.
+    seconds: in steps; None where there was none. in_operators_s: of these, in operators.
+    in_backward_s: of these, in steps that a backward pass ran, as a hook on a gradient may.
+    had_closure: a step ran forward and backward itself, so that ``seconds`` are not the step's
+    alone.
     """
 
     def __init__(self, overhead: Overhead) -> None:
         self.seconds: float | None = None
-        self.in_backward_s = 0.0
+        self.in_operators_s = self.in_backward_s = 0.0
         self.had_closure = False
         self._overhead = overhead
         self._begun = _Begun()
@@ -77,6 +78,7 @@ class StepTimer:
             in_operators = overhead.in_operators - begun.in_operators
             taken = max(overhead.now() - begun.now, in_operators)
             self.seconds = (self.seconds or 0.0) + taken
+            self.in_operators_s += in_operators
             self.in_backward_s += taken if call.task != NO_TASK else 0.0
 
 

@@ -143,6 +143,27 @@ def test_host_pass_times_a_step_with_a_closure_by_its_operators() -> None:
     assert timing.latency("backward") == 2 * GRADIENT
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_host_pass_adds_what_clips_gradients_to_the_steps(steps: int) -> None:
+    class Slow(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            CLOCK.now += 7.0
+            with torch.no_grad():
+                work_backward(torch.ones(3))
+
+    model = Worker()
+    x = torch.ones(3, requires_grad=True)
+    optimizer = Slow([x], lr=0.1)
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        model(x).sum().backward()
+        with torch.no_grad():
+            work(torch.ones(3))
+        for _ in range(steps):
+            optimizer.step()
+    timing = counter.profile.timing
+    assert timing.latency("optimizer") == WORK + steps * (7.0 + GRADIENT)
+
+
 def test_host_pass_times_backward_of_a_module_by_its_operators() -> None:
     model = nn.Sequential(Worker(), nn.Sequential(Worker(), Worker()))
     x = torch.ones(3, requires_grad=True)
