@@ -7,7 +7,7 @@ exclusive figures of all modules add up to the total.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from dispatch_flops.errors import ConfigError
@@ -171,7 +171,8 @@ def total_figures(profile: Profile, phase: Phase | None = None) -> Figures:
 def by_depth(root: ModuleNode, phase: Phase | None = None) -> list[dict[str, Figures]]:
     """Return for each depth ``{class name: inclusive figures of its modules there}``.
 
-    Classes are in the order of the tree; the first level is the root's.
+    Classes are in the order of the tree; the first level is the root's. A parameter that several
+    modules hold counts in each, but the sum is at most that of all modules.
 
     Example::
 
@@ -185,7 +186,10 @@ def by_depth(root: ModuleNode, phase: Phase | None = None) -> list[dict[str, Fig
         if depth == len(levels):
             levels.append({})
         _add_to(levels[depth], node.class_name, whole[node.fqn])
-    return levels
+    return [
+        {name: replace(f, params=min(f.params, root.total_params)) for name, f in classes.items()}
+        for classes in levels
+    ]
 
 
 def by_type(profile: Profile, phase: Phase | None = None) -> dict[str, Figures]:

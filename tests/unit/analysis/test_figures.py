@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 
@@ -14,7 +16,10 @@ from tests.helpers.trees import (
     deep,
     encoder,
     lenet5,
+    linear,
     lower_bound,
+    module,
+    place,
     profiles,
     training_step,
     unmeasured,
@@ -64,6 +69,14 @@ def test_inclusive_lower_bound_is_of_the_phase_and_above() -> None:
         "partly": True,
     }
     assert not analysis.inclusive(lower_bound().root, "backward")[""].lower_bound
+
+
+def test_by_depth_has_at_most_the_parameters_of_the_model() -> None:
+    """Two blocks hold one layer of 3*3 weights and 3 biases."""
+    blocks = (module("Block", linear("fc", 3, 3), name=name) for name in "ab")
+    root = place(dataclasses.replace(module("Net", *blocks), total_params=3 * 3 + 3))
+    depths = analysis.by_depth(root)
+    assert [f.params for level in depths for f in level.values()] == 3 * [3 * 3 + 3]
 
 
 def test_by_depth_adds_up_classes() -> None:
