@@ -64,9 +64,14 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name, None))
 
 
-def is_inexact(*tensors: torch.Tensor | None) -> bool:
-    """Return True if one of the tensors holds floating-point or complex numbers."""
-    return any(t is not None and is_inexact_dtype(t.dtype) for t in tensors)
+def is_inexact(*values: torch.Tensor | complex | None) -> bool:
+    """Return True if one is a floating-point or complex number, or a tensor of such numbers."""
+    return any(
+        is_inexact_dtype(value.dtype)
+        if isinstance(value, torch.Tensor)
+        else isinstance(value, (float, complex))
+        for value in values
+    )
 
 
 def is_inexact_dtype(dtype: torch.dtype) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
 
 from dispatch_flops.operators.registry import lookup
-from dispatch_flops.operators.tensors import stored_elements
+from dispatch_flops.operators.tensors import is_inexact, stored_elements
 from dispatch_flops.profile.cost import ZERO, OpCost, Split, contraction
 
 # Reals that one complex operation takes: (a+bi)+(c+di) adds two pairs,
@@ -26,6 +28,19 @@ def adds(count: int, *operands: torch.Tensor | None) -> int:
 def muls(count: int, *operands: torch.Tensor | None) -> int:
     """Return the FLOPs of ``count`` products of such operands: 0 if integer, 6 each if complex."""
     return count * _per_operation(COMPLEX_MUL, operands)
+
+
+def dtype_of_literal(arguments: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype in which whole numbers are compared with a number such as 0.5, or None.
+
+    arguments: those of a comparison by name; the first two are compared.
+    """
+    pair = tuple(islice(arguments.values(), 2))
+    literal = next((value for value in pair if isinstance(value, (float, complex))), None)
+    if literal is None or is_inexact(*filter(torch.is_tensor, pair)):
+        return None
+    default = torch.get_default_dtype()
+    return default.to_complex() if isinstance(literal, complex) else default
 
 
 def any_complex(*operands: torch.Tensor | None) -> bool:

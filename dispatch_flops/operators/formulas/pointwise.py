@@ -18,11 +18,16 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._arithmetic import COMPLEX_ADD, COMPLEX_MUL
+from dispatch_flops.operators.formulas._arithmetic import (
+    COMPLEX_ADD,
+    COMPLEX_MUL,
+    any_complex,
+    dtype_of_literal,
+)
 from dispatch_flops.operators.formulas._foreach import each
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.numbers import tells_apart
-from dispatch_flops.operators.registry import Rule, add_rules
+from dispatch_flops.operators.registry import ComputesIn, Rule, add_rules
 from dispatch_flops.operators.tensors import is_inexact, is_sparse, stored_elements, tensors_in
 
 #: 1 FLOP per output element on floating-point data.
@@ -49,6 +54,7 @@ _ELEMENTARY = """
     special_spherical_bessel_j0 special_zeta
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
+_COMPARISONS = frozenset("eq ne lt le gt ge".split())
 
 #: Real operations per complex element, z = a+bi. An elementary function of a real is 1.
 COMPLEX = {
@@ -179,6 +185,18 @@ def add_relu(self: Any, other: Any, alpha: Any = 1, *, out: Any, **_: Any) -> in
     return add(self, other, alpha, out=out) + elementwise("relu", (self, other), out)
 
 
+def comparison(recipe: str) -> Callable[..., int]:
+    """Return the formula of a comparison: whole numbers are compared with 0.5 as reals."""
+
+    def formula(self: Any, other: Any, *, out: Any, **_: Any) -> int:
+        if not is_inexact(self, other):
+            return 0
+        complex_numbers = isinstance(other, complex) or any_complex(*tensors_in((self, other)))
+        return stored_elements(out) * per_element(recipe, complex_numbers=complex_numbers)
+
+    return formula
+
+
 def clamp(self: Any, min: Any = None, max: Any = None, *, out: Any, **_: Any) -> int:
     """A maximum for the lower bound, a minimum for the upper one: 1 per bound given."""
     bounds = [name for name, given in (("maximum", min), ("minimum", max)) if given is not None]
@@ -234,9 +252,12 @@ def register_table(table: dict[str, str]) -> None:
         register_rule(name, plain(recipe), RECIPES.get(recipe, recipe))
 
 
-def register_rule(name: str, formula: Callable[..., int], note: str) -> None:
+def register_rule(
+    name: str, formula: Callable[..., int], note: str, computes_in: ComputesIn | None = None
+) -> None:
     """Register one formula for an operator and for its ``_foreach_`` form, if torch has them."""
-    add_rules(packets(name), Rule(kind="pointwise", formula=formula, note=note))
+    rule = Rule(kind="pointwise", formula=formula, note=note, computes_in=computes_in)
+    add_rules(packets(name), rule)
     in_lists = Rule(kind="pointwise", formula=each(formula), note=note)
     add_rules(packets(f"_foreach_{name}"), in_lists)
 
@@ -259,9 +280,11 @@ register_table(
     {
         name: name
         for name in sorted(ELEMENTARY | RECIPES.keys() | COMPLEX.keys())
-        if name not in _WITH_ARGUMENTS
+        if name not in _WITH_ARGUMENTS.keys() | _COMPARISONS
     }
 )
+for _name in _COMPARISONS:
+    register_rule(_name, comparison(_name), _name, computes_in=dtype_of_literal)
 register_rule("_conj_physical", plain("conj_physical"), "conj_physical")
 for _name, (_formula, _note) in _WITH_ARGUMENTS.items():
     register_rule(_name, _formula, _note)

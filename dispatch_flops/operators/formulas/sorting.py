@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dispatch_flops.operators.formulas._arithmetic import dtype_of_literal
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_inexact
@@ -108,26 +109,26 @@ def unique_dim(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> in
     return m * (comparisons(length) + max(length - 1, 0)) if is_inexact(self) else 0
 
 
-def _searches(boundaries: torch.Tensor, out: torch.Tensor) -> int:
+def _searches(boundaries: torch.Tensor, numbers: Any, out: torch.Tensor) -> int:
     length = boundaries.shape[-1] if boundaries.dim() else 1
-    return out.numel() * log2_ceil(length + 1) if is_inexact(boundaries) else 0
+    return out.numel() * log2_ceil(length + 1) if is_inexact(boundaries, numbers) else 0
 
 
-@register_flops(packets("searchsorted"))
+@register_flops(packets("searchsorted"), computes_in=dtype_of_literal)
 def searchsorted(
     sorted_sequence: torch.Tensor, self: Any, *_: Any, out: torch.Tensor, **__: Any
 ) -> int:
     """Binary search among L boundaries: ⌈log2(L+1)⌉ comparisons per number."""
-    return _searches(sorted_sequence, out)
+    return _searches(sorted_sequence, self, out)
 
 
-@register_flops(packets("bucketize"))
+@register_flops(packets("bucketize"), computes_in=dtype_of_literal)
 def bucketize(self: Any, boundaries: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
     """``searchsorted`` with its arguments swapped."""
-    return _searches(boundaries, out)
+    return _searches(boundaries, self, out)
 
 
-@register_flops(packets("isin"))
+@register_flops(packets("isin"), computes_in=dtype_of_literal)
 def isin(
     elements: Any,
     test_elements: Any,
@@ -143,7 +144,7 @@ def isin(
     searched and compared once; if known to be unique, all n+t are sorted and neighbours
     compared. Source: torch._decomp, aten's isin.
     """
-    if not is_inexact(*(t for t in (elements, test_elements) if isinstance(t, torch.Tensor))):
+    if not is_inexact(elements, test_elements):
         return 0
     n = elements.numel() if isinstance(elements, torch.Tensor) else 1
     t = test_elements.numel() if isinstance(test_elements, torch.Tensor) else 1

@@ -160,6 +160,8 @@ C64 = torch.ones(3, dtype=torch.complex64)
         (lambda: INT + INT, "int64"),
         (lambda: torch.addcmul(BF16, F32, BF16), "float32"),
         (lambda: F32 > F64, "float64"),
+        (lambda: INT > 0.5, "float32"),
+        (lambda: INT > 1, "int64"),
         (lambda: F32 * 2.0, "float32"),
     ],
 )

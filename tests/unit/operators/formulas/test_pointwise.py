@@ -96,12 +96,18 @@ def test_pointwise_on_a_tensor_without_dimensions_counts_one() -> None:
         (lambda i: i & i, 0),
         (lambda i: (i > 1) & (i < 3), 0),
         (lambda i: i.clamp(0, 2), 0),
+        (lambda i: torch.eq(i, 2, out=torch.empty(3, 5, 7)), 0),
         (lambda i: i / i, 1),
         (lambda i: i * 1.5, 1),
+        (lambda i: i > 1.5, 1),
+        (lambda i: i.eq_(1.0), 1),
+        (lambda i: i == 1j, 2),
+        (lambda i: i.bool() < 0.5, 1),
+        (lambda i: torch.isin(i, 0.5), 1),
         (lambda i: torch.sigmoid(i), 1),
     ],
 )
-def test_pointwise_on_integers_is_free_unless_the_result_is_floating_point(
+def test_pointwise_on_integers_is_free_unless_torch_computes_in_reals(
     fn: Any, per_element: int
 ) -> None:
     assert flops(fn, torch.ones(3, 5, 7, dtype=torch.int64)) == per_element * 3 * 5 * 7

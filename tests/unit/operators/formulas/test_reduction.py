@@ -195,6 +195,9 @@ def test_comparisons_bound_every_order_of_the_data(length: int) -> None:
         (lambda x: torch.isin(x, torch.arange(6.0)), 6 * N),
         (lambda x: x.long().sort(1), 0),
         (lambda x: torch.searchsorted(torch.arange(6), x.long()), 0),
+        (lambda x: torch.searchsorted(torch.arange(6), x), 3 * N),
+        (lambda x: torch.searchsorted(torch.arange(6), 2.5), 3),
+        (lambda x: torch.bucketize(x.long(), torch.arange(6.0)), 3 * N),
     ],
 )
 def test_sorting_matches_closed_form(fn: Any, expected: int) -> None:
