@@ -56,8 +56,11 @@ def nearest(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
 
 @register_flops(backward_of(NEAREST + NEAREST_EXACT))
 def nearest_backward(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
-    """Each gradient is added to the element that was copied: n terms in m places, n - m."""
-    return flops(max(grad.numel() - out.numel(), 0))
+    """Each gradient is added to the element that was copied: n terms in m places, n - m.
+
+    A dimension that shrinks copies as many elements as it has results; one that grows, all.
+    """
+    return flops(grad.numel() - prod(map(min, grad.shape, out.shape)))
 
 
 @register_flops(packets(*LINEAR))

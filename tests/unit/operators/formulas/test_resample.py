@@ -80,6 +80,7 @@ def test_upsampling_backward_spreads_each_gradient() -> None:
         out * 16 * 3 + (11 + 13) * (3 + 4 + 25)
     )
     assert backward_flops(PLANE, size=(3, 2), mode="nearest") == 0
+    assert backward_flops(PLANE, size=(3, 13), mode="nearest") == N * C * 3 * (13 - 7)
 
 
 @pytest.mark.parametrize(("mode", "interior", "half"), [("bilinear", 4, 1.0), ("bicubic", 8, 2.0)])
