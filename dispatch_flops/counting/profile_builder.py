@@ -256,10 +256,10 @@ def _seconds_below(phase: Phase, children: Iterable[ModuleNode]) -> Iterator[flo
     while waiting:
         node = waiting.pop()
         seconds = node.seconds.get(phase)
-        if seconds is None:
-            waiting.extend(node.children)
-        else:
+        if seconds is not None:
             yield seconds
+        elif not node.calls:  # what was called has the seconds of its parts
+            waiting.extend(node.children)
 
 
 def _class_name(fqn: str, named: ModuleName | None) -> str:

@@ -124,7 +124,8 @@ def _flaws_of_op(op: OpTotal) -> Iterator[str]:
         yield f"{op} has a count that is not a count"
     if not op.phase or type(op.phase) is not str:
         yield f"{op} has no phase"
-    yield from flaws_of_seconds((op.latency_s,))
+    if op.latency_s is not None:
+        yield from flaws_of_seconds((op.latency_s,))
     if op.phase == ALL_PHASES:
         yield f"{op} has the phase {op.phase!r}, which stands for all phases together"
     if (op.cost is None) != (op.uncounted == op.calls > 0):
