@@ -95,7 +95,7 @@ def _peak_name(dtype: torch.dtype) -> str:
     name = name_of_peak(own)
     if name not in (own, "float8"):
         raise ConfigError(
-            f"dtypes has {dtype}, whose work is compared with the peak of {name}; pass torch.{name}"
+            f"dtypes has {dtype}, which is compared with the peak of {name}; pass torch.{name}"
         )
     return name
 
