@@ -60,11 +60,11 @@ _FLAT = (
 _VERIFIED = "verified: the counts of {}, chosen at random, equal those of a representative"
 _DIFFERS = "rank {} differs from rank {}, which represents it: {}; name such ranks in ranks="
 _VALUES_READ = (
-    "values were read {} times, as by .item(), and each was taken as 1: costs that depend on data, "
+    "values were read {}, as by .item(), and each was taken as 1: costs that depend on data, "
     "such as tokens per expert, may differ on a real run"
 )
 _OBJECTS_GATHERED = (
-    "objects of all ranks were gathered {} times, and those of other ranks taken as equal to the "
+    "objects of all ranks were gathered {}, and those of other ranks taken as equal to the "
     "rank's own: costs that depend on them may differ on a real run"
 )
 
@@ -220,9 +220,9 @@ class _Simulator:
             notes.append(_FILLED.format(_were(len(represented)), len(profiles)))
         notes += further_notes
         if self._values_read:
-            notes.append(_VALUES_READ.format(self._values_read))
+            notes.append(_VALUES_READ.format(_times(self._values_read)))
         if self._objects_gathered:
-            notes.append(_OBJECTS_GATHERED.format(self._objects_gathered))
+            notes.append(_OBJECTS_GATHERED.format(_times(self._objects_gathered)))
         return ClusterProfile(
             profiles=dict(sorted(profiles.items())),
             represented=dict(sorted(represented.items())),
@@ -292,6 +292,10 @@ class _Simulator:
 
 def _were(ranks: int) -> str:
     return "1 rank was" if ranks == 1 else f"{ranks} ranks were"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _verification_notes(
