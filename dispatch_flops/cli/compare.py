@@ -27,7 +27,7 @@ from dispatch_flops.renderers.run_facts import inputs_text, mode_text
 from dispatch_flops.units import change_text
 
 _EPILOG = """\
-Modules are matched by name, operators by overload. Only those with a changed count are listed.
+Modules are matched by name, operators by overload. Only those that changed are listed.
 A latency is shown if one was measured; a different latency alone is not a change.
 
 examples:

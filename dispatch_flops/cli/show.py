@@ -45,16 +45,15 @@ examples:
 
 _MERGED = "these are the merged profiles of several ranks; only show and merge read them"
 _MACHINE_HELP = (
-    "compare the run with this machine's peak rates, in the overview and in an HTML page: a name "
-    "such as H100, measure for this machine, or the path of a JSON file (default: the profiled "
-    "device)"
+    "compare the run with this machine's peak rates{}: a name such as H100, measure for this "
+    "machine, or the path of a JSON file (default: the profiled device)"
 )
 
 
 def add_show(commands: Commands) -> None:
     parser = add_command(commands, "show", "show a saved profile in any format", _SHOW_EPILOG)
     add_profile_argument(parser)
-    add_machine_option(parser, _MACHINE_HELP)
+    add_machine_option(parser, _MACHINE_HELP.format(", in the overview and in an HTML page"))
     add_view_options(parser)
     parser.set_defaults(run=run_show)
 
@@ -89,7 +88,7 @@ def add_report(commands: Commands) -> None:
     parser.add_argument(
         "output", type=output_path, metavar="FILE.html", help="the page to write; - is stdout"
     )
-    add_machine_option(parser, _MACHINE_HELP)
+    add_machine_option(parser, _MACHINE_HELP.format(""))
     parser.set_defaults(run=run_report)
 
 
