@@ -311,7 +311,6 @@ class FlopMeter(MeteredRun):
         if not self._varies and any(one.varies and not one.state.is_opaque for one in segments):
             self._varies = self._states.varies = True
             self._verified_at = 0
-            self._verified_at = 0
             warnings.warn(
                 f"step {self._totals.steps} has the signature of an earlier step and another cost: "
                 "what runs depends on data or on more than the inputs; the meter's totals are "
