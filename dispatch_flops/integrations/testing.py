@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops.analysis.diff import diff
+from dispatch_flops.analysis.machines import is_finite
 from dispatch_flops.errors import ProfileFormatError, TargetError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.model import profile_model
@@ -44,16 +44,18 @@ def assert_flops(
     backward, options: see ``profile_model``.
 
     Raises AssertionError naming every figure that differs, with the profile's printout. Raises
-    TargetError if no figure is given, or one is not a number, and UncountedOpsError if an operator
-    has no known cost.
+    TargetError if no figure is given, or a value is not a finite number, and UncountedOpsError if
+    an operator has no known cost.
     """
     expected = {"macs": macs, "flops": flops, "bytes": bytes, "params": params}
     given = {name: value for name, value in expected.items() if value is not None}
     if not given:
         raise TargetError(f"nothing to assert; pass one of {', '.join(_FIGURES)}")
     for name, value in given.items():
-        if not isinstance(value, int | float):
+        if not is_finite(value):
             raise TargetError(f"{name}={value!r}: pass the number that is expected")
+    if not is_finite(rtol) or rtol < 0:
+        raise TargetError(f"rtol={rtol!r}: pass a relative difference of 0 or more, such as 0.01")
     profile = profile_of(model, inputs, backward=backward, **options)
     wrong = list(differences(figures_of(profile), given, rtol))
     if wrong:
@@ -116,7 +118,7 @@ def differences(found: Mapping[str, int], expected: Mapping[str, int], rtol: flo
     return [
         f"{name}: {found[name]:,}, expected {value:,}{_factor(found[name], value)}"
         for name, value in expected.items()
-        if not math.isclose(found[name], value, rel_tol=0, abs_tol=rtol * abs(value))
+        if abs(found[name] - value) > (rtol * abs(value) if rtol else 0)  # exact, unlike isclose
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -142,3 +143,18 @@ def test_plugin_turns_red_when_a_model_doubles(tmp_path: Path) -> None:
     assert code == 1
     assert "2 failed, 1 passed" in out
     assert "macs: 60, expected 30 (2 x)" in out and "Module" in out
+
+
+def test_assert_flops_without_tolerance_tells_counts_apart_that_floats_do_not() -> None:
+    vast = nn.Linear(2**30, 2**30, bias=False, device="meta")
+    inputs, macs = torch.ones(1, 2**30, device="meta"), 2**60
+    assert_flops(vast, inputs, macs=macs)
+    with pytest.raises(AssertionError, match="macs"):
+        assert_flops(vast, inputs, macs=macs + 1)
+    assert_flops(vast, inputs, macs=macs + 1, rtol=1e-9)
+
+
+@pytest.mark.parametrize("option", [{"macs": float("nan")}, {"rtol": -1}, {"rtol": "1%"}], ids=str)
+def test_assert_flops_with_an_unusable_number_names_it(option: dict[str, Any]) -> None:
+    with pytest.raises(TargetError, match=f"{next(iter(option))}=.*: pass "):
+        assert_flops(linear(), X, **{"macs": MACS, **option})
