@@ -130,13 +130,17 @@ def diff(
         for change in diff(before, after).changed_modules():
             print(change.name, change.before, change.after)
 
-    Raises ConfigError for what is not a Profile, for a phase that is neither a standard one nor in
-    either profile, and for a renamed module that ``before`` does not have.
+    Raises ConfigError for an argument of the wrong type, for a phase that is neither a standard one
+    nor in either profile, and for a renamed module that ``before`` does not have.
     """
     for name, given in (("before", before), ("after", after)):
         if not isinstance(given, Profile | ProfileHolder):  # the holder's own error says more
             raise ConfigError(f"{name} is of type {type(given).__name__}; pass a Profile")
     check_phase(phase, (*phases_of(before), *phases_of(after)))
+    if not isinstance(rename, Mapping | None):
+        raise ConfigError(f"rename={rename!r:.60}: pass a dict of old and new fqns, or None")
+    if not isinstance(strip_prefix, str):
+        raise ConfigError(f"strip_prefix={strip_prefix!r:.60}: pass the fqn of a module")
     modules = [_modules(profile, phase) for profile in (before, after)]
     for old in rename or ():
         if not any(_is_within(fqn, old) for fqn in modules[0]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, SupportsIndex, get_args
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile, sum_known
@@ -213,11 +213,16 @@ def by_type(profile: Profile, phase: Phase | None = None) -> dict[str, Figures]:
 def top(figures: dict[str, Figures], key: Key, k: int) -> list[tuple[str, Figures]]:
     """Return the ``k`` items with the most of ``key``, equal ones in their order, unknown last.
 
+    Raises ConfigError for another ``key``, and for a ``k`` that is not an int.
+
     Example::
 
         [(class_name, figures)] = top(by_type(profile), "params", 1)
         print(class_name, figures.params)
     """
+
+    if not isinstance(k, SupportsIndex):
+        raise ConfigError(f"k={k!r}: pass how many to return, an int")
 
     def rank(item: tuple[str, Figures]) -> float:
         value = item[1].value(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dispatch_flops.analysis.machines import is_finite
 from dispatch_flops.counting.step_totals import StepTotals
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.cost import OpCost, Phase
@@ -41,9 +42,9 @@ class Step(StepTotals):
         It is a lower bound where ``is_lower_bound`` is True.
 
         peak_flops_per_s: dense peak of the device for the model's dtype. Raises ConfigError if it
-        is not positive.
+        is not a number above 0.
         """
-        if not peak_flops_per_s > 0:
+        if not is_finite(peak_flops_per_s) or peak_flops_per_s <= 0:
             raise ConfigError(f"peak_flops_per_s={peak_flops_per_s!r}: pass FLOP/s above 0")
         achieved = ratio(self.model_total.flops, self.seconds)
         return None if achieved is None else achieved / peak_flops_per_s

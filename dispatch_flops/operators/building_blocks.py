@@ -99,7 +99,7 @@ def matmul_cost(a: Operand, b: Operand, *, bias: torch.Tensor | None = None) -> 
     a, b: tensors, or their shapes where a kernel's tensors have others, as packed weights do.
     bias: None for a product without one.
 
-    Raises FormulaError if the contracted sizes differ, or if an operand is neither.
+    Raises FormulaError if the contracted sizes differ, or for an argument of the wrong type.
 
     Example::
 
@@ -108,6 +108,8 @@ def matmul_cost(a: Operand, b: Operand, *, bias: torch.Tensor | None = None) -> 
             return matmul_cost(x, (x.shape[-1], out.shape[-1]))
     """
     left, right = _shape(a), _shape(b)
+    if not isinstance(bias, torch.Tensor | None):
+        raise FormulaError(f"bias={bias!r:.60} is not a tensor; pass one, or None")
     if not left or not right or left[-1] != right[max(len(right) - 2, 0)]:
         raise FormulaError(
             f"{list(left)} @ {list(right)} is not a product; pass [..., M, K] and [..., K, N]"

@@ -50,6 +50,9 @@ class Conventions:
             if getattr(self, name) not in allowed:
                 choices = " or ".join(f'"{value}"' for value in allowed)
                 raise ConfigError(f"{name}={getattr(self, name)!r}: choose {choices}")
+        value = self.meta_value
+        if value is not None and not isinstance(value, int | float):
+            raise ConfigError(f"meta_value={value!r}: pass a number, or None")
 
 
 _CONVENTIONS: ContextVar[Conventions] = ContextVar("dispatch_flops_conventions")

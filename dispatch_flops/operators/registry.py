@@ -338,7 +338,8 @@ def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
     """Return the rules of a ``{operator: formula}`` mapping; raises as ``overridden`` does."""
     if not isinstance(mapping, Mapping):
         raise UnknownOperatorError(
-            f"a {type(mapping).__name__} is not a mapping; pass {{operator: formula}}"
+            f"formulas are given as an object of type {type(mapping).__name__}; pass a dict, "
+            "{operator: formula}"
         )
     return {
         key: Rule(kind="formula", formula=_accepted(formula, [key]), builtin=False)

@@ -394,6 +394,10 @@ class Profile:
     @classmethod
     def from_json(cls, text: str) -> Profile:
         """Return the profile that ``to_json`` wrote; raises ProfileFormatError on other text."""
+        if not isinstance(text, str | bytes | bytearray):
+            raise ProfileFormatError(
+                f"the saved profile is of type {type(text).__name__}; pass the text of its file"
+            )
         try:
             data = json.loads(text)
         except RecursionError:

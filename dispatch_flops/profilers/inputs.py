@@ -126,7 +126,8 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _find_method(model: nn.Module, mode: str) -> Any:
-    method = model if mode == "forward" else getattr(model, str(mode), None)
+    found = getattr(model, mode, None) if isinstance(mode, str) else None
+    method = model if mode == "forward" else found
     if not callable(method):
         raise TargetError(f"mode={mode!r}: {type(model).__name__} has no method of that name")
     return method

@@ -5,7 +5,7 @@ W&B and MLflow take the dict of ``scalars``; ``log_tensorboard`` writes it to Te
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, SupportsIndex
 
 from dispatch_flops.analysis.efficiency import machine_of
 from dispatch_flops.analysis.figures import by_depth
@@ -13,6 +13,7 @@ from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.latency import phase_seconds
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import phases_of
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.units import ratio
@@ -31,7 +32,7 @@ class Writer(Protocol):
 
 
 def scalars(
-    profile: Profile, machine: Machine | None = None, *, depth: int = _DEFAULT_DEPTH
+    profile: Profile, machine: Machine | None = None, *, depth: int | None = _DEFAULT_DEPTH
 ) -> dict[str, float]:
     """Return ``{"flops/total": ..., "mfu": ..., "depth/1/BertEncoder/flops": ...}``.
 
@@ -40,10 +41,13 @@ def scalars(
     in ``is_lower_bound`` is 1 if the utilisation leaves out work, else 0.
 
     machine: whose peaks MFU and HFU refer to; None takes the profile's device.
-    depth: deepest level of classes; the model is level 0.
+    depth: deepest level of classes; the model is level 0, and None takes all levels. Raises
+        ConfigError for anything else.
 
         wandb.log(scalars(profile))
     """
+    if not isinstance(depth, SupportsIndex | None):
+        raise ConfigError(f"depth={depth!r}: pass an int, or None for all levels")
     top = headline(profile, machine_of(profile, machine))
     found: dict[str, float | None] = {
         "params/total": top.params,
@@ -92,9 +96,10 @@ def log_tensorboard(
         writer.add_scalar(prefix + name, value, step)
 
 
-def _per_depth(profile: Profile, deepest: int) -> dict[str, float | None]:
+def _per_depth(profile: Profile, deepest: int | None) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
-    for depth, classes in enumerate(by_depth(profile.root)[: deepest + 1]):
+    end = None if deepest is None else deepest + 1
+    for depth, classes in enumerate(by_depth(profile.root)[:end]):
         for name, figures in classes.items():
             stem = f"depth/{depth}/{one_line(name).replace('/', '_')}"
             found[f"{stem}/params"] = figures.params

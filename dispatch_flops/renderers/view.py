@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, SupportsIndex
+from typing import Literal, SupportsIndex, get_args
 
 from dispatch_flops.analysis.figures import Key
-from dispatch_flops.analysis.machines import Machine, check_machine
+from dispatch_flops.analysis.machines import Machine, check_machine, is_finite
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers.text import Style
@@ -40,7 +40,7 @@ class View:
     width: characters of a line; None for no limit.
     is_colored: whether text has the colours of a terminal, as ANSI escape sequences.
 
-    Raises ConfigError for a depth or top that is not a number, and for a wrong machine.
+    Raises ConfigError for a value of the wrong type, and for a width below 1.
     """
 
     depth: int | None = None
@@ -65,4 +65,12 @@ class View:
             value = getattr(self, name)
             if not isinstance(value, SupportsIndex | None):
                 raise ConfigError(f"{name}={value!r}: pass an int, or None")
+        if self.width is not None and (type(self.width) is not int or self.width < 1):
+            raise ConfigError(f"width={self.width!r}: pass an int of at least 1, or None")
+        if self.columns is not None and not isinstance(self.columns, list | tuple):
+            raise ConfigError(f"columns={self.columns!r}: pass a tuple of names, or None")
+        if self.style not in get_args(Style):
+            raise ConfigError(f'style={self.style!r}: choose "plain" or "markdown"')
+        if not is_finite(self.recompute_fwd_factor):
+            raise ConfigError(f"recompute_fwd_factor={self.recompute_fwd_factor!r}: pass a number")
         check_machine(self.machine)

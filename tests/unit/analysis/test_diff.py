@@ -35,6 +35,18 @@ def test_diff_of_paths_says_to_pass_profiles() -> None:
         analysis.diff(lenet5(), "after.json")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"rename": [("a", "b")]}, "rename=.*: pass a dict of old and new fqns"),
+        ({"strip_prefix": None}, "strip_prefix=None: pass the fqn of a module"),
+    ],
+)
+def test_diff_with_a_wrong_option_names_it(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        analysis.diff(lenet5(), lenet5(), **option)
+
+
 def test_diff_of_other_latencies_has_no_change() -> None:
     slower = dataclasses.replace(lenet5().root, seconds=timed(forward=1.0))
     difference = analysis.diff(lenet5(), Profile(root=slower))

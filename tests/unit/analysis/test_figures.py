@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -176,3 +177,9 @@ def test_figures_of_deep_and_wide_trees_are_computed() -> None:
     flat = wide(10_000)
     best = analysis.top_modules(flat, "macs", 2)
     assert [figures.cost.macs for _, figures in best] == [10_000, 9_999]
+
+
+@pytest.mark.parametrize("k", ["all", 1.5, None])
+def test_top_of_a_number_that_is_no_int_names_it(k: Any) -> None:
+    with pytest.raises(ConfigError, match="k=.*: pass how many to return, an int"):
+        top_modules(encoder(), k=k)

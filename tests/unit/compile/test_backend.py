@@ -328,10 +328,10 @@ def _seconds(run: Any, inputs: list[Any]) -> float:
     return time.perf_counter() - begun
 
 
-def test_mfu_refuses_a_peak_of_zero() -> None:
-    backend = counting_backend("aot_eager")
-    with pytest.raises(ConfigError, match="peak_flops_per_s=0"):
-        backend.step().mfu(0)
+@pytest.mark.parametrize("peak", [0, -1, float("nan"), float("inf"), "1e12", None])
+def test_mfu_refuses_a_peak_that_is_not_a_positive_number(peak: Any) -> None:
+    with pytest.raises(ConfigError, match="peak_flops_per_s=.*: pass FLOP/s above 0"):
+        Step(seconds=1.0).mfu(peak)
 
 
 def test_step_without_time_has_no_rates() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -140,6 +141,11 @@ def test_from_json_of_a_version_1_file_reads_the_same_figures() -> None:
 def test_from_json_of_other_text_raises_format_error(text: str, message: str) -> None:
     with pytest.raises(ProfileFormatError, match=message):
         Profile.from_json(text)
+
+
+def test_from_json_of_a_path_says_to_pass_the_text() -> None:
+    with pytest.raises(ProfileFormatError, match="of type PosixPath; pass the text of its file"):
+        Profile.from_json(Path("profile.json"))  # type: ignore[arg-type]
 
 
 BOTH_VERSIONS = [

@@ -176,7 +176,10 @@ def test_profile_model_without_tensors_on_meta_has_device_meta() -> None:
             r"Tensor; pass the inputs themselves as args=\[x\]",
         ),
         ({"input_shape": torch.tensor([2, 5])}, "is a Tensor; pass the inputs"),
-        ({"custom_mapping": [1]}, "a list is not a mapping"),
+        ({"custom_mapping": [1]}, "formulas are .* of type list; pass a dict"),
+        ({"ignore_modules": 5}, "pass classes, such as"),
+        ({"mode": 0}, "mode=0: Net has no method"),
+        ({"meta_value": [1]}, r"meta_value=\[1\]: pass a number, or None"),
     ],
 )
 def test_profile_model_with_a_wrong_option_names_it(options: dict[str, Any], words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -111,3 +112,9 @@ def test_figures_without_matplotlib_name_the_extra(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ImportError, match=r"pip install 'dispatch-flops\[plots\]'") as raised:
         plots.top_modules(training_step())
     assert raised.value.name == "matplotlib"
+
+
+@pytest.mark.parametrize("format", ["jpg", None, ["svg"]])
+def test_plot_of_another_format_names_those_there_are(format: Any) -> None:
+    with pytest.raises(ConfigError, match='format=.*: choose "svg", "png" or "pdf"'):
+        plots.top_modules(encoder(), format=format)

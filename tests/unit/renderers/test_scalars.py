@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 
 from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.machines import MACHINES
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import STEP_PHASES
 from dispatch_flops.renderers.scalars import log_tensorboard, scalars
-from tests.helpers.trees import SMALL, empty, lower_bound, profiles, training_step
+from tests.helpers.trees import SMALL, empty, encoder, lower_bound, profiles, training_step
 
 A100 = MACHINES["NVIDIA A100-SXM4-80GB"]
 
@@ -73,3 +75,9 @@ def test_log_tensorboard_writes_each_scalar_once() -> None:
         f"dispatch_flops/{name}": value for name, value in scalars(training_step(), A100).items()
     }
     assert written == [(tag, value, 7) for tag, value in expected.items()]
+
+
+def test_scalars_of_every_depth_and_of_one_that_is_no_number() -> None:
+    assert scalars(encoder(), depth=None) == scalars(encoder(), depth=9)
+    with pytest.raises(ConfigError, match="depth='all': pass an int, or None"):
+        scalars(encoder(), depth="all")  # type: ignore[arg-type]

@@ -1,0 +1,27 @@
+"""What a view refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dispatch_flops.errors import ConfigError
+from dispatch_flops.renderers import View
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "to_pass"),
+    [
+        ("width", 0, "pass an int of at least 1"),
+        ("width", "80", "pass an int of at least 1"),
+        ("columns", "params", "pass a tuple of names"),
+        ("columns", 3, "pass a tuple of names"),
+        ("style", "html", 'choose "plain" or "markdown"'),
+        ("recompute_fwd_factor", "1", "pass a number"),
+        ("recompute_fwd_factor", float("nan"), "pass a number"),
+    ],
+)
+def test_view_of_a_value_that_cannot_be_shown_names_it(name: str, value: Any, to_pass: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=.*: {to_pass}"):
+        View(**{name: value})
