@@ -33,7 +33,7 @@ examples:
 
 exit codes:
   0    success; every check passed
-  1    a check failed: `check` found a limit exceeded, or `diff --exit-code` a change
+  1    a check failed: `check` found a limit exceeded, or `diff --exit-code` a changed count
   2    an error: wrong usage, an unusable target, shape or file, or an error in the model
   130  interrupted
 
