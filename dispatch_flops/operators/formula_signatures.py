@@ -63,7 +63,7 @@ def _refuse_without_out(signature: Signature) -> None:
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in signature.parameters.values())
     if not takes_any and (named is None or named.kind not in _NAMED):
         raise FormulaError(
-            f"the formula {_written(signature)} does not accept the operator's result; "
+            f"the function {_written(signature)} does not accept the operator's result; "
             "add a parameter `*, out`"
         )
 
@@ -86,8 +86,8 @@ def _refuse_uncallable(
                 refusal = refusal or f"called as formula({_call(positional, named)}): {error}"
     if refusal:
         raise FormulaError(
-            f"the formula {_written(signature)} does not fit {name_of(key)}, {refusal}; accept the "
-            "operator's arguments, or `*_` and `**_` for those that it does not need"
+            f"the function {_written(signature)} does not fit {name_of(key)}, {refusal}; accept "
+            "the operator's arguments, or `*_` and `**_` for those that it does not need"
         )
 
 
@@ -110,7 +110,7 @@ def _refuse_unknown_names(signature: Signature, schemas: Iterable[torch.Function
     for name, parameter in signature.parameters.items():
         if parameter.kind in _NAMED and name not in known:
             raise FormulaError(
-                f"the formula's parameter {name!r} is not an argument of its operators; "
+                f"the function's parameter {name!r} is not an argument of its operators; "
                 f"choose from {', '.join(sorted(known))}"
             )
 

@@ -54,7 +54,7 @@ class WorkspaceRule:
         if size is None:
             return None
         if not is_int(size) or size < 0:
-            raise FormulaError(f"the formula returned {size!r}; return an int of bytes, or None")
+            raise FormulaError(f"the function returned {size!r}; return an int of bytes, or None")
         return int(size)
 
 
