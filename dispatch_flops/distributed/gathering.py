@@ -13,6 +13,7 @@ from typing import Any
 from torch import distributed
 
 from dispatch_flops import _torch
+from dispatch_flops.analysis.machines import is_finite
 from dispatch_flops.errors import ConfigError, NotProfiledError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
@@ -40,8 +41,10 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
         that are late are missing in the result, which names them in ``missing`` and ``notes``.
 
     Without a process group, the result holds ``profile`` alone. Raises ConfigError if ``dst`` is
-    not a rank, and NotProfiledError on a simulated rank.
+    not a rank or ``timeout_s`` is not a number of 0 or more, and NotProfiledError on a simulated
+    rank.
     """
+    check_timeout(timeout_s)
     if not (distributed.is_available() and distributed.is_initialized()):
         return ClusterProfile.merge([profile])
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
@@ -113,6 +116,12 @@ class _Box:
     def _wait(self, key: str) -> None:
         left = max(self._deadline - time.monotonic(), 0.001)
         self._store.wait([key], timedelta(seconds=left))
+
+
+def check_timeout(timeout_s: object) -> None:
+    """Raise ConfigError for what is not a time to wait."""
+    if not is_finite(timeout_s) or timeout_s < 0:
+        raise ConfigError(f"timeout_s={timeout_s!r:.60}: pass seconds of 0 or more")
 
 
 def _with_rank(profile: Profile, rank: int, world_size: int) -> Profile:

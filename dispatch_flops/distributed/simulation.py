@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dispatch_flops.analysis.machines import is_finite
 from dispatch_flops.distributed.fake_tensors import SimulatedTensorMode
 from dispatch_flops.distributed.library_checks import without_tracing_checks
 from dispatch_flops.distributed.messages import (
@@ -132,7 +133,7 @@ def simulate(
     chosen = _checked_ranks(ranks, math.prod(dims.values()))
     if verify and chosen is not None:
         raise ConfigError('verify=True needs representatives; pass ranks="representative"')
-    if not (timeout_s is None or 0 < timeout_s < math.inf):
+    if timeout_s is not None and not (is_finite(timeout_s) and timeout_s > 0):
         raise ConfigError(f"timeout_s={timeout_s!r}: pass seconds above 0, or None for no limit")
     if distributed.is_initialized():
         raise TargetError(

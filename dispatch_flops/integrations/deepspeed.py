@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dispatch_flops.distributed.gathering import gather_if_several
+from dispatch_flops.distributed.gathering import check_timeout, gather_if_several
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.operators.conventions import Flops
 from dispatch_flops.profile import Profile
@@ -97,6 +97,7 @@ class EngineProfiler(FlopsProfiler):
         flops: Flops = "all",
         timeout_s: float = 300.0,
     ) -> None:
+        check_timeout(timeout_s)
         super().__init__(model, ds_engine, recompute_fwd_factor, flops=flops)
         self.cluster: ClusterProfile | None = None
         self._timeout_s = timeout_s

@@ -33,7 +33,7 @@ from dispatch_flops.planning.packed_sequences import (
     packed_inputs,
     parse_sequences,
 )
-from dispatch_flops.planning.planner import Size, choices_of, machine_of
+from dispatch_flops.planning.planner import Size, check_host_s, choices_of, machine_of
 from dispatch_flops.planning.search import first_not_below, followed, largest_that_fits
 from dispatch_flops.planning.storage_reads import StorageReads
 from dispatch_flops.planning.training_step import ROUNDING
@@ -85,9 +85,11 @@ def plan_generate(
 
     Times are lower bounds, with the assumptions in the plan.
 
-    Raises ConfigError for an unknown machine and for sizes that are missing or too small, and
-    TargetError for a model that has an encoder, or that takes or returns no cache.
+    Raises ConfigError for an unknown machine, for sizes that are missing or too small and for
+    seconds below 0, and TargetError for a model that has an encoder, or that takes or returns no
+    cache.
     """
+    check_host_s(host_s_per_operator)
     planner = _Planner(build, machine_of(machine), dtype, causal, target, host_s_per_operator)
     named = choices_of(sizes) if sizes else []
     texts = [sequences] if isinstance(sequences, str) else sequences

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.analysis.machines import MACHINES, Machine, find
+from dispatch_flops.analysis.machines import MACHINES, Machine, find, is_finite
 from dispatch_flops.analysis.planned import Plan, PlannedStep, planned_step
 from dispatch_flops.analysis.planned_cluster import planned_cluster
 from dispatch_flops.errors import ConfigError
@@ -64,8 +64,8 @@ def plan(
     checkpoint: recompute every layer of the model's stacks in backward.
     causal, target: as for FlopCounterMode; ``target`` is "cuda" here, so that attention is counted
         as a fused kernel.
-    host_s_per_operator: measured seconds of the host for one operator; see
-        ``planning.host_cost``. None leaves the host out.
+    host_s_per_operator: seconds that the host takes to launch one operator, as
+        ``dispatch-flops plan --host-cost`` measures them; None leaves the host out.
     search_batch: search the largest "batch" that fits, by running.
     mesh: name and size of each dimension, outermost first; None plans one device. The model is
         sharded over "dp" by FSDP2, each layer of its stacks and then the root, and over "tp" by
@@ -85,6 +85,7 @@ def plan(
     inputs, if nothing requires a gradient, and if the model states no tensor-parallel plan.
     """
     _check_types(build, sizes, dtype, mesh)
+    check_host_s(host_s_per_operator)
     planner = _Planner(
         build, machine_of(machine), optimizer, dtype, checkpoint, causal, target,
         host_s_per_operator, dict(mesh) if mesh is not None else None, mixed_precision,
@@ -110,6 +111,16 @@ def _check_types(build: Any, sizes: Any, dtype: Any, mesh: Any) -> None:
         raise ConfigError(f"dtype={dtype!r}: pass a dtype of torch, such as torch.bfloat16")
     if not isinstance(mesh, Mapping | None):
         raise ConfigError(f'mesh={mesh!r}: pass names and sizes, such as {{"dp": 2, "tp": 4}}')
+
+
+def check_host_s(host_s_per_operator: Any) -> None:
+    """Raise ConfigError for what are not seconds of the host for one operator."""
+    if host_s_per_operator is not None and not (
+        is_finite(host_s_per_operator) and host_s_per_operator >= 0
+    ):
+        raise ConfigError(
+            f"host_s_per_operator={host_s_per_operator!r:.60}: pass seconds of 0 or more, or None"
+        )
 
 
 def machine_of(machine: Machine | str) -> Machine:

@@ -55,7 +55,7 @@ def count_step(
 
 def check_optimizer(name: str) -> None:
     """Raise ConfigError for a name that is not an optimizer's."""
-    if name not in OPTIMIZERS:
+    if name not in tuple(OPTIMIZERS):
         raise ConfigError(f"optimizer={name!r}: choose one of {', '.join(OPTIMIZERS)}")
 
 

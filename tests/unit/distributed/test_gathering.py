@@ -48,6 +48,13 @@ def test_gather_without_a_process_group_holds_the_profile_alone() -> None:
     assert cluster.world_size == 1
 
 
+@pytest.mark.parametrize("timeout_s", [-1, float("nan"), "60", None])
+def test_gather_with_a_time_limit_that_is_none_names_it(timeout_s: Any) -> None:
+    profile = profile_of(nn.Linear(3, 5), torch.ones(7, 3))
+    with pytest.raises(ConfigError, match="timeout_s=.*: pass seconds of 0 or more"):
+        gather(profile, timeout_s=timeout_s)
+
+
 @pytest.mark.slow
 def test_gather_names_the_ranks_that_did_not_send(tmp_path: Path) -> None:
     results = run_on_ranks(__file__, ["gather_with_and_without_rank_1"], 3, tmp_path)

@@ -444,8 +444,8 @@ def test_unusable_mesh_or_rank_is_a_config_error(mesh: Any, ranks: Any, message:
         simulate(linear, mesh, ranks)
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), float("inf")])
-def test_time_limit_that_is_none_is_a_config_error(timeout_s: float) -> None:
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), float("inf"), "1", True])
+def test_time_limit_that_is_none_is_a_config_error(timeout_s: Any) -> None:
     with pytest.raises(ConfigError, match="pass seconds above 0, or None for no limit"):
         simulate(linear, {"dp": 2}, [0], timeout_s=timeout_s)
 

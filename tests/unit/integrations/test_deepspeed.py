@@ -259,6 +259,8 @@ def test_attached_engine_counts_the_flops_that_are_asked_for() -> None:
     assert (profiler.macs, profiler.flops) == (FORWARD, 2 * FORWARD)
     with pytest.raises(ConfigError, match="contractions"):
         attach(engine, flops="most")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="timeout_s=-1: pass seconds of 0 or more"):
+        attach(engine, timeout_s=-1)
 
 
 def test_attach_to_an_engine_that_cannot_be_used_raises_config_error() -> None:
