@@ -34,7 +34,7 @@ class Exponent:
 
 
 def exponents(points: Sequence[Point], counts: Sequence[float]) -> list[Exponent]:
-    """Return one exponent per size that varies over positive values.
+    """Return one exponent per size that varies over positive, finite values.
 
     The result is empty unless all counts are positive.
 
@@ -53,7 +53,7 @@ def exponents(points: Sequence[Point], counts: Sequence[float]) -> list[Exponent
     found = []
     for name in points[0]:
         means = _mean_logs(name, points, counts)
-        if len(means) > 1 and min(means) > 0:
+        if len(means) > 1 and all(0 < size < math.inf for size in means):
             sizes = sorted(means)
             found.append(
                 Exponent(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from dispatch_flops.analysis.scaling import exponent, exponents
@@ -27,6 +29,7 @@ def test_exponents_of_a_size_that_does_not_vary_are_omitted() -> None:
     assert exponents([], []) == []
     assert exponents([{"s": 1}, {"s": 2}], [0, 3]) == []
     assert exponents([{"s": 0}, {"s": 2}], [1, 3]) == []
+    assert exponents([{"s": 1}, {"s": math.inf}], [1, 3]) == []
     assert exponents([{"s": 2, "b": 1}], [3]) == []
 
 
