@@ -160,7 +160,7 @@ def parse_values(name: str, text: str) -> list[Any]:
             size *= 2
     if "" in found:
         raise TargetError(f"--set {name}={text} has an empty value; write values such as 1,2,4")
-    return list(dict.fromkeys(found))
+    return list({repr(value): value for value in found}.values())  # 1 is not True
 
 
 def _table(rows: Sequence[Row], style: Style) -> str:
@@ -240,11 +240,11 @@ def _whole_grid(rows: Sequence[Row]) -> Sequence[Row]:
 
     A sweep that ended early has no full grid, and exponents of one size would mix in the others.
     """
-    values: list[set[Any]] = [set() for _ in rows[0].sizes]
+    values: list[set[str]] = [set() for _ in rows[0].sizes]
     complete = 0
     for count, row in enumerate(rows, start=1):
         for known, value in zip(values, row.sizes.values(), strict=True):
-            known.add(value)
+            known.add(repr(value))
         if count == math.prod(map(len, values)):
             complete = count
     return rows[:complete]

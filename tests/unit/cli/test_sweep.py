@@ -125,6 +125,20 @@ class TestParseValues:
     def test_lists_and_doubling_ranges_are_read(self, text: str, values: list[object]) -> None:
         assert parse_values("x", text) == values
 
+    def test_values_that_differ_in_type_or_cannot_be_hashed_are_kept(self) -> None:
+        assert list(map(repr, parse_values("x", "True,1,1,1.0"))) == ["True", "1", "1.0"]
+        assert parse_values("x", "[3],[5],[3]") == [[3], [5]]
+
+    def test_lists_are_swept(self, run: Run) -> None:
+        """They are in the table, and no exponent is fitted to them."""
+        Path("lists.py").write_text(
+            "import torch\ndef make(width):\n"
+            "    return torch.nn.Linear(width[0], 7), torch.ones(3, width[0])\n"
+        )
+        result = run("sweep", "lists.py:make", "--set", "width=[2],[4]", "--device", "meta")
+        assert result.code == 0
+        assert "Fitted" not in result.out
+
     @pytest.mark.parametrize("text", ["8..4", "0..4", "a..b"])
     def test_range_that_is_not_of_sizes_is_refused(self, text: str) -> None:
         with pytest.raises(TargetError) as caught:
