@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 from dispatch_flops.analysis.efficiency import roofline
 from dispatch_flops.analysis.figures import exclusive
 from dispatch_flops.analysis.machines import Machine
-from dispatch_flops.profile import ModuleNode, OpTotal, Profile
+from dispatch_flops.profile import ModuleNode, OpTotal, Profile, merge_ops
 from dispatch_flops.units import ratio
 
 MOST_POINTS = 300  # of each kind: as many as a plot shows clearly and a browser draws at once
@@ -61,8 +62,7 @@ def _operators(ops: Iterable[OpTotal], machine: Machine) -> list[Data]:
         groups.setdefault((op.op, op.dtype), []).append(op)
     points = []
     for (name, dtype), group in groups.items():
-        times = [op.latency_s for op in group]
-        seconds = None if None in times else sum(time or 0.0 for time in times)
+        seconds = reduce(merge_ops, group).latency_s
         points += _point(name, dtype or "", group, machine, seconds)
     return points
 

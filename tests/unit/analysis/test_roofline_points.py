@@ -41,6 +41,16 @@ def test_roofline_data_of_operators_are_of_all_calls() -> None:
     assert point["achieved"] is None
 
 
+def test_roofline_data_of_operators_have_the_time_of_calls_that_have_shares() -> None:
+    """As a fused attention's backward, of which recomputation has a share, but no call."""
+    backward = op("lib.fused.default", "backward", macs=7, n_bytes=(3, 1), latency_s=2.0)
+    share = op("lib.fused.default", "recompute", macs=5, calls=0)
+    data = roofline_data(Profile(root=module("Net", ops=(backward, share))), MACHINE)
+    assert data is not None
+    (point,) = data["operators"]
+    assert point["achieved"] == 2 * (7 + 5) / 2.0
+
+
 def test_roofline_data_without_a_bandwidth_are_none() -> None:
     assert roofline_data(model(1), None) is None
     assert roofline_data(model(1), Machine(name="test", flops_per_s={})) is None
