@@ -40,8 +40,8 @@ def sum_nodes(
 ) -> ModuleNode:
     """Return one node with the sums of ``nodes``, named as the first of them.
 
-    Calls, parameters, operators, latencies, tokens and bytes held are summed. Operators are
-    matched by overload, phase, dtype, kind and error. Of the peaks of memory, the highest counts.
+    Calls, parameters, operators, latencies, tokens and bytes held are summed; operators as
+    by ``sum_ops``. Of the peaks of memory, the highest counts.
 
     children: of the sum; those of ``nodes`` are not looked at.
     most_params: upper limit of each count of parameters, for nodes that share parameters.
@@ -61,7 +61,7 @@ def sum_nodes(
         active_params=params(node.active_params for node in nodes),
         trainable_params=params(node.trainable_params for node in nodes),
         local_params=params(map(local_params_of, nodes)) if any_sharded else None,
-        ops=_sum_ops(op for node in nodes for op in node.ops),
+        ops=sum_ops(op for node in nodes for op in node.ops),
         children=children,
         seconds=add_seconds(node.seconds for node in nodes),
         latency_spread_s=sum_known(node.latency_spread_s for node in nodes),
@@ -82,7 +82,8 @@ def sum_trees(roots: Sequence[ModuleNode], *, most_params: int | None = None) ->
     return sums[id(roots[0])]
 
 
-def _sum_ops(ops: Iterable[OpTotal]) -> tuple[OpTotal, ...]:
+def sum_ops(ops: Iterable[OpTotal]) -> tuple[OpTotal, ...]:
+    """Return the totals with those of one overload, phase, dtype, kind and error as one."""
     merged: dict[Any, OpTotal] = {}
     for op in ops:
         key = (op.op, op.phase, op.dtype, op.kind, op.error)

@@ -17,6 +17,7 @@ from dispatch_flops.operators.conventions import Causal, Flops, Subclass, Target
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, ModuleNode, PhaseSeconds, Profile, StepTiming
 from dispatch_flops.profile.memory import FollowMemory
+from dispatch_flops.profile.merging import sum_ops
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import BoundCalls, bind_inputs, check_model
 from dispatch_flops.profilers.isolation import (
@@ -80,7 +81,8 @@ def profile_model(
         device of the model's first floating-point parameter.
     args, kwargs: the inputs themselves, instead of ``input_shape``. A model without inputs needs
         none of the three.
-    mode: name of the method to call; ``"forward"`` calls the model itself.
+    mode: name of the method to call; ``"forward"`` calls the model itself. What a method runs
+        outside of modules is the model's own.
     backward: also run backward, from the sum of the outputs that require a gradient.
     device: ``"meta"`` counts from shapes alone: no data, no memory, no latencies. None (the
         default) runs the model where it is.
@@ -124,6 +126,8 @@ def profile_model(
             seconds, spread, timing = _time(model, calls, devices, warm_up, repeats, notify)
             notify("counting")
             profile = _count(calls, counter, devices)
+    if mode != "forward" or not profile.root.calls:
+        profile = _with_method(profile)
     profile = attach_latencies(profile, seconds, timing, spread)
     return exclude_modules(profile, model, excluded)
 
@@ -174,7 +178,8 @@ def _time(
         whole_s, _ = time_call(calls.profiled, devices=devices, repeats=repeats)
         backward_s = max(whole_s - forward_s, 0.0)
     names, passes = _time_modules(model, calls, devices, repeats)
-    seconds = within_parents(fit_to_whole(medians(passes), "", forward_s), names)
+    measured = {"": forward_s, **medians(passes)}  # a method of the model has no hooks
+    seconds = within_parents(fit_to_whole(measured, "", forward_s), names)
     timing = StepTiming(
         seconds=PhaseSeconds({"forward": forward_s, "backward": backward_s}),
         spread_s=spread_s,
@@ -215,6 +220,19 @@ def _count(calls: BoundCalls, counter: FlopCounterMode, devices: Devices) -> Pro
     if (method := profile.timing.method) is not None:
         notes += (f"operator latencies: {method}",)
     return dataclasses.replace(profile, run=run, notes=notes)
+
+
+def _with_method(profile: Profile) -> Profile:
+    """Return the profile with what ran in no module, but in the method, as the model's own.
+
+    No hook tells when a method other than ``forward`` runs, or a class's own ``__call__``.
+    """
+    ops = sum_ops((*profile.root.ops, *profile.outside.ops))
+    return dataclasses.replace(
+        profile,
+        root=dataclasses.replace(profile.root, ops=ops),
+        outside=dataclasses.replace(profile.outside, ops=()),
+    )
 
 
 def attach_latencies(

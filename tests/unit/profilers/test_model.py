@@ -118,6 +118,33 @@ def test_profile_model_with_operator_latency_times_operators() -> None:
         assert profile.root.latency_s == pytest.approx(profile.timing.latency("forward"))
 
 
+class Encoder(nn.Module):
+    """A product of its own before a layer, in a method besides forward and in its call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5, 7))
+        self.layer = nn.Linear(7, 3)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x @ self.weight)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encode(x)
+
+
+@pytest.mark.parametrize("mode", ["forward", "encode"])
+def test_operators_of_a_method_are_the_models_own(mode: str) -> None:
+    profile = profile_model(Encoder(), (B, 5), mode=mode, backward=True).check()
+    assert profile.root.own("forward").macs == B * 5 * 7
+    assert profile.root.total("forward").macs == B * 5 * 7 + B * 7 * 3
+    assert profile.root.own("backward").macs == B * 5 * 7  # none for the input
+    assert profile.outside.own().flops == 0
+    assert profile.root.latency_s == profile.timing.latency("forward")
+    counted = get_model_profile(Encoder(), (B, 5), mode=mode, print_profile=False, as_string=False)
+    assert counted[1] == B * 5 * 7 + B * 7 * 3
+
+
 class Twice(nn.Module):
     """One linear layer under two names."""
 
