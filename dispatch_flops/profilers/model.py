@@ -90,7 +90,7 @@ def profile_model(
     repeats: timed calls; each latency is their median.
     operator_latency: also time every operator, while counting.
     ignore_modules: classes of modules to exclude, with everything below them. Their parameters
-        are still counted.
+        are still counted, and the latencies of the modules above include theirs.
     causal, flops, subclass, custom_mapping, meta_value, target, strict, memory, memory_rounding:
         see ``FlopCounterMode``.
     notify: is told what runs next: ``"warm-up 1 of 3"``, ``"timing 5 calls"``, ``"counting"``.
@@ -282,6 +282,7 @@ def exclude_modules(
             return dataclasses.replace(node, ops=(), seconds=PhaseSeconds(), latency_spread_s=None)
         return node
 
-    note = f"excluded by ignore_modules: {', '.join(fqn or 'the model' for fqn in excluded)}"
+    names = ", ".join(fqn or "the model" for fqn in excluded)
+    note = f"excluded by ignore_modules: {names}; latencies of the modules above include theirs"
     changed = profile.map_nodes(change)
     return dataclasses.replace(changed, notes=(*profile.notes, note))

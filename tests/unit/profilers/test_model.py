@@ -175,6 +175,15 @@ def test_ignore_modules_excludes_modules_of_the_class(
     assert "excluded by ignore_modules" in profile.notes[-1]
 
 
+def test_note_on_excluded_modules_says_that_latencies_include_them() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
+    profile = profile_model(model, (2, 3), ignore_modules=[nn.Linear])
+    note = "excluded by ignore_modules: 0; latencies of the modules above include theirs"
+    assert profile.notes[-1] == note
+    assert profile.node("0").latency_s is None
+    assert profile.root.latency_s == profile.timing.latency("forward")
+
+
 def test_profile_model_without_tensors_on_meta_has_device_meta() -> None:
     profile = profile_model(nn.ReLU(), (2, 3), device="meta")
     assert profile.total().flops == 2 * 3
