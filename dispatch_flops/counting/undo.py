@@ -1,4 +1,4 @@
-"""Undo steps completely, also when a KeyboardInterrupt arrives while they run."""
+"""Undo steps completely, also when a signal's handler raises while they run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable
 class UndoStack:
     """Steps to undo, each registered before it is done; a ``with`` block undoes them at its end.
 
-    What undoes a step must do nothing where the step was not done, and may run twice: an interrupt
-    can arrive at any moment, also between a step and a note that it was done.
+    What undoes a step must do nothing where the step was not done, and may run twice: an interrupt,
+    a KeyboardInterrupt or whatever else a signal's handler raises, can arrive at any moment, also
+    between a step and a note that it was done.
     """
 
     def __init__(self) -> None:
@@ -36,20 +37,23 @@ class UndoStack:
         errors: list[BaseException] = []
         try:
             self._run(errors)
-        except KeyboardInterrupt as interrupt:  # between two steps
+        except BaseException as interrupt:  # between two steps
             errors.insert(0, interrupt)
             self._run(errors)
-        interrupts = [error for error in errors if isinstance(error, KeyboardInterrupt)]
+        interrupts = [error for error in errors if not isinstance(error, Exception)]
         for error in (*interrupts, *errors):
             raise error
 
     def _run(self, errors: list[BaseException]) -> None:
+        """Undo all steps; one that raises twice, other than by KeyboardInterrupt, is given up."""
+        raised = None
         while self._steps:
+            step = self._steps[-1]
             try:
-                self._steps[-1]()
-                self._steps.pop()
-            except KeyboardInterrupt as interrupt:  # the step may be half undone
-                errors.append(interrupt)
+                step()
             except BaseException as error:
                 errors.append(error)
-                self._steps.pop()
+                if isinstance(error, KeyboardInterrupt) or step is not raised:
+                    raised = step  # it may be half undone
+                    continue
+            self._steps.pop()

@@ -18,6 +18,7 @@ from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.errors import (
     AlreadyActiveError,
     ConfigError,
+    DispatchFlopsError,
     NotProfiledError,
     TargetError,
     UncountedOpsError,
@@ -197,7 +198,9 @@ class FlopCounterMode(ProfileHolder):
                 self._profile = session.finish(calls)
             finally:
                 _abandon(self._active)
-        except KeyboardInterrupt:  # it may have come before the inner try
+        except DispatchFlopsError:  # the block cannot be left here
+            raise
+        except BaseException:  # of a signal's handler, perhaps, before the inner try
             _abandon(self._active)
             raise
         if kind is not None:

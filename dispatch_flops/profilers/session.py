@@ -120,7 +120,7 @@ class Session:
             self._is_open = False
             self._undo.add(self._mode.leave)  # where it could not be left earlier
             self._undo.run()
-        except KeyboardInterrupt:
+        except BaseException:  # of a signal's handler, perhaps
             self._undo.run()
             raise
 

@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at any moment leaves nothing behind."""
+"""A KeyboardInterrupt, or what a signal's handler raises, leaves nothing behind at any moment."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ import torch
 from torch import nn
 import torch._dynamo
 from dispatch_flops import FlopCounterMode, FlopMeter, StepProfiler, profile_model
+from tests.helpers.interrupting import TooLateError
 from tests.helpers.untouched import model_state, process_state
 
 model, x = nn.Sequential(*[nn.Linear(8, 8) for _ in range(20)]), torch.ones(2, 8)
 
+ERRORS = KeyboardInterrupt, SystemExit, TooLateError
+
 def interrupt(*_):
-    raise KeyboardInterrupt
+    raise draw.choice(ERRORS)
 
 def counter():
     with FlopCounterMode(model, display=False):
@@ -76,7 +79,7 @@ for _ in range(int(sys.argv[2])):
         signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 1.2 * taken))
         run()
         signal.setitimer(signal.ITIMER_REAL, 0)
-    except KeyboardInterrupt:
+    except ERRORS:
         interrupted += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
     after = state()

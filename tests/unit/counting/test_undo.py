@@ -35,29 +35,35 @@ def test_steps_are_undone_once_the_last_first() -> None:
     assert steps.undone == ["c", "b", "a"]
 
 
-def test_step_that_raises_is_undone_once_and_the_others_too() -> None:
-    steps = Steps("a", "b", "c", b=[ValueError("b")], c=[ValueError("c")])
+def test_step_that_always_raises_is_given_up_and_the_others_are_undone() -> None:
+    steps = Steps("a", "b", "c", b=[ValueError("b")] * 3, c=[ValueError("c")] * 3)
     with pytest.raises(ValueError, match="c"):  # the first error
         steps.stack.run()
     steps.stack.run()
-    assert steps.undone == ["c", "b", "a"]
+    assert steps.undone == ["c", "c", "b", "b", "a"]
 
 
-def test_step_that_is_interrupted_is_undone_again() -> None:
-    steps = Steps("a", "b", "c", b=[KeyboardInterrupt(), KeyboardInterrupt()])
-    with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize(
+    "errors", [[KeyboardInterrupt()] * 3, [SystemExit()], [ValueError(), KeyboardInterrupt()]]
+)
+def test_step_that_is_interrupted_is_undone_again(errors: list[BaseException]) -> None:
+    times = len(errors) + 1
+    steps = Steps("a", "b", "c", b=[*errors])
+    with pytest.raises(type(errors[-1])):
         steps.stack.run()
-    assert steps.undone == ["c", "b", "b", "b", "a"]
+    assert steps.undone == ["c", *["b"] * times, "a"]
 
 
-def test_interrupt_is_raised_before_an_earlier_error() -> None:
-    steps = Steps("a", "b", a=[KeyboardInterrupt()], b=[ValueError("b")])
-    with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_interrupt_is_raised_before_an_earlier_error(interrupt: type[BaseException]) -> None:
+    steps = Steps("a", "b", a=[interrupt()], b=[ValueError("b")])
+    with pytest.raises(interrupt):
         steps.stack.run()
-    assert steps.undone == ["b", "a", "a"]
+    assert steps.undone == ["b", "b", "a", "a"]
 
 
-def test_interrupt_between_two_steps_leaves_none() -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_interrupt_between_two_steps_leaves_none(error: type[BaseException]) -> None:
     class Interrupted(list[Callable[[], object]]):
         """Raises when it is asked for the second time whether steps are left."""
 
@@ -66,11 +72,11 @@ def test_interrupt_between_two_steps_leaves_none() -> None:
         def __bool__(self) -> bool:
             self.asked += 1
             if self.asked == 2:
-                raise KeyboardInterrupt
+                raise error
             return len(self) > 0
 
     steps = Steps("a", "b", "c")
     steps.stack._steps = Interrupted(steps.stack._steps)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         steps.stack.run()
     assert steps.undone == ["c", "b", "a"]
