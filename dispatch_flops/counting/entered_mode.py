@@ -46,12 +46,12 @@ class EnteredMode(TorchDispatchMode):
 
         ``TorchDispatchMode.__exit__`` takes off whichever mode is on top. An interrupt can leave
         the mode on the stack more than once, for it enters itself again in composite operators,
-        or leave a witness there. Where the mode cannot be left, operators of its thread pass
-        unseen until it is entered again, or left elsewhere.
+        or leave a witness there. Where the mode cannot be left, as in another thread, operators of
+        its thread pass unseen until it is entered again, or left elsewhere.
         """
         if self._flags is None:
             return
-        if not self.can_be_left:
+        if threading.get_ident() != self._home or not self.can_be_left:
             vars(self)["__torch_dispatch__"] = self._pass_through
             return
         _torch.leave_hidden_mode(self)

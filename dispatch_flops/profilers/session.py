@@ -125,8 +125,14 @@ class Session:
             raise
 
     def end(self) -> None:
-        """Stop counting for good: nothing that the run allocated is followed from now on."""
-        self.close()
+        """Stop counting for good: nothing that the run allocated is followed from now on.
+
+        The garbage collector may call this in any thread.
+        """
+        if self.is_of_this_thread:
+            self.close()
+        else:
+            self._close()
         if self._memory is not None:
             self._memory.blocks.forget()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -108,6 +109,30 @@ def test_counter_of_a_thread_that_has_ended_is_left_in_another(
     thread.join()
     counter.__exit__(None, None, None)
     assert counter.get_total_flops() == FORWARD
+
+
+def test_lost_counter_that_another_threads_collection_finds_leaves_nothing(
+    model: nn.Module,
+) -> None:
+    is_lost, is_collected = threading.Event(), threading.Event()
+
+    def lose() -> None:
+        counter = FlopCounterMode(model, display=False)
+        vars(counter)["itself"] = counter
+        counter.__enter__()
+        del counter
+        is_lost.set()
+        is_collected.wait()
+        model(torch.ones(B, IN))
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    is_lost.wait()
+    gc.collect()
+    is_left = not torch.nn.modules.module._global_forward_hooks
+    is_collected.set()
+    thread.join()
+    assert is_left
 
 
 def test_started_meter_is_not_stopped_in_an_inference_mode_within_its_step(
