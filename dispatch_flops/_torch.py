@@ -307,16 +307,6 @@ modes_in_force: Callable[[], list[TorchDispatchMode]] = (
 # sets flags of torch.compile; an interrupt within it leaves them wrong.
 pop_mode: Callable[[], TorchDispatchMode] = torch.utils._python_dispatch._pop_mode
 push_mode: Callable[[TorchDispatchMode], None] = torch.utils._python_dispatch._push_mode
-_MODE_FLAGS = (
-    "_is_in_torch_dispatch_mode",
-    "_is_in_non_infra_torch_dispatch_mode",
-    "_is_in_any_mode_without_ignore_compile_internals",
-)
-
-
-def mode_flags() -> tuple[bool, ...]:
-    """Return what torch.compile is told of the modes in force. Public: none."""
-    return tuple(getattr(torch.utils._python_dispatch, name) for name in _MODE_FLAGS)
 
 
 class ModeScope(NamedTuple):
@@ -346,11 +336,18 @@ def are_modes_seen() -> bool:
     return torch._C._dispatch_tls_is_dispatch_key_included(DispatchKey.Python)
 
 
-def set_mode_flags(flags: tuple[bool, ...]) -> None:
-    """Set what torch.compile is told, as ``mode_flags`` returned it. Public: none."""
-    for name, flag in zip(_MODE_FLAGS, flags, strict=True):
-        setattr(torch.utils._python_dispatch, name, flag)
-    torch.utils._python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
+def tell_of_modes() -> None:
+    """Tell torch.compile of the modes that are in force in this thread. Public: none.
+
+    A mode that ends restores the flags that it found, which are the process's. A mode of another
+    thread, or one that was left out of order, may have ended since.
+    """
+    flags, modes = torch.utils._python_dispatch, modes_in_force()
+    flags._is_in_torch_dispatch_mode = bool(modes)
+    flags._is_in_non_infra_torch_dispatch_mode = not all(mode.is_infra_mode() for mode in modes)
+    flags.set_is_in_mode_without_ignore_compile_internals(
+        not all(mode.ignore_compile_internals() for mode in modes)
+    )
 
 
 # Modes of tracers that see operators before autograd does: how many, and taking one off.

@@ -20,12 +20,12 @@ class EnteredMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.scope = _torch.NO_SCOPE
         self._home = threading.get_ident()
-        self._flags: tuple[bool, ...] | None = None  # those before it was entered, while it is
+        self._is_entered = False
 
     @property
     def is_entered(self) -> bool:
         """True from ``enter`` on, until the mode is left for good."""
-        return self._flags is not None
+        return self._is_entered
 
     @property
     def can_be_left(self) -> bool:
@@ -38,7 +38,7 @@ class EnteredMode(TorchDispatchMode):
         if any(mode is self for mode in _torch.modes_in_force()):
             return
         self._home, self.scope = threading.get_ident(), ModeScope.here()
-        self._flags = _torch.mode_flags()
+        self._is_entered = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
@@ -49,7 +49,7 @@ class EnteredMode(TorchDispatchMode):
         or leave a witness there. Where the mode cannot be left, as in another thread, operators of
         its thread pass unseen until it is entered again, or left elsewhere.
         """
-        if self._flags is None:
+        if not self._is_entered:
             return
         if threading.get_ident() != self._home or not self.can_be_left:
             vars(self)["__torch_dispatch__"] = self._pass_through
@@ -62,10 +62,9 @@ class EnteredMode(TorchDispatchMode):
                 above.append(mode)
         for mode in reversed(above):
             _torch.push_mode(mode)
-        if not above:
-            _torch.set_mode_flags(self._flags)
+        _torch.tell_of_modes()
         vars(self).pop("__torch_dispatch__", None)
-        self._flags = None
+        self._is_entered = False
 
     def _is_to_be_left(self, mode: TorchDispatchMode) -> bool:
         return mode is self or isinstance(mode, Witness)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -189,6 +190,39 @@ def test_counters_when_nested_both_count() -> None:
     assert outer.profile.root.calls == 2
     twice = {fqn: cost * 2 for fqn, cost in inner.profile.by_module().items()}
     assert outer.profile.by_module() == twice
+
+
+def test_counters_left_out_of_order_leave_nothing() -> None:
+    model, before = plain(3, 5), process_state()
+    outer, inner = (FlopCounterMode(model, display=False) for _ in range(2))
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    train(model, rows(2, 3))
+    inner.__exit__(None, None, None)
+    assert (outer.get_total_macs(), inner.get_total_macs()) == (0, 2 * (2 * 3 * 5))
+    assert process_state() == before
+
+
+def test_counter_in_whose_block_a_mode_of_another_thread_ends_leaves_nothing() -> None:
+    for mode in (EmptyMode(), FlopCounterMode(display=False)):
+        before = process_state()
+        is_entered, is_to_end = threading.Event(), threading.Event()
+
+        def run_in(
+            mode: Any = mode, begun: threading.Event = is_entered, end: threading.Event = is_to_end
+        ) -> None:
+            with mode:
+                begun.set()
+                end.wait()
+
+        thread = threading.Thread(target=run_in)
+        thread.start()
+        is_entered.wait()
+        with FlopCounterMode(display=False):
+            is_to_end.set()
+            thread.join()
+        assert process_state() == before
 
 
 def test_counters_when_nested_under_inference_mode_agree() -> None:

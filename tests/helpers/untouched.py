@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
@@ -50,6 +51,11 @@ def process_state() -> dict[str, Any]:
         "recursion limit": sys.getrecursionlimit(),
         "threads": threading.active_count(),
         "dispatch modes": _get_current_dispatch_mode_stack(),
+        "mode flags": {
+            name: value
+            for name, value in vars(_python_dispatch).items()
+            if name.startswith("_is_in_")
+        },
         "function modes": _get_current_function_mode_stack(),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
