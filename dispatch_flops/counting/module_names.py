@@ -38,8 +38,8 @@ class ModuleNames:
     roots, every module that is called from outside any module becomes one.
 
     by_fqn: the names by fqn. roots: the names of the roots. are_given: the roots came in a mapping.
-    remembered_in: dicts of names, which are emptied when a module gets another name, or one that
-        depends on its caller.
+    remembered_in: dicts of names by the id of the module, which are emptied when a module gets
+        another name, or one that depends on its caller, and which lose modules that are gone.
     """
 
     def __init__(self, roots: Sequence[nn.Module] | Mapping[str, nn.Module]) -> None:
@@ -262,9 +262,11 @@ class ModuleNames:
 
     def _forget(self, key: int) -> Callable[[weakref.ref[nn.Module]], None]:
         """Return what drops a module that is gone, for its id may be another module's later."""
-        by_id = self._by_id
+        by_id, remembered_in = self._by_id, self.remembered_in
 
         def forget(gone: weakref.ref[nn.Module]) -> None:
+            for names in remembered_in:
+                names.pop(key, None)
             named = by_id.get(key)
             if named is not None and named.module is gone:
                 del by_id[key]

@@ -378,3 +378,17 @@ def test_counter_without_a_model_forgets_modules_that_are_gone() -> None:
         known = counter._active["session"]._names._by_id
         assert len(known) == 0
     assert counter.get_total_macs() == 50 * 2 * 3 * 5
+
+
+def test_submodules_that_are_gone_are_not_remembered_in_any_thread() -> None:
+    model: Any = nn.Sequential(plain(3, 5))
+    with FlopCounterMode(model, display=False) as counter:
+        others = [nn.Sequential(plain(3, 5)) for _ in range(50)]
+        for other in others:
+            other(rows(2, 3))
+        model(rows(2, 3))
+        del other, others
+        gc.collect()
+        [remembered] = counter._active["session"]._names.remembered_in
+        assert set(remembered) == {id(module) for module in (model[0], model[0][0])}
+    assert counter.get_total_macs() == 51 * 2 * 3 * 5
