@@ -26,6 +26,7 @@ from dispatch_flops.counting.known_calls import KnownCall, KnownCalls, differs_i
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import SHARED_PLANS, Plan
+from dispatch_flops.counting.script_constants import taking_constants
 from dispatch_flops.counting.signatures import call_signature, signature_of
 from dispatch_flops.counting.strategies import (
     call_through,
@@ -247,7 +248,7 @@ class CountingMode(EnteredMode):
 
     def _plan_operator(self, func: OpOverload) -> Plan:
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
-        plan = Plan(func, str(func), meta_tensors.kernel(func), rule)
+        plan = Plan(func, str(func), taking_constants(meta_tensors.kernel(func), func), rule)
         plan.reads_data = meta_tensors.reads_data(func)
         plan.varies_in_shape = meta_tensors.varies_in_shape(func)
         plan.numbers = number_keys(func, rule)

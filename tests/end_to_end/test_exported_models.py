@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops import Profile
+from dispatch_flops import FlopCounterMode, Profile
 from tests.helpers.profiling import profile_of
 
 B, I, H, O = 3, 5, 7, 11  # noqa: E741
@@ -50,6 +50,26 @@ def test_scripted_model_is_counted() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_traced_model_is_counted() -> None:
     check(torch.jit.trace(MLP(), torch.ones(B, I)))
+
+
+class Scaled(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2 + 1.5
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("memory", [False, True])
+def test_frozen_trace_with_numbers_is_counted_in_its_first_call(memory: bool) -> None:
+    """TorchScript then optimizes the graph, and asks which of its numbers are equal."""
+    model, x = Scaled().eval(), torch.ones(B, I)
+    frozen = torch.jit.freeze(torch.jit.trace(model, x))
+    with FlopCounterMode(display=False, memory=memory) as counter:
+        out = frozen(x)
+    assert torch.equal(out, model(x))
+    assert counter.profile.uncounted_ops() == {}
+    total = counter.profile.total()
+    adds = B * (H + O)  # of biases
+    assert (total.macs, total.flops) == (FORWARD, 2 * FORWARD + adds + B * H + 2 * B * O)
 
 
 def test_exported_model_is_counted() -> None:

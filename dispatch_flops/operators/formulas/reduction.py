@@ -104,6 +104,8 @@ def tested(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
 @register_flops(packets("equal"))
 def equal(self: torch.Tensor, other: torch.Tensor, *, out: Any, **_: Any) -> int:
     """n comparisons if the shapes agree, else none."""
+    if not (torch.is_tensor(self) and torch.is_tensor(other)):
+        return 0  # TorchScript compares constants of a graph
     if self.shape != other.shape or not is_inexact(self, other):
         return 0
     return self.numel() * per_element("eq", complex_numbers=self.is_complex())
