@@ -345,9 +345,9 @@ def tell_of_modes() -> None:
     flags, modes = torch.utils._python_dispatch, modes_in_force()
     flags._is_in_torch_dispatch_mode = bool(modes)
     flags._is_in_non_infra_torch_dispatch_mode = not all(mode.is_infra_mode() for mode in modes)
-    flags.set_is_in_mode_without_ignore_compile_internals(
-        not all(mode.ignore_compile_internals() for mode in modes)
-    )
+    sees_compiler = not all(mode.ignore_compile_internals() for mode in modes)
+    flags._is_in_any_mode_without_ignore_compile_internals = sees_compiler
+    flags.set_is_in_mode_without_ignore_compile_internals(sees_compiler)
 
 
 # Modes of tracers that see operators before autograd does: how many, and taking one off.

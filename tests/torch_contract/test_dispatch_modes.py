@@ -130,18 +130,19 @@ def test_inference_mode_restores_the_dispatch_keys_but_not_the_modes() -> None:
     torch.ones(2)  # the key did not come back
 
 
-def test_backward_restores_the_modes_after_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_restores_the_modes_after_each_node() -> None:
     """dispatch_flops relies on this: it neither starts nor stops counting in a backward pass
     (profilers/running_step.py: ``StepCounter``).
     """
-    monkeypatch.setattr(_python_dispatch, "_is_in_any_mode_without_ignore_compile_internals", False)
     mode, x = OperatorNames(), torch.ones(2, requires_grad=True)
     y = x.neg()
     y.register_hook(lambda _: setattr(mode.__enter__(), "was_entered", True))
     y.sum().backward()
     assert mode.seen == ["aten.neg.default"], "the mode must see the rest of the node"
     assert _get_current_dispatch_mode_stack() == []
+    assert _python_dispatch._is_in_any_mode_without_ignore_compile_internals
     _torch.tell_of_modes()  # what the mode's exit would have done
+    assert not _python_dispatch._is_in_any_mode_without_ignore_compile_internals
 
 
 def test_function_modes_are_counted_in_their_own_thread() -> None:
