@@ -123,7 +123,9 @@ def profile_model(
         )
         devices = Devices.at("meta") if device == "meta" else Devices.of(model.modules())
         with preserving_gradients(calls.leaves):
-            seconds, spread, timing = _time(model, calls, devices, warm_up, repeats, notify)
+            seconds, spread, timing = _time(
+                model, calls, devices, warm_up, repeats, notify, is_method=mode != "forward"
+            )
             notify("counting")
             profile = _count(calls, counter, devices)
     if mode != "forward" or not profile.root.calls:
@@ -162,6 +164,8 @@ def _time(
     warm_up: int,
     repeats: int,
     notify: Callable[[str], None],
+    *,
+    is_method: bool,
 ) -> tuple[dict[str, float], dict[str, float], StepTiming]:
     """Return latencies per module, their relative spreads, and the timing of the whole call."""
     if not devices.computes:
@@ -178,7 +182,9 @@ def _time(
         whole_s, _ = time_call(calls.profiled, devices=devices, repeats=repeats)
         backward_s = max(whole_s - forward_s, 0.0)
     names, passes = _time_modules(model, calls, devices, repeats)
-    measured = {"": forward_s, **medians(passes)}  # a method of the model has no hooks
+    measured = medians(passes)
+    if is_method or "" not in measured:  # hooks tell of ``forward``, which is at most a part
+        measured[""] = forward_s
     seconds = within_parents(fit_to_whole(measured, "", forward_s), names)
     timing = StepTiming(
         seconds=PhaseSeconds({"forward": forward_s, "backward": backward_s}),

@@ -145,6 +145,23 @@ def test_operators_of_a_method_are_the_models_own(mode: str) -> None:
     assert counted[1] == B * 5 * 7 + B * 7 * 3
 
 
+def test_time_of_a_method_is_not_that_of_the_modules_it_calls() -> None:
+    class Sleeping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.001)
+            return x
+
+    class Generating(nn.Sequential):
+        def generate(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.1)
+            return self(x)
+
+    profile = profile_model(Generating(Sleeping()), (B, 5), mode="generate")
+    layer, whole = profile.node("0").latency_s, profile.root.latency_s
+    assert layer is not None and whole is not None
+    assert layer < whole / 2
+
+
 class Twice(nn.Module):
     """One linear layer under two names."""
 
