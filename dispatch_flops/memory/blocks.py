@@ -248,6 +248,11 @@ class Blocks:
                 again = self.live[id(storage)] = self._new_block(storage, elsewhere, 0)
             again.role = block.role
 
+    def is_latest(self, storage: Storage) -> bool:
+        """Return True if no other storage was allocated after this one."""
+        block = self.live.get(id(storage))
+        return block is not None and block.born == self.allocations
+
     def reused(self, storage: Storage) -> None:
         """Note that a result takes the place of what this storage holds."""
         block = self.live.get(id(storage))

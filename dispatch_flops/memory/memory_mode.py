@@ -145,7 +145,7 @@ class MemoryMode(CountingMode):
         if made_in is not peak.made_in:
             peak = self._moved_to(made_in, operator, (args, kwargs))
         if operator.may_reuse and self._phase == "backward":
-            storage = reused_storage(func, args, kwargs, out)
+            storage = reused_storage(func, args, kwargs, out, self._blocks.is_latest)
             if storage is not None:
                 self._blocks.reused(storage)
         if is_tensor and operator.is_plain:

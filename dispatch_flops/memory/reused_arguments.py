@@ -8,6 +8,7 @@ in torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/TensorSubclassLikeU
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -33,21 +34,27 @@ def may_reuse(name: str) -> bool:
 
 
 def reused_storage(
-    func: OpOverload, args: Any, kwargs: Any, out: torch.Tensor
+    func: OpOverload,
+    args: Any,
+    kwargs: Any,
+    out: torch.Tensor,
+    is_latest: Callable[[torch.UntypedStorage], bool],
 ) -> torch.UntypedStorage | None:
     """Return the storage that would hold ``out``; None if torch allocates one in any case.
 
     Called by a dispatch mode, of an operator in a backward pass for which ``may_reuse`` is true.
     The first argument alone may hold it: zeros that a node has just made, or the sum so far.
+
+    is_latest: tells whether a storage was allocated last, before this operator ran.
     """
     if kwargs or torch.is_grad_enabled() or not _is_called_by_engine():
         return None
     if _python_references(args) != _FEWEST_REFERENCES or not _can_hold(args[0], out):
         return None
-    if func.name() == _ACCUMULATION and not _may_take(args[0], args[1]):
-        return None
     storage: torch.UntypedStorage = args[0].untyped_storage()
-    return storage
+    is_sum = func.name() == _ACCUMULATION
+    may_hold = _may_take(args[0], args[1]) if is_sum else is_latest(storage)
+    return storage if may_hold else None
 
 
 def _python_references(args: Any) -> int:

@@ -171,6 +171,23 @@ def test_attention_with_a_loss_on_its_weights_peaks_at_the_allocators_bytes() ->
     assert abs(ours - truth) <= 16
 
 
+def test_scatter_into_another_tensor_than_new_zeros_is_computed_out_of_place() -> None:
+    """Backward of the largest of each row scatters into a mask of the rows."""
+
+    def make() -> tuple[None, list[torch.Tensor], Callable[[], Any]]:
+        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+        rows = torch.zeros(ROWS, COLUMNS, dtype=torch.long)
+
+        def run() -> None:
+            torch.zeros(ROWS, COLUMNS).scatter_reduce(1, rows, x, "amax").sum().backward()
+
+        return None, [x, rows], run
+
+    truth, ours = truth_and_ours(make)
+    cast = ROWS * COLUMNS * 4  # of a mask, which the kernel of its product makes for itself
+    assert abs(ours - (truth - cast)) <= 16
+
+
 @pytest.mark.parametrize("terms", [2, 3])
 def test_sparse_gradients_are_added_up_out_of_place(terms: int) -> None:
     def make() -> tuple[None, list[torch.Tensor], Callable[[], Any]]:
