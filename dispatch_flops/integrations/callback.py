@@ -223,7 +223,8 @@ class StepCallback(ProfiledStep):
             self._write()
 
     def _add_iteration(self, profile: Profile, seconds: float) -> None:
-        note = f"iter latency is that of step {self.steps_done}, which ran without the profiler"
+        step = self.steps_done
+        note = f"the time of the whole iteration is that of step {step}, without the profiler"
         self._iteration_s = seconds
         self._profile = dataclasses.replace(
             profile,

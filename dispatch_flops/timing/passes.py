@@ -26,7 +26,7 @@ from dispatch_flops.timing.step_timer import HookMeter, StepTimer
 from dispatch_flops.timing.untimed import UntimedPass
 
 EVENT_RESOLUTION_S = 5e-7  # of CUDA
-ITERATION_METHOD = "iter latency is of all that ran meanwhile"
+ITERATION_METHOD = "the time of the whole iteration is of all that ran meanwhile"
 
 
 class HostPass(UntimedPass):

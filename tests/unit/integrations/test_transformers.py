@@ -202,7 +202,7 @@ def test_shorter_last_step_of_an_epoch_is_not_timed(
     assert (callback.mfu is None) is (timed is None)
     out = capsys.readouterr().out
     assert out.count("\nStep ") == 1
-    assert (f"iter latency is that of step {timed}," in out) is (timed is not None)
+    assert (f"the whole iteration is that of step {timed}," in out) is (timed is not None)
 
 
 class Small(Net):
