@@ -86,6 +86,8 @@ def add_sweep(commands: Commands) -> None:
 
 
 def run_sweep(options: Namespace) -> int:
+    if options.memory == "timeline":
+        raise TargetError("--memory-timeline has no effect on a sweep; use --memory")
     grid = points(parse_assignments(options.set))
     plot = None if options.plot is None else SweepPlot.of_grid(grid, options.plot)
     machine = machine_named(options.machine, options.device)

@@ -111,6 +111,13 @@ class TestSweep:
             "width"
         )
 
+    @pytest.mark.parametrize("command", [("sweep", "--set"), ("profile", "--sweep")])
+    def test_timeline_of_memory_is_refused(self, run: Run, command: tuple[str, str]) -> None:
+        name, sizes = command
+        assert error_line(run(name, "net.py:make", sizes, "width=1,2", "--memory-timeline")) == (
+            "--memory-timeline has no effect on a sweep; use --memory"
+        )
+
     def test_sweep_without_sizes_is_refused(self, run: Run) -> None:
         assert error_line(run("sweep", "net.py:make")) == (
             "no sizes are given; add --set, such as --set seq=128..4096"
