@@ -8,7 +8,7 @@ that ran in TF32, as convolutions do by default, pass ``machine.with_tf32()``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,7 @@ from dispatch_flops.analysis.machines import Machine, check_machine, find, is_fi
 from dispatch_flops.analysis.mfu_definitions import GivenSizes, MfuDefinition, ops_of_definition
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import ModuleNode, OpTotal, Profile, add_costs
+from dispatch_flops.profile import ModuleNode, OpTotal, Profile, add_costs, merge_ops
 from dispatch_flops.profile.cost import MODEL_PHASES, OpCost, Phase
 from dispatch_flops.units import ratio
 
@@ -284,7 +284,7 @@ def roofline(
     """
     check_machine(machine)
     _check_seconds(seconds)
-    known = [op for op in ops if op.cost is not None]
+    known = list(_kernels(op for op in ops if op.cost is not None))
     cost = add_costs(op.cost for op in known)
     computing = compute_s(known, machine) if machine is not None else None
     if machine is None or machine.bytes_per_s is None or computing is None:
@@ -308,6 +308,23 @@ def roofline(
         bound=None if not attainable else "compute" if in_compute >= in_memory else "memory",
         exceeds_peak=_exceeds(max(computing, cost.bytes_total / machine.bytes_per_s), seconds),
     )
+
+
+def _kernels(ops: Iterable[OpTotal]) -> Iterator[OpTotal]:
+    """Yield the operators, those with shares in other phases or modules as one.
+
+    A share has no calls, and often no bytes: one kernel does the work while it moves the bytes.
+    """
+    ops = list(ops)
+    shared = {(op.op, op.dtype) for op in ops if not op.calls}
+    together: dict[tuple[str, str | None], OpTotal] = {}
+    for op in ops:
+        key = (op.op, op.dtype)
+        if key in shared:
+            together[key] = merge_ops(together[key], op) if key in together else op
+        else:
+            yield op
+    yield from together.values()
 
 
 def node_roofline(node: ModuleNode, machine: Machine | None, phase: Phase = "forward") -> Roofline:

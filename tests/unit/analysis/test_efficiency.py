@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -176,6 +177,15 @@ def test_roofline_of_two_operators_adds_their_seconds() -> None:
     both = roofline([op(flops=1000, moved=20), op(flops=100, moved=40)], MACHINE)
     assert both.attainable_s == 10.0 + 4.0
     assert both.bound == "compute"
+
+
+def test_roofline_of_shares_of_one_call_is_that_of_one_kernel() -> None:
+    """A fused attention's backward moves its bytes while it recomputes the scores, too."""
+    share = dataclasses.replace(op("recompute", flops=50), calls=0)
+    limit = roofline([op("backward", flops=100, moved=20), share], MACHINE)
+    assert (limit.attainable_s, limit.bound) == (2.0, "memory")
+    limit = roofline([op("backward", flops=200, moved=20), share], MACHINE)
+    assert (limit.attainable_s, limit.bound) == (2.5, "compute")
 
 
 def test_roofline_without_a_machine_has_the_arithmetic_intensity() -> None:
