@@ -12,6 +12,7 @@ from typing import Any
 from dispatch_flops.errors import ConfigError, ProfileFormatError
 from dispatch_flops.profile.communication import CommCost
 from dispatch_flops.profile.cost import PHASES, OpCost, Phase, add_costs, check_phase
+from dispatch_flops.profile.fields import texts
 from dispatch_flops.profile.mesh_positions import STAGE_DIMS, coordinates_of, fills
 from dispatch_flops.profile.profile import Profile
 from dispatch_flops.profile.rank_figures import (
@@ -285,7 +286,7 @@ class ClusterProfile:
                     for rank in row["ranks"]
                 },
                 world_size=_rank(data["world_size"]),
-                notes=tuple(map(str, data["notes"])),
+                notes=texts(data["notes"]),
             )._checked()
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ProfileFormatError(f"the merged profile is damaged: {error}") from error

@@ -247,6 +247,7 @@ def test_json_gives_back_an_equal_four_ranks() -> None:
         {"represented": [{"by": 9, "ranks": [1]}]},
         {"represented": [{"by": 0, "ranks": [0]}]},
         {"world_size": "4"},
+        {"notes": "not a list"},
     ],
 )
 def test_damaged_data_is_a_format_error(change: dict[str, object]) -> None:
