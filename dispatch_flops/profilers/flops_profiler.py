@@ -150,6 +150,13 @@ class FlopsProfiler(ProfileHolder):
         self._ignored: Sequence[type[nn.Module]] = ()
         self._profile: Profile | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy gets: the profile so far, and nothing that runs."""
+        if self._counter is None:
+            return vars(self)
+        stopped = {"_counter": None, "_profile": self.profile, "_paused": False, "started": False}
+        return vars(self) | stopped
+
     def start_profile(self, ignore_list: Sequence[type[nn.Module]] | None = None) -> None:
         """Start counting and timing; forget what was counted before.
 

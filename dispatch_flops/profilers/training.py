@@ -140,6 +140,11 @@ class StepProfiler(ProfiledStep):
         self._inside = self._stepped = self._unscaled = self._warned = False
         self._hooked: list[Optimizer] = []  # until the step is over
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy gets: the steps done so far, without the one that is not over."""
+        outside = dict.fromkeys(("_inside", "_stepped", "_unscaled"), False)
+        return vars(self) | outside | {"_profiler": None, "_hooked": [], "_batches": []}
+
     @contextmanager
     def step(self, samples: SupportsIndex | None = None) -> Iterator[None]:
         """Mark one step, or one micro-batch of it.

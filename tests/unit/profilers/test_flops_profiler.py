@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import inspect
 import io
@@ -97,6 +98,23 @@ def test_profiler_around_a_forward_counts_only_the_forward(
     assert "depth 1:" in capsys.readouterr().out
     profiler.end_profile()
     assert profiler.get_total_macs() == MACS  # nothing is lost at the end
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copy_of_a_started_profiler_is_not_started(copied: Any) -> None:
+    profiler = FlopsProfiler(Net())
+    profiler.start_profile()
+    profiler.model(torch.ones(B, 5))
+    other = copied(profiler)
+    assert not other.started
+    other.end_profile()
+    profiler.model(torch.ones(B, 5))
+    profiler.end_profile()
+    assert (other.get_total_macs(), profiler.get_total_macs()) == (MACS, 2 * MACS)
+    other.start_profile()
+    other.model(torch.ones(B, 5))
+    other.end_profile()
+    assert (other.get_total_macs(), profiler.get_total_macs()) == (MACS, 2 * MACS)
 
 
 def test_profiler_totals_with_backward_are_of_the_forward() -> None:

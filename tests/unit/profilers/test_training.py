@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,24 @@ def test_step_profiler_with_micro_batches_profiles_them_as_one_step(
     assert profiler.profile.root.calls == 4
     assert profiler.steps_done == 4
     assert capsys.readouterr().out.count("Profile Summary") == 1
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copy_of_a_step_profiler_begins_the_step_that_is_not_over_anew(copied: Any) -> None:
+    model = nn.Linear(IN, OUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {"enabled": True, "profile_step": 1, "output_file": "/dev/null"}
+    profiler = StepProfiler(model, optimizer, config)
+    with profiler.step(samples=B):
+        model(torch.ones(B, IN))
+        other = copied(profiler)
+    with other.step(samples=B):
+        other._model(torch.ones(B, IN)).sum().backward()
+        other._optimizer.step()
+    assert other.profile.root.total("forward").macs == FORWARD
+    assert other.profile.run.batch_size == B
+    assert profiler.steps_done == 0
+    profiler.close()
 
 
 def test_step_profiler_times_backward_and_step() -> None:
