@@ -78,6 +78,11 @@ class Memory:
         _torch.follow_storage_sizes(self._note_size)
         self.note_held()
 
+    def end(self) -> None:
+        """Let go of the storages and the optimizers: nothing is noted from now on."""
+        self.blocks.forget()
+        self._optimizers = ()
+
     def workspace_failed(self, func: Any, error: Exception) -> None:
         """Keep why the workspace that the user registered for an operator cannot be used."""
         self._failed_workspaces[str(func)] = f"{type(error).__name__}: {error}"

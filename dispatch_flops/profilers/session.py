@@ -134,7 +134,7 @@ class Session:
         else:
             self._close()
         if self._memory is not None:
-            self._memory.blocks.forget()
+            self._memory.end()
 
     def abandon(self) -> None:
         """Stop counting, from any thread, whatever was missed.

@@ -16,6 +16,7 @@ from dispatch_flops import FlopCounterMode, Profile, UncountedOpsError, Uncounte
 from dispatch_flops.counting import placement
 from dispatch_flops.profile.memory import FollowMemory
 from dispatch_flops.profilers import session
+from dispatch_flops.profilers.isolation import garbage_collection_later
 
 MACS = 2 * 3 * 5 + 2 * 5 * 7
 
@@ -143,6 +144,19 @@ def test_profile_keeps_neither_model_nor_parameters_alive(memory: FollowMemory) 
     assert [ref() for ref in kept] == [None] * len(kept)
     assert profile.root.class_name == "Net"
     assert profile.total_params == 3 * 5 + 5 + 5 * 7 + 7 + 5 * 11 + 11
+
+
+def test_given_optimizer_is_released_with_the_counter_and_its_owner() -> None:
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    counter = FlopCounterMode(model, display=False, memory=True, optimizers=[optimizer])
+    with garbage_collection_later():
+        with counter:
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        kept = weakref.ref(optimizer)
+        del optimizer, counter
+        assert kept() is None
 
 
 def test_model_found_in_the_run_may_be_gone_when_the_profile_is_read() -> None:
