@@ -58,7 +58,7 @@ class _SharedSetting:
     def __init__(self, setting: _Setting) -> None:
         self._setting = setting
         self._holders: set[object] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end a lost counter inside
 
     def hold(self, undo: UndoStack) -> None:
         """Apply the setting until ``undo`` runs, and the undoing of all other holders."""

@@ -15,6 +15,8 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_flops import FlopCounterMode, FlopsProfiler, Profile
+from dispatch_flops.counting import eager_stance
+from dispatch_flops.counting.undo import UndoStack
 from tests.helpers.interpreters import run_python
 from tests.helpers.profiling import profile_of
 
@@ -198,6 +200,28 @@ def test_stance_of_the_program_is_restored(stance: Any) -> None:
         profile = profile_of(train, compiled, model=model)
         assert torch._dynamo.eval_frame._stance is before
     assert macs(profile, "forward") == FORWARD
+
+
+def test_setting_may_be_released_while_another_block_takes_it() -> None:
+    """The garbage collector, which may run at any moment, ends counters that are lost."""
+    lost = UndoStack()
+    held: list[object] = []
+
+    class Setting:
+        def apply(self) -> None:
+            held.append(self)
+            if len(held) == 2:
+                lost.run()
+
+        def revert(self) -> None:
+            held.clear()
+
+    setting = eager_stance._SharedSetting(Setting())
+    setting.hold(lost)
+    with UndoStack() as undo:
+        setting.hold(undo)
+        assert held
+    assert not held
 
 
 def test_stance_of_nested_blocks_is_restored_after_an_exception() -> None:
