@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import takewhile
 from typing import Any
 
 from dispatch_flops import _torch
@@ -14,11 +15,14 @@ class EnteredMode(TorchDispatchMode):
     """Dispatch mode that one thread enters, and leaves wherever it is on the stack by then.
 
     scope: the scope in which it was entered.
+    within: ids of the modes within which it is entered, outermost first: those in force that follow
+        them stay inside of it. None: it is entered within all that are in force.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.scope = _torch.NO_SCOPE
+        self.within: tuple[int, ...] | None = None
         self._home = threading.get_ident()
         self._is_entered = False
 
@@ -39,7 +43,22 @@ class EnteredMode(TorchDispatchMode):
             return
         self._home, self.scope = threading.get_ident(), ModeScope.here()
         self._is_entered = True
-        self.__enter__()  # type: ignore[no-untyped-call]
+        inside = self._modes_inside()
+        try:
+            for _ in inside:
+                _torch.pop_mode()
+            self.__enter__()  # type: ignore[no-untyped-call]
+        finally:
+            for mode in inside:
+                _torch.push_mode(mode)
+
+    def _modes_inside(self) -> list[TorchDispatchMode]:
+        if self.within is None:
+            return []
+        modes = _torch.modes_in_force()
+        pairs = zip(map(id, modes), self.within, strict=False)
+        outer = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return modes[outer:]
 
     def leave(self) -> None:
         """Leave the mode, and keep those that were entered later; do nothing if it is left.

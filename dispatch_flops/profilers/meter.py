@@ -211,6 +211,7 @@ class FlopMeter(MeteredRun):
         """
         self._check_inactive()
         self._is_started = True
+        self._counter.note_modes()
         self._hooks.install(with_return=not self._ends_with_optimizer)
 
     def stop(self) -> None:
@@ -232,6 +233,7 @@ class FlopMeter(MeteredRun):
         self._check_inactive()
         block.number = self._entered = self._entered + 1
         try:
+            self._counter.note_modes()
             self._hooks.install()
             self._begin(block.inputs)
         except BaseException:

@@ -49,12 +49,27 @@ class StepCounter:
         self._session: Session | None = None
         self._taken: Amounts = Counter()  # what earlier segments of this session cost
         self._has_warned = False
+        self._within: tuple[int, ...] = ()
+
+    def note_modes(self) -> None:
+        """Note the dispatch modes in force: counting starts within these.
+
+        It may start in the block of another one that ends before counting does, and such a block
+        takes off whichever mode was entered last.
+        """
+        self._within = tuple(map(id, _torch.modes_in_force()))
 
     def start(self) -> Session | None:
         """Start counting; return the session, or None if it runs already."""
         if self._session is not None:
             return None
-        session = Session((self._model,), self._conventions, self._own_rules, is_timed=False)
+        session = Session(
+            (self._model,),
+            self._conventions,
+            self._own_rules,
+            is_timed=False,
+            within=self._within,
+        )
         self._session, self._taken = session, Counter()
         try:
             session.open()

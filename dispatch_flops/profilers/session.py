@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 class Session:
     """One run of a counter; a pause closes it, and it can be opened again.
 
+    within: see ``EnteredMode``.
     scope: where it was opened last.
     unseen_modules: modules that ran without a trace, as ``unseen_modules`` finds them and as the
         last profile names them.
@@ -57,6 +58,7 @@ class Session:
         is_timed: bool,
         mesh: Any = None,
         memory: MemoryOptions | None = None,
+        within: tuple[int, ...] | None = None,
     ) -> None:
         self._mesh = mesh
         self._ranks = Ranks()
@@ -72,6 +74,7 @@ class Session:
         of_mode = (self._tracker, conventions, own_rules, self._aggregate, timer)
         mode = CountingMode if self._memory is None else _memory_mode(self._memory)
         self._mode = mode(*of_mode)
+        self._mode.within = within
         self._opaque = OpaqueModules(self._mode, conventions, own_rules)
         self._undo = UndoStack()
         self._is_open = False

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dispatch_flops import FlopMeter, _torch
+from tests.helpers.modes import OperatorNames
 
 B, IN, OUT = 2, 3, 5
 UPDATE = 2 * IN * OUT  # p += -lr * grad
@@ -145,6 +146,35 @@ def test_inference_mode_within_another_is_counted(model: Net) -> None:
                 torch.ones(B, IN) @ torch.ones(IN, OUT)
             torch.ones(2)
     assert meter.total_flops == sum(forward(rows) + forward(B) for rows in shapes)
+    assert not meter.is_estimate
+
+
+# -- other dispatch modes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+@pytest.mark.parametrize("has_outer", [False, True])
+def test_block_of_another_mode_that_ends_within_the_step_is_left(
+    model: Net, optimizer: Any, *, is_started: bool, has_outer: bool
+) -> None:
+    """The end of a mode's block takes off the mode that was entered last, whichever it is."""
+    meter, seen = FlopMeter(model, optimizer, verify_every=0), []
+    with OperatorNames() if has_outer else nullcontext():
+        if is_started:
+            meter.start()
+        shapes = (2, 7, 2, 11, 7)
+        for rows in shapes:
+            with nullcontext() if is_started else meter.step():
+                with OperatorNames() as mode:
+                    out = model(torch.ones(rows, IN))
+                seen.append("aten.mm.default" in mode.seen)
+                out.sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        meter.stop()
+        assert len(_torch.modes_in_force()) == has_outer
+    assert meter.total_flops == sum(batch(rows) + UPDATE for rows in shapes)
+    assert all(seen)
     assert not meter.is_estimate
 
 
