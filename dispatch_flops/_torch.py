@@ -303,10 +303,20 @@ modes_in_force: Callable[[], list[TorchDispatchMode]] = (
     torch.utils._python_dispatch._get_current_dispatch_mode_stack
 )
 
+number_of_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
 # Take the innermost mode off, or put one on, and nothing else. Public: ``with mode:``, which also
 # sets flags of torch.compile; an interrupt within it leaves them wrong.
 pop_mode: Callable[[], TorchDispatchMode] = torch.utils._python_dispatch._pop_mode
 push_mode: Callable[[TorchDispatchMode], None] = torch.utils._python_dispatch._push_mode
+
+
+def stacked_modes() -> list[TorchDispatchMode]:
+    """Return the modes that ``pop_mode`` takes off one by one, outermost first. Public: none.
+
+    Those of fake tensors and tracers have places of their own, outside of these.
+    """
+    return [mode for mode in modes_in_force() if not mode.is_infra_mode()]
 
 
 class ModeScope(NamedTuple):

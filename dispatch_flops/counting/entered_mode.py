@@ -55,7 +55,7 @@ class EnteredMode(TorchDispatchMode):
     def _modes_inside(self) -> list[TorchDispatchMode]:
         if self.within is None:
             return []
-        modes = _torch.modes_in_force()
+        modes = _torch.stacked_modes()
         pairs = zip(map(id, modes), self.within, strict=False)
         outer = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return modes[outer:]

@@ -57,7 +57,7 @@ class StepCounter:
         It may start in the block of another one that ends before counting does, and such a block
         takes off whichever mode was entered last.
         """
-        self._within = tuple(map(id, _torch.modes_in_force()))
+        self._within = tuple(map(id, _torch.stacked_modes())) if _torch.number_of_modes() else ()
 
     def start(self) -> Session | None:
         """Start counting; return the session, or None if it runs already."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dispatch_flops import FlopMeter, _torch
 from tests.helpers.modes import OperatorNames
@@ -176,6 +177,19 @@ def test_block_of_another_mode_that_ends_within_the_step_is_left(
     assert meter.total_flops == sum(batch(rows) + UPDATE for rows in shapes)
     assert all(seen)
     assert not meter.is_estimate
+
+
+def test_counting_that_starts_under_fake_tensors_stays_within_the_modes_of_the_step(
+    model: Net,
+) -> None:
+    """Torch lists the mode of fake tensors first, whenever it begins."""
+    meter = FlopMeter(model, verify_every=0)
+    with OperatorNames() as outer, torch.no_grad():
+        for rows in (2, 7, 2):
+            with meter.step(), FakeTensorMode(allow_non_fake_inputs=True):
+                model(torch.ones(rows, IN))
+                assert _torch.stacked_modes()[0] is outer
+    assert meter.total_flops == (2 + 7 + 2) * forward(1)
 
 
 # -- optimizers that step in the backward pass ------------------------------------------------
