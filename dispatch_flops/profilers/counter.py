@@ -196,6 +196,11 @@ class FlopCounterMode(ProfileHolder):
                 session.close()
                 calls = session.calls()
                 self._profile = session.finish(calls)
+            except (
+                UncountedWarning
+            ):  # an error by the program's filter, of a session that is closed
+                self._profile = session.finish(session.calls())
+                raise
             finally:
                 _abandon(self._active)
         except DispatchFlopsError:  # the block cannot be left here

@@ -109,14 +109,21 @@ class Session:
         is called again elsewhere.
         """
         self.check_thread()
-        if self._has_left_inference():
+        has_lost_mode = self._is_open and self.is_of_this_thread and self._has_lost_mode()
+        self._close()
+        if has_lost_mode:
+            where = "inference mode" if self.scope.is_inference else "backward pass or other mode"
             warnings.warn(
-                "the inference mode in which counting started has ended: what ran since then was "
-                "not counted",
+                f"the {where} in which counting started has ended: what ran since then was not "
+                "counted, or not all of it",
                 UncountedWarning,
                 stacklevel=stacklevel_of_program(),
             )
-        self._close()
+
+    def _has_lost_mode(self) -> bool:
+        """Return True if the end of a block took the mode off; an operator may have put it back."""
+        has_left_inference = self.scope.is_inference and not _torch.ModeScope.here().is_inference
+        return has_left_inference or not _torch.are_modes_seen() or not self._is_mode_on()
 
     def _close(self) -> None:
         try:

@@ -13,6 +13,7 @@ from torch import nn
 
 from dispatch_flops import FlopCounterMode, FlopMeter, FlopsProfiler, _torch
 from dispatch_flops.errors import UncountedWarning, WrongPlaceError, WrongThreadError
+from tests.helpers.modes import OperatorNames
 
 B, IN, OUT = 2, 3, 5
 FORWARD = 2 * B * IN * OUT
@@ -95,6 +96,42 @@ def test_counter_warns_that_the_inference_mode_it_was_entered_in_has_ended(
     with pytest.warns(UncountedWarning, match="the inference mode in which counting started"):
         counter.__exit__(None, None, None)
     assert counter.get_total_flops() == FORWARD
+
+
+def test_counter_whose_inference_mode_has_ended_is_left_by_a_warning_as_an_error(
+    model: nn.Module, counter: FlopCounterMode
+) -> None:
+    with torch.inference_mode():
+        counter.__enter__()
+        model(torch.ones(B, IN))
+    with pytest.raises(UncountedWarning, match="inference mode"):  # pytest's filter
+        counter.__exit__(None, None, None)
+    assert counter.get_total_flops() == FORWARD
+
+
+def test_counter_says_that_operators_after_its_inference_mode_may_have_passed_unseen() -> None:
+    model = nn.Sequential(nn.Linear(IN, OUT), nn.Tanh(), nn.Linear(OUT, IN))
+    with torch.inference_mode():
+        counter = FlopCounterMode(model, display=False)
+        counter.__enter__()
+        model(torch.ones(B, IN))
+    model(torch.ones(B, IN))
+    with pytest.warns(UncountedWarning, match="inference mode"):
+        counter.__exit__(None, None, None)
+
+
+def test_counter_says_that_the_mode_within_which_it_was_entered_has_ended(
+    counter: FlopCounterMode,
+) -> None:
+    """The end of a mode's block takes off the mode that was entered last, whichever it is."""
+    mode = OperatorNames()
+    with mode:
+        counter.__enter__()
+    torch.ones(B, IN).sum()
+    with pytest.warns(UncountedWarning, match="backward pass or other mode"):
+        counter.__exit__(None, None, None)
+    assert _torch.pop_mode() is mode
+    _torch.tell_of_modes()
 
 
 def test_counter_of_a_thread_that_has_ended_is_left_in_another(
