@@ -41,8 +41,9 @@ def scalars(
     in ``is_lower_bound`` is 1 if the utilisation leaves out work, else 0.
 
     machine: whose peaks MFU and HFU refer to; None takes the profile's device.
-    depth: deepest level of classes; the model is level 0, and None takes all levels. Raises
-        ConfigError for anything else.
+    depth: deepest level of classes; the model is level 0, and None takes all levels.
+
+    Raises ConfigError for a depth that is not a number.
 
         wandb.log(scalars(profile))
     """
