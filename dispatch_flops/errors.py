@@ -213,9 +213,9 @@ class OutputError(TargetError, OSError):
     Example::
 
         try:
-            get_model_profile(model, args=[x], output_file="no/such/folder/profile.txt")
+            get_model_profile(model, args=[x], output_file="/dev/null/profile.txt")
         except OutputError as error:
-            print(error.filename, error.strerror)
+            print(error.strerror)  # prints its folder is a file
     """
 
     def __str__(self) -> str:

@@ -7,6 +7,8 @@ flops profiler, so that its users only change an import.
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -409,15 +411,21 @@ def write_or_warn(text: str, output_file: str | Path | None) -> None:
 def print_or_write(text: str, output_file: str | Path | None) -> None:
     """Print the text or, given a file, write it there; create the file's folder if needed.
 
-    Raises OutputError, a TargetError and an OSError, if the file cannot be written.
+    Raises OutputError, a TargetError and an OSError, if the file cannot be written, and TargetError
+    for what is not a path.
     """
     if output_file is None or output_file == "":  # DeepSpeed's configurations have either
         print(printable(text))
         return
+    if not isinstance(output_file, str | os.PathLike):
+        raise TargetError(f"output_file={output_file!r:.60}: pass the path of a file, or None")
     path = Path(output_file)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         kind = OutputIsFolderError if isinstance(error, IsADirectoryError) else OutputError
-        raise kind(error.errno, error.strerror or str(error), str(path)) from error
+        reason = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise kind(error.errno, reason or str(error), str(path)) from error
+    except ValueError as error:  # a null character in the path, or a text that is not Unicode
+        raise OutputError(errno.EINVAL, str(error), str(path)) from error

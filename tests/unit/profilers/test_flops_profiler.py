@@ -26,6 +26,7 @@ from dispatch_flops.errors import (
     UncountedWarning,
     WrongThreadError,
 )
+from dispatch_flops.profilers.flops_profiler import write_or_warn
 from tests.helpers.engine import Engine
 from tests.helpers.small_net import FLOPS, MACS, PARAMS, B, Net
 
@@ -361,11 +362,24 @@ def test_output_file_that_is_a_folder_raises_an_error_of_the_operating_system(
     assert not model._forward_hooks
 
 
+@pytest.mark.parametrize(
+    ("output_file", "says"), [(5, "output_file=5: pass the path of a file"), ("a\0b", "null byte")]
+)
+def test_output_file_that_is_no_path_is_refused_and_ends_no_training_loop(
+    output_file: Any, says: str
+) -> None:
+    with pytest.raises(TargetError, match=says):
+        get_model_profile(Net(), (B, 5), output_file=output_file)
+    with pytest.warns(UserWarning, match=f"{says}.*; printed instead"):
+        write_or_warn("text", output_file)
+
+
 def test_output_file_below_a_file_raises_an_error_of_the_operating_system(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TargetError) as caught:
         get_model_profile(Net(), (B, 5), output_file=tmp_path / "file" / "profile.txt")
     assert isinstance(caught.value, OSError)
+    assert str(caught.value).endswith("profile.txt': its folder is a file")
 
 
 def _lines(text: str) -> dict[str, str]:
