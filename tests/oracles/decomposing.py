@@ -20,6 +20,7 @@ _ELEMENTWISE = """
     isposinf isnan le lgamma log log1p lt maximum minimum mul ne neg pow reciprocal relu rsqrt
     rsub sigmoid sign sin special_erfcx sqrt sub tan tanh trunc logical_not floor
 """
+_COMPARISONS = "eq ne lt le gt ge"
 _REDUCTIONS = "sum amax amin prod max min"
 _FREE = """
     _to_copy _unsafe_view alias arange as_strided bitwise_and bitwise_not bitwise_or bitwise_xor
@@ -80,9 +81,10 @@ def _cost(node: torch.fx.Node) -> int:
     inputs = [n.meta["val"] for n in node.all_input_nodes if _is_tensor(n.meta.get("val"))]
     value = node.meta["val"]
     result = value[0] if isinstance(value, (list, tuple)) else value
-    if name in _FREE.split() or not any(
-        t.is_floating_point() or t.is_complex() for t in [*inputs, result]
-    ):
+    is_inexact = any(t.is_floating_point() or t.is_complex() for t in [*inputs, result])
+    if name in _COMPARISONS.split():  # of whole numbers with 3.5: as floating-point numbers
+        is_inexact |= any(isinstance(arg, float) for arg in node.args)
+    if name in _FREE.split() or not is_inexact:
         return 0
     n = inputs[0].numel() if inputs else 0
     if name == "reciprocal" and all(_by_a_number(user) for user in node.users):

@@ -12,19 +12,22 @@ import torch
 from dispatch_flops.operators.formulas._ops import packets
 from dispatch_flops.operators.formulas.pointwise import elementwise
 from dispatch_flops.operators.registry import register_flops
+from dispatch_flops.operators.tensors import is_inexact
 
 Tensor = torch.Tensor
 
 
 def _evenly_spaced(out: Tensor) -> int:
     """FLOPs of a ``linspace`` with this result."""
-    return elementwise("mul add mul sub", (), out) if out.numel() > 1 else 0
+    if out.numel() <= 1 or not is_inexact(out):
+        return 0
+    return out.numel() + elementwise("mul add mul sub", (), out)
 
 
 @register_flops(packets("linspace"))
 def linspace(*_: Any, out: Tensor, **__: Any) -> int:
-    """start + i·step in the lower half, end - (N-1-i)·step in the upper, both computed: 4·N, of
-    complex numbers 16·N.
+    """start + i·step where i < N/2, end - (N-1-i)·step elsewhere, both computed: 5·N, of complex
+    numbers 17·N.
 
     A single point is the start itself. Source: torch._refs.
     """

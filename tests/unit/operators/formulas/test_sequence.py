@@ -14,13 +14,13 @@ from tests.helpers.profiling import profile_of
     ("fn", "expected"),
     [
         (lambda: torch.arange(7.0), 0),
-        (lambda: torch.linspace(0, 1, 7), 4 * 7),
+        (lambda: torch.linspace(0, 1, 7), 5 * 7),
         (lambda: torch.linspace(0, 1, 1), 0),
         (lambda: torch.linspace(0, 9, 7, dtype=torch.int64), 0),
-        (lambda: torch.logspace(0, 1, 7), 5 * 7),
-        # two products of 6, two sums of 2; then a power of 17
-        (lambda: torch.linspace(0, 1j, 7), (2 * 6 + 2 * 2) * 7),
-        (lambda: torch.logspace(0, 1j, 7), (2 * 6 + 2 * 2 + 17) * 7),
+        (lambda: torch.logspace(0, 1, 7), 6 * 7),
+        # a comparison of i with N/2, two products of 6, two sums of 2; then a power of 17
+        (lambda: torch.linspace(0, 1j, 7), (1 + 2 * 6 + 2 * 2) * 7),
+        (lambda: torch.logspace(0, 1j, 7), (1 + 2 * 6 + 2 * 2 + 17) * 7),
         (lambda: torch.hann_window(7), 4 * (7 + 1)),
         (lambda: torch.hann_window(7, periodic=False), 4 * 7),
         (lambda: torch.hann_window(1), 0),
