@@ -196,9 +196,7 @@ class FlopCounterMode(ProfileHolder):
                 session.close()
                 calls = session.calls()
                 self._profile = session.finish(calls)
-            except (
-                UncountedWarning
-            ):  # an error by the program's filter, of a session that is closed
+            except UncountedWarning:  # which filters made an error; the session is closed
                 self._profile = session.finish(session.calls())
                 raise
             finally:
