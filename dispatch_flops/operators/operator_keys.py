@@ -6,7 +6,7 @@ that none has to be looked up or defined before its rule is registered.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -98,13 +98,11 @@ def find_loaded(name: str) -> OpOverload | OpOverloadPacket | None:
     return getattr(found, overload, None) if overload else found
 
 
-def is_lacking(key: Any) -> bool:
-    """Return True for the name of an operator that its library, which is loaded, does not have."""
-    if not isinstance(key, str) or find_loaded(key) is not None:
-        return False
-    return any(
-        name.startswith(f"{key.partition('::')[0]}::") for name in _torch.all_operator_names()
-    )
+def lacking(keys: Iterable[Any]) -> set[str]:
+    """Return the names of operators that their libraries, which are loaded, do not have."""
+    missing = {key for key in keys if isinstance(key, str) and find_loaded(key) is None}
+    libraries = {name.partition("::")[0] for name in _torch.all_operator_names()}
+    return {name for name in missing if name.partition("::")[0] in libraries}
 
 
 def overloads_of(key: Any) -> list[OpOverload]:

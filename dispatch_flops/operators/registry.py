@@ -27,7 +27,7 @@ from dispatch_flops.operators.operator_keys import (
     check_not_empty,
     find,
     full_name,
-    is_lacking,
+    lacking,
     name_of,
     overloads_of,
     schema_of,
@@ -421,7 +421,8 @@ def rules() -> dict[str, Rule]:
 
     Operators of the package's rules that the installed release of torch lacks are left out.
     """
-    builtin = {key: rule for key, rule in _BUILTIN.items() if not is_lacking(key)}
+    absent = lacking(_BUILTIN)
+    builtin = {key: rule for key, rule in _BUILTIN.items() if key not in absent}
     return dict(sorted((name_of(key), rule) for key, rule in {**builtin, **_USER}.items()))
 
 

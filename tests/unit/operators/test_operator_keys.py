@@ -11,7 +11,7 @@ from torch import nn
 from dispatch_flops.operators.operator_keys import (
     candidate_keys,
     find_loaded,
-    is_lacking,
+    lacking,
     name_of,
     overloads_of,
     to_keys,
@@ -66,8 +66,8 @@ def test_overloads_of_a_name_are_those_that_are_loaded() -> None:
 
 
 def test_only_a_name_that_a_loaded_library_does_not_have_is_lacking() -> None:
-    assert is_lacking("aten::mn")
-    assert not any(map(is_lacking, ("aten::mm", "aten::mm.default", "not_loaded::op", nn.Linear)))
+    keys = ("aten::mn", "aten::mm", "aten::mm.default", "not_loaded::op", nn.Linear)
+    assert lacking(keys) == {"aten::mn"}
 
 
 def test_find_loaded_of_a_name_without_an_operator_is_none() -> None:
