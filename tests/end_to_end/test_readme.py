@@ -25,6 +25,7 @@ from dispatch_flops import Profile, unregister_flops
 from dispatch_flops.cli import main
 from dispatch_flops.errors import UnknownOperatorError
 from dispatch_flops.operators import registry
+from dispatch_flops.timing import peaks
 from tests.helpers.interpreters import run_python
 from tests.helpers.paths import BENCHMARKS, REPOSITORY
 
@@ -94,6 +95,17 @@ def library() -> Iterator[None]:
         with contextlib.suppress(UnknownOperatorError):
             unregister_flops(op)
     lib._destroy()
+
+
+@pytest.fixture
+def small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure a machine by small products: large ones take seconds where bfloat16 is emulated."""
+    measure = peaks._matmul_flops_per_s
+    monkeypatch.setattr(
+        peaks,
+        "_matmul_flops_per_s",
+        lambda operand, repeats: measure(operand[:64, :64].contiguous(), repeats),
+    )
 
 
 class TestReadme:
@@ -189,6 +201,7 @@ class TestCookbook:
         assert lines[: len(expected)] == expected
 
     @pytest.mark.slow
+    @pytest.mark.usefixtures("small_matrices")
     def test_usage_runs_in_order(self, library: None) -> None:
         skipped = blocks(section(COOKBOOK, NOT_RUN))
         names: dict[str, Any] = {}
@@ -332,6 +345,7 @@ class TestKernelsOfYourOwn:
 
 
 @pytest.mark.parametrize("path", [README, COOKBOOK], ids=["readme", "cookbook"])
+@pytest.mark.usefixtures("small_matrices")
 def test_commands_succeed(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
