@@ -12,6 +12,7 @@ from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import Plan
+from dispatch_flops.counting.strategies import decompose
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.memory.blocks import Block, ModulePeak
@@ -297,6 +298,12 @@ class MemoryMode(CountingMode):
                 size = None
             size = reported if size is None else size
         if size is None:
-            self._memory.unseen.add(str(operator.func))
+            if not self._is_decomposed(operator):
+                self._memory.unseen.add(str(operator.func))
             return 0
         return size
+
+    def _is_decomposed(self, operator: _Operator) -> bool:
+        """Return True for a composite operator whose parts are followed in its place."""
+        plan = self._plans.get(id(operator.func))
+        return plan is not None and plan.strategy is decompose

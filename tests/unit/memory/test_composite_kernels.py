@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from dispatch_flops import FlopCounterMode
 from tests.helpers.allocator import allocations
 from tests.unit.memory.test_casting_kernels import (
     COLUMNS,
@@ -51,3 +52,18 @@ def test_isinf_keeps_absolute_values(dtype: torch.dtype) -> None:
     x = torch.ones(ROWS, COLUMNS).to(dtype)
     truth = max(accumulate(allocations(lambda: torch.isinf(x)), initial=0))
     assert abs(peak_of(lambda: torch.isinf(x), x) - truth) <= NUMBERS
+
+
+@pytest.mark.parametrize("device", [CPU, META], ids=str)
+def test_composite_operator_that_is_followed_by_its_parts_is_not_unseen(
+    device: torch.device,
+) -> None:
+    """Inference mode hands it to the counter whole."""
+    with torch.inference_mode():
+        x = torch.ones(ROWS, COLUMNS, device=device)
+        with FlopCounterMode(display=False, memory=True) as counter:
+            x.repeat_interleave(3, 0)
+    memory = counter.profile.memory
+    assert memory is not None
+    assert memory.unseen == ()
+    assert memory.peak_bytes == ELEMENTS * 4 * (1 + 3)
