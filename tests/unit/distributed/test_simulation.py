@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import signal
 import subprocess
@@ -81,6 +82,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[ClusterProf
     return {name: [*map(ClusterProfile.from_json, texts)] for name, texts in attempts.items()}
 
 
+@functools.cache
 def simulated(name: str, **options: Any) -> ClusterProfile:
     return simulate(getattr(parallel, name), dict(FOUR_RANKS[name]), **options)
 
@@ -208,14 +210,14 @@ def expected(forward: int, layers: int, tp: int = 1, times: int = 1) -> list[int
 
 @pytest.mark.parametrize(("name", "tp"), [("ddp", 1), ("fsdp_from_meta", 1), ("fsdp_tp", 2)])
 def test_simulated_rank_has_the_macs_of_the_closed_form(name: str, tp: int) -> None:
-    cluster = simulated(name, ranks=[3])
+    cluster = simulated(name, ranks=(3,))
     forward = parallel.forward_macs(tp=tp)
     assert macs(cluster.ranks[3]) == expected(forward, parallel.LAYERS, tp)
 
 
 @pytest.mark.parametrize("rank", range(4))
 def test_simulated_pipeline_rank_has_the_macs_of_its_stage(rank: int) -> None:
-    cluster = simulated("pipeline", ranks=[rank])
+    cluster = simulated("pipeline", ranks=(rank,))
     forward = parallel.forward_macs(layers=1, has_head=rank >= 2)
     counted = macs(cluster.ranks[rank])
     assert counted == expected(forward, 1, times=parallel.MICROBATCHES)
