@@ -256,11 +256,11 @@ def test_histogram_matches_closed_form() -> None:
 
 
 def test_histogram_in_two_dimensions_matches_closed_form() -> None:
-    """x[11,2] in 4 x 6 bins: 2·2·10 for the ranges, edges 4·5 and 4·7; a point finds 7 and 7,
+    """x[11,2] in 4 x 6 bins: 2·2·10 for the ranges, edges 5·5 and 5·7; a point finds 7 and 7,
     and adds 1.
     """
     x = torch.rand(11, 2)
-    expected = 2 * 2 * 10 + 4 * 5 + 4 * 7 + 11 * (7 + 7 + 1)
+    expected = 2 * 2 * 10 + 5 * 5 + 5 * 7 + 11 * (7 + 7 + 1)
     assert cost(lambda: torch.histogramdd(x, [4, 6])).flops == expected
 
 
