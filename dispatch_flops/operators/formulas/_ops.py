@@ -7,14 +7,9 @@ from typing import Any
 from dispatch_flops.operators.operator_keys import find_loaded
 
 
-def packets(*names: str, library: str = "aten") -> list[str]:
-    """Return the full names of operators: of ``"mm"``, ``"aten::mm"``, which is all overloads."""
+def ops(*names: str, library: str = "aten") -> list[str]:
+    """Return full names: ``"aten::mm"`` for ``"mm"``, all overloads, or ``"aten::add.Tensor"``."""
     return [f"{library}::{name}" for name in names]
-
-
-def overloads(*names: str, library: str = "aten") -> list[str]:
-    """Return the full names of overloads: of ``"add.Tensor"``, ``"aten::add.Tensor"``."""
-    return packets(*names, library=library)
 
 
 def higher_order(*names: str) -> list[Any]:

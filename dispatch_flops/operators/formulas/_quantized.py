@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 
 
 def quantized(*names: str) -> list[Any]:
-    """Return packets of the library quantized and of its older form, _quantized."""
-    return packets(*names, library="quantized") + packets(*names, library="_quantized")
+    """Return operators of the library quantized and of its older form, _quantized."""
+    return ops(*names, library="quantized") + ops(*names, library="_quantized")
 
 
 def is_packed(weight: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.pointwise import (
     elementwise,
     recipe_cost,
@@ -135,7 +135,7 @@ def rrelu_with_noise_backward(
     return elementwise("mul" if training else "gt mul", (grad_output, self), out)
 
 
-@register_flops(packets("_prelu_kernel_backward"))
+@register_flops(ops("_prelu_kernel_backward"))
 def prelu_kernel_backward(grad_output: Any, self: Any, weight: Any, *, out: Any, **_: Any) -> int:
     """grad[n] for the input: x > 0, w·grad; for the weight, before its sum: x > 0, x·grad.
 
@@ -144,13 +144,13 @@ def prelu_kernel_backward(grad_output: Any, self: Any, weight: Any, *, out: Any,
     return 4 * int(self.numel()) if is_inexact(self) else 0
 
 
-@register_flops(packets("glu_backward"))
+@register_flops(ops("glu_backward"))
 def glu_backward(grad_output: Any, self: Any, dim: int, *, out: Any, **_: Any) -> int:
     """x = [a; b], y[n] = a·s(b). ga = grad·s; gb = (1-s)·s·a·grad. FLOPs: 6·n."""
     return int(grad_output.numel()) * recipe_cost("sigmoid sub mul mul mul mul")
 
 
-@register_flops(packets("glu_backward_jvp"))
+@register_flops(ops("glu_backward_jvp"))
 def glu_backward_jvp(
     grad_x: Any, grad_glu: Any, x: Any, dgrad_glu: Any, dx: Any, dim: int, *, out: Any, **_: Any
 ) -> int:

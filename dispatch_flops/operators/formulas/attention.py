@@ -20,7 +20,7 @@ from dispatch_flops.operators.formulas._attention import (
     forward_in_words,
     heads_first,
 )
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_given
@@ -33,17 +33,17 @@ _MASKED = "if masked or causal"
 
 
 @register_flops(
-    packets("_scaled_dot_product_flash_attention"),
+    ops("_scaled_dot_product_flash_attention"),
     by_name=True,
     note=f"{forward_in_words('if causal')} {SCALES_OF_8_BITS}",
 )
 @register_flops(
-    packets("_scaled_dot_product_flash_attention_for_cpu"),
+    ops("_scaled_dot_product_flash_attention_for_cpu"),
     by_name=True,
     note=forward_in_words(_MASKED, dropout=False),
 )
 @register_flops(
-    packets(
+    ops(
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_attention_math_for_mps",
@@ -72,22 +72,22 @@ def sdpa(
 
 
 @register_flops(
-    packets("_scaled_dot_product_flash_attention_backward"),
+    ops("_scaled_dot_product_flash_attention_backward"),
     by_name=True,
     note=backward_in_words("if causal"),
 )
 @register_flops(
-    packets("_scaled_dot_product_flash_attention_for_cpu_backward"),
+    ops("_scaled_dot_product_flash_attention_for_cpu_backward"),
     by_name=True,
     note=backward_in_words(_MASKED, dropout=False),
 )
 @register_flops(
-    packets("_scaled_dot_product_cudnn_attention_backward"),
+    ops("_scaled_dot_product_cudnn_attention_backward"),
     by_name=True,
     note=backward_in_words(_MASKED),
 )
 @register_flops(
-    packets(
+    ops(
         "_scaled_dot_product_efficient_attention_backward",
         "_scaled_dot_product_fused_attention_overrideable_backward",
     ),

@@ -31,7 +31,7 @@ from dispatch_flops.operators.formulas._attention import (
     rectangle,
     total,
 )
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_given
@@ -116,13 +116,13 @@ IN_FLASH = "if causal, in a window or with alibi"
 
 
 @register_flops(
-    packets("_flash_attention_forward"),
+    ops("_flash_attention_forward"),
     by_name=True,
     cacheable=False,
     note=f"{forward_in_words(IN_FLASH)} {PACKED_BOUND} {SCALES_OF_8_BITS}",
 )
 @register_flops(
-    packets("_flash_attention_forward_no_dropout_inplace"),
+    ops("_flash_attention_forward_no_dropout_inplace"),
     by_name=True,
     cacheable=False,
     note=f"{forward_in_words(IN_FLASH, dropout=False)} {PACKED_BOUND}",
@@ -157,7 +157,7 @@ def flash_forward(
 
 
 @register_flops(
-    packets("_flash_attention_backward"),
+    ops("_flash_attention_backward"),
     by_name=True,
     cacheable=False,
     note=f"{backward_in_words('if causal or in a window')} {PACKED_BOUND}",
@@ -205,7 +205,7 @@ def _efficient_band(mask_type: int, window_size: int | None) -> Band:
 
 
 @register_flops(
-    packets("_efficient_attention_forward"),
+    ops("_efficient_attention_forward"),
     by_name=True,
     cacheable=False,
     note=f"{forward_in_words(_MASKED)} {PACKED_BOUND}",
@@ -245,7 +245,7 @@ def efficient_forward(
 
 
 @register_flops(
-    packets("_efficient_attention_backward"),
+    ops("_efficient_attention_backward"),
     by_name=True,
     cacheable=False,
     note=f"{backward_in_words(_MASKED, bias=True)} {PACKED_BOUND}",
@@ -282,7 +282,7 @@ def efficient_backward(
 
 
 @register_flops(
-    packets("_cudnn_attention_forward"),
+    ops("_cudnn_attention_forward"),
     by_name=True,
     cacheable=False,
     note=f"{forward_in_words(_MASKED)} {PACKED_BOUND}",
@@ -312,7 +312,7 @@ def cudnn_forward(
 
 
 @register_flops(
-    packets("_cudnn_attention_backward"),
+    ops("_cudnn_attention_backward"),
     by_name=True,
     cacheable=False,
     note=f"{backward_in_words(_MASKED)} {PACKED_BOUND}",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import overloads, packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.norm import given, normalised
 from dispatch_flops.operators.formulas.reduction import variance
 from dispatch_flops.operators.registry import register_flops
@@ -33,7 +33,7 @@ def batch_norm(input: Tensor, affine: int, running: tuple[Tensor | None, ...], t
 
 
 @register_flops(
-    packets(
+    ops(
         "native_batch_norm",
         "cudnn_batch_norm",
         "miopen_batch_norm",
@@ -41,7 +41,7 @@ def batch_norm(input: Tensor, affine: int, running: tuple[Tensor | None, ...], t
         "_batch_norm_with_update",
         "_batch_norm_with_update_functional",
     )
-    + overloads("_native_batch_norm_legit.default", "_native_batch_norm_legit.out"),
+    + ops("_native_batch_norm_legit.default", "_native_batch_norm_legit.out"),
     by_name=True,
 )
 def native_batch_norm(
@@ -63,9 +63,7 @@ def native_batch_norm(
     return batch_norm(input, given(weight, bias), (running_mean, running_var), training)
 
 
-@register_flops(
-    overloads("_native_batch_norm_legit.no_stats", "_native_batch_norm_legit.no_stats_out")
-)
+@register_flops(ops("_native_batch_norm_legit.no_stats", "_native_batch_norm_legit.no_stats_out"))
 def batch_norm_no_stats(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any, out: Any, **__: Any
 ) -> int:
@@ -76,7 +74,7 @@ def batch_norm_no_stats(
     return batch_norm(input, given(weight, bias), (None, None), train=True)
 
 
-@register_flops(packets("_native_batch_norm_legit_no_training", "_batch_norm_no_update"))
+@register_flops(ops("_native_batch_norm_legit_no_training", "_batch_norm_no_update"))
 def batch_norm_no_training(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any, out: Any, **__: Any
 ) -> int:
@@ -106,7 +104,7 @@ def batch_norm_grads(
     return flops + c * needs_weight
 
 
-@register_flops(packets("native_batch_norm_backward"), by_name=True)
+@register_flops(ops("native_batch_norm_backward"), by_name=True)
 def native_batch_norm_backward(
     *, input: Tensor, train: bool, output_mask: list[bool], out: Any, **_: Any
 ) -> int:
@@ -119,7 +117,7 @@ def native_batch_norm_backward(
     return batch_norm_grads(input, train, *output_mask)
 
 
-@register_flops(packets("batch_norm_backward"), by_name=True)
+@register_flops(ops("batch_norm_backward"), by_name=True)
 def batch_norm_backward(
     *, input: Tensor, update: bool, output_mask: list[bool], out: Any, **_: Any
 ) -> int:
@@ -127,7 +125,7 @@ def batch_norm_backward(
     return batch_norm_grads(input, update, *output_mask)
 
 
-@register_flops(packets("cudnn_batch_norm_backward", "miopen_batch_norm_backward"))
+@register_flops(ops("cudnn_batch_norm_backward", "miopen_batch_norm_backward"))
 def vendor_batch_norm_backward(input: Tensor, *_: Any, out: Any, **__: Any) -> int:
     """All three gradients in training; both libraries always compute them. FLOPs: 9·n + 4·c."""
     return batch_norm_grads(input, True, True, True, True)
@@ -136,13 +134,13 @@ def vendor_batch_norm_backward(input: Tensor, *_: Any, out: Any, **__: Any) -> i
 # Batch normalisation over several devices ------------------------------------------------
 
 
-@register_flops(packets("batch_norm_stats"))
+@register_flops(ops("batch_norm_stats"))
 def batch_norm_stats(input: Tensor, eps: float, *, out: Any, **_: Any) -> int:
     """Mean and rsqrt(var + eps) of c channels: 4·n + 2·c."""
     return variance(input.numel()) + 2 * input.shape[1]
 
 
-@register_flops(packets("batch_norm_elemt"))
+@register_flops(ops("batch_norm_elemt"))
 def batch_norm_elemt(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any, out: Any, **__: Any
 ) -> int:
@@ -150,9 +148,7 @@ def batch_norm_elemt(
     return (2 + given(weight, bias)) * input.numel()
 
 
-@register_flops(
-    packets("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"), by_name=True
-)
+@register_flops(ops("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"), by_name=True)
 def batch_norm_gather_stats(
     *,
     mean: Tensor,
@@ -173,7 +169,7 @@ def batch_norm_gather_stats(
     return 19 * mean.numel() + (4 + kept) * c
 
 
-@register_flops(packets("batch_norm_update_stats"))
+@register_flops(ops("batch_norm_update_stats"))
 def batch_norm_update_stats(
     input: Tensor,
     running_mean: Tensor | None,
@@ -187,14 +183,14 @@ def batch_norm_update_stats(
     return variance(n) + (3 * given(running_mean) + 4 * given(running_var)) * c
 
 
-@register_flops(packets("batch_norm_backward_reduce"), by_name=True)
+@register_flops(ops("batch_norm_backward_reduce"), by_name=True)
 def batch_norm_backward_reduce(*, input: Tensor, weight_g: bool, out: Any, **_: Any) -> int:
     """Σg n-c, Σg·(x - mean) 3·n - c, the weight's gradient c."""
     n, c = input.numel(), input.shape[1]
     return 4 * n - 2 * c + c * weight_g
 
 
-@register_flops(packets("batch_norm_backward_elemt"))
+@register_flops(ops("batch_norm_backward_elemt"))
 def batch_norm_backward_elemt(grad_out: Tensor, input: Tensor, *_: Any, out: Any, **__: Any) -> int:
     """(g - m - (x - mean)·p)·s: 5·n; m, p = mean·invstd², s = weight·invstd: 5·c.
 

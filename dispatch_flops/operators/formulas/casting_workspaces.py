@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.workspaces import builtin_workspace
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -28,9 +28,7 @@ def _is_complex(args: tuple[Any, ...]) -> bool:
     return bool(args[0].is_complex())
 
 
-@builtin_workspace(
-    packets("sum", "nansum", "prod", "cumsum", "cumprod"), _is_in_half, is_steady=True
-)
+@builtin_workspace(ops("sum", "nansum", "prod", "cumsum", "cumprod"), _is_in_half, is_steady=True)
 def sums(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> int | None:
     """Bytes: N·(size of the result's dtype), if the operand's is another.
 
@@ -43,7 +41,7 @@ def sums(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) 
     return _cast(x, dtype)
 
 
-@builtin_workspace(packets("linalg_vector_norm", "norm"), _is_complex, is_steady=True)
+@builtin_workspace(ops("linalg_vector_norm", "norm"), _is_complex, is_steady=True)
 def norms(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> int | None:
     """Bytes: as of a sum. Some norms of complex numbers take their absolute values first."""
     if x.is_cpu and x.is_complex():
@@ -51,7 +49,7 @@ def norms(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any)
     return 0 if dtype is None else _cast(x, dtype)
 
 
-@builtin_workspace(packets("mean"))
+@builtin_workspace(ops("mean"))
 def mean(
     x: torch.Tensor, dim: Any = None, *_: Any, dtype: torch.dtype | None = None, **__: Any
 ) -> int:
@@ -69,7 +67,7 @@ def mean(
     return _cast(x, torch.float32) + 4 * rows
 
 
-@builtin_workspace(packets("all", "any"))
+@builtin_workspace(ops("all", "any"))
 def truths(x: torch.Tensor, *_: Any, **__: Any) -> int:
     """Bytes: N of booleans, on the CPU."""
     if not (x.is_cpu or x.is_meta) or x.dtype in (torch.bool, torch.uint8):
@@ -77,7 +75,7 @@ def truths(x: torch.Tensor, *_: Any, **__: Any) -> int:
     return x.numel()
 
 
-@builtin_workspace(packets("count_nonzero"))
+@builtin_workspace(ops("count_nonzero"))
 def counts(x: torch.Tensor, dim: Any = None, **_: Any) -> int:
     """Bytes: N of booleans, and 8·N as of their sum; 0 of a count over all on the CPU."""
     if (dim is None or dim == []) and (x.is_cpu or x.is_meta):

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.copying_workspaces import is_strided
 from dispatch_flops.operators.workspaces import builtin_workspace
 
 
-@builtin_workspace(packets("roll"), is_strided, is_steady=True)
+@builtin_workspace(ops("roll"), is_strided, is_steady=True)
 def roll(x: torch.Tensor, shifts: Any, dims: Any = (), **_: Any) -> int | None:
     """Bytes: N·s for each dimension but the last, all of which are kept to the end.
 
@@ -26,7 +26,7 @@ def roll(x: torch.Tensor, shifts: Any, dims: Any = (), **_: Any) -> int | None:
     return max(0, len(dims) - 1) * _bytes(x)
 
 
-@builtin_workspace(packets("affine_grid_generator"))
+@builtin_workspace(ops("affine_grid_generator"))
 def affine_grid(theta: torch.Tensor, size: Any, *_: Any, **__: Any) -> int:
     """The coordinates of each position, and a one.
 
@@ -39,7 +39,7 @@ def affine_grid(theta: torch.Tensor, size: Any, *_: Any, **__: Any) -> int:
     return int(coordinates * theta.element_size())
 
 
-@builtin_workspace(packets("_safe_softmax"), is_strided, is_steady=True)
+@builtin_workspace(ops("_safe_softmax"), is_strided, is_steady=True)
 def safe_softmax(
     x: torch.Tensor, dim: int, dtype: torch.dtype | None = None, **_: Any
 ) -> int | None:
@@ -58,7 +58,7 @@ def safe_softmax(
     return max(x.numel() * dtype.itemsize, masks)
 
 
-@builtin_workspace(packets("isinf"))
+@builtin_workspace(ops("isinf"))
 def isinf(x: torch.Tensor, **_: Any) -> int:
     """Bytes: N·s of absolute values; of complex numbers, those of one part, and a mask.
 
@@ -69,7 +69,7 @@ def isinf(x: torch.Tensor, **_: Any) -> int:
     return _bytes(x) if x.is_floating_point() else 0
 
 
-@builtin_workspace(packets("abs", "angle"))
+@builtin_workspace(ops("abs", "angle"))
 def parts_of_complex_numbers(x: torch.Tensor, **_: Any) -> int:
     """Bytes: N·s of a complex result, of whose real parts the result is a copy.
 

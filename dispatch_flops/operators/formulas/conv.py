@@ -20,7 +20,7 @@ from dispatch_flops.operators.formulas._arithmetic import (
     same_shaped,
     scaled_sum,
 )
-from dispatch_flops.operators.formulas._ops import overloads, packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.linear import post_op
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
@@ -84,9 +84,7 @@ def _channels(y: torch.Tensor, weight: torch.Tensor) -> int:
 
 
 @register_flops(
-    packets(
-        "convolution", "_convolution", "convolution_overrideable", "_nnpack_spatial_convolution"
-    ),
+    ops("convolution", "_convolution", "convolution_overrideable", "_nnpack_spatial_convolution"),
     by_name=True,
 )
 def convolution(
@@ -106,7 +104,7 @@ def convolution(
 
 
 @register_flops(
-    packets(
+    ops(
         "cudnn_convolution",
         "mkldnn_convolution",
         "miopen_convolution",
@@ -136,7 +134,7 @@ def backend_convolution(
 
 
 @register_flops(
-    packets(
+    ops(
         "cudnn_convolution_transpose",
         "miopen_convolution_transpose",
         "_mps_convolution_transpose",
@@ -163,7 +161,7 @@ def backend_convolution_transpose(
 # -- forward with fused operations ---------------------------------------------------------
 
 
-@register_flops(packets("cudnn_convolution_relu", "miopen_convolution_relu"))
+@register_flops(ops("cudnn_convolution_relu", "miopen_convolution_relu"))
 def convolution_relu(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -176,7 +174,7 @@ def convolution_relu(
     return forward_cost(x, weight, bias, out) + same_shaped(aten.relu, out)
 
 
-@register_flops(packets("cudnn_convolution_add_relu", "miopen_convolution_add_relu"))
+@register_flops(ops("cudnn_convolution_add_relu", "miopen_convolution_add_relu"))
 @tells_apart(1)
 def convolution_add_relu(
     x: torch.Tensor,
@@ -216,7 +214,7 @@ def _packed_cost(
     return contract(counted.numel() * per_element, x, extra_flops=extra)
 
 
-@register_flops(overloads("_convolution_pointwise.default", library="mkldnn"), by_name=True)
+@register_flops(ops("_convolution_pointwise.default", library="mkldnn"), by_name=True)
 def convolution_pointwise(
     *,
     X: torch.Tensor,
@@ -232,7 +230,7 @@ def convolution_pointwise(
 
 
 @register_flops(
-    overloads("_convolution_pointwise.binary", "_convolution_pointwise_.binary", library="mkldnn"),
+    ops("_convolution_pointwise.binary", "_convolution_pointwise_.binary", library="mkldnn"),
     by_name=True,
 )
 @tells_apart(1)
@@ -256,7 +254,7 @@ def convolution_pointwise_binary(
     return cost + post_op(unary_attr, unary_algorithm, out)
 
 
-@register_flops(packets("_convolution_transpose_pointwise", library="mkldnn"), by_name=True)
+@register_flops(ops("_convolution_transpose_pointwise", library="mkldnn"), by_name=True)
 def convolution_transpose_pointwise(
     *,
     X: torch.Tensor,
@@ -274,7 +272,7 @@ def convolution_transpose_pointwise(
 # -- backward ------------------------------------------------------------------------------
 
 
-@register_flops(packets("convolution_backward", "convolution_backward_overrideable"), by_name=True)
+@register_flops(ops("convolution_backward", "convolution_backward_overrideable"), by_name=True)
 def convolution_backward(
     *,
     grad_output: torch.Tensor,
@@ -293,7 +291,7 @@ def convolution_backward(
     return backward_cost(grad_output, input, weight, output_mask, transposed=transposed)
 
 
-@register_flops(packets("_slow_conv2d_backward", "mps_convolution_backward"), by_name=True)
+@register_flops(ops("_slow_conv2d_backward", "mps_convolution_backward"), by_name=True)
 def backend_convolution_backward(
     *,
     grad_output: torch.Tensor,
@@ -307,7 +305,7 @@ def backend_convolution_backward(
     return backward_cost(grad_output, self, weight, output_mask, transposed=False)
 
 
-@register_flops(packets("mps_convolution_transpose_backward"), by_name=True)
+@register_flops(ops("mps_convolution_transpose_backward"), by_name=True)
 def mps_convolution_transpose_backward(
     *,
     grad_output: torch.Tensor,
@@ -324,7 +322,7 @@ def mps_convolution_transpose_backward(
 # -- over time -----------------------------------------------------------------------------
 
 
-@register_flops(packets("conv_tbc"))
+@register_flops(ops("conv_tbc"))
 def conv_tbc(
     x: torch.Tensor, weight: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any
 ) -> OpCost:
@@ -335,7 +333,7 @@ def conv_tbc(
     return contract(_tbc_macs(out, weight), x, weight, extra_flops=adds(out.numel(), x))
 
 
-@register_flops(packets("conv_tbc_backward"), by_name=True)
+@register_flops(ops("conv_tbc_backward"), by_name=True)
 def conv_tbc_backward(
     *, self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: Any, **_: Any
 ) -> OpCost:

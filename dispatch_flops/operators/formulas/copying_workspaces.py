@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.workspaces import Condition, always, builtin_workspace
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -73,7 +73,7 @@ def _is_in_half_or_of_short_indices(args: tuple[Any, ...]) -> bool:
 
 
 def _register(names: str, condition: Condition, *, is_steady: bool) -> None:
-    @builtin_workspace(packets(*names.split()), condition, is_steady=is_steady)
+    @builtin_workspace(ops(*names.split()), condition, is_steady=is_steady)
     def workspace(*args: Any, **_: Any) -> int | None:
         return None if condition(args) and args[0].is_cpu else 0
 
@@ -88,7 +88,7 @@ _register("_euclidean_dist _embedding_bag _embedding_bag_forward_only", always, 
 _register("index index_put _index_put_impl_", _is_masked, is_steady=False)
 
 
-@builtin_workspace(packets("native_layer_norm_backward"), _is_strided_or_in_half, is_steady=True)
+@builtin_workspace(ops("native_layer_norm_backward"), _is_strided_or_in_half, is_steady=True)
 def layer_norm_backward(*args: Any, **_: Any) -> int | None:
     """Sums of both parameters' gradients, for each thread, of N normalized elements.
 

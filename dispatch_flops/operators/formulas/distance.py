@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._arithmetic import contract
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.profile.cost import OpCost
@@ -24,7 +24,7 @@ _NEVER_MATMUL = 2
 _MATMUL_ABOVE_ROWS = 25
 
 
-@register_flops(packets("_trilinear"))
+@register_flops(ops("_trilinear"))
 def trilinear(
     i1: torch.Tensor,
     i2: torch.Tensor,
@@ -69,7 +69,7 @@ def _inserted(shape: Sequence[int], ones: Sequence[int]) -> list[int]:
 # -- between two sets ----------------------------------------------------------------------
 
 
-@register_flops(packets("_euclidean_dist"))
+@register_flops(ops("_euclidean_dist"))
 def euclidean_dist(x1: torch.Tensor, x2: torch.Tensor, *, out: torch.Tensor, **_: Any) -> OpCost:
     """out[B,P,R] = sqrt(max(0, [-2·x1, |x1|², 1] @ [x2, 1, |x2|²].T)), with |x|² by pow and sum.
 
@@ -83,7 +83,7 @@ def euclidean_dist(x1: torch.Tensor, x2: torch.Tensor, *, out: torch.Tensor, **_
     return contract(out.numel() * (features + 2), extra_flops=extra)
 
 
-@register_flops(packets("_cdist_forward"))
+@register_flops(ops("_cdist_forward"))
 @depends_on_numbers
 def cdist_forward(
     x1: torch.Tensor,
@@ -106,7 +106,7 @@ def cdist_forward(
     return OpCost(flops=_distances(out.numel(), x1.shape[-1], p))
 
 
-@register_flops(packets("_cdist_backward"), by_name=True)
+@register_flops(ops("_cdist_backward"), by_name=True)
 @depends_on_numbers
 def cdist_backward(
     *, x1: torch.Tensor, p: float, cdist: torch.Tensor, out: torch.Tensor, **_: Any
@@ -122,7 +122,7 @@ def cdist_backward(
 # -- within one set ------------------------------------------------------------------------
 
 
-@register_flops(packets("_pdist_forward"))
+@register_flops(ops("_pdist_forward"))
 @depends_on_numbers
 def pdist_forward(x: torch.Tensor, p: float = 2.0, *, out: torch.Tensor, **_: Any) -> OpCost:
     """out[P·(P-1)/2] = ‖x[i] - x[j]‖_p for i < j.
@@ -133,7 +133,7 @@ def pdist_forward(x: torch.Tensor, p: float = 2.0, *, out: torch.Tensor, **_: An
     return OpCost(flops=_distances(out.numel(), x.shape[-1], p))
 
 
-@register_flops(packets("_pdist_backward"), by_name=True)
+@register_flops(ops("_pdist_backward"), by_name=True)
 @depends_on_numbers
 def pdist_backward(
     *, self: torch.Tensor, p: float, pdist: torch.Tensor, out: torch.Tensor, **_: Any

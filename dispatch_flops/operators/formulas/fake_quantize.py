@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._arithmetic import cost_of, same_shaped
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.operators.tensors import is_inexact, tensors_in
 from dispatch_flops.profile.cost import OpCost, flops
@@ -39,7 +39,7 @@ def in_decomposed(*names: str) -> list[Any]:
 
 
 declare_free(
-    packets(
+    ops(
         *"""
         int_repr _make_per_tensor_quantized_tensor _make_per_channel_quantized_tensor
         _convert_weight_to_int4pack _convert_weight_to_int4pack_for_cpu
@@ -47,13 +47,13 @@ declare_free(
         """.split()
     )
     + in_decomposed("convert_element_type")
-    + packets("_Bfloat16QuantizedToFloat", "_FloatToBfloat16Quantized", library="quantization"),
+    + ops("_Bfloat16QuantizedToFloat", "_FloatToBfloat16Quantized", library="quantization"),
     "copies and packs elements",
 )
 
 
 @register_flops(
-    packets("quantize_per_tensor", "quantize_per_channel")
+    ops("quantize_per_tensor", "quantize_per_channel")
     + in_decomposed(
         "quantize_per_tensor",
         "quantize_per_channel",
@@ -67,7 +67,7 @@ def quantize(self: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
 
 
 @register_flops(
-    packets("dequantize")
+    ops("dequantize")
     + in_decomposed(
         "dequantize_per_tensor",
         "dequantize_per_channel",
@@ -80,7 +80,7 @@ def dequantize(self: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
     return flops(sum(DEQUANTIZE * t.numel() for t in tensors_in(self) if not is_inexact(t)))
 
 
-@register_flops(packets("quantize_per_tensor_dynamic"))
+@register_flops(ops("quantize_per_tensor_dynamic"))
 def quantize_dynamic(self: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """Minimum, maximum, scale and zero point of the whole tensor, then 5 per element."""
     return flops(dynamic(self.numel()))
@@ -115,7 +115,7 @@ def choose_qparams(self: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
 
 
 @register_flops(
-    packets("_fused_moving_avg_obs_fq_helper", "_fused_moving_avg_obs_fq_helper_functional"),
+    ops("_fused_moving_avg_obs_fq_helper", "_fused_moving_avg_obs_fq_helper_functional"),
     by_name=True,
 )
 def observe_and_fake_quantize(*, self: Tensor, scale: Tensor, out: Any, **_: Any) -> OpCost:
@@ -133,7 +133,7 @@ def observe_and_fake_quantize(*, self: Tensor, scale: Tensor, out: Any, **_: Any
 
 
 @register_flops(
-    packets(
+    ops(
         "fake_quantize_per_tensor_affine_cachemask",
         "fake_quantize_per_channel_affine_cachemask",
         "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
@@ -145,9 +145,7 @@ def fake_quantize(self: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
 
 
 @register_flops(
-    packets(
-        "_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine"
-    )
+    ops("_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine")
     + in_decomposed("fake_quant_per_channel")
 )
 def fake_quantize_learnable(self: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
@@ -156,7 +154,7 @@ def fake_quantize_learnable(self: Tensor, *_args: Any, out: Any, **_: Any) -> Op
 
 
 @register_flops(
-    packets(
+    ops(
         "_fake_quantize_learnable_per_tensor_affine_backward",
         "_fake_quantize_learnable_per_channel_affine_backward",
     )
@@ -216,11 +214,11 @@ def between(steps: Sequence[Any], real: Tensor) -> OpCost:
 
 def register_pointwise(name: str, steps: tuple[Any, ...]) -> None:
     """Register ``quantized::<name>``, its out= variant, and its equivalents in other libraries."""
-    targets = packets(name, f"{name}_out", library="quantized")
+    targets = ops(name, f"{name}_out", library="quantized")
     if name == "add":
-        targets += packets(name, library="_quantized")
+        targets += ops(name, library="_quantized")
     if name in ("add", "add_relu", "mul"):
-        targets += packets(f"q{name}", library="onednn")
+        targets += ops(f"q{name}", library="onednn")
 
     @register_flops(targets, note=f"{name} between dequantising and quantising")
     def formula(*args: Any, out: Tensor, **_: Any) -> OpCost:
@@ -232,18 +230,18 @@ for _name, _steps in POINTWISE.items():
     register_pointwise(_name, _steps)
 
 declare_free(
-    packets("relu6", "clamp", "threshold", "max_pool1d", "max_pool2d", library="quantized"),
+    ops("relu6", "clamp", "threshold", "max_pool1d", "max_pool2d", library="quantized"),
     "integer arithmetic",
 )
 
 
-@register_flops(packets("prelu", library="quantized"))
+@register_flops(ops("prelu", library="quantized"))
 def prelu(qx: Tensor, weight: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """A comparison and a product between dequantising and quantising."""
     return requantized(reals(out), (qx, weight), flops(2 * out.numel()))
 
 
-@register_flops(packets("softmax", library="quantized"))
+@register_flops(ops("softmax", library="quantized"))
 def softmax(qx: Tensor, dim: int, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """softmax between dequantising and quantising."""
     real = reals(out)
@@ -251,15 +249,15 @@ def softmax(qx: Tensor, dim: int, *_args: Any, out: Tensor, **_: Any) -> OpCost:
 
 
 @register_flops(
-    packets(
+    ops(
         *"""
         batch_norm batch_norm1d batch_norm2d batch_norm3d batch_norm_relu batch_norm1d_relu
         batch_norm2d_relu batch_norm3d_relu
         """.split(),
         library="quantized",
     )
-    + packets("quantized_batch_norm")
-    + packets("qbatch_norm2d", library="onednn")
+    + ops("quantized_batch_norm")
+    + ops("qbatch_norm2d", library="onednn")
 )
 def batch_norm(qx: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """x·a + b between dequantising and quantising: 2 per element; a = weight/sqrt(var + eps)
@@ -267,7 +265,7 @@ def batch_norm(qx: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     return requantized(reals(out), (qx,), flops(2 * out.numel() + 5 * out.shape[1]))
 
 
-@register_flops(packets("layer_norm", library="quantized"))
+@register_flops(ops("layer_norm", library="quantized"))
 def layer_norm(
     qx: Tensor, shape: Any, weight: Any, bias: Any, eps: float, *_args: Any, out: Tensor, **_: Any
 ) -> OpCost:
@@ -279,7 +277,7 @@ def layer_norm(
     return requantized(real, (qx,), cost)
 
 
-@register_flops(packets("group_norm", library="quantized"))
+@register_flops(ops("group_norm", library="quantized"))
 def group_norm(
     qx: Tensor, groups: int, weight: Any, bias: Any, eps: float, *_args: Any, out: Tensor, **_: Any
 ) -> OpCost:
@@ -287,7 +285,7 @@ def group_norm(
     return _grouped(qx, groups, weight, bias, eps, out)
 
 
-@register_flops(packets("instance_norm", library="quantized"))
+@register_flops(ops("instance_norm", library="quantized"))
 def instance_norm(
     qx: Tensor, weight: Any, bias: Any, eps: float, *_args: Any, out: Tensor, **_: Any
 ) -> OpCost:

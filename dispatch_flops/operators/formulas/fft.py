@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.profile.cost import OpCost, flops
 
@@ -32,7 +32,7 @@ Tensor = torch.Tensor
 FLOPS_PER_POINT_AND_PASS = 5
 
 
-@register_flops(packets("_fft_c2c"))
+@register_flops(ops("_fft_c2c"))
 def fft_c2c(
     self: Tensor, dim: Sequence[int], normalization: int, *_: Any, out: Tensor, **__: Any
 ) -> OpCost:
@@ -43,7 +43,7 @@ def fft_c2c(
     return flops(complex_passes(self.shape, dim) + scaling(2 * self.numel(), normalization))
 
 
-@register_flops(packets("_fft_r2c"))
+@register_flops(ops("_fft_r2c"))
 def fft_r2c(
     self: Tensor, dim: Sequence[int], normalization: int, *_: Any, out: Tensor, **__: Any
 ) -> OpCost:
@@ -60,7 +60,7 @@ def fft_r2c(
     )
 
 
-@register_flops(packets("_fft_c2r"))
+@register_flops(ops("_fft_c2r"))
 def fft_c2r(
     self: Tensor, dim: Sequence[int], normalization: int, *_: Any, out: Tensor, **__: Any
 ) -> OpCost:
@@ -76,7 +76,7 @@ def fft_c2r(
     )
 
 
-@register_flops(packets("fft_fftfreq", "fft_rfftfreq"))
+@register_flops(ops("fft_fftfreq", "fft_rfftfreq"))
 def fft_freq(*_args: Any, out: Tensor, **_: Any) -> OpCost:
     """One product per element: an integer times 1/(n·d)."""
     return flops(out.numel())

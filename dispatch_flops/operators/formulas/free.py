@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import declare_free
@@ -134,21 +134,21 @@ def _triangle(is_lower: bool) -> Callable[..., OpCost]:
     return triangle
 
 
-declare_free(packets(*VIEWS.split()), "view of the same memory", moves=False)
+declare_free(ops(*VIEWS.split()), "view of the same memory", moves=False)
 declare_free(
-    packets(*QUERIES.split()) + packets("device", "layout", library="prim"),
+    ops(*QUERIES.split()) + ops("device", "layout", library="prim"),
     "metadata",
     moves=False,
     is_recorded=False,
 )
-declare_free(packets(*BOOKKEEPING.split()), "metadata, assertion or bookkeeping", moves=False)
-declare_free(packets(*ALLOCATIONS.split()), "allocation", moves=False)
-declare_free(packets("_local_scalar_dense"), "one number read by the host")
-declare_free(packets(*COPIES.split()), "copy, cast, padding or layout")
-declare_free(packets("tril"), "copy of a triangle", formula=_triangle(is_lower=True))
-declare_free(packets("triu"), "copy of a triangle", formula=_triangle(is_lower=False))
-declare_free(packets(*SELECTIONS.split()), "selection; its comparison is counted separately")
-declare_free(packets(*LOGIC.split()), "integer and boolean arithmetic")
-declare_free(packets(*FILLS.split()), "fill with constants or integers", formula=written)
-declare_free(packets("arange", "range"), "fill with constants or integers", formula=_ranged)
-declare_free(packets(*OVERWRITES.split()), "copy", formula=_copied)
+declare_free(ops(*BOOKKEEPING.split()), "metadata, assertion or bookkeeping", moves=False)
+declare_free(ops(*ALLOCATIONS.split()), "allocation", moves=False)
+declare_free(ops("_local_scalar_dense"), "one number read by the host")
+declare_free(ops(*COPIES.split()), "copy, cast, padding or layout")
+declare_free(ops("tril"), "copy of a triangle", formula=_triangle(is_lower=True))
+declare_free(ops("triu"), "copy of a triangle", formula=_triangle(is_lower=False))
+declare_free(ops(*SELECTIONS.split()), "selection; its comparison is counted separately")
+declare_free(ops(*LOGIC.split()), "integer and boolean arithmetic")
+declare_free(ops(*FILLS.split()), "fill with constants or integers", formula=written)
+declare_free(ops("arange", "range"), "fill with constants or integers", formula=_ranged)
+declare_free(ops(*OVERWRITES.split()), "copy", formula=_copied)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
@@ -25,7 +25,7 @@ Tensors = Sequence[Tensor]
 LERP, ADD_ALPHA, ADDCMUL, ADDCDIV = 3, 2, 3, 3
 
 
-@register_flops(packets("_fused_adam"))
+@register_flops(ops("_fused_adam"))
 @tells_apart(0)
 def adam(
     params: Tensors,
@@ -62,14 +62,14 @@ def adam(
     return step(per_element, params, [grads, *written], written, unscaled(grads, grad_scale))
 
 
-@register_flops(packets("_fused_adamw"))
+@register_flops(ops("_fused_adamw"))
 @tells_apart(0)
 def adamw(*args: Any, out: Any, **kwargs: Any) -> OpCost:
     """As ``aten._fused_adam``, but decoupled weight decay is one product."""
     return adam(*args, out=out, decay=1, **kwargs)
 
 
-@register_flops(packets("_fused_sgd"))
+@register_flops(ops("_fused_sgd"))
 @tells_apart(0)
 def sgd(
     params: Tensors,
@@ -103,7 +103,7 @@ def sgd(
     return step(per_element, params, read, [params, buffers], unscaled(grads, grad_scale))
 
 
-@register_flops(packets("_fused_adagrad"))
+@register_flops(ops("_fused_adagrad"))
 @tells_apart(0)
 def adagrad(
     params: Tensors,
@@ -134,13 +134,13 @@ def adagrad(
     return step(per_element, params, [grads, *written], written, unscaled(grads, grad_scale))
 
 
-@register_flops(packets("_amp_foreach_non_finite_check_and_unscale"))
+@register_flops(ops("_amp_foreach_non_finite_check_and_unscale"))
 def unscale(grads: Tensors, found_inf: Tensor, inv_scale: Tensor, *, out: Any, **_: Any) -> OpCost:
     """Each gradient is tested for finiteness and multiplied: 2 per element."""
     return step(2, grads, [grads, [found_inf, inv_scale]], [grads, [found_inf]], [])
 
 
-@register_flops(packets("_amp_update_scale"))
+@register_flops(ops("_amp_update_scale"))
 def update_scale(scale: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """One product with the growth or backoff factor."""
     return OpCost(flops=scale.numel())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._arithmetic import cost_of
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.sorting import log2_ceil
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import register_flops
@@ -18,7 +18,7 @@ from dispatch_flops.profile.cost import OpCost, flops
 Tensor = torch.Tensor
 
 
-@register_flops(packets("_histogramdd_bin_edges"))
+@register_flops(ops("_histogramdd_bin_edges"))
 def bin_edges(
     self: Tensor,
     bins: Sequence[int],
@@ -38,13 +38,13 @@ def bin_edges(
     return flops(extrema + spaced)
 
 
-@register_flops(packets("bincount"))
+@register_flops(ops("bincount"))
 def bincount(self: Tensor, weights: Tensor | None = None, *_: Any, out: Tensor, **__: Any) -> int:
     """Sum of the weights: n. Without weights only integers are added, which is free."""
     return self.numel() if weights is not None and is_inexact(weights) else 0
 
 
-@register_flops(packets("histc"))
+@register_flops(ops("histc"))
 @depends_on_numbers
 def histc(
     self: Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, out: Tensor, **_: Any
@@ -59,7 +59,7 @@ def histc(
     return (6 * n + bounds) if is_inexact(self, out) else 0
 
 
-@register_flops(packets("histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"))
+@register_flops(ops("histogram", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"))
 def histogram(self: Tensor, bins: Any = 100, *_: Any, out: Any, **__: Any) -> int:
     """Each coordinate finds its bin, each point adds 1 or its weight.
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.workspaces import always, builtin_workspace
 
 _MOST_KEYS = 512  # kv_split_size
 
 
-@builtin_workspace(packets("_scaled_dot_product_flash_attention_for_cpu"))
+@builtin_workspace(ops("_scaled_dot_product_flash_attention_for_cpu"))
 def flash_forward(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> int:
     """A block of scores, its row maxima and sums, and a block of the result, for each thread.
 
@@ -35,7 +35,7 @@ def _is_backward_reduced(args: tuple[Any, ...]) -> bool:
 
 
 @builtin_workspace(
-    packets("_scaled_dot_product_flash_attention_for_cpu_backward"),
+    ops("_scaled_dot_product_flash_attention_for_cpu_backward"),
     _is_backward_reduced,
     is_steady=True,
 )
@@ -117,8 +117,8 @@ _UNKNOWN_BUT_STEADY = """
 """
 
 
-@builtin_workspace(packets(*_UNKNOWN_BUT_STEADY.split()), always, is_steady=True)
-@builtin_workspace(packets(*_UNKNOWN_QUANTIZED.split(), library="quantized"), always)
-@builtin_workspace((*packets(*_UNKNOWN.split()), *_UNKNOWN_BY_NAME), always)
+@builtin_workspace(ops(*_UNKNOWN_BUT_STEADY.split()), always, is_steady=True)
+@builtin_workspace(ops(*_UNKNOWN_QUANTIZED.split(), library="quantized"), always)
+@builtin_workspace((*ops(*_UNKNOWN.split()), *_UNKNOWN_BY_NAME), always)
 def unknown(*_: Any, **__: Any) -> None:
     """Return None: what these kernels allocate for themselves has no formula."""

@@ -18,14 +18,14 @@ import torch
 
 from dispatch_flops.operators.formulas import _lapack
 from dispatch_flops.operators.formulas._lapack import Work
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.profile.cost import OpCost, contraction, flops
 
 Tensor = torch.Tensor
 
 declare_free(
-    packets("lu_unpack", "_linalg_check_errors"),
+    ops("lu_unpack", "_linalg_check_errors"),
     "copies triangles or checks results",
 )
 
@@ -33,13 +33,13 @@ declare_free(
 # -- factorisations ------------------------------------------------------------------------
 
 
-@register_flops(packets("linalg_cholesky_ex", "cholesky"))
+@register_flops(ops("linalg_cholesky_ex", "cholesky"))
 def cholesky(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """A[n, n] = L @ L^H. FLOPs: n^3/3 to leading order. Source: xPOTRF."""
     return batched(A, _lapack.potrf(A.shape[-1]))
 
 
-@register_flops(packets("linalg_lu_factor_ex", "linalg_lu"))
+@register_flops(ops("linalg_lu_factor_ex", "linalg_lu"))
 def lu(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """P @ A[m, n] = L @ U.
 
@@ -49,13 +49,13 @@ def lu(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     return batched(A, _lapack.getrf(*A.shape[-2:]))
 
 
-@register_flops(packets("linalg_ldl_factor_ex"))
+@register_flops(ops("linalg_ldl_factor_ex"))
 def ldl(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """A[n, n] = L @ D @ L^H. FLOPs: n^3/3 to leading order. Source: xSYTRF."""
     return batched(A, _lapack.sytrf(A.shape[-1]))
 
 
-@register_flops(packets("geqrf"))
+@register_flops(ops("geqrf"))
 def geqrf(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """The reflectors of A[m, n]'s QR factorisation.
 
@@ -64,7 +64,7 @@ def geqrf(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     return batched(A, _lapack.geqrf(*A.shape[-2:]))
 
 
-@register_flops(packets("linalg_qr"))
+@register_flops(ops("linalg_qr"))
 def qr(A: Tensor, mode: str = "reduced", *, out: Any, **_: Any) -> OpCost:
     """A[m, n] = Q @ R; mode "r" computes only R.
 
@@ -79,7 +79,7 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any, **_: Any) -> OpCost:
     return batched(A, work)
 
 
-@register_flops(packets("linalg_householder_product", "orgqr"))
+@register_flops(ops("linalg_householder_product", "orgqr"))
 def householder_product(A: Tensor, tau: Tensor, *, out: Any, **_: Any) -> OpCost:
     """The first n columns of the product of k reflectors in A[m, n].
 
@@ -89,7 +89,7 @@ def householder_product(A: Tensor, tau: Tensor, *, out: Any, **_: Any) -> OpCost
     return batched(A, _lapack.orgqr(m, n, tau.shape[-1]))
 
 
-@register_flops(packets("ormqr"))
+@register_flops(ops("ormqr"))
 def ormqr(
     A: Tensor, tau: Tensor, other: Tensor, left: bool = True, *_args: Any, out: Any, **_: Any
 ) -> OpCost:
@@ -101,7 +101,7 @@ def ormqr(
     return batched(other, _lapack.ormqr(m, n, tau.shape[-1], left=left))
 
 
-@register_flops(packets("_linalg_svd"))
+@register_flops(ops("_linalg_svd"))
 def svd(
     A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, out: Any, **_: Any
 ) -> OpCost:
@@ -115,7 +115,7 @@ def svd(
     return batched(A, _lapack.gesvd(*A.shape[-2:], vectors=compute_uv, full=full_matrices))
 
 
-@register_flops(packets("_linalg_eigh"))
+@register_flops(ops("_linalg_eigh"))
 def eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True, *, out: Any, **_: Any) -> OpCost:
     """Eigenvalues and, if asked for, eigenvectors of a Hermitian A[n, n].
 
@@ -125,7 +125,7 @@ def eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True, *, out: Any, **_: A
     return batched(A, _lapack.syevd(A.shape[-1], vectors=compute_v))
 
 
-@register_flops(packets("linalg_matrix_sqrth"))
+@register_flops(ops("linalg_matrix_sqrth"))
 def matrix_sqrth(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """√A = V·√max(λ, 0) @ Vᴴ of a Hermitian A[n, n], and its mean with its adjoint.
 
@@ -140,7 +140,7 @@ def matrix_sqrth(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     )
 
 
-@register_flops(packets("linalg_polar"))
+@register_flops(ops("linalg_polar"))
 def polar(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """A[m, n] = (U @ Vh) @ H with H = V·S @ Vh, and the mean of H with its adjoint.
 
@@ -155,13 +155,13 @@ def polar(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     )
 
 
-@register_flops(packets("linalg_eig"))
+@register_flops(ops("linalg_eig"))
 def eig(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """Eigenvalues and right eigenvectors of A[n, n]. FLOPs: 79n^3/3. Source: xGEEV."""
     return batched(A, _lapack.geev(A.shape[-1], vectors=True))
 
 
-@register_flops(packets("linalg_eigvals", "_linalg_eigvals"))
+@register_flops(ops("linalg_eigvals", "_linalg_eigvals"))
 def eigvals(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """Eigenvalues of A[n, n]. FLOPs: 10n^3. Source: xGEEV."""
     return batched(A, _lapack.geev(A.shape[-1], vectors=False))
@@ -170,7 +170,7 @@ def eigvals(A: Tensor, *, out: Any, **_: Any) -> OpCost:
 # -- solvers and inverses ------------------------------------------------------------------
 
 
-@register_flops(packets("_linalg_solve_ex"))
+@register_flops(ops("_linalg_solve_ex"))
 def solve(A: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
     """X with A[n, n] @ X = B[n, r], or X @ A = B.
 
@@ -182,7 +182,7 @@ def solve(A: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
     return factor + batched_solve(solution, n, _lapack.getrs, A)
 
 
-@register_flops(packets("linalg_lu_solve"))
+@register_flops(ops("linalg_lu_solve"))
 def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
     """X with A[n, n] @ X = B[n, r] from A's LU factorisation.
 
@@ -191,19 +191,19 @@ def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, out: Any, **_: Any) -> Op
     return batched_solve(out, LU.shape[-1], _lapack.getrs, LU)
 
 
-@register_flops(packets("cholesky_solve", "_cholesky_solve_helper"))
+@register_flops(ops("cholesky_solve", "_cholesky_solve_helper"))
 def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False, *, out: Any, **_: Any) -> OpCost:
     """X with L @ L^H @ X = B[n, r]. FLOPs: 2n^2·r. Source: xPOTRS."""
     return batched_solve(out, L.shape[-1], _lapack.potrs, L)
 
 
-@register_flops(packets("linalg_ldl_solve"))
+@register_flops(ops("linalg_ldl_solve"))
 def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, out: Any, **_: Any) -> OpCost:
     """X with A[n, n] @ X = B[n, r] from A's LDL factorisation. FLOPs: 2n^2·r. Source: xSYTRS."""
     return batched_solve(out, LD.shape[-1], _lapack.potrs, LD)
 
 
-@register_flops(packets("linalg_solve_triangular"))
+@register_flops(ops("linalg_solve_triangular"))
 def solve_triangular(
     A: Tensor, B: Tensor, *, unitriangular: bool = False, out: Any, **_: Any
 ) -> OpCost:
@@ -214,7 +214,7 @@ def solve_triangular(
     return batched_solve(out, A.shape[-1], triangular(unitriangular), A)
 
 
-@register_flops(packets("triangular_solve"), cacheable=False, by_name=True)
+@register_flops(ops("triangular_solve"), cacheable=False, by_name=True)
 def triangular_solve(
     *, self: Tensor, A: Tensor, unitriangular: bool = False, out: Any, **_: Any
 ) -> OpCost:
@@ -226,7 +226,7 @@ def triangular_solve(
     return batched_solve(out[0], A.shape[-1], triangular(unitriangular), A)
 
 
-@register_flops(packets("linalg_inv_ex"))
+@register_flops(ops("linalg_inv_ex"))
 def inverse(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """A^-1. FLOPs: 2n^3 to leading order. Source: xGETRF, then xGETRI.
 
@@ -236,13 +236,13 @@ def inverse(A: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     return batched(A, _lapack.getrf(n, n).plus(_lapack.getri(n)))
 
 
-@register_flops(packets("cholesky_inverse"))
+@register_flops(ops("cholesky_inverse"))
 def cholesky_inverse(L: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """(L @ L^H)^-1. FLOPs: 2n^3/3 to leading order. Source: xPOTRI."""
     return batched(L, _lapack.potri(L.shape[-1]))
 
 
-@register_flops(packets("linalg_lstsq"))
+@register_flops(ops("linalg_lstsq"))
 def lstsq(
     A: Tensor,
     B: Tensor,
@@ -270,7 +270,7 @@ def lstsq(
     return batched(A, work.plus(_lapack.trsm(k, r)))
 
 
-@register_flops(packets("linalg_pinv"))
+@register_flops(ops("linalg_pinv"))
 def pinv(A: Tensor, *, hermitian: bool = False, out: Any, **_: Any) -> OpCost:
     """V @ diag(1/S) @ U^H from the thin SVD, or from the eigenvectors if Hermitian.
 
@@ -295,7 +295,7 @@ def pinv(A: Tensor, *, hermitian: bool = False, out: Any, **_: Any) -> OpCost:
 # -- determinants and other functions of a matrix ------------------------------------------
 
 
-@register_flops(packets("_linalg_det"))
+@register_flops(ops("_linalg_det"))
 def det(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """FLOPs: 2n^3/3 to leading order (xGETRF), the product of n pivots, and one more with the
     sign.
@@ -304,7 +304,7 @@ def det(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     return batched(A, _lapack.getrf(n, n).plus(Work(n, 0)))
 
 
-@register_flops(packets("_linalg_slogdet"))
+@register_flops(ops("_linalg_slogdet"))
 def slogdet(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """The product of n pivots' signs and one more; the sum of n logarithms of moduli.
 
@@ -316,7 +316,7 @@ def slogdet(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     return batched(A, _lapack.getrf(n, n).plus(Work(n, 0))) + flops(prod(A.shape[:-2]) * pivots)
 
 
-@register_flops(packets("linalg_matrix_exp"))
+@register_flops(ops("linalg_matrix_exp"))
 def matrix_exp(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     """exp(A[n, n]) by a Taylor polynomial of degree 18: 5 matrix products.
 
@@ -330,7 +330,7 @@ def matrix_exp(A: Tensor, *, out: Any, **_: Any) -> OpCost:
     return contraction(5 * prod(A.shape[:-2]) * n**3, complex_numbers=A.is_complex())
 
 
-@register_flops(packets("_compute_linear_combination"))
+@register_flops(ops("_compute_linear_combination"))
 def linear_combination(terms: Tensor, coefficients: Tensor, *, out: Any, **_: Any) -> OpCost:
     """out[i] = sum over j of coefficients[i, j] * terms[j].
 
@@ -340,7 +340,7 @@ def linear_combination(terms: Tensor, coefficients: Tensor, *, out: Any, **_: An
     return contraction(coefficients.numel() * elements, complex_numbers=terms.is_complex())
 
 
-@register_flops(packets("linalg_cross"))
+@register_flops(ops("linalg_cross"))
 def cross(a: Tensor, b: Tensor, *, dim: int = -1, out: Tensor, **_: Any) -> OpCost:
     """Each element of the cross product: two products, one difference."""
     elements = out.numel()

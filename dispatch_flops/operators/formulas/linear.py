@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._arithmetic import adds, contract, same_shaped
-from dispatch_flops.operators.formulas._ops import overloads, packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.matmul import product_and_bias
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_sparse, stored_elements
@@ -21,7 +21,7 @@ from dispatch_flops.profile.cost import OpCost
 aten = torch.ops.aten
 
 
-@register_flops(packets("linear", "mkldnn_linear"))
+@register_flops(ops("linear", "mkldnn_linear"))
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -43,7 +43,7 @@ def _linear_macs(x: torch.Tensor, weight: torch.Tensor) -> int:
     return stored_elements(x) * (weight.shape[0] if weight.dim() > 1 else 1)
 
 
-@register_flops(packets("linear_backward", "mkldnn_linear_backward"))
+@register_flops(ops("linear_backward", "mkldnn_linear_backward"))
 def linear_backward(
     x: torch.Tensor,
     grad_out: torch.Tensor,
@@ -64,7 +64,7 @@ def linear_backward(
     )
 
 
-@register_flops(packets("mkldnn_linear_backward_input"))
+@register_flops(ops("mkldnn_linear_backward_input"))
 def mkldnn_linear_backward_input(
     input_size: Sequence[int], grad_out: torch.Tensor, weight: torch.Tensor, *, out: Any, **_: Any
 ) -> OpCost:
@@ -72,7 +72,7 @@ def mkldnn_linear_backward_input(
     return _linear_gradients(prod(input_size), grad_out, weight, 1, to_bias=False)
 
 
-@register_flops(packets("mkldnn_linear_backward_weights"))
+@register_flops(ops("mkldnn_linear_backward_weights"))
 def mkldnn_linear_backward_weights(
     grad_out: torch.Tensor,
     x: torch.Tensor,
@@ -122,7 +122,7 @@ def post_op(name: str | None, algorithm: str | None, out: torch.Tensor) -> OpCos
     return same_shaped(POST_OPS[str(name)], out, **kwargs)
 
 
-@register_flops(packets("_mkl_linear", library="mkl"), by_name=True)
+@register_flops(ops("_mkl_linear", library="mkl"), by_name=True)
 def mkl_linear(
     *, X: torch.Tensor, ORI_W: torch.Tensor, B: torch.Tensor | None, out: torch.Tensor, **_: Any
 ) -> OpCost:
@@ -133,7 +133,7 @@ def mkl_linear(
     return linear(X, ORI_W, B, out=out)
 
 
-@register_flops(overloads("_linear_pointwise.default", library="mkldnn"), by_name=True)
+@register_flops(ops("_linear_pointwise.default", library="mkldnn"), by_name=True)
 def linear_pointwise(
     *,
     X: torch.Tensor,
@@ -151,7 +151,7 @@ def linear_pointwise(
     return product_and_bias(macs, X, out, out, bias=B) + post_op(attr, algorithm, out)
 
 
-@register_flops(overloads("_linear_pointwise.binary", library="mkldnn"), by_name=True)
+@register_flops(ops("_linear_pointwise.binary", library="mkldnn"), by_name=True)
 def linear_pointwise_binary(
     *, X: torch.Tensor, B: torch.Tensor | None, out: torch.Tensor, **_: Any
 ) -> OpCost:

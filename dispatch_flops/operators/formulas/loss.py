@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.pointwise import broadcast_elements, recipe_cost
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
@@ -32,7 +32,7 @@ def _size(self: Tensor, target: Tensor) -> int:
 def _register_loss(name: str, per_element: str) -> None:
     """Register a loss of input and target, reduced as its argument says."""
 
-    @register_flops(packets(name), note=f"{per_element}; then the sum or the mean")
+    @register_flops(ops(name), note=f"{per_element}; then the sum or the mean")
     def formula(
         self: Tensor, target: Tensor, reduction: int = MEAN, *_: Any, out: Tensor, **__: Any
     ) -> int:
@@ -50,19 +50,19 @@ _register_loss("huber_loss", "sub abs lt mul mul sub mul")
 _register_loss("soft_margin_loss", "neg mul exp log1p")
 
 
-@register_flops(packets("mse_loss_backward"))
+@register_flops(ops("mse_loss_backward"))
 def mse_loss_backward(*_: Any, out: Tensor, **__: Any) -> int:
     """2/n·(x - y)·grad: 3·n."""
     return 3 * out.numel()
 
 
-@register_flops(packets("smooth_l1_loss_backward"))
+@register_flops(ops("smooth_l1_loss_backward"))
 def smooth_l1_loss_backward(grad_output: Tensor, *_: Any, out: Tensor, **__: Any) -> int:
     """d = x - y, g = grad/n; |d| < β ? g·d/β : g·sign d: 7·n, and g once per element of grad."""
     return 7 * out.numel() + grad_output.numel()
 
 
-@register_flops(packets("huber_loss_backward"))
+@register_flops(ops("huber_loss_backward"))
 def huber_loss_backward(grad_output: Tensor, *_: Any, out: Tensor, **__: Any) -> int:
     """d = x - y; d < -δ ? -grad/n·δ : d > δ ? grad/n·δ : d/n·grad.
 
@@ -71,13 +71,13 @@ def huber_loss_backward(grad_output: Tensor, *_: Any, out: Tensor, **__: Any) ->
     return 5 * out.numel() + 4 * grad_output.numel()
 
 
-@register_flops(packets("soft_margin_loss_backward"), by_name=True)
+@register_flops(ops("soft_margin_loss_backward"), by_name=True)
 def soft_margin_loss_backward(*, reduction: int, out: Tensor, **_: Any) -> int:
     """y·grad·(s(y·x) - 1): 5·n; divided by n for a mean: n."""
     return (6 if reduction == MEAN else 5) * out.numel()
 
 
-@register_flops(packets("binary_cross_entropy"))
+@register_flops(ops("binary_cross_entropy"))
 def binary_cross_entropy(
     self: Tensor,
     target: Tensor,
@@ -92,7 +92,7 @@ def binary_cross_entropy(
     return n * (9 + (weight is not None)) + _reduced(n, reduction)
 
 
-@register_flops(packets("binary_cross_entropy_backward"), by_name=True)
+@register_flops(ops("binary_cross_entropy_backward"), by_name=True)
 def binary_cross_entropy_backward(
     *, weight: Tensor | None = None, reduction: int = MEAN, out: Tensor, **_: Any
 ) -> int:
@@ -100,7 +100,7 @@ def binary_cross_entropy_backward(
     return out.numel() * (6 + (weight is not None) + (reduction == MEAN))
 
 
-@register_flops(packets("binary_cross_entropy_with_logits"))
+@register_flops(ops("binary_cross_entropy_with_logits"))
 def binary_cross_entropy_with_logits(
     self: Tensor,
     target: Tensor,
@@ -121,7 +121,7 @@ def binary_cross_entropy_with_logits(
     return n * (9 + (weight is not None)) + positive + _reduced(n, reduction)
 
 
-@register_flops(packets("nll_loss_forward", "nll_loss2d_forward"))
+@register_flops(ops("nll_loss_forward", "nll_loss2d_forward"))
 def nll_loss_forward(
     self: Tensor,
     target: Tensor,
@@ -147,7 +147,7 @@ def nll_loss_forward(
     return flops + total_weight + reduced
 
 
-@register_flops(packets("nll_loss_backward", "nll_loss2d_backward"), by_name=True)
+@register_flops(ops("nll_loss_backward", "nll_loss2d_backward"), by_name=True)
 def nll_loss_backward(
     *,
     grad_output: Tensor,
@@ -169,7 +169,7 @@ def nll_loss_backward(
     return flops
 
 
-@register_flops(packets("multi_margin_loss"), by_name=True)
+@register_flops(ops("multi_margin_loss"), by_name=True)
 @tells_apart(2)
 def multi_margin_loss(
     *,
@@ -189,7 +189,7 @@ def multi_margin_loss(
     return max(target.numel(), 1) + n * (3 + int(p == 2) + (weight is not None))
 
 
-@register_flops(packets("multi_margin_loss_backward"), by_name=True)
+@register_flops(ops("multi_margin_loss_backward"), by_name=True)
 @tells_apart(2)
 def multi_margin_loss_backward(
     *,
@@ -209,7 +209,7 @@ def multi_margin_loss_backward(
     return max(target.numel(), 1) + self.numel() * (4 + 2 * int(p == 2) + (weight is not None))
 
 
-@register_flops(packets("multilabel_margin_loss_forward"))
+@register_flops(ops("multilabel_margin_loss_forward"))
 def multilabel_margin_loss_forward(
     self: Tensor, target: Tensor, reduction: int, *, out: Any, **_: Any
 ) -> int:
@@ -226,7 +226,7 @@ def multilabel_margin_loss_forward(
     return n + 3 * total + sums
 
 
-@register_flops(packets("multilabel_margin_loss_backward"))
+@register_flops(ops("multilabel_margin_loss_backward"))
 def multilabel_margin_loss_backward(
     grad_output: Tensor, self: Tensor, *_: Any, out: Tensor, **__: Any
 ) -> int:
@@ -263,7 +263,7 @@ def _lengths(lengths: Any, bound: int, samples: int) -> list[int]:
     return [bound] * samples if isinstance(lengths, torch.Tensor) else [int(x) for x in lengths]
 
 
-@register_flops(packets("_ctc_loss", "_cudnn_ctc_loss", "miopen_ctc_loss"))
+@register_flops(ops("_ctc_loss", "_cudnn_ctc_loss", "miopen_ctc_loss"))
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
@@ -282,7 +282,7 @@ def ctc_loss(
     return 13 * cells
 
 
-@register_flops(packets("_ctc_loss_backward"))
+@register_flops(ops("_ctc_loss_backward"))
 def ctc_loss_backward(
     grad: Tensor,
     log_probs: Tensor,

@@ -21,7 +21,7 @@ from dispatch_flops.operators.formulas._arithmetic import (
     same_shaped,
     scaled_sum,
 )
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import (
@@ -73,7 +73,7 @@ def product_and_bias(
 # -- two matrices, or a matrix and a vector ------------------------------------------------
 
 
-@register_flops(packets("mm", "bmm", "mv", "_int_mm"))
+@register_flops(ops("mm", "bmm", "mv", "_int_mm"))
 def mm(a: torch.Tensor, b: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> OpCost:
     """a[B,M,K] @ b[B,K,N], with or without B, M and N.
 
@@ -82,7 +82,7 @@ def mm(a: torch.Tensor, b: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) 
     return contract(inner_products(a, b), a, b)
 
 
-@register_flops(packets("dot", "vdot"), cacheable=False)
+@register_flops(ops("dot", "vdot"), cacheable=False)
 def dot(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **_: Any) -> OpCost:
     """MACs: K. FLOPs: 2·MACs. Nothing if the result is a zero tensor, which is not computed, as for
     the tangent of a constant.
@@ -90,7 +90,7 @@ def dot(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **_: Any) -> OpC
     return ZERO if out._is_zerotensor() else contract(inner_products(a, b), a, b)
 
 
-@register_flops(packets("addmm", "baddbmm", "addbmm", "addmv"))
+@register_flops(ops("addmm", "baddbmm", "addbmm", "addmv"))
 @tells_apart(0, 1)
 def addmm(
     bias: torch.Tensor,
@@ -110,7 +110,7 @@ def addmm(
     return product_and_bias(inner_products(a, b), a, b, out, bias=bias, beta=beta, alpha=alpha)
 
 
-@register_flops(packets("_addmm_activation"), cacheable=False)  # the cost depends on the device
+@register_flops(ops("_addmm_activation"), cacheable=False)  # the cost depends on the device
 @tells_apart(0, 1)
 def addmm_activation(
     bias: torch.Tensor,
@@ -134,7 +134,7 @@ def addmm_activation(
     return linear + same_shaped(aten.gelu, out, approximate="tanh" if out.is_cuda else "none")
 
 
-@register_flops(packets("addr"))
+@register_flops(ops("addr"))
 @tells_apart(0, 1)
 def addr(
     bias: torch.Tensor,
@@ -156,7 +156,7 @@ def addr(
     return count + OpCost(flops=muls(elements, a, b))
 
 
-@register_flops(packets("_foreach_mm") + packets("_foreach_mm_native_0", library="_native"))
+@register_flops(ops("_foreach_mm") + ops("_foreach_mm_native_0", library="_native"))
 def foreach_mm(
     a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], *, out: Any, **_: Any
 ) -> OpCost:
@@ -167,7 +167,7 @@ def foreach_mm(
     return sum((contract(inner_products(x, y), x, y) for x, y in zip(a, b, strict=True)), OpCost())
 
 
-@register_flops(packets("_mm_plus_mm", library="inductor"))
+@register_flops(ops("_mm_plus_mm", library="inductor"))
 def mm_plus_mm(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, *_: Any, out: Any, **__: Any
 ) -> OpCost:
@@ -182,7 +182,7 @@ def mm_plus_mm(
 # -- matmul as one operator --------------------------------------------------------------------
 
 
-@register_flops(packets("matmul"))
+@register_flops(ops("matmul"))
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **_: Any) -> OpCost:
     """a[..., M, K] @ b[..., K, N] with broadcasting; vectors lack M or N; nested: per item.
 
@@ -191,7 +191,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **_: Any) -> 
     return contract(_matmul_macs(a, b), a, b)
 
 
-@register_flops(packets("matmul_backward"))
+@register_flops(ops("matmul_backward"))
 def matmul_backward(
     grad_out: torch.Tensor,
     a: torch.Tensor,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.reduction import variance, vector_norm
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import register_flops
@@ -30,7 +30,7 @@ def normalised(n: int, m: int) -> int:
     return variance(n) + 2 * m + 2 * n
 
 
-@register_flops(packets("native_layer_norm"))
+@register_flops(ops("native_layer_norm"))
 def native_layer_norm(
     input: Tensor,
     normalized_shape: list[int],
@@ -46,7 +46,7 @@ def native_layer_norm(
     return normalised(n, m) + given(weight, bias) * n
 
 
-@register_flops(packets("native_layer_norm_backward"), by_name=True)
+@register_flops(ops("native_layer_norm_backward"), by_name=True)
 def native_layer_norm_backward(
     *,
     input: Tensor,
@@ -75,7 +75,7 @@ def native_layer_norm_backward(
     return flops + (2 * n - size) * needs_weight + (n - size) * needs_bias
 
 
-@register_flops(packets("_fused_rms_norm"))
+@register_flops(ops("_fused_rms_norm"))
 def fused_rms_norm(
     input: Tensor,
     normalized_shape: list[int],
@@ -89,7 +89,7 @@ def fused_rms_norm(
     return 3 * n + 2 * _rows(input, normalized_shape) + n * given(weight)
 
 
-@register_flops(packets("_fused_rms_norm_backward"), by_name=True)
+@register_flops(ops("_fused_rms_norm_backward"), by_name=True)
 def fused_rms_norm_backward(
     *,
     input: Tensor,
@@ -114,7 +114,7 @@ def fused_rms_norm_backward(
     return flops + (2 * n - size) * needs_weight
 
 
-@register_flops(packets("native_group_norm"), by_name=True)
+@register_flops(ops("native_group_norm"), by_name=True)
 def native_group_norm(
     *,
     input: Tensor,
@@ -134,7 +134,7 @@ def native_group_norm(
     return normalised(n, N * group) + given(weight, bias) * n
 
 
-@register_flops(packets("native_group_norm_backward"), by_name=True)
+@register_flops(ops("native_group_norm_backward"), by_name=True)
 def native_group_norm_backward(
     *,
     input: Tensor,
@@ -168,7 +168,7 @@ def _rows(input: Tensor, normalized_shape: list[int]) -> int:
     return input.numel() // size if size else 0
 
 
-@register_flops(packets("renorm"))
+@register_flops(ops("renorm"))
 @depends_on_numbers
 def renorm(self: Tensor, p: Any, dim: int, maxnorm: Any, *, out: Any, **_: Any) -> int:
     """m slices along ``dim``, scaled down to a maximal norm: their norm, then m comparisons,
@@ -180,13 +180,13 @@ def renorm(self: Tensor, p: Any, dim: int, maxnorm: Any, *, out: Any, **_: Any) 
     return vector_norm(n, m, p, complex_numbers=complex_numbers) + 3 * m + scale
 
 
-@register_flops(packets("_weight_norm_interface"))
+@register_flops(ops("_weight_norm_interface"))
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0, *, out: Any, **_: Any) -> int:
     """v·g/‖v‖: m norms, m quotients, n products."""
     return vector_norm(v.numel(), g.numel(), 2) + g.numel() + v.numel()
 
 
-@register_flops(packets("_weight_norm_interface_backward"), by_name=True)
+@register_flops(ops("_weight_norm_interface_backward"), by_name=True)
 def weight_norm_backward(*, saved_v: Tensor, saved_norms: Tensor, out: Any, **_: Any) -> int:
     """d = Σgrad·v 2·n - m; grad v = g/‖v‖·(grad - v·d/‖v‖²) 3·m + 3·n; grad g = d/‖v‖ m.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._arithmetic import adds
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.profile.cost import OpCost, flops
 
@@ -19,13 +19,13 @@ Tensor = torch.Tensor
 _PADS = [f"{mode}_pad{d}d" for mode in ("reflection", "replication") for d in (1, 2, 3)]
 
 
-@register_flops(packets(*(f"{name}_backward" for name in _PADS)))
+@register_flops(ops(*(f"{name}_backward" for name in _PADS)))
 def pad_backward(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Each element of the result is the sum of its own gradient and those of its copies: n - m."""
     return flops(adds(max(grad.numel() - out.numel(), 0), grad))
 
 
-@register_flops(packets("col2im", "unfold_backward"))
+@register_flops(ops("col2im", "unfold_backward"))
 def accumulate_windows(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Every element of every window is added to a result of zeros: 1 per element.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.access import Access, Arguments, declare_access
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.tensors import is_given, is_sparse, stored_elements
@@ -50,7 +50,7 @@ _MAXIMA = [
 ]
 
 
-@declare_access(packets(*_PADS, *_AVERAGES, *_MAXIMA))
+@declare_access(ops(*_PADS, *_AVERAGES, *_MAXIMA))
 def shape_of_self(arguments: Arguments, out: Any) -> Access:
     """The input gives the shape of the gradient."""
     return Access(unread=("self",))
@@ -59,7 +59,7 @@ def shape_of_self(arguments: Arguments, out: Any) -> Access:
 # Losses ----------------------------------------------------------------------------------
 
 
-@declare_access(packets("nll_loss_forward", "nll_loss2d_forward"))
+@declare_access(ops("nll_loss_forward", "nll_loss2d_forward"))
 def nll_loss(arguments: Arguments, out: Any) -> Access:
     """One element per target, and at most as many class weights."""
     targets = arguments["target"].numel()
@@ -67,7 +67,7 @@ def nll_loss(arguments: Arguments, out: Any) -> Access:
     return Access(unread=("self", "weight"), picked=picked)
 
 
-@declare_access(packets("nll_loss_backward", "nll_loss2d_backward"))
+@declare_access(ops("nll_loss_backward", "nll_loss2d_backward"))
 def nll_loss_backward(arguments: Arguments, out: Any) -> Access:
     """The total weight is read for a mean only."""
     unread = ["self", "weight"]
@@ -83,7 +83,7 @@ _MEAN = 1  # at::Reduction::Mean
 # Picks and copies ------------------------------------------------------------------------
 
 
-@declare_access(packets("masked_select"))
+@declare_access(ops("masked_select"))
 def masked_select(arguments: Arguments, out: Tensor) -> Access:
     """The mask, and the elements that it selects."""
     return Access(unread=("self",), picked=picked_bytes(arguments["self"], out.numel()))
@@ -97,16 +97,14 @@ _COPIES = """
 """
 
 
-@declare_access(packets(*_COPIES.split()))
+@declare_access(ops(*_COPIES.split()))
 def copy_of_view(arguments: Arguments, out: Any) -> Access:
     """As much of the source as the view shows, each element once."""
     (source,) = [name for name in ("self", "input") if name in arguments]
     return Access(unread=(source,), picked=min(nbytes(arguments[source]), nbytes(out)))
 
 
-@declare_access(
-    packets("select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter")
-)
+@declare_access(ops("select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter"))
 def copy_with_part_replaced(arguments: Arguments, out: Tensor) -> Access:
     """The part that replaces, and the rest of the original."""
     rest = arguments["self"].numel() - arguments["src"].numel()
@@ -116,7 +114,7 @@ def copy_with_part_replaced(arguments: Arguments, out: Tensor) -> Access:
 _PADDINGS = [f"{mode}_pad{d}d" for mode in ("reflection", "replication") for d in (1, 2, 3)]
 
 
-@declare_access(packets("constant_pad_nd", *_PADDINGS))
+@declare_access(ops("constant_pad_nd", *_PADDINGS))
 def padding(arguments: Arguments, out: Tensor) -> Access:
     """What a negative padding crops is not read."""
     source: Tensor = arguments["self"]
@@ -132,13 +130,13 @@ def padding(arguments: Arguments, out: Tensor) -> Access:
 # Products --------------------------------------------------------------------------------
 
 
-@declare_access(packets("mm", "bmm", "mv"))
+@declare_access(ops("mm", "bmm", "mv"))
 def product(arguments: Arguments, out: Tensor) -> Access | None:
     """Nothing for an empty result, as that of an expert without tokens."""
     return Access(unread=tuple(arguments)) if out.numel() == 0 else None
 
 
-@declare_access(packets("addmm", "baddbmm", "addbmm", "addmv", "addr", "_addmm_activation"))
+@declare_access(ops("addmm", "baddbmm", "addbmm", "addmv", "addr", "_addmm_activation"))
 @tells_apart(0)
 def scaled_addend(arguments: Arguments, out: Tensor) -> Access | None:
     """With beta = 0 the addend is ignored, whatever it holds."""
@@ -149,7 +147,7 @@ def scaled_addend(arguments: Arguments, out: Tensor) -> Access | None:
 # Sparse operands -------------------------------------------------------------------------
 
 
-@declare_access(packets("add", "sub"))
+@declare_access(ops("add", "sub"))
 def sparse_addend(arguments: Arguments, out: Any) -> Access | None:
     """In place, a dense tensor is touched where a sparse addend stores elements."""
     total, addend = arguments["self"], arguments["other"]
@@ -161,7 +159,7 @@ def sparse_addend(arguments: Arguments, out: Any) -> Access | None:
     return Access(unread=("self",), picked=touched, kept=nbytes(total) - touched)
 
 
-@declare_access(packets("sparse_mask"))
+@declare_access(ops("sparse_mask"))
 def sparse_mask(arguments: Arguments, out: Tensor) -> Access:
     """The mask, and the elements that it selects."""
     return Access(unread=("self",), picked=picked_bytes(arguments["self"], stored_elements(out)))
@@ -174,7 +172,7 @@ def _unless(**needed: bool) -> list[str]:
     return [name for name, is_needed in needed.items() if not is_needed]
 
 
-@declare_access(packets("mps_convolution_backward", "mps_convolution_transpose_backward"))
+@declare_access(ops("mps_convolution_backward", "mps_convolution_transpose_backward"))
 def mps_convolution_backward(arguments: Arguments, out: Any) -> Access:
     """The weight for the input's gradient, the input for the weight's, neither for the bias's."""
     mask = arguments["output_mask"]
@@ -183,14 +181,14 @@ def mps_convolution_backward(arguments: Arguments, out: Any) -> Access:
     return Access(unread=_unless(self=to_weight, weight=to_input), unneeded=unneeded)
 
 
-@declare_access(packets("linear_backward", "mkldnn_linear_backward"))
+@declare_access(ops("linear_backward", "mkldnn_linear_backward"))
 def linear_backward(arguments: Arguments, out: Any) -> Access:
     """The weight for the input's gradient, the input for the weight's."""
     to_input, to_weight, *_ = arguments["output_mask"]
     return Access(unread=_unless(self=to_weight, weight=to_input))
 
 
-@declare_access(packets("matmul_backward"))
+@declare_access(ops("matmul_backward"))
 def matmul_backward(arguments: Arguments, out: Any) -> Access:
     """Each operand for the other's gradient."""
     to_self, to_other = arguments["mask"]
@@ -198,7 +196,7 @@ def matmul_backward(arguments: Arguments, out: Any) -> Access:
 
 
 @declare_access(
-    packets("native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward")
+    ops("native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward")
 )
 def norm_backward(arguments: Arguments, out: Any) -> Access:
     """The bias's gradient is a sum of the result's; the weight is for the input's alone."""
@@ -208,7 +206,7 @@ def norm_backward(arguments: Arguments, out: Any) -> Access:
     return Access(unread=[*unread, "bias"])
 
 
-@declare_access(packets("native_batch_norm_backward", "batch_norm_backward"))
+@declare_access(ops("native_batch_norm_backward", "batch_norm_backward"))
 def batch_norm_backward(arguments: Arguments, out: Any) -> Access:
     """Training reads the statistics of the batch, evaluation the running ones."""
     train = arguments["train"] if "train" in arguments else arguments["update"]
@@ -228,7 +226,7 @@ def batch_norm_backward(arguments: Arguments, out: Any) -> Access:
     )
 
 
-@declare_access(packets("cudnn_batch_norm_backward", "miopen_batch_norm_backward"))
+@declare_access(ops("cudnn_batch_norm_backward", "miopen_batch_norm_backward"))
 def vendor_batch_norm_backward(arguments: Arguments, out: Any) -> Access:
     """Both libraries run it in training only."""
     return Access(unread=("running_mean", "running_var"))
@@ -238,9 +236,7 @@ def vendor_batch_norm_backward(arguments: Arguments, out: Any) -> Access:
 
 
 @declare_access(
-    packets(
-        "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"
-    )
+    ops("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm")
 )
 def batch_norm(arguments: Arguments, out: Any) -> Access:
     """Training updates the running statistics."""
@@ -248,7 +244,7 @@ def batch_norm(arguments: Arguments, out: Any) -> Access:
 
 
 @declare_access(
-    packets(
+    ops(
         "_batch_norm_with_update",
         "batch_norm_update_stats",
         "batch_norm_gather_stats",
@@ -265,13 +261,13 @@ def _with_running(arguments: Arguments, *unread: str) -> Access:
     return Access(unread=unread, written=tuple(filter(is_given, running)))
 
 
-@declare_access(packets("rrelu_with_noise"))
+@declare_access(ops("rrelu_with_noise"))
 def rrelu(arguments: Arguments, out: Any) -> Access:
     """Training draws the noise and writes it; evaluation does not use it."""
     return Access(unread=("noise",), written=(arguments["noise"],) * bool(arguments["training"]))
 
 
-@declare_access(packets("rrelu_with_noise_backward"))
+@declare_access(ops("rrelu_with_noise_backward"))
 def rrelu_backward(arguments: Arguments, out: Any) -> Access:
     """Training multiplies by the noise and never looks at the input; evaluation does neither."""
     return Access(unread=("self",) if arguments["training"] else ("noise",))

@@ -25,7 +25,7 @@ from dispatch_flops.operators.formulas._arithmetic import (
     dtype_of_literal,
 )
 from dispatch_flops.operators.formulas._foreach import each
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import ComputesIn, Rule, add_rules
 from dispatch_flops.operators.tensors import is_inexact, is_sparse, stored_elements, tensors_in
@@ -257,9 +257,9 @@ def register_rule(
 ) -> None:
     """Register one formula for an operator and for its ``_foreach_`` form, if torch has them."""
     rule = Rule(kind="pointwise", formula=formula, note=note, computes_in=computes_in)
-    add_rules(packets(name), rule)
+    add_rules(ops(name), rule)
     in_lists = Rule(kind="pointwise", formula=each(formula), note=note)
-    add_rules(packets(f"_foreach_{name}"), in_lists)
+    add_rules(ops(f"_foreach_{name}"), in_lists)
 
 
 _WITH_ARGUMENTS: dict[str, tuple[Callable[..., int], str]] = {

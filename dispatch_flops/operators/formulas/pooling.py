@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_inexact, tensors_in
 
@@ -172,35 +172,35 @@ def _adaptive_maximum(dims: int) -> Formula:
 
 
 for _dims in (1, 2, 3):
-    register_flops(packets(f"avg_pool{_dims}d"))(_average(_dims))
-    register_flops(packets(f"avg_pool{_dims}d_backward"))(_average_backward(_dims))
+    register_flops(ops(f"avg_pool{_dims}d"))(_average(_dims))
+    register_flops(ops(f"avg_pool{_dims}d_backward"))(_average_backward(_dims))
     register_flops(
-        packets(
+        ops(
             f"adaptive_avg_pool{_dims}d",
             f"_adaptive_avg_pool{_dims}d",
             f"mkldnn_adaptive_avg_pool{_dims}d",
         )
     )(_adaptive_average(_dims))
     register_flops(
-        packets(
+        ops(
             f"adaptive_avg_pool{_dims}d_backward",
             f"_adaptive_avg_pool{_dims}d_backward",
             f"mkldnn_adaptive_avg_pool{_dims}d_backward",
         )
     )(_adaptive_average_backward(_dims))
     register_flops(
-        packets(
+        ops(
             f"max_pool{_dims}d",
             f"max_pool{_dims}d_with_indices",
             f"mkldnn_max_pool{_dims}d",
             f"quantized_max_pool{_dims}d",
         )
     )(_maximum(_dims))
-    register_flops(packets(f"adaptive_max_pool{_dims}d"))(_adaptive_maximum(_dims))
+    register_flops(ops(f"adaptive_max_pool{_dims}d"))(_adaptive_maximum(_dims))
 
 
 @register_flops(
-    packets(
+    ops(
         "max_pool2d_backward",
         "max_pool2d_with_indices_backward",
         "max_pool3d_with_indices_backward",
@@ -217,7 +217,7 @@ def max_pool_backward(grad_output: Tensor, *_: Any, out: Tensor, **__: Any) -> i
     return grad_output.numel()
 
 
-@register_flops(packets("fractional_max_pool2d", "fractional_max_pool3d"))
+@register_flops(ops("fractional_max_pool2d", "fractional_max_pool3d"))
 def fractional_max_pool(self: Tensor, kernel_size: Any, *_: Any, out: Any, **__: Any) -> int:
     """Windows lie fully inside the input: O·(∏kernel - 1). Their positions are not counted."""
     window = math.prod(spread(kernel_size, self.dim() - 2))

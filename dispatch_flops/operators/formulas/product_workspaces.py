@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.workspaces import builtin_workspace
 
-_MATRICES = packets("mm", "addmm", "addmm_", "_addmm_activation")
-_VECTORS = packets("mv", "addmv", "addmv_")
-_BATCHES = packets("bmm", "baddbmm", "baddbmm_")
+_MATRICES = ops("mm", "addmm", "addmm_", "_addmm_activation")
+_VECTORS = ops("mv", "addmv", "addmv_")
+_BATCHES = ops("bmm", "baddbmm", "baddbmm_")
 _HALF = (torch.bfloat16, torch.float16)
 # Of these, more than strides is asked.
 _OTHER = frozenset((*_HALF, torch.complex64, torch.complex128))

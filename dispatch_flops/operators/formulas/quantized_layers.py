@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas._quantized import is_packed, quantized
 from dispatch_flops.operators.formulas.fake_quantize import (
     QUANTIZE,
@@ -48,10 +48,10 @@ _PREPACK = """
     wrapped_fbgemm_pack_gemm_matrix_fp16
 """
 for _library in ("quantized", "_quantized"):
-    declare_free(packets(*_PREPACK.split(), library=_library), "packs weights, ahead of the run")
+    declare_free(ops(*_PREPACK.split(), library=_library), "packs weights, ahead of the run")
 declare_free(
-    packets("qconv_prepack", "qlinear_prepack", "linear_prepack_fp16", library="onednn")
-    + packets("qlinear_prepack", "qlinear_unpack", library="sparse"),
+    ops("qconv_prepack", "qlinear_prepack", "linear_prepack_fp16", library="onednn")
+    + ops("qlinear_prepack", "qlinear_unpack", library="sparse"),
     "packs weights, ahead of the run",
 )
 
@@ -71,7 +71,7 @@ def matmul_cost(x: Tensor, out: Tensor) -> OpCost:
         _wrapped_quantized_linear_prepacked
         """.split()
     )
-    + packets("qlinear", "qlinear_relu", library="sparse")
+    + ops("qlinear", "qlinear_relu", library="sparse")
 )
 def linear(x: Tensor, *args: Any, out: Tensor, **_: Any) -> OpCost:
     """Integers to integers. MACs: T·O·K. FLOPs: 2·MACs + 5·T·O.
@@ -97,7 +97,7 @@ def packed_conv_bytes(operands: Any, packed: Any, out: Tensor) -> OpCost:
 
 @register_flops(
     quantized("linear_dynamic", "linear_relu_dynamic")
-    + packets("qlinear_dynamic", "qlinear_relu_dynamic", library="sparse"),
+    + ops("qlinear_dynamic", "qlinear_relu_dynamic", library="sparse"),
     cacheable=False,
     computes_in="int8",
 )
@@ -122,7 +122,7 @@ def linear_fp16(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_: Any) -> O
 
 @register_flops(
     quantized("linear_dynamic_fp16_unpacked_weight", "wrapped_fbgemm_linear_fp16_weight")
-    + packets("linear_dynamic_fp16", "linear_relu_dynamic_fp16", library="onednn")
+    + ops("linear_dynamic_fp16", "linear_relu_dynamic_fp16", library="onednn")
 )
 def linear_fp16_unpacked(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *_args: Any, out: Tensor, **_: Any
@@ -148,7 +148,7 @@ def linear_fake(
     return cost + packed_linear_bytes(x, packed, out) + parameters
 
 
-@register_flops(packets("qlinear_pointwise", library="onednn"), by_name=True)
+@register_flops(ops("qlinear_pointwise", library="onednn"), by_name=True)
 def qlinear_pointwise(
     *,
     qx: Tensor,
@@ -168,7 +168,7 @@ def qlinear_pointwise(
     return matmul_cost(qx, out) + rescaled(out, binary_post_op, activations)
 
 
-@register_flops(packets("int4mm_packed_weight_cpu", library="quantized"))
+@register_flops(ops("int4mm_packed_weight_cpu", library="quantized"))
 def int4_linear(x: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Reals times packed 4-bit weights, dequantised as they are read. MACs: T·O·K."""
     return matmul_cost(x, out)
@@ -242,7 +242,7 @@ def conv_transpose_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_
 
 
 @register_flops(
-    packets("qconv_pointwise", *(f"qconv{d}d_pointwise" for d in (1, 2, 3)), library="onednn"),
+    ops("qconv_pointwise", *(f"qconv{d}d_pointwise" for d in (1, 2, 3)), library="onednn"),
     by_name=True,
 )
 def qconv_pointwise(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas._quantized import is_packed, quantized
 from dispatch_flops.operators.formulas.fake_quantize import dynamic
 from dispatch_flops.operators.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
@@ -37,13 +37,13 @@ def _dtype_of_layer(arguments: Mapping[str, Any]) -> str | None:
     return _REALS if _weight_bytes(params) == 2 else _INTEGERS
 
 
-@register_flops(packets("quantized_lstm"), by_name=True, computes_in=_dtype_of_layer)
+@register_flops(ops("quantized_lstm"), by_name=True, computes_in=_dtype_of_layer)
 def quantized_lstm(*, hx: Sequence[Tensor], **arguments: Any) -> OpCost:
     """Dynamically quantised LSTM, each product as ``quantized.linear_dynamic``."""
     return recurrent(LSTM, hx[0], states=hx, **arguments)
 
 
-@register_flops(packets("quantized_gru"), by_name=True, computes_in=_dtype_of_layer)
+@register_flops(ops("quantized_gru"), by_name=True, computes_in=_dtype_of_layer)
 def quantized_gru(*, hx: Tensor, **arguments: Any) -> OpCost:
     """Dynamically quantised GRU, each product as ``quantized.linear_dynamic``."""
     return recurrent(GRU, hx, states=hx, **arguments)

@@ -15,7 +15,7 @@ import torch
 
 from dispatch_flops.operators.formulas._arithmetic import any_complex
 from dispatch_flops.operators.formulas._foreach import each
-from dispatch_flops.operators.formulas._ops import overloads, packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.pointwise import broadcast_elements, per_element, recipe_cost
 from dispatch_flops.operators.numbers import depends_on_numbers, tells_apart
 from dispatch_flops.operators.registry import Formula, Rule, add_rules, register_flops
@@ -63,24 +63,24 @@ def _register(targets: list[Any], formula: Formula, note: str, *, by_name: bool 
     add_rules(targets, Rule(kind="reduction", formula=formula, note=note, by_name=by_name))
 
 
-_register(packets("sum", "amax", "amin", "argmax", "argmin"), _plain(), "n-m")
-_register(packets("_foreach_max"), each(_plain()), "n-m each")
+_register(ops("sum", "amax", "amin", "argmax", "argmin"), _plain(), "n-m")
+_register(ops("_foreach_max"), each(_plain()), "n-m each")
 # The binary overloads, max.other and min.other, decompose into maximum and minimum.
 _register(
-    overloads("max.default", "max.dim", "max.dim_max", "max.names_dim", "max.unary_out"),
+    ops("max.default", "max.dim", "max.dim_max", "max.names_dim", "max.unary_out"),
     _plain(),
     "n-m",
 )
 _register(
-    overloads("min.default", "min.dim", "min.dim_min", "min.names_dim", "min.unary_out"),
+    ops("min.default", "min.dim", "min.dim_min", "min.names_dim", "min.unary_out"),
     _plain(),
     "n-m",
 )
-_register(packets("nansum"), _plain(per_input=1), "n comparisons, n-m")
-_register(packets("mean"), _plain(per_output=1), "n-m, m divisions")
+_register(ops("nansum"), _plain(per_input=1), "n comparisons, n-m")
+_register(ops("mean"), _plain(per_output=1), "n-m, m divisions")
 
 
-@register_flops(packets("prod"))
+@register_flops(ops("prod"))
 def prod(self: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
     """n-m products."""
     products = max(self.numel() - out.numel(), 0)
@@ -88,20 +88,20 @@ def prod(self: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
     return products * each_product if is_inexact(self, out) else 0
 
 
-@register_flops(packets("aminmax", "_aminmax"))
+@register_flops(ops("aminmax", "_aminmax"))
 def aminmax(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
     """Minimum and maximum: 2·(n-m). Source: torch._decomp."""
     return 2 * fold(self, out)
 
 
-@register_flops(packets("all", "any", "count_nonzero"))
+@register_flops(ops("all", "any", "count_nonzero"))
 def tested(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
     """Each number is compared with 0: n, if complex 2·n. Joining the boolean results is free."""
     compared = per_element("ne", complex_numbers=self.is_complex())
     return self.numel() * compared if is_inexact(self) else 0
 
 
-@register_flops(packets("equal"))
+@register_flops(ops("equal"))
 def equal(self: torch.Tensor, other: torch.Tensor, *, out: Any, **_: Any) -> int:
     """n comparisons if the shapes agree, else none."""
     if not (torch.is_tensor(self) and torch.is_tensor(other)):
@@ -111,7 +111,7 @@ def equal(self: torch.Tensor, other: torch.Tensor, *, out: Any, **_: Any) -> int
     return self.numel() * per_element("eq", complex_numbers=self.is_complex())
 
 
-@register_flops(packets("allclose"), by_name=True)
+@register_flops(ops("allclose"), by_name=True)
 @tells_apart(0)
 def allclose(
     *,
@@ -158,8 +158,8 @@ def _spread(roots: bool = False) -> Callable[..., int]:
     return formula
 
 
-_register(packets("var", "var_mean"), _spread(), "4n")
-_register(packets("std", "std_mean"), _spread(roots=True), "4n, m roots")
+_register(ops("var", "var_mean"), _spread(), "4n")
+_register(ops("std", "std_mean"), _spread(roots=True), "4n, m roots")
 
 
 def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) -> int:
@@ -181,7 +181,7 @@ def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) 
     return 2 * n if order % 2 == 0 and not complex_numbers else magnitude + 2 * n
 
 
-@register_flops(packets("linalg_vector_norm", "norm", "native_norm"))
+@register_flops(ops("linalg_vector_norm", "norm", "native_norm"))
 @depends_on_numbers
 def norm(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **kwargs: Any) -> int:
     """The norm of n numbers over the given dimensions, to m results; an order of None is 2.
@@ -203,7 +203,7 @@ def _norm_of_list(self: torch.Tensor, ord: Any = 2, *_: Any, out: Any, **__: Any
     return vector_norm(self.numel(), 1, ord, complex_numbers=self.is_complex())
 
 
-_register(packets("_foreach_norm"), each(_norm_of_list), "vector_norm each")
+_register(ops("_foreach_norm"), each(_norm_of_list), "vector_norm each")
 
 
 @depends_on_numbers
@@ -214,11 +214,11 @@ def powsum(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **__: A
     return magnitude * per_element("abs", complex_numbers=self.is_complex()) + 2 * n - m
 
 
-_register(packets("linalg__powsum"), powsum, "power n, sum n-m")
-_register(packets("_foreach_powsum"), each(powsum), "power n, sum n-m each")
+_register(ops("linalg__powsum"), powsum, "power n, sum n-m")
+_register(ops("_foreach_powsum"), each(powsum), "power n, sum n-m each")
 
 
-@register_flops(packets("dist"))
+@register_flops(ops("dist"))
 @depends_on_numbers
 def dist(self: torch.Tensor, other: torch.Tensor, p: Any = 2, *, out: Any, **_: Any) -> int:
     """‖a - b‖: n subtractions and a norm. Source: torch._decomp."""
@@ -228,7 +228,7 @@ def dist(self: torch.Tensor, other: torch.Tensor, p: Any = 2, *, out: Any, **_: 
     return difference + vector_norm(n, 1, p, complex_numbers=complex_numbers)
 
 
-@register_flops(packets("trace"))
+@register_flops(ops("trace"))
 def trace(self: torch.Tensor, *, out: torch.Tensor, **_: Any) -> int:
     """The sum of the k numbers on the diagonal: k-1."""
     k = min(self.shape)
@@ -245,7 +245,7 @@ def _scan(names: str, recipe: str, note: str) -> None:
         step = per_element(recipe, complex_numbers=any_complex(*operands))
         return (self.numel() - rows(self, dim)) * step
 
-    _register(packets(*names.split()), formula, note, by_name=True)
+    _register(ops(*names.split()), formula, note, by_name=True)
 
 
 _scan("cumsum", "add", "n-m")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_inexact
@@ -41,14 +41,14 @@ LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 
 
 def backward_of(names: Sequence[str]) -> list[Any]:
-    """Return the backward packets of these operators."""
-    return packets(*(f"{name}_backward" for name in names))
+    """Return the backward forms of these operators."""
+    return ops(*(f"{name}_backward" for name in names))
 
 
 # -- upsampling ----------------------------------------------------------------------------
 
 
-@register_flops(packets(*NEAREST, *NEAREST_EXACT))
+@register_flops(ops(*NEAREST, *NEAREST_EXACT))
 def nearest(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """A copy of the nearest element, found by (i + offset) * scale: 2 per coordinate."""
     return flops(2 * sum(out.shape[2:]))
@@ -63,7 +63,7 @@ def nearest_backward(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost
     return flops(grad.numel() - prod(map(min, grad.shape, out.shape)))
 
 
-@register_flops(packets(*LINEAR))
+@register_flops(ops(*LINEAR))
 def linear(
     self: Tensor, output_size: Any, align_corners: bool, *_args: Any, out: Tensor, **_: Any
 ) -> OpCost:
@@ -77,7 +77,7 @@ def linear(
     return flops(blend + sum(out.shape[2:]) * (source_index(align_corners) + 4))
 
 
-@register_flops(packets("upsample_bicubic2d"))
+@register_flops(ops("upsample_bicubic2d"))
 def cubic(
     self: Tensor, output_size: Any, align_corners: bool, *_args: Any, out: Tensor, **_: Any
 ) -> OpCost:
@@ -126,7 +126,7 @@ def antialiased(name: str) -> None:
     """Register ``_upsample_<name>2d_aa`` and its backward."""
     half_width = ANTIALIAS[name]
 
-    @register_flops(packets(f"_upsample_{name}2d_aa"))
+    @register_flops(ops(f"_upsample_{name}2d_aa"))
     @depends_on_numbers
     def forward(
         self: Tensor,
@@ -151,7 +151,7 @@ def antialiased(name: str) -> None:
         along_h = 2 * taps(in_h, out_h, align_corners, scales_h, half_width) - out_h
         return flops(planes * (in_h * along_w + out_w * along_h))
 
-    @register_flops(packets(f"_upsample_{name}2d_aa_backward"))
+    @register_flops(ops(f"_upsample_{name}2d_aa_backward"))
     @depends_on_numbers
     def backward(
         grad: Tensor,
@@ -202,7 +202,7 @@ PADDING = (0, 2, 9)
 UNNORMALISE = 2
 
 
-@register_flops(packets("grid_sampler_2d", "grid_sampler_3d", "_grid_sampler_2d_cpu_fallback"))
+@register_flops(ops("grid_sampler_2d", "grid_sampler_3d", "_grid_sampler_2d_cpu_fallback"))
 def grid_sampler(
     input: Tensor,
     grid: Tensor,
@@ -231,7 +231,7 @@ def grid_sampler(
 
 
 @register_flops(
-    packets(
+    ops(
         "grid_sampler_2d_backward",
         "grid_sampler_3d_backward",
         "_grid_sampler_2d_cpu_fallback_backward",
@@ -288,13 +288,13 @@ def per_point(d: int, interpolation_mode: int, padding_mode: int) -> int:
     return d * (UNNORMALISE + 2) + lines + CUBIC_TAPS**2 * d * (pad + 2)
 
 
-@register_flops(packets("cudnn_grid_sampler"))
+@register_flops(ops("cudnn_grid_sampler"))
 def cudnn_grid_sampler(input: Tensor, grid: Tensor, *, out: Tensor, **_: Any) -> OpCost:
     """``aten.grid_sampler_2d``, linear, padded with zeros."""
     return grid_sampler(input, grid, BILINEAR, 0, True, out=out)
 
 
-@register_flops(packets("cudnn_grid_sampler_backward"))
+@register_flops(ops("cudnn_grid_sampler_backward"))
 def cudnn_grid_sampler_backward(
     input: Tensor, grid: Tensor, grad: Tensor, *, out: Any, **_: Any
 ) -> OpCost:
@@ -302,7 +302,7 @@ def cudnn_grid_sampler_backward(
     return grid_sampler_backward(grad, input, grid, BILINEAR, 0, True, out=out)
 
 
-@register_flops(packets("affine_grid_generator", "cudnn_affine_grid_generator"))
+@register_flops(ops("affine_grid_generator", "cudnn_affine_grid_generator"))
 def affine_grid(theta: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """grid[N, points, d] = base[points, d + 1] @ theta[N, d, d + 1]^T.
 
@@ -312,7 +312,7 @@ def affine_grid(theta: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     return contraction(out.numel() * theta.shape[-1])
 
 
-@register_flops(packets("cudnn_affine_grid_generator_backward"))
+@register_flops(ops("cudnn_affine_grid_generator_backward"))
 def affine_grid_backward(grad: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """theta's gradient[N, d, d + 1] = grad[N, points, d]^T @ base[points, d + 1].
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from dispatch_flops.operators.access import Access, Arguments, Declaration, declare_access
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.partial_access import read_in_part
 from dispatch_flops.operators.formulas.resample import LINEAR, NEAREST, NEAREST_EXACT
 from dispatch_flops.operators.numbers import depends_on_numbers
@@ -71,7 +71,7 @@ def _neighbours(before: int, after: int, *, from_zero: bool) -> CountElements:
     return count
 
 
-declare_access(packets(*NEAREST))(_resampling(_nearest(0.0)))
-declare_access(packets(*NEAREST_EXACT))(_resampling(_nearest(0.5)))
-declare_access(packets(*LINEAR))(_resampling(_neighbours(0, 1, from_zero=True)))
-declare_access(packets("upsample_bicubic2d"))(_resampling(_neighbours(1, 2, from_zero=False)))
+declare_access(ops(*NEAREST))(_resampling(_nearest(0.0)))
+declare_access(ops(*NEAREST_EXACT))(_resampling(_nearest(0.5)))
+declare_access(ops(*LINEAR))(_resampling(_neighbours(0, 1, from_zero=True)))
+declare_access(ops("upsample_bicubic2d"))(_resampling(_neighbours(1, 2, from_zero=False)))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.profile.cost import OpCost, contraction
@@ -99,7 +99,7 @@ def _between_layers(
 # -- oneDNN: one layer, one direction per call ---------------------------------------------
 
 
-@register_flops(packets("mkldnn_rnn_layer"), by_name=True)
+@register_flops(ops("mkldnn_rnn_layer"), by_name=True)
 def mkldnn_rnn_layer(
     *,
     input: Tensor,
@@ -122,7 +122,7 @@ def mkldnn_rnn_layer(
     return layers_cost(_tokens(input), weights, mode, hidden_size)
 
 
-@register_flops(packets("mkldnn_rnn_layer_backward"), by_name=True)
+@register_flops(ops("mkldnn_rnn_layer_backward"), by_name=True)
 def mkldnn_rnn_layer_backward(
     *,
     input: Tensor,
@@ -152,7 +152,7 @@ def _without_placeholders(weights: tuple[Tensor, ...], has_biases: bool) -> tupl
 # -- cuDNN, MIOpen: all layers and directions in one call ----------------------------------
 
 
-@register_flops(packets("_cudnn_rnn", "miopen_rnn"), by_name=True)
+@register_flops(ops("_cudnn_rnn", "miopen_rnn"), by_name=True)
 @tells_apart(0)
 def vendor_rnn(
     *,
@@ -177,7 +177,7 @@ def vendor_rnn(
     return cost + _between_layers(tokens, out[0], num_layers, dropout, train)
 
 
-@register_flops(packets("_cudnn_rnn_backward", "miopen_rnn_backward"), by_name=True)
+@register_flops(ops("_cudnn_rnn_backward", "miopen_rnn_backward"), by_name=True)
 @tells_apart(0)
 def vendor_rnn_backward(
     *,
@@ -208,7 +208,7 @@ def vendor_rnn_backward(
 # -- MPS -----------------------------------------------------------------------------------
 
 
-@register_flops(packets("_lstm_mps"), by_name=True)
+@register_flops(ops("_lstm_mps"), by_name=True)
 @tells_apart(0)
 def lstm_mps(
     *,
@@ -227,7 +227,7 @@ def lstm_mps(
     return cost + _between_layers(tokens, out[0], num_layers, dropout, train)
 
 
-@register_flops(packets("lstm_mps_backward"), by_name=True)
+@register_flops(ops("lstm_mps_backward"), by_name=True)
 def lstm_mps_backward(
     *, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], out: Any, **_: Any
 ) -> OpCost:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.rnn import CELL_FLOPS, CELL_GRAD_FLOPS, GRU, LSTM, TANH
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_given
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 # -- cells, after the gates' matrix products -----------------------------------------------
 
 
-@register_flops(packets("_thnn_fused_lstm_cell"), by_name=True)
+@register_flops(ops("_thnn_fused_lstm_cell"), by_name=True)
 def fused_lstm_cell(
     *,
     input_gates: Tensor,
@@ -39,14 +39,14 @@ def fused_lstm_cell(
 
 
 @register_flops(
-    packets("_thnn_fused_lstm_cell_backward", "_thnn_fused_lstm_cell_backward_impl"), by_name=True
+    ops("_thnn_fused_lstm_cell_backward", "_thnn_fused_lstm_cell_backward_impl"), by_name=True
 )
 def fused_lstm_cell_backward(*, cx: Tensor, has_bias: bool, out: Any, **_: Any) -> OpCost:
     """Gradients for gates, cx and bias. FLOPs: 23·B·H + (B-1)·4H with biases (one sum for both)."""
     return _cell_backward(LSTM, cx, 4, has_bias)
 
 
-@register_flops(packets("_thnn_fused_gru_cell"), by_name=True)
+@register_flops(ops("_thnn_fused_gru_cell"), by_name=True)
 def fused_gru_cell(
     *,
     input_gates: Tensor,
@@ -61,7 +61,7 @@ def fused_gru_cell(
     return OpCost(flops=CELL_FLOPS[GRU] * hx.numel() + biases)
 
 
-@register_flops(packets("_thnn_fused_gru_cell_backward"), by_name=True)
+@register_flops(ops("_thnn_fused_gru_cell_backward"), by_name=True)
 def fused_gru_cell_backward(*, grad_hy: Tensor, has_bias: bool, out: Any, **_: Any) -> OpCost:
     """Gradients for gates, hx and biases. FLOPs: 16·B·H + (B-1)·6H with biases (a sum for each)."""
     return _cell_backward(GRU, grad_hy, 6, has_bias)
@@ -83,7 +83,7 @@ def _quantized_cell(mode: int, x: Tensor, w_ih: Tensor, w_hh: Tensor, hidden: in
     return contraction(rows * (w_ih.numel() + w_hh.numel()), extra_flops=extra)
 
 
-@register_flops(packets("quantized_lstm_cell"))
+@register_flops(ops("quantized_lstm_cell"))
 def quantized_lstm_cell(
     x: Tensor, hx: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, *_: Any, out: Any, **__: Any
 ) -> OpCost:
@@ -91,7 +91,7 @@ def quantized_lstm_cell(
     return _quantized_cell(LSTM, x, w_ih, w_hh, hx[0].shape[-1])
 
 
-@register_flops(packets("quantized_gru_cell"))
+@register_flops(ops("quantized_gru_cell"))
 def quantized_gru_cell(
     x: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, *_: Any, out: Any, **__: Any
 ) -> OpCost:
@@ -99,7 +99,7 @@ def quantized_gru_cell(
     return _quantized_cell(GRU, x, w_ih, w_hh, hx.shape[-1])
 
 
-@register_flops(packets("quantized_rnn_relu_cell", "quantized_rnn_tanh_cell"))
+@register_flops(ops("quantized_rnn_relu_cell", "quantized_rnn_tanh_cell"))
 def quantized_rnn_cell(
     x: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, *_: Any, out: Any, **__: Any
 ) -> OpCost:

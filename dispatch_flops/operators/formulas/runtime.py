@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._arithmetic import adds, cost_of, muls
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.operator_keys import find_loaded, schema_of
 from dispatch_flops.operators.registry import declare_free, register_flops
@@ -20,7 +20,7 @@ from dispatch_flops.profile.cost import ZERO, OpCost, flops
 Tensor = torch.Tensor
 
 declare_free(
-    packets(
+    ops(
         "_record_function_enter",
         "_record_function_enter_new",
         "_record_function_exit",
@@ -32,23 +32,23 @@ declare_free(
     is_recorded=False,
 )
 declare_free(
-    packets("access_subclass_inner_tensor", library="export")
-    + packets("_reinterpret_tensor", "resize_storage_bytes_", library="inductor")
-    + packets("_nbytes", "data_ptr", "_get_mkldnn_serialized_md", library="mkldnn"),
+    ops("access_subclass_inner_tensor", library="export")
+    + ops("_reinterpret_tensor", "resize_storage_bytes_", library="inductor")
+    + ops("_nbytes", "data_ptr", "_get_mkldnn_serialized_md", library="mkldnn"),
     "bookkeeping",
     moves=False,
 )
 declare_free(
-    packets("_cudnn_rnn_flatten_weight", "_nested_sum_backward")
-    + packets("_mkl_reorder_linear_weight", library="mkl")
-    + packets(
+    ops("_cudnn_rnn_flatten_weight", "_nested_sum_backward")
+    + ops("_mkl_reorder_linear_weight", library="mkl")
+    + ops(
         "_reorder_convolution_transpose_weight",
         "_reorder_convolution_weight",
         "_reorder_linear_weight",
         "_reorder_mkldnn_rnn_layer_weight",
         library="mkldnn",
     )
-    + packets("conv2d_prepack", library="mkldnn_prepacked"),
+    + ops("conv2d_prepack", library="mkldnn_prepacked"),
     "copy into another layout",
 )
 
@@ -59,7 +59,7 @@ def _takes(name: str, arguments: int) -> bool:
 
 
 # Before torch 2.13 the operator does not take the old gradient: whether it adds is unknown.
-@register_flops([op for op in packets("accumulate_grad_", library="inductor") if _takes(op, 3)])
+@register_flops([op for op in ops("accumulate_grad_", library="inductor") if _takes(op, 3)])
 def accumulate_grad(
     variable: Tensor, grad: Tensor | None, new_grad: Tensor | None, *, out: Any, **_: Any
 ) -> OpCost:

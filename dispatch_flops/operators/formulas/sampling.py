@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import declare_free, register_flops
@@ -38,15 +38,15 @@ def _bernoulli(self: Tensor, p: Any = None, *_: Any, out: Tensor, **__: Any) -> 
     return OpCost(bytes_read=nbytes(self if p is None else p), bytes_written=nbytes(out))
 
 
-declare_free(packets(*_DRAWN.split()), "random numbers")
-declare_free(packets(*_FILLED.split()), "random numbers", formula=_filled)
-declare_free(packets("bernoulli"), "random numbers", formula=_bernoulli)
+declare_free(ops(*_DRAWN.split()), "random numbers")
+declare_free(ops(*_FILLED.split()), "random numbers", formula=_filled)
+declare_free(ops("bernoulli"), "random numbers", formula=_bernoulli)
 declare_free([torch.ops.aten.bernoulli_.float], "random numbers", formula=_filled)
-declare_free(packets("philox_rand", library="rngprims"), "random numbers")
-declare_free(packets("inductor_reserve_rng_state", library="inductor_prims"), "random numbers")
+declare_free(ops("philox_rand", library="rngprims"), "random numbers")
+declare_free(ops("inductor_reserve_rng_state", library="inductor_prims"), "random numbers")
 
 
-@register_flops(packets("native_dropout"))
+@register_flops(ops("native_dropout"))
 @tells_apart(0, 1)
 def native_dropout(self: Tensor, p: float, train: bool | None, *, out: Any, **_: Any) -> OpCost:
     """A mask that keeps with probability 1 - p, and out = mask * self / (1 - p).
@@ -60,19 +60,19 @@ def native_dropout(self: Tensor, p: float, train: bool | None, *, out: Any, **_:
     return flops((1 if p == 1 else 2) * self.numel())
 
 
-@register_flops(packets("_fused_dropout"))
+@register_flops(ops("_fused_dropout"))
 def fused_dropout(self: Tensor, p: float, *_args: Any, out: Any, **_: Any) -> OpCost:
     """``native_dropout`` with p as the probability to keep."""
     return flops(2 * self.numel())
 
 
-@register_flops(packets("_masked_scale"))
+@register_flops(ops("_masked_scale"))
 def masked_scale(self: Tensor, mask: Tensor, scale: float, *, out: Tensor, **_: Any) -> OpCost:
     """The backward of ``_fused_dropout``: self * mask * scale."""
     return flops(2 * out.numel())
 
 
-@register_flops(packets("_standard_gamma_grad", "_dirichlet_grad"))
+@register_flops(ops("_standard_gamma_grad", "_dirichlet_grad"))
 def implicit_gradient(*_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Derivative of a sample by its parameter: one special function per element."""
     return flops(out.numel())

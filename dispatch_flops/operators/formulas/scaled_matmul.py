@@ -12,7 +12,7 @@ import torch
 
 from dispatch_flops.operators.access import Access, Arguments, declare_access
 from dispatch_flops.operators.formulas._arithmetic import adds, contract
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.linear import post_op
 from dispatch_flops.operators.formulas.partial_access import read_in_part
 from dispatch_flops.operators.registry import register_flops
@@ -38,7 +38,7 @@ def _passes(*operands: Scale | None) -> int:
     return sum(1 for _ in tensors_in(operands))
 
 
-@register_flops(packets("_scaled_mm", "_scaled_mm_v2"), by_name=True)
+@register_flops(ops("_scaled_mm", "_scaled_mm_v2"), by_name=True)
 def scaled_mm(
     *,
     self: torch.Tensor,
@@ -75,7 +75,7 @@ def _grouped_macs(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> int:
     return out.numel() * _contracted(a)
 
 
-@register_flops(packets("_grouped_mm"))
+@register_flops(ops("_grouped_mm"))
 def grouped_mm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -94,7 +94,7 @@ def grouped_mm(
     return contract(_grouped_macs(a, b, out), a, b, extra_flops=extra)
 
 
-@register_flops(packets("_scaled_grouped_mm", "_scaled_grouped_mm_v2"), by_name=True)
+@register_flops(ops("_scaled_grouped_mm", "_scaled_grouped_mm_v2"), by_name=True)
 def scaled_grouped_mm(
     *,
     self: torch.Tensor,
@@ -115,7 +115,7 @@ def scaled_grouped_mm(
     return contraction(_grouped_macs(self, mat2, out), extra_flops=passes * out.numel())
 
 
-@declare_access(packets("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"))
+@declare_access(ops("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"))
 def matrices_of_groups(arguments: Arguments, out: Any) -> Access:
     """A matrix for each row or column of the other operand, at most all of them.
 
@@ -132,7 +132,7 @@ def matrices_of_groups(arguments: Arguments, out: Any) -> Access:
 # -- quantised weights ---------------------------------------------------------------------
 
 
-@register_flops(packets("_weight_int8pack_mm"))
+@register_flops(ops("_weight_int8pack_mm"))
 def weight_int8pack_mm(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, *, out: torch.Tensor, **_: Any
 ) -> OpCost:
@@ -144,7 +144,7 @@ def weight_int8pack_mm(
 
 
 @register_flops(
-    packets(
+    ops(
         "_weight_int4pack_mm",
         "_weight_int4pack_mm_for_cpu",
         "_weight_int4pack_mm_with_scales_and_zeros",
@@ -159,7 +159,7 @@ def weight_int4pack_mm(x: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -
     return contraction(x.numel() * n, extra_flops=2 * n * k)
 
 
-@register_flops(packets("_dyn_quant_matmul_4bit"))
+@register_flops(ops("_dyn_quant_matmul_4bit"))
 def dyn_quant_matmul_4bit(
     x: torch.Tensor,
     packed_weights: torch.Tensor,
@@ -180,7 +180,7 @@ def dyn_quant_matmul_4bit(
     return contraction(rows * out_features * in_features, extra_flops=extra)
 
 
-@register_flops(packets("_mixed_dtypes_linear"))
+@register_flops(ops("_mixed_dtypes_linear"))
 def mixed_dtypes_linear(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.access import states_bytes
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.partial_access import picked_bytes
 from dispatch_flops.operators.formulas.pointwise import per_element
 from dispatch_flops.operators.formulas.reduction import vector_norm
@@ -42,7 +42,7 @@ def _pick(*args: Any, out: Tensor, **kwargs: Any) -> OpCost:
 
 
 declare_free(
-    packets("gather", "index_select", "index", "_unsafe_index", "take", "embedding"),
+    ops("gather", "index_select", "index", "_unsafe_index", "take", "embedding"),
     "picks elements, without arithmetic",
     formula=_pick,
 )
@@ -55,7 +55,7 @@ def _unsafe_masked_index(
 
 
 declare_free(
-    packets("_unsafe_masked_index"), "picks elements under a mask", formula=_unsafe_masked_index
+    ops("_unsafe_masked_index"), "picks elements under a mask", formula=_unsafe_masked_index
 )
 
 
@@ -100,7 +100,7 @@ def _sum_steps(self: Tensor) -> int:
     return per_element("add", complex_numbers=self.is_complex())
 
 
-@register_flops(packets("scatter_add"))
+@register_flops(ops("scatter_add"))
 @states_bytes
 def scatter_add(
     self: Tensor, dim: int, index: Tensor, src: Tensor, *, out: Any, **_: Any
@@ -124,7 +124,7 @@ def _scatter(
     return update(self, (), out, touched=count, steps=steps, sources=read, replaces=replaces)
 
 
-@register_flops(packets("scatter"), by_name=True)
+@register_flops(ops("scatter"), by_name=True)
 @states_bytes
 def scatter(
     *,
@@ -141,7 +141,7 @@ def scatter(
     return _scatter(self, index, src, out, steps=steps)
 
 
-@register_flops(packets("scatter_reduce"))
+@register_flops(ops("scatter_reduce"))
 @states_bytes
 def scatter_reduce(
     self: Tensor,
@@ -170,7 +170,7 @@ def _mean_divisions(self: Tensor, reduce: str) -> int:
     return self.numel() * (2 if self.is_complex() else 1)
 
 
-@register_flops(packets("index_add"))
+@register_flops(ops("index_add"))
 @tells_apart(1)
 @states_bytes
 def index_add(
@@ -182,7 +182,7 @@ def index_add(
     return update(self, (index, source), out, touched=source.numel(), steps=steps)
 
 
-@register_flops(packets("index_reduce"))
+@register_flops(ops("index_reduce"))
 @states_bytes
 def index_reduce(
     self: Tensor,
@@ -203,7 +203,7 @@ def index_reduce(
     return cost + OpCost(flops=_mean_divisions(self, reduce))
 
 
-@register_flops(packets("index_copy"))
+@register_flops(ops("index_copy"))
 @states_bytes
 def index_copy(
     self: Tensor, dim: int, index: Tensor, source: Tensor, *, out: Any, **_: Any
@@ -212,7 +212,7 @@ def index_copy(
     return update(self, (index, source), out, touched=source.numel())
 
 
-@register_flops(packets("index_fill"))
+@register_flops(ops("index_fill"))
 @states_bytes
 def index_fill(self: Tensor, dim: int, index: Tensor, value: Any, *, out: Any, **_: Any) -> OpCost:
     """self[index] = value, whole slices."""
@@ -220,7 +220,7 @@ def index_fill(self: Tensor, dim: int, index: Tensor, value: Any, *, out: Any, *
     return update(self, (index, value), out, touched=index.numel() * slices)
 
 
-@register_flops(packets("put"))
+@register_flops(ops("put"))
 @states_bytes
 def put(
     self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, out: Any, **_: Any
@@ -275,7 +275,7 @@ def _kept_before(indices: Any) -> int:
     return given[0] if given[-1] - given[0] == len(given) - 1 else 0
 
 
-@register_flops(packets("index_put", "_unsafe_index_put", "_index_put_impl"))
+@register_flops(ops("index_put", "_unsafe_index_put", "_index_put_impl"))
 @states_bytes
 def index_put(
     self: Tensor,
@@ -293,7 +293,7 @@ def index_put(
     return update(self, (indices, values), out, touched=touched, steps=steps, certain=certain)
 
 
-@register_flops(packets("_unsafe_masked_index_put_accumulate"))
+@register_flops(ops("_unsafe_masked_index_put_accumulate"))
 @states_bytes
 def unsafe_masked_index_put_accumulate(
     self: Tensor, mask: Tensor, indices: Any, values: Tensor, *, out: Any, **_: Any
@@ -306,7 +306,7 @@ def unsafe_masked_index_put_accumulate(
 # Embeddings ------------------------------------------------------------------------------
 
 
-@register_flops(packets("embedding_dense_backward"), by_name=True)
+@register_flops(ops("embedding_dense_backward"), by_name=True)
 def embedding_dense_backward(
     *, grad_output: Tensor, scale_grad_by_freq: bool, out: Tensor, **_: Any
 ) -> int:
@@ -317,7 +317,7 @@ def embedding_dense_backward(
     return grad_output.numel() * (2 if scale_grad_by_freq else 1)
 
 
-@register_flops(packets("embedding_renorm"))
+@register_flops(ops("embedding_renorm"))
 @states_bytes
 @depends_on_numbers
 def embedding_renorm(
@@ -341,7 +341,7 @@ def embedding_renorm(
 _BAG_MEAN, _BAG_MAX = 1, 2
 
 
-@register_flops(packets("_embedding_bag", "_embedding_bag_forward_only"), by_name=True)
+@register_flops(ops("_embedding_bag", "_embedding_bag_forward_only"), by_name=True)
 def embedding_bag(
     *,
     weight: Tensor,
@@ -364,7 +364,7 @@ def embedding_bag(
     return OpCost(flops=flops, bytes_read=read, bytes_written=nbytes(out))
 
 
-@register_flops(packets("_embedding_bag_dense_backward", "_embedding_bag_backward"), by_name=True)
+@register_flops(ops("_embedding_bag_dense_backward", "_embedding_bag_backward"), by_name=True)
 def embedding_bag_backward(
     *,
     grad: Tensor,
@@ -385,7 +385,7 @@ def embedding_bag_backward(
     return indices.numel() * grad.shape[1] * passes
 
 
-@register_flops(packets("_embedding_bag_per_sample_weights_backward"))
+@register_flops(ops("_embedding_bag_per_sample_weights_backward"))
 def embedding_bag_per_sample_weights_backward(
     grad: Tensor, weight: Tensor, indices: Tensor, *_: Any, out: Tensor, **__: Any
 ) -> OpCost:
@@ -396,14 +396,14 @@ def embedding_bag_per_sample_weights_backward(
 # Segments --------------------------------------------------------------------------------
 
 
-@register_flops(packets("segment_reduce"))
+@register_flops(ops("segment_reduce"))
 def segment_reduce(data: Tensor, reduce: str, *_: Any, out: Tensor, **__: Any) -> int:
     """n numbers in m segments: n-m; a mean divides: m. Empty segments are data: none is assumed."""
     n, m = data.numel(), out.numel()
     return max(n - m, 0) + (m if reduce == "mean" else 0)
 
 
-@register_flops(packets("_segment_reduce_backward"))
+@register_flops(ops("_segment_reduce_backward"))
 def segment_reduce_backward(
     grad: Tensor, output: Tensor, data: Tensor, reduce: str, *_: Any, out: Tensor, **__: Any
 ) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.pointwise import elementwise
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_inexact
@@ -24,7 +24,7 @@ def _evenly_spaced(out: Tensor) -> int:
     return out.numel() + elementwise("mul add mul sub", (), out)
 
 
-@register_flops(packets("linspace"))
+@register_flops(ops("linspace"))
 def linspace(*_: Any, out: Tensor, **__: Any) -> int:
     """start + i·step where i < N/2, end - (N-1-i)·step elsewhere, both computed: 5·N, of complex
     numbers 17·N.
@@ -34,7 +34,7 @@ def linspace(*_: Any, out: Tensor, **__: Any) -> int:
     return _evenly_spaced(out)
 
 
-@register_flops(packets("logspace"))
+@register_flops(ops("logspace"))
 def logspace(*_: Any, out: Tensor, **__: Any) -> int:
     """base to the power of each of ``linspace``: N more, of complex numbers 17·N.
 
@@ -48,7 +48,7 @@ def _points(window_length: int, periodic: bool) -> int:
     return 0 if window_length <= 1 else window_length + periodic
 
 
-@register_flops(packets("hann_window", "hamming_window"))
+@register_flops(ops("hann_window", "hamming_window"))
 def cosine_window(
     window_length: int, periodic: bool = True, *_: Any, out: Tensor, **__: Any
 ) -> int:
@@ -56,7 +56,7 @@ def cosine_window(
     return 4 * _points(window_length, periodic)
 
 
-@register_flops(packets("blackman_window"))
+@register_flops(ops("blackman_window"))
 def blackman_window(window_length: int, periodic: bool = True, *, out: Tensor, **_: Any) -> int:
     """t = πi/(N-1); 0.08·cos 4t - 0.5·cos 2t + 0.42: 9 per point.
 
@@ -65,14 +65,14 @@ def blackman_window(window_length: int, periodic: bool = True, *, out: Tensor, *
     return 9 * _points(window_length, periodic)
 
 
-@register_flops(packets("bartlett_window"))
+@register_flops(ops("bartlett_window"))
 def bartlett_window(window_length: int, periodic: bool = True, *, out: Tensor, **_: Any) -> int:
     """2i/(N-1): 1 per point; in the second half 2 minus it: 2 per point there."""
     points = _points(window_length, periodic)
     return points + 2 * (points - (points + 1) // 2)
 
 
-@register_flops(packets("kaiser_window"))
+@register_flops(ops("kaiser_window"))
 def kaiser_window(
     window_length: int, periodic: bool = True, *_: Any, out: Tensor, **__: Any
 ) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.pointwise import recipe_cost
 from dispatch_flops.operators.formulas.reduction import rows
 from dispatch_flops.operators.registry import register_flops
@@ -22,7 +22,7 @@ def filled_rows(tensor: torch.Tensor, dim: int) -> int:
     return rows(tensor, dim) if tensor.numel() else 0
 
 
-@register_flops(packets("_softmax", "softmax"))
+@register_flops(ops("_softmax", "softmax"))
 def softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     """e = exp(x - max x); e / Σe.
 
@@ -31,13 +31,13 @@ def softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     return 5 * self.numel() - 2 * filled_rows(self, dim)
 
 
-@register_flops(packets("_safe_softmax"))
+@register_flops(ops("_safe_softmax"))
 def safe_softmax(self: torch.Tensor, dim: int, dtype: Any = None, *, out: Any, **_: Any) -> int:
     """Softmax in which rows of only -inf become 0: n comparisons more (6·n - 2·m)."""
     return 6 * self.numel() - 2 * filled_rows(self, dim)
 
 
-@register_flops(packets("_log_softmax", "log_softmax"))
+@register_flops(ops("_log_softmax", "log_softmax"))
 def log_softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     """d = x - max x; d - log Σ exp d.
 
@@ -46,7 +46,7 @@ def log_softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> i
     return 5 * self.numel() - filled_rows(self, dim)
 
 
-@register_flops(packets("_softmax_backward_data", "_log_softmax_backward_data"))
+@register_flops(ops("_softmax_backward_data", "_log_softmax_backward_data"))
 def softmax_backward_data(
     grad_output: torch.Tensor, output: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any
 ) -> int:
@@ -57,7 +57,7 @@ def softmax_backward_data(
     return 4 * output.numel() - filled_rows(output, dim)
 
 
-@register_flops(packets("logsumexp"))
+@register_flops(ops("logsumexp"))
 def logsumexp(self: torch.Tensor, dim: Any, keepdim: bool = False, *, out: Any, **_: Any) -> int:
     """log Σ exp(x - M) + M, M = max x (of the real parts) with infinities set to 0.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._arithmetic import dtype_of_literal
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_inexact
 
@@ -45,28 +45,28 @@ def _rows(self: torch.Tensor, dim: int) -> tuple[int, int]:
     return (self.numel() // length if length else 0), length
 
 
-@register_flops(packets("sort"), by_name=True)
+@register_flops(ops("sort"), by_name=True)
 def sort(*, self: torch.Tensor, dim: int = -1, out: Any, **_: Any) -> int:
     """m rows of L: m·B(L), B(L) = L·⌈log2 L⌉ - 2^⌈log2 L⌉ + 1."""
     m, length = _rows(self, dim)
     return m * comparisons(length) if is_inexact(self) else 0
 
 
-@register_flops(packets("topk"))
+@register_flops(ops("topk"))
 def topk(self: torch.Tensor, k: int, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
     """The k best of m rows of L: m·(B(k) + (L-k)·⌈log2(k+1)⌉), B as for ``aten.sort``."""
     m, length = _rows(self, dim)
     return m * comparisons(length, k) if is_inexact(self) else 0
 
 
-@register_flops(packets("kthvalue"))
+@register_flops(ops("kthvalue"))
 def kthvalue(self: torch.Tensor, k: int, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
     """As ``aten.topk`` for the k best or the L-k+1 worst of m rows, whichever are fewer."""
     m, length = _rows(self, dim)
     return m * comparisons(length, min(k, length - k + 1)) if is_inexact(self) else 0
 
 
-@register_flops(packets("median", "nanmedian"))
+@register_flops(ops("median", "nanmedian"))
 def median(self: torch.Tensor, dim: int | None = None, *_: Any, out: Any, **__: Any) -> int:
     """The lower middle of each row, or of all numbers without a dimension: as ``aten.topk`` for
     the ⌈L/2⌉ best.
@@ -79,28 +79,28 @@ def median(self: torch.Tensor, dim: int | None = None, *_: Any, out: Any, **__: 
     return m * comparisons(length, math.ceil(length / 2))
 
 
-@register_flops(packets("mode"))
+@register_flops(ops("mode"))
 def mode(self: torch.Tensor, dim: int = -1, *_: Any, out: Any, **__: Any) -> int:
     """Each row is sorted, then neighbours are compared: m·(B(L) + L-1)."""
     m, length = _rows(self, dim)
     return m * (comparisons(length) + max(length - 1, 0)) if is_inexact(self) else 0
 
 
-@register_flops(packets("_unique", "_unique2"))
+@register_flops(ops("_unique", "_unique2"))
 def unique(self: torch.Tensor, *_: Any, out: Any, **__: Any) -> int:
     """All n numbers are sorted, then neighbours are compared: B(n) + n-1."""
     n = self.numel()
     return comparisons(n) + max(n - 1, 0) if is_inexact(self) else 0
 
 
-@register_flops(packets("unique_consecutive"), by_name=True)
+@register_flops(ops("unique_consecutive"), by_name=True)
 def unique_consecutive(*, self: torch.Tensor, dim: int | None = None, out: Any, **_: Any) -> int:
     """Neighbours compared: n-1; along a dimension L-1 slices, n - n/L."""
     n = self.numel()
     return max(n - (n // self.shape[dim] if dim is not None and n else 1), 0) * is_inexact(self)
 
 
-@register_flops(packets("unique_dim", "unique_dim_consecutive"))
+@register_flops(ops("unique_dim", "unique_dim_consecutive"))
 def unique_dim(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     """L slices of n/L numbers sorted in dictionary order, neighbours compared: at most
     (B(L) + L-1)·n/L, as a comparison of two slices ends at the first difference.
@@ -114,7 +114,7 @@ def _searches(boundaries: torch.Tensor, numbers: Any, out: torch.Tensor) -> int:
     return out.numel() * log2_ceil(length + 1) if is_inexact(boundaries, numbers) else 0
 
 
-@register_flops(packets("searchsorted"), computes_in=dtype_of_literal)
+@register_flops(ops("searchsorted"), computes_in=dtype_of_literal)
 def searchsorted(
     sorted_sequence: torch.Tensor, self: Any, *_: Any, out: torch.Tensor, **__: Any
 ) -> int:
@@ -122,13 +122,13 @@ def searchsorted(
     return _searches(sorted_sequence, self, out)
 
 
-@register_flops(packets("bucketize"), computes_in=dtype_of_literal)
+@register_flops(ops("bucketize"), computes_in=dtype_of_literal)
 def bucketize(self: Any, boundaries: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
     """``searchsorted`` with its arguments swapped."""
     return _searches(boundaries, self, out)
 
 
-@register_flops(packets("isin"), computes_in=dtype_of_literal)
+@register_flops(ops("isin"), computes_in=dtype_of_literal)
 def isin(
     elements: Any,
     test_elements: Any,

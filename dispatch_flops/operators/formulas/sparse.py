@@ -21,7 +21,7 @@ from dispatch_flops.operators.formulas._arithmetic import (
     same_shaped,
     scaled_sum,
 )
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.matmul import inner_products
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import declare_free, register_flops
@@ -32,7 +32,7 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 declare_free(
-    packets(
+    ops(
         *"""
         _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc _to_dense
         _sparse_broadcast_to_copy _spdiags copy_sparse_to_sparse resize_as_sparse sparse_resize
@@ -46,7 +46,7 @@ declare_free(
     "moves elements and indices between layouts",
 )
 declare_free(
-    packets(
+    ops(
         *"""
         _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors sparse_coo_tensor
         _sparse_compressed_tensor_with_dims sparse_compressed_tensor
@@ -57,13 +57,13 @@ declare_free(
     "wraps or describes tensors that exist",
     moves=False,
 )
-declare_free(packets("_cslt_sparse_mm_search"), "looks for the fastest kernel")
+declare_free(ops("_cslt_sparse_mm_search"), "looks for the fastest kernel")
 
 
 # -- products ------------------------------------------------------------------------------
 
 
-@register_flops(packets("_sparse_addmm"), cacheable=False)
+@register_flops(ops("_sparse_addmm"), cacheable=False)
 @tells_apart(0, 1)
 def sparse_addmm(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor, **_: Any
@@ -78,13 +78,13 @@ def sparse_addmm(
     return contract(inner_products(a, b), a, b, extra_flops=extra)
 
 
-@register_flops(packets("_sparse_sparse_matmul", "hspmm", "_sspmm"), cacheable=False)
+@register_flops(ops("_sparse_sparse_matmul", "hspmm", "_sspmm"), cacheable=False)
 def sparse_product(a: Tensor, b: Tensor, *, out: Tensor, **_: Any) -> OpCost:
     """a @ b. MACs: s·N; for two sparse operands an upper bound."""
     return contract(inner_products(a, b), a, b)
 
 
-@register_flops(packets("sspaddmm"), cacheable=False)
+@register_flops(ops("sspaddmm"), cacheable=False)
 @tells_apart(0, 1)
 def sspaddmm(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor, **_: Any
@@ -95,7 +95,7 @@ def sspaddmm(
     return contract(inner_products(a, b), a, b, extra_flops=extra)
 
 
-@register_flops(packets("sparse_sampled_addmm"), cacheable=False)
+@register_flops(ops("sparse_sampled_addmm"), cacheable=False)
 @tells_apart(0, 1)
 def sampled_addmm(
     bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor, **_: Any
@@ -108,7 +108,7 @@ def sampled_addmm(
     return contract(stored_elements(bias) * a.shape[-1], a, b, extra_flops=extra)
 
 
-@register_flops(packets("_sparse_mm_reduce_impl"), cacheable=False)
+@register_flops(ops("_sparse_mm_reduce_impl"), cacheable=False)
 def mm_reduce(a: Tensor, b: Tensor, reduce: str, *, out: Any, **_: Any) -> OpCost:
     """out[i, n] = reduce over stored a[i, k] of a[i, k]·b[k, n].
 
@@ -121,7 +121,7 @@ def mm_reduce(a: Tensor, b: Tensor, reduce: str, *, out: Any, **_: Any) -> OpCos
     return contract(products, a, b, extra_flops=out[0].numel() if reduce == "mean" else 0)
 
 
-@register_flops(packets("_sparse_mm_reduce_impl_backward"), cacheable=False)
+@register_flops(ops("_sparse_mm_reduce_impl_backward"), cacheable=False)
 def mm_reduce_backward(
     a: Tensor,
     grad: Tensor,
@@ -148,19 +148,19 @@ def mm_reduce_backward(
 # -- sums, softmax -------------------------------------------------------------------------
 
 
-@register_flops(packets("_coalesce", "_sparse_sum", "_sparse_csr_sum"), cacheable=False)
+@register_flops(ops("_coalesce", "_sparse_sum", "_sparse_csr_sum"), cacheable=False)
 def add_up(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Stored elements summed into fewer: one addition for each that disappears."""
     return flops(adds(max(stored_elements(self) - stored_elements(out), 0), self))
 
 
-@register_flops(packets("_sparse_csr_prod"), cacheable=False)
+@register_flops(ops("_sparse_csr_prod"), cacheable=False)
 def multiply_up(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Stored elements multiplied into fewer: one product for each that disappears."""
     return flops(muls(max(stored_elements(self) - stored_elements(out), 0), self))
 
 
-@register_flops(packets("_sparse_softmax", "_sparse_log_softmax"), cacheable=False)
+@register_flops(ops("_sparse_softmax", "_sparse_log_softmax"), cacheable=False)
 def softmax(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Maximum, difference, exponential, sum, and quotient or difference: 5 per stored element.
 
@@ -171,7 +171,7 @@ def softmax(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
 
 
 @register_flops(
-    packets("_sparse_softmax_backward_data", "_sparse_log_softmax_backward_data"), cacheable=False
+    ops("_sparse_softmax_backward_data", "_sparse_log_softmax_backward_data"), cacheable=False
 )
 def softmax_backward(grad: Tensor, output: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """softmax: y·(g - Σ g·y); log_softmax: g - e^y·Σ g: 4 per stored element, as above."""
@@ -182,7 +182,7 @@ def softmax_backward(grad: Tensor, output: Tensor, *_args: Any, out: Tensor, **_
 # Two of every four consecutive weights are stored, so K counts half.
 
 
-@register_flops(packets("_sparse_semi_structured_mm"))
+@register_flops(ops("_sparse_semi_structured_mm"))
 def semi_structured_mm(
     a: Tensor, meta: Tensor, b: Tensor, *_args: Any, out: Tensor, **_: Any
 ) -> OpCost:
@@ -190,7 +190,7 @@ def semi_structured_mm(
     return contract(a.numel() * b.shape[-1], a, b)
 
 
-@register_flops(packets("_sparse_semi_structured_addmm"))
+@register_flops(ops("_sparse_semi_structured_addmm"))
 @tells_apart(0, 1)
 def semi_structured_addmm(
     bias: Tensor,
@@ -208,7 +208,7 @@ def semi_structured_addmm(
     return contract(a.numel() * b.shape[-1], a, b, extra_flops=extra)
 
 
-@register_flops(packets("_sparse_semi_structured_linear"))
+@register_flops(ops("_sparse_semi_structured_linear"))
 def semi_structured_linear(
     x: Tensor,
     weight: Tensor,
@@ -227,7 +227,7 @@ def semi_structured_linear(
     return cost
 
 
-@register_flops(packets("_cslt_sparse_mm"))
+@register_flops(ops("_cslt_sparse_mm"))
 def cslt_mm(
     a: Tensor,
     b: Tensor,

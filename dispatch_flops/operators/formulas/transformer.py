@@ -21,7 +21,7 @@ from dispatch_flops.operators.formulas._attention import (
     softmax,
     total,
 )
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.softmax import filled_rows
 from dispatch_flops.operators.numbers import tells_apart
 from dispatch_flops.operators.registry import register_flops
@@ -58,7 +58,7 @@ def _attention_with_weights(scores: Scores, *, masked: bool, averaged: bool) -> 
     return contraction(scores.pairs * (scores.d + scores.dv), extra_flops=extra)
 
 
-@register_flops(packets("_native_multi_head_attention"), by_name=True)
+@register_flops(ops("_native_multi_head_attention"), by_name=True)
 def native_multi_head_attention(
     *,
     query: Tensor,
@@ -97,13 +97,13 @@ def native_multi_head_attention(
     return projected + attended + _linear(tokens[0], proj_weight)
 
 
-@register_flops(packets("_triton_multi_head_attention"), by_name=True)
+@register_flops(ops("_triton_multi_head_attention"), by_name=True)
 def triton_multi_head_attention(**arguments: Any) -> OpCost:
     """As ``_native_multi_head_attention`` without weights."""
     return native_multi_head_attention(**arguments, need_weights=False)
 
 
-@register_flops(packets("_transformer_encoder_layer_fwd"), by_name=True)
+@register_flops(ops("_transformer_encoder_layer_fwd"), by_name=True)
 def transformer_encoder_layer_fwd(
     *,
     src: Tensor,
@@ -174,7 +174,7 @@ def _norm_per_token(weight: Tensor, bias: Tensor, eps: float) -> int:
 # -- pieces --------------------------------------------------------------------------------
 
 
-@register_flops(packets("_transform_bias_rescale_qkv"))
+@register_flops(ops("_transform_bias_rescale_qkv"))
 def transform_bias_rescale_qkv(
     qkv: Tensor, qkv_bias: Tensor, num_heads: int, *, out: Any, **_: Any
 ) -> OpCost:
@@ -182,7 +182,7 @@ def transform_bias_rescale_qkv(
     return OpCost(flops=qkv.numel() + qkv.numel() // 3)
 
 
-@register_flops(packets("_masked_softmax"))
+@register_flops(ops("_masked_softmax"))
 def masked_softmax(
     self: Tensor, mask: Tensor, dim: int | None = None, *_: Any, out: Any, **__: Any
 ) -> OpCost:
@@ -190,13 +190,13 @@ def masked_softmax(
     return OpCost(flops=softmax(self.numel(), filled_rows(self, -1 if dim is None else dim)))
 
 
-@register_flops(packets("_nested_tensor_softmax_with_shape"))
+@register_flops(ops("_nested_tensor_softmax_with_shape"))
 def nested_tensor_softmax_with_shape(self: Tensor, query: Tensor, *, out: Any, **_: Any) -> OpCost:
     """Softmax of padded scores[B,H,S,S], padding included. FLOPs: softmax's."""
     return OpCost(flops=softmax(self.numel(), filled_rows(self, -1)))
 
 
-@register_flops(packets("_masked_softmax_backward"))
+@register_flops(ops("_masked_softmax_backward"))
 def masked_softmax_backward(
     grad_output: Tensor, output: Tensor, mask: Tensor, dim: int | None = None, *, out: Any, **_: Any
 ) -> OpCost:
@@ -205,7 +205,7 @@ def masked_softmax_backward(
     return OpCost(flops=4 * output.numel() - rows)
 
 
-@register_flops(packets("_triton_scaled_dot_attention"), note=forward_in_words(""))
+@register_flops(ops("_triton_scaled_dot_attention"), note=forward_in_words(""))
 @tells_apart(0)
 def triton_scaled_dot_attention(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, *, out: Any, **_: Any

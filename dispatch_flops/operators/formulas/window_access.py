@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.access import Access, Arguments, Declaration, declare_access
-from dispatch_flops.operators.formulas._ops import packets
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.partial_access import read_in_part
 from dispatch_flops.operators.formulas.pooling import spread
 
@@ -110,7 +110,7 @@ def _pooling(dims: int) -> Declaration:
 
 for _dims in (1, 2, 3):
     declare_access(
-        packets(
+        ops(
             f"avg_pool{_dims}d",
             f"max_pool{_dims}d",
             f"max_pool{_dims}d_with_indices",
@@ -120,7 +120,7 @@ for _dims in (1, 2, 3):
     )(_pooling(_dims))
 
 
-@declare_access(packets("im2col"))
+@declare_access(ops("im2col"))
 def im2col(arguments: Arguments, out: Tensor) -> Access:
     """The elements that the windows cover."""
     source: Tensor = arguments["self"]
@@ -128,7 +128,7 @@ def im2col(arguments: Arguments, out: Tensor) -> Access:
     return read_in_part(arguments, {"self": math.prod(source.shape[:-2]) * touched.elements})
 
 
-@declare_access(packets("col2im"))
+@declare_access(ops("col2im"))
 def col2im(arguments: Arguments, out: Tensor) -> Access:
     """The elements of columns that do not fall on padding."""
     touched = _columns(arguments, out.shape[-2:])
@@ -151,10 +151,10 @@ def _columns(arguments: Arguments, sizes: Sequence[int]) -> Touched:
 
 
 @declare_access(
-    packets("convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution")
-    + packets("_slow_conv2d_forward", "slow_conv3d_forward", "slow_conv_dilated2d")
-    + packets("slow_conv_dilated3d", "_conv_depthwise2d", "conv_depthwise3d", "cudnn_convolution")
-    + packets("cudnn_convolution_relu", "miopen_convolution", "miopen_depthwise_convolution")
+    ops("convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution")
+    + ops("_slow_conv2d_forward", "slow_conv3d_forward", "slow_conv_dilated2d")
+    + ops("slow_conv_dilated3d", "_conv_depthwise2d", "conv_depthwise3d", "cudnn_convolution")
+    + ops("cudnn_convolution_relu", "miopen_convolution", "miopen_depthwise_convolution")
 )
 def convolution(arguments: Arguments, out: Tensor) -> Access:
     """The elements under a tap. What a transposed convolution crops, it does not compute."""
@@ -168,7 +168,7 @@ def convolution(arguments: Arguments, out: Tensor) -> Access:
 
 
 @declare_access(
-    packets("convolution_backward", "convolution_backward_overrideable", "_slow_conv2d_backward")
+    ops("convolution_backward", "convolution_backward_overrideable", "_slow_conv2d_backward")
 )
 def convolution_backward(arguments: Arguments, out: Any) -> Access:
     """The weight for the input's gradient, the input for the weight's, neither for the bias's.
