@@ -20,6 +20,7 @@ Number = int | float
 
 _LARGE: Final = ("", "K", "M", "G", "T", "P", "E")
 _SMALL: Final = ("", "m", "u", "n")
+_TOO_LONG: Final = 1e15  # to write out
 
 
 # -- numbers to text ----------------------------------------------------------------------------
@@ -120,6 +121,8 @@ def exceeds_float(value: Number) -> bool:
 
 
 def _rounded(value: Number) -> str:
+    if abs(value) >= _TOO_LONG:
+        return f"{value:.{DEFAULT_PRECISION}e}"
     text = f"{value:.{DEFAULT_PRECISION}f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
