@@ -416,6 +416,11 @@ class modes_disabled:
         _HIDDEN.stacks[:] = [stack for stack in _HIDDEN.stacks if stack is not self._hidden]
 
 
+def is_hidden(mode: TorchDispatchMode) -> bool:
+    """Return True if a block of ``modes_disabled`` in this thread will put the mode back."""
+    return any(hidden is mode for stack in _HIDDEN.stacks for hidden in stack)
+
+
 def leave_hidden_mode(mode: TorchDispatchMode) -> None:
     """Make sure that no block of ``modes_disabled`` in this thread puts the mode back."""
     for stack in _HIDDEN.stacks:

@@ -20,7 +20,7 @@ Number = int | float
 
 _LARGE: Final = ("", "K", "M", "G", "T", "P", "E")
 _SMALL: Final = ("", "m", "u", "n")
-_TOO_LONG: Final = 1e15  # to write out
+_TOO_LONG: Final = 1e21  # to write out
 
 
 # -- numbers to text ----------------------------------------------------------------------------

@@ -122,6 +122,8 @@ class Session:
 
     def _has_lost_mode(self) -> bool:
         """Return True if the end of a block took the mode off; an operator may have put it back."""
+        if _torch.is_hidden(self._mode):
+            return False
         has_left_inference = self.scope.is_inference and not _torch.ModeScope.here().is_inference
         return has_left_inference or not _torch.are_modes_seen() or not self._is_mode_on()
 

@@ -746,7 +746,18 @@ def test_markup_in_names_is_shown_as_text(open_report: Callable[..., Report]) ->
 def test_numbers_are_written_as_by_the_units_module(open_report: Callable[..., Report]) -> None:
     report = open_report(encoder())
     values = [0, 1, 5, 999, 1000, 1125, 1135, 61_706, 999_994, 999_995, 10**9, 4_089_184_256]
-    values += [2**53, 7 * 10**17, 3 * 10**18, 0.125, 0.375, 0.00004, 0.21668, 12.5, -1500]
+    values += [
+        2**53,
+        7 * 10**17,
+        3 * 10**18,
+        0.125,
+        0.375,
+        0.00004,
+        0.21668,
+        12.5,
+        -1500,
+        5.737e168,
+    ]
     kinds = ("number", "count", "params", "bytes", "seconds", "fraction")
     for name in (f"{kind}_text" for kind in kinds):
         script = "return arguments[1].map(window.dispatchFlops[arguments[0]])"

@@ -24,7 +24,7 @@ from dispatch_flops import units
         (units.flops_text(1_200_000_000), "1.2 GFLOPs"),
         (units.flops_per_s_text(4.1e12), "4.1 TFLOP/s"),
         (units.flops_per_s_text(5.737e168), "5.74e+150 EFLOP/s"),
-        (units.number_text(-1.5e16), "-1.50e+16"),
+        (units.number_text(-1.5e21), "-1.50e+21"),
         (units.bytes_text(1_500_000), "1.5 MB"),
         (units.seconds_text(0.21668), "216.68 ms"),
         (units.seconds_text(1.5e-8), "15 ns"),

@@ -5,6 +5,7 @@ const SMALL = ["", "m", "u", "n"];
 const UNKNOWN = "n/a";
 
 function rounded(value) {
+  if (Math.abs(value) >= 1e21) return value.toExponential(2);
   let text = value.toFixed(2);
   // Round half to even, as Python does; only odd eighths are halfway between two texts.
   if (Number.isInteger(value * 8) && value * 8 % 2 !== 0) {
