@@ -42,6 +42,7 @@ from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.python_frames import call_arguments
 from dispatch_flops.counting.thread_state import ModulePhase
+from dispatch_flops.counting.uncounted import unknown_costs_text
 from dispatch_flops.errors import TargetError, UncountedOpsError, UncountedWarning
 from dispatch_flops.operators import (
     formulas,  # noqa: F401  (fills the registry)
@@ -54,7 +55,6 @@ from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, Profile, add_costs
 from dispatch_flops.profile.cost import OpCost, Phase
-from dispatch_flops.units import calls_text
 
 
 def counting_backend(
@@ -328,7 +328,7 @@ class CountingBackend(MeteredRun):
             found[cost.op] += calls
         errors = {cost.op: cost.error for cost in costs if cost.error}
         if found and (self._strict or not self._warned):
-            text = _describe(found, errors)
+            text = unknown_costs_text(found, errors)
             if self._strict:
                 raise UncountedOpsError(text)
             self._warned = True
@@ -365,11 +365,3 @@ def _as_models(given: Any) -> tuple[nn.Module, ...]:
     if not isinstance(models, (list, tuple)) or not all(isinstance(m, nn.Module) for m in models):
         raise TargetError(f"model={given!r}: pass an nn.Module, a list of them, or None")
     return tuple(models)
-
-
-def _describe(uncounted: Mapping[str, int], errors: Mapping[str, str]) -> str:
-    listed = ", ".join(
-        f"{name} ({calls_text(calls)}{'; ' + errors[name] if name in errors else ''})"
-        for name, calls in uncounted.items()
-    )
-    return f"no cost is known for {listed}: totals are lower bounds"

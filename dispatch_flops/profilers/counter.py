@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 from torch import nn
 
-from dispatch_flops.counting.aggregation import RecordedCalls
 from dispatch_flops.errors import (
     AlreadyActiveError,
     ConfigError,
@@ -35,14 +33,13 @@ from dispatch_flops.operators.conventions import (
     Subclass,
     Target,
 )
-from dispatch_flops.operators.costing import SYMBOLIC
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.profile.holders import ProfileHolder
 from dispatch_flops.profile.memory import FollowMemory, check_rounding, has_timeline
 from dispatch_flops.profilers.session import Session
-from dispatch_flops.units import calls_text
+from dispatch_flops.profilers.uncounted import describe_uncounted, warn_of_uncounted
 
 if TYPE_CHECKING:
     from dispatch_flops.memory.run_memory import MemoryOptions
@@ -196,9 +193,6 @@ class FlopCounterMode(ProfileHolder):
                 session.close()
                 calls = session.calls()
                 self._profile = session.finish(calls)
-            except UncountedWarning:  # which filters made an error; the session is closed
-                self._profile = session.finish(session.calls())
-                raise
             finally:
                 _abandon(self._active)
         except DispatchFlopsError:  # the block cannot be left here
@@ -206,15 +200,16 @@ class FlopCounterMode(ProfileHolder):
         except BaseException:  # of a signal's handler, perhaps, before the inner try
             _abandon(self._active)
             raise
+        uncounted = calls, session.unseen_modules, session.taken_off_by
         if kind is not None:
             with suppress(UncountedWarning):  # as an error, it would hide the program's exception
-                _warn_of_uncounted(calls, session.unseen_modules)
+                warn_of_uncounted(*uncounted)
             return
-        _warn_of_uncounted(calls, session.unseen_modules)
+        warn_of_uncounted(*uncounted)
         if self.display:
             self._print()
         if self._strict and calls.uncounted_ops():
-            raise UncountedOpsError(_describe_uncounted(calls))
+            raise UncountedOpsError(describe_uncounted(calls))
 
     def check_leaving(self) -> None:
         """Raise WrongThreadError or WrongPlaceError where the block cannot be left."""
@@ -418,42 +413,3 @@ def _packet(name: str) -> Any:
     library, _, rest = name.partition(".")
     packet = rest.rsplit(".", 1)[0]
     return getattr(getattr(torch.ops, library, None), packet, name)
-
-
-def _warn_of_uncounted(calls: RecordedCalls, unseen_modules: Sequence[str]) -> None:
-    found = [_describe_uncounted(calls)] if calls.uncounted_ops() else []
-    if unseen_modules:
-        from dispatch_flops.renderers.text import first_names  # takes tabulate along
-
-        hold, its = ("holds", "its class") if len(unseen_modules) == 1 else ("hold", "each class")
-        found.append(
-            f"no operator that computes was seen in {first_names(unseen_modules)}, "
-            f"which ran and {hold} parameters: kernels that bypass the dispatcher count as 0. "
-            f"Register a formula for {its}, or wrap the kernel with torch.library.custom_op"
-        )
-    if found:
-        warnings.warn(". ".join(found), UncountedWarning, stacklevel=3)
-
-
-def _describe_uncounted(recorded: RecordedCalls) -> str:
-    """Return the warning's text: operators without a formula, and formulas that failed."""
-    uncounted, errors = recorded.uncounted_ops(), recorded.formula_errors()
-    listed = ", ".join(
-        f"{op} ({calls_text(calls)}{'; ' + errors[op] if op in errors else ''})"
-        for op, calls in uncounted.items()
-    )
-    broken = [op for op in uncounted if _is_exception(errors.get(op, ""))]
-    symbolic = [op for op in uncounted if errors.get(op) == SYMBOLIC]
-    advice = []
-    if symbolic:
-        advice.append("Count the program as it runs, where it is not traced")
-    if len(broken) + len(symbolic) < len(uncounted):
-        advice.append("Give each a formula with dispatch_flops.register_flops")
-    if broken:
-        advice.append(f"Mend the formula of {', '.join(broken)}")
-    return f"no cost is known for {listed}: totals are lower bounds. {'. '.join(advice)}"
-
-
-def _is_exception(error: str) -> bool:
-    """Return True for ``"TypeError: ..."``, a formula's; other reasons begin with a sentence."""
-    return error.partition(":")[0].isidentifier()

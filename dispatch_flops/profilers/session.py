@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,16 +22,16 @@ from dispatch_flops.counting.opaque_modules import OpaqueModules
 from dispatch_flops.counting.packed_weights import note_on_packed
 from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
-from dispatch_flops.counting.python_frames import stacklevel_of_program
 from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
-from dispatch_flops.errors import UncountedWarning, WrongPlaceError, WrongThreadError
+from dispatch_flops.errors import WrongPlaceError, WrongThreadError
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import OUTSIDE, Profile
 from dispatch_flops.profile.profile import deferred_profile
 from dispatch_flops.profilers.isolation import garbage_collection_later
+from dispatch_flops.profilers.uncounted import describe_unseen
 from dispatch_flops.timing.untimed import UntimedPass
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ class Session:
     scope: where it was opened last.
     unseen_modules: modules that ran without a trace, as ``unseen_modules`` finds them and as the
         last profile names them.
+    taken_off_by: what ended while it was open, and took the mode off; None if nothing did.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Session:
         self._is_open = False
         self._thread = threading.current_thread()
         self.unseen_modules: tuple[str, ...] = ()
+        self.taken_off_by: str | None = None
 
     def open(self) -> None:
         """Start counting in this thread; does nothing if it is started already."""
@@ -109,20 +110,14 @@ class Session:
         is called again elsewhere.
         """
         self.check_thread()
-        has_lost_mode = self._is_open and self.is_of_this_thread and self._has_lost_mode()
+        if self._has_lost_mode():
+            is_inference = self.scope.is_inference
+            self.taken_off_by = "inference mode" if is_inference else "backward pass or other mode"
         self._close()
-        if has_lost_mode:
-            where = "inference mode" if self.scope.is_inference else "backward pass or other mode"
-            warnings.warn(
-                f"the {where} in which counting started has ended: what ran since then was not "
-                "counted, or not all of it",
-                UncountedWarning,
-                stacklevel=stacklevel_of_program(),
-            )
 
     def _has_lost_mode(self) -> bool:
         """Return True if the end of a block took the mode off; an operator may have put it back."""
-        if _torch.is_hidden(self._mode):
+        if not (self._is_open and self.is_of_this_thread) or _torch.is_hidden(self._mode):
             return False
         has_left_inference = self.scope.is_inference and not _torch.ModeScope.here().is_inference
         return has_left_inference or not _torch.are_modes_seen() or not self._is_mode_on()
@@ -165,10 +160,7 @@ class Session:
     @property
     def has_missed(self) -> bool:
         """True if operators of this thread may have passed unseen since ``open``."""
-        return not self.is_of_this_thread or self._has_left_inference()
-
-    def _has_left_inference(self) -> bool:
-        return self._is_open and self.scope.is_inference and not _torch.are_modes_seen()
+        return not self.is_of_this_thread or self._has_lost_mode()
 
     @property
     def scope(self) -> _torch.ModeScope:
@@ -283,7 +275,7 @@ class Session:
         notes = (
             *_notes_of(self._conventions),
             *note_on_packed(self._names.packed()),
-            *_note_on_unseen(self.unseen_modules),
+            *([describe_unseen(self.unseen_modules)] if self.unseen_modules else ()),
             *self._mode.higher_order.notes,
             *self._mode.not_asked.notes(),
             *self._mode.communication.notes,
@@ -311,18 +303,6 @@ class Session:
 
     def _is_mode_on(self) -> bool:
         return any(mode is self._mode for mode in _torch.modes_in_force())
-
-
-def _note_on_unseen(modules: Sequence[str]) -> tuple[str, ...]:
-    if not modules:
-        return ()
-    from dispatch_flops.renderers.text import first_names  # takes tabulate along
-
-    holds, them = ("holds", "it") if len(modules) == 1 else ("hold", "them")
-    return (
-        f"{first_names(modules)} ran and {holds} parameters, but no operator that "
-        f"computes was seen in {them}: kernels that bypass the dispatcher count as 0",
-    )
 
 
 def _notes_of(conventions: Conventions) -> tuple[str, ...]:

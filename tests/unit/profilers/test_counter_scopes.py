@@ -109,6 +109,18 @@ def test_counter_whose_inference_mode_has_ended_is_left_by_a_warning_as_an_error
     assert counter.get_total_flops() == FORWARD
 
 
+def test_ended_inference_mode_does_not_hide_the_exception_of_the_program(
+    model: nn.Module, counter: FlopCounterMode
+) -> None:
+    with torch.inference_mode():
+        counter.__enter__()
+        model(torch.ones(B, IN))
+    counter.__exit__(
+        ValueError, ValueError(), None
+    )  # no UncountedWarning, which is an error in tests
+    assert counter.get_total_flops() == FORWARD
+
+
 def test_counter_says_that_operators_after_its_inference_mode_may_have_passed_unseen() -> None:
     model = nn.Sequential(nn.Linear(IN, OUT), nn.Tanh(), nn.Linear(OUT, IN))
     with torch.inference_mode():

@@ -1,0 +1,71 @@
+"""What a counter says of work that it did not count: in its warning, and in a note of the profile.
+
+Totals that include such work are lower bounds.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from dispatch_flops.counting.aggregation import RecordedCalls
+from dispatch_flops.counting.python_frames import stacklevel_of_program
+from dispatch_flops.counting.uncounted import unknown_costs_text
+from dispatch_flops.errors import UncountedWarning
+from dispatch_flops.operators.costing import SYMBOLIC
+
+
+def warn_of_uncounted(
+    calls: RecordedCalls, unseen_modules: Sequence[str], taken_off_by: str | None
+) -> None:
+    """Warn, at the program's own line, of everything that was not counted.
+
+    unseen_modules, taken_off_by: see ``Session``.
+    """
+    found = []
+    if taken_off_by is not None:
+        found.append(
+            f"the {taken_off_by} in which counting started has ended: what ran since then was not "
+            "counted, or not all of it"
+        )
+    if calls.uncounted_ops():
+        found.append(describe_uncounted(calls))
+    if unseen_modules:
+        its = "its class" if len(unseen_modules) == 1 else "each class"
+        found.append(
+            f"{describe_unseen(unseen_modules)}. Register a formula for {its}, or wrap the kernel "
+            "with torch.library.custom_op"
+        )
+    if found:
+        warnings.warn(". ".join(found), UncountedWarning, stacklevel=stacklevel_of_program())
+
+
+def describe_unseen(modules: Sequence[str]) -> str:
+    """Return the sentence on modules that ran without a trace."""
+    from dispatch_flops.renderers.text import first_names  # takes tabulate along
+
+    holds, it = ("holds", "it") if len(modules) == 1 else ("hold", "them")
+    return (
+        f"{first_names(modules)} ran and {holds} parameters, but no operator that computes was "
+        f"seen in {it}: kernels that bypass the dispatcher count as 0"
+    )
+
+
+def describe_uncounted(calls: RecordedCalls) -> str:
+    """Return the sentence on operators without a formula and on formulas that failed."""
+    uncounted, errors = calls.uncounted_ops(), calls.formula_errors()
+    broken = [op for op in uncounted if _is_exception(errors.get(op, ""))]
+    symbolic = [op for op in uncounted if errors.get(op) == SYMBOLIC]
+    advice = []
+    if symbolic:
+        advice.append("Count the program as it runs, where it is not traced")
+    if len(broken) + len(symbolic) < len(uncounted):
+        advice.append("Give each a formula with dispatch_flops.register_flops")
+    if broken:
+        advice.append(f"Mend the formula of {', '.join(broken)}")
+    return ". ".join((unknown_costs_text(uncounted, errors), *advice))
+
+
+def _is_exception(error: str) -> bool:
+    """Return True for ``"TypeError: ..."``, a formula's; other reasons begin with a sentence."""
+    return error.partition(":")[0].isidentifier()
