@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from weakref import WeakSet
@@ -22,7 +21,7 @@ from dispatch_flops.memory.caches import cached_tensors, takes_cache
 from dispatch_flops.memory.storages import Storage, storages_of
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import Phase
-from dispatch_flops.profile.memory import Role
+from dispatch_flops.profile.memory import MemoryOptions, Role
 
 _graph_task = _torch.graph_task_id
 
@@ -32,19 +31,6 @@ def _is_fsdp2(cls: Any) -> bool:
     """Return True for a class of modules that ``fully_shard`` made."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and issubclass(cls, fsdp.FSDPModule)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryOptions:
-    """How memory is followed.
-
-    rounding: bytes that each block is rounded up to a multiple of. optimizers: those whose state
-    was there before the run. has_timeline: also follow memory over the operators.
-    """
-
-    rounding: int = 1
-    optimizers: tuple[Any, ...] = ()
-    has_timeline: bool = False
 
 
 class Memory:

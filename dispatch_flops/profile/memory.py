@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.cost import Phase, check_phase
@@ -296,6 +296,19 @@ def sum_memory(parts: Iterable[ModuleMemory | None]) -> ModuleMemory | None:
         total=add_held(part.total for part in known),
         peak_bytes=highest(part.peak_bytes for part in known),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """How memory is followed.
+
+    rounding: bytes that each block is rounded up to a multiple of. optimizers: those whose state
+    was there before the run. has_timeline: also follow memory over the operators.
+    """
+
+    rounding: int = 1
+    optimizers: tuple[Any, ...] = ()
+    has_timeline: bool = False
 
 
 def has_timeline(memory: object) -> bool:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from torch import nn
@@ -37,12 +37,9 @@ from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.profile.holders import ProfileHolder
-from dispatch_flops.profile.memory import FollowMemory, check_rounding, has_timeline
+from dispatch_flops.profile.memory import FollowMemory, MemoryOptions, check_rounding, has_timeline
 from dispatch_flops.profilers.session import Session
 from dispatch_flops.profilers.uncounted import describe_uncounted, warn_of_uncounted
-
-if TYPE_CHECKING:
-    from dispatch_flops.memory.run_memory import MemoryOptions
 
 
 class FlopCounterMode(ProfileHolder):
@@ -131,9 +128,8 @@ class FlopCounterMode(ProfileHolder):
         )
         self._latency = latency
         check_rounding(memory_rounding)
-        wants_timeline = has_timeline(memory)
-        followed = (memory_rounding, tuple(optimizers), wants_timeline)
-        self._memory = _memory_options(*followed) if memory else None
+        options = MemoryOptions(memory_rounding, tuple(optimizers), has_timeline(memory))
+        self._memory = options if memory else None
         if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
             raise ConfigError(f"mesh is of type {type(mesh).__name__}; pass a DeviceMesh or None")
         self._mesh = mesh
@@ -352,12 +348,6 @@ def _abandon(active: dict[str, Session]) -> None:
     if session is not None:
         session.end()
         active.pop("session", None)
-
-
-def _memory_options(*options: Any) -> MemoryOptions:
-    from dispatch_flops.memory.run_memory import MemoryOptions  # takes time, and few runs need it
-
-    return MemoryOptions(*options)
 
 
 def _as_modules(mods: Any) -> tuple[nn.Module, ...] | dict[str, nn.Module]:

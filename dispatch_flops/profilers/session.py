@@ -29,6 +29,7 @@ from dispatch_flops.errors import WrongPlaceError, WrongThreadError
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import OUTSIDE, Profile
+from dispatch_flops.profile.memory import MemoryOptions
 from dispatch_flops.profile.profile import deferred_profile
 from dispatch_flops.profilers.isolation import garbage_collection_later
 from dispatch_flops.profilers.uncounted import describe_unseen
@@ -36,7 +37,7 @@ from dispatch_flops.timing.untimed import UntimedPass
 
 if TYPE_CHECKING:
     from dispatch_flops.memory.memory_profile import MemoryReading
-    from dispatch_flops.memory.run_memory import Memory, MemoryOptions
+    from dispatch_flops.memory.run_memory import Memory
 
 
 class Session:
@@ -67,12 +68,15 @@ class Session:
             self._names = ModuleNames(roots)
         self._calls = CallAggregator()
         self._pass = _timed_pass(self._names) if is_timed else UntimedPass()
-        self._memory = None if memory is None else _memory_of(self._names, memory)
+        mode: Callable[..., CountingMode] = CountingMode
+        self._memory: Memory | None = None
+        self._read_memory: Callable[[], MemoryReading | None] = lambda: None
+        if memory is not None:
+            self._memory, mode, self._read_memory = _follow_memory(self._names, memory)
         observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
         self._tracker = Tracker(self._names, observers, self._is_mode_on)
         timer = self._pass.operator_timer
         of_mode = (self._tracker, conventions, own_rules, self._aggregate, timer)
-        mode = CountingMode if self._memory is None else _memory_mode(self._memory)
         self._mode = mode(*of_mode)
         self._mode.within = within
         self._opaque = OpaqueModules(self._mode, conventions, own_rules)
@@ -270,7 +274,7 @@ class Session:
                 self._tracker.first_call,
                 self._ranks,
             )
-            memory = None if self._memory is None else _reading_of(self._memory, self._names)
+            memory = self._read_memory()
         self.unseen_modules = self._find_unseen(calls, observed)
         notes = (
             *_notes_of(self._conventions),
@@ -312,7 +316,7 @@ def _notes_of(conventions: Conventions) -> tuple[str, ...]:
     return ("FLOPs are 2 per MAC of a contraction; all other arithmetic counts 0",)
 
 
-# Importing what follows memory or takes times takes time itself, and few runs need it ------------
+# What takes times or follows memory is imported for the few runs that need it: that takes time.
 
 
 def _timed_pass(names: ModuleNames) -> UntimedPass:
@@ -321,25 +325,16 @@ def _timed_pass(names: ModuleNames) -> UntimedPass:
     return counting_pass(names.modules())
 
 
-def _memory_of(names: ModuleNames, options: MemoryOptions) -> Memory:
+def _follow_memory(
+    names: ModuleNames, options: MemoryOptions
+) -> tuple[Memory, Callable[..., CountingMode], Callable[[], MemoryReading]]:
+    """Return the memory of a run, what makes the mode that follows it, and what reads it."""
+    from dispatch_flops.memory.memory_mode import MemoryMode
+    from dispatch_flops.memory.memory_profile import MemoryReading
     from dispatch_flops.memory.run_memory import Memory
 
-    return Memory(names, options)
-
-
-def _memory_mode(memory: Memory) -> Callable[..., CountingMode]:
-    from dispatch_flops.memory.memory_mode import MemoryMode
-
-    return partial(MemoryMode, memory=memory)
-
-
-def _reading_of(memory: Memory, names: ModuleNames) -> MemoryReading:
-    from dispatch_flops.memory.memory_profile import MemoryReading
-
-    return MemoryReading(memory, names)
-
-
-# -------------------------------------------------------------------------------------------------
+    memory = Memory(names, options)
+    return memory, partial(MemoryMode, memory=memory), partial(MemoryReading, memory, names)
 
 
 def _build(
