@@ -22,11 +22,11 @@ from dispatch_flops.counting.composite_calls import run_composite
 from dispatch_flops.counting.entered_mode import EnteredMode
 from dispatch_flops.counting.formulas_not_asked import FormulasNotAsked
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
+from dispatch_flops.counting.kernels import kernel
 from dispatch_flops.counting.known_calls import KnownCall, KnownCalls, differs_in_numbers
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import SHARED_PLANS, Plan
-from dispatch_flops.counting.script_constants import taking_constants
 from dispatch_flops.counting.signatures import call_signature, signature_of
 from dispatch_flops.counting.strategies import (
     call_through,
@@ -248,7 +248,7 @@ class CountingMode(EnteredMode):
 
     def _plan_operator(self, func: OpOverload) -> Plan:
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)
-        plan = Plan(func, str(func), taking_constants(meta_tensors.kernel(func), func), rule)
+        plan = Plan(func, str(func), kernel(func), rule)
         plan.reads_data = meta_tensors.reads_data(func)
         plan.varies_in_shape = meta_tensors.varies_in_shape(func)
         plan.numbers = number_keys(func, rule)

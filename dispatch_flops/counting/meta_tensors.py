@@ -14,8 +14,6 @@ from dispatch_flops.operators.tensors import has_no_data
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _UNTAGGED = frozenset(("aten::_pack_padded_sequence",))  # its lengths are data
 _ITEM = torch.ops.aten._local_scalar_dense.default
-_GROUPED_MM = torch.ops.aten._grouped_mm.default
-_RUN_GROUPED_MM = _torch.kernel_of(_GROUPED_MM)
 _ADVICE = (
     "dispatch_flops: {} reads values, but a tensor on the meta device (or a fake one) has none. "
     "Pass the model what it derives from values, such as a 4-D attention mask; or pass "
@@ -56,28 +54,6 @@ def with_advice(
             raise
 
     return run
-
-
-def kernel(func: OpOverload) -> Callable[..., Any]:
-    """Return what runs the operator, also on tensors without values that torch refuses."""
-    return _grouped_mm if func is _GROUPED_MM else _torch.kernel_of(func)
-
-
-def _grouped_mm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Give the result's shape also for dtypes that torch refuses on the meta device."""
-    if not has_no_data(a) or a.dtype is torch.bfloat16:
-        out: torch.Tensor = _RUN_GROUPED_MM(a, b, offs, bias, out_dtype)
-        return out
-    out = (a[0] if a.dim() > b.dim() else a) @ (b[0] if b.dim() > a.dim() else b)
-    if offs is not None and a.dim() == b.dim() == 2:
-        out = out.new_empty((len(offs), *out.shape))
-    return out.to(out_dtype or a.dtype)
 
 
 def _as_scalar(value: float, dtype: torch.dtype) -> bool | int | float:

@@ -92,7 +92,7 @@ def test_all_op_names_are_qualified_and_name_overloads() -> None:
 
 def test_op_runs_what_the_overload_runs() -> None:
     """dispatch_flops relies on this for its overhead: ``_op`` is the overload's own callable,
-    called at every operator (counting/meta_tensors.py: ``kernel``).
+    called at every operator (counting/kernels.py: ``kernel``).
     """
     x = torch.arange(6.0).view(2, 3)
     assert torch.equal(aten.mm.default._op(x, x.t()), x @ x.t())
