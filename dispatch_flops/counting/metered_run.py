@@ -11,7 +11,7 @@ from torch import nn
 from dispatch_flops.analysis.machines import Machine, check_machine, find
 from dispatch_flops.counting.meter_reading import MeterReading
 from dispatch_flops.counting.meter_totals import MeterTotals, Part
-from dispatch_flops.counting.placement import Placement, device_name
+from dispatch_flops.counting.placement import Placement
 from dispatch_flops.errors import ConfigError
 
 
@@ -43,8 +43,7 @@ class MeteredRun(ABC):
         """The machine that MFU and HFU refer to; None if it is not known."""
         if self._given_machine is not None:
             return self._given_machine
-        placement = Placement.of(self._all_modules())
-        return find(device_name(next(iter(placement.accelerators), placement.type)))
+        return find(Placement.of(self._all_modules()).name)
 
     @property
     def last_step(self) -> MeterReading:

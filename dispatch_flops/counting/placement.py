@@ -64,6 +64,11 @@ class Placement:
             return cls(kind, computes=False)
         return cls(kind, accelerators, computes=kind != "meta")
 
+    @property
+    def name(self) -> str | None:
+        """Name of the first accelerator, else of the device itself; see ``device_name``."""
+        return device_name(next(iter(self.accelerators), self.type))
+
     @classmethod
     def at(cls, name: str) -> Self:
         """Return the device of that name: "cpu", "cuda", "cuda:1"."""
@@ -113,7 +118,7 @@ def run_info(
     ranks = ranks or Ranks()
     return RunInfo(
         device=placement.type,
-        device_name=device_name(next(iter(placement.accelerators), placement.type)),
+        device_name=placement.name,
         torch_version=str(torch.__version__),
         rank=ranks.rank,
         world_size=ranks.world_size,

@@ -10,7 +10,6 @@ from torch import nn
 
 from dispatch_flops.counting.eager_stance import eager_stance
 from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.counting.placement import device_name
 from dispatch_flops.counting.wrappers import find_submodule, is_compiled
 from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.operators.conventions import Causal, Flops, Subclass, Target
@@ -36,8 +35,8 @@ from dispatch_flops.timing.latencies import (
     within_parents,
 )
 
+UNTIMED = StepTiming(method="n/a: tensors without data take no time")
 SEPARATE_PASS = "a separate pass without the dispatch mode; for the whole model, also without hooks"
-
 SEPARATE_PASS_COMPILED = (
     f"{SEPARATE_PASS}; the whole model's is that of its compiled code, divided among modules in "
     "proportion to their eager latencies"
@@ -169,7 +168,7 @@ def _time(
 ) -> tuple[dict[str, float], dict[str, float], StepTiming]:
     """Return latencies per module, their relative spreads, and the timing of the whole call."""
     if not devices.computes:
-        return {}, {}, StepTiming(method="n/a: tensors without data take no time")
+        return {}, {}, UNTIMED
     for number in range(warm_up):
         notify(f"warm-up {number + 1} of {warm_up}")
         calls.profiled()
@@ -220,8 +219,9 @@ def _count(calls: BoundCalls, counter: FlopCounterMode, devices: Devices) -> Pro
     with counter:
         calls.profiled()
     profile = counter.profile
-    name = device_name(next(iter(devices.accelerators), devices.type))
-    run = dataclasses.replace(profile.run, device=devices.type, device_name=name, **calls.facts)
+    run = dataclasses.replace(
+        profile.run, device=devices.type, device_name=devices.name, **calls.facts
+    )
     notes = profile.notes
     if (method := profile.timing.method) is not None:
         notes += (f"operator latencies: {method}",)

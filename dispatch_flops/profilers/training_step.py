@@ -9,12 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dispatch_flops.counting.placement import device_name
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile, StepTiming
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import bind_inputs, loss_in, requiring_gradient
 from dispatch_flops.profilers.isolation import isolated
+from dispatch_flops.profilers.model import UNTIMED
 from dispatch_flops.timing.devices import Devices
 from dispatch_flops.timing.latencies import time_call
 
@@ -71,7 +71,7 @@ def profile_training_step(
         for number in range(max(warm_up, 1)):
             notify(f"warm-up step {number + 1} of {max(warm_up, 1)}")
             run_step()
-        timing = StepTiming(method="n/a: tensors without data take no time")
+        timing = UNTIMED
         if devices.computes:
             notify(f"timing {repeats} steps" if repeats > 1 else "timing a step")
             seconds, spread_s = time_call(run_step, devices=devices, repeats=repeats)
@@ -83,8 +83,9 @@ def profile_training_step(
         with counter:
             run_step()
     profile = counter.profile
-    name = device_name(next(iter(devices.accelerators), devices.type))
-    run = dataclasses.replace(profile.run, device=devices.type, device_name=name, **calls.facts)
+    run = dataclasses.replace(
+        profile.run, device=devices.type, device_name=devices.name, **calls.facts
+    )
     return dataclasses.replace(profile, run=run, timing=timing)
 
 
