@@ -26,8 +26,8 @@ class CheckpointCallers:
 
     def note(self, hooks: Any, fqn: str) -> None:
         """Note that ``fqn`` called the function under these saved-tensor hooks, if it is one."""
-        variables = checkpoint_variables(hooks, "_checkpoint_hook")
-        if variables is not None and "frame" in variables:
+        variables = checkpoint_variables(hooks)
+        if "frame" in variables:
             self._fqns.setdefault(variables["frame"], fqn)
 
     def caller_of(self, frame: FrameType, owner: str, task: int) -> str:
@@ -42,14 +42,11 @@ class CheckpointCallers:
         return self._fqns.get(function, owner)
 
 
-def checkpoint_variables(hooks: Any, made_by: str) -> dict[str, Any] | None:
-    """Return the variables that saved-tensor hooks of torch.utils.checkpoint close over.
-
-    made_by: the function of torch.utils.checkpoint that makes such hooks. None for other hooks.
-    """
+def checkpoint_variables(hooks: Any) -> dict[str, Any]:
+    """Return what saved-tensor hooks of torch.utils.checkpoint close over; nothing for others."""
     pack = inspect.unwrap(hooks[0])
-    if not getattr(pack, "__qualname__", "").startswith(f"{made_by}."):
-        return None
+    if not getattr(pack, "__qualname__", "").startswith("_checkpoint_hook."):
+        return {}
     cells = zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=False)
     return {name: cell.cell_contents for name, cell in cells}
 
