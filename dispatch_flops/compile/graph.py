@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -21,6 +21,7 @@ from dispatch_flops.compile.opaque_costs import Costs, OpaqueCosts
 from dispatch_flops.compile.opaque_regions import OpaqueRegions
 from dispatch_flops.compile.subgraphs import count_functions, runs_functions
 from dispatch_flops.compile.templates import (
+    UNKNOWN_SIZE,
     Sizes,
     Values,
     fill_in,
@@ -40,7 +41,6 @@ from dispatch_flops.profile.cost import ZERO, OpCost, Phase
 # The fqn of the module that ran a shared graph, whether it was for recomputation, and the sizes.
 Run = tuple[str | None, bool, Sizes]
 _NOTE_OF_COMPILED_AUTOGRAD = "compiled autograd: backward is in no module"
-_UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class RunCost:
     """
 
     costs: Costs
-    by_phase: Mapping[Phase, OpCost] = field(default_factory=dict)
-    uncounted: Mapping[CallCost, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    by_phase: Mapping[Phase, OpCost]
+    uncounted: Mapping[CallCost, int]
+    notes: tuple[str, ...]
 
     @classmethod
     def of(cls, costs: Costs, notes: tuple[str, ...]) -> RunCost:
@@ -218,7 +218,7 @@ class GraphCost:
         try:
             args, kwargs, out = fill_in((call.args, call.kwargs, call.out), values, fakes=fakes)
         except TypeError:
-            return {CallCost(name, "unknown", error=_UNKNOWN_SIZE): 1}, ()
+            return {CallCost(name, "unknown", error=UNKNOWN_SIZE): 1}, ()
         if rule is None:
             return count_functions(op, args, kwargs, fakes, self._conventions, self._own_rules)
         return {cost_of_call(name, op, rule, args, kwargs, out, self._conventions): 1}, ()

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops import _torch
-from dispatch_flops.compile.templates import Templates, Values, fill_in, is_symbolic
+from dispatch_flops.compile.templates import UNKNOWN_SIZE, Templates, Values, fill_in, is_symbolic
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.operator_keys import name_of
@@ -24,7 +24,6 @@ from dispatch_flops.operators.registry import Rule
 _CHECKPOINTS = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
 _GRAPH_BREAK = "a graph break splits the call"
 _GONE = "the module does not exist any more; read the totals while it does"
-_UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 
 
 class OpaqueCall:
@@ -111,7 +110,7 @@ class OpaqueCall:
         try:
             leaves = [fill_in(leaf, values, fakes=None) for leaf in self._leaves]
         except TypeError:
-            return CallCost(name, "unknown", error=_UNKNOWN_SIZE)
+            return CallCost(name, "unknown", error=UNKNOWN_SIZE)
         args, kwargs, out = _with_parts(self._values, self._leaves, leaves, self._kept)
         cost = cost_of_call(
             name, self.target, rule, (owner, *args), kwargs, out, conventions,

@@ -18,6 +18,7 @@ from torch import fx
 
 from dispatch_flops import _torch
 
+UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 _UNKNOWN_NUMBER = "a number is known only inside the compiled code"
 Sizes = tuple[int, ...]
 Values = Mapping[Any, int]  # of symbols

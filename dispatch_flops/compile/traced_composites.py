@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.compile.node_operators import arithmetic_of
-from dispatch_flops.compile.templates import Templates, Values, fill_in, is_symbolic
+from dispatch_flops.compile.templates import UNKNOWN_SIZE, Templates, Values, fill_in, is_symbolic
 from dispatch_flops.counting.formulas_not_asked import problem_of_call
 from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call
 from dispatch_flops.operators.registry import Rule
 
-_UNKNOWN_SIZE = "a size depends on data: it is known only inside the compiled code"
 _MARKS = count()
 _calls: weakref.WeakValueDictionary[str, CompositeCall] = weakref.WeakValueDictionary()
 
@@ -76,7 +75,7 @@ class CompositeCall:
         try:
             args, kwargs, out = fill_in(self.values, values, fakes=None)
         except TypeError:
-            return CallCost(name, "unknown", error=_UNKNOWN_SIZE)
+            return CallCost(name, "unknown", error=UNKNOWN_SIZE)
         return cost_of_call(name, self.target, rule, args, kwargs, out, conventions)
 
 
