@@ -13,7 +13,7 @@ from torch import nn
 
 from dispatch_flops import _torch
 from dispatch_flops.operators.interrupts import is_of_signal_handler
-from dispatch_flops.operators.tensors import is_strided_nested, untraced
+from dispatch_flops.operators.tensors import is_strided_nested, name_of_dtype, untraced
 from dispatch_flops.profile import TensorInput
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]  # positional and keyword arguments
@@ -40,7 +40,7 @@ def autocast_of(model: nn.Module, inputs: Iterable[TensorInput] | None) -> str |
     devices = {torch.device(tensor.device).type for tensor in inputs or ()}
     for kind in sorted(devices | _device_types(model)):
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            return _dtype_name(torch.get_autocast_dtype(kind))
+            return name_of_dtype(torch.get_autocast_dtype(kind))
     return None
 
 
@@ -147,10 +147,6 @@ def _describe(name: str, tensor: torch.Tensor) -> TensorInput:
     return TensorInput(
         name=name,
         shape=None if tensor.is_nested else shape,
-        dtype=_dtype_name(tensor.dtype),
+        dtype=name_of_dtype(tensor.dtype),
         device=str(tensor.device),
     )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -16,7 +16,7 @@ from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.operators.access import named_arguments
 from dispatch_flops.operators.memory import nbytes
-from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.operators.tensors import name_of_dtype, tensors_in
 from dispatch_flops.profile import CommGroup
 from dispatch_flops.profile.communication import CommKind
 from dispatch_flops.profile.cost import OpCost
@@ -209,7 +209,7 @@ def _size(value: Any) -> int:
 def _dtype(*values: Any) -> str | None:
     dtypes = (tensor.dtype for tensor in tensors_in(values))
     found = next(dtypes, None)
-    return None if found is None else str(found).removeprefix("torch.")
+    return None if found is None else name_of_dtype(found)
 
 
 def _shares(

@@ -6,13 +6,12 @@ Letters: M rows, K contracted, N columns. Packed weights have other shapes than 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 
-from dispatch_flops.operators.access import Arguments
 from dispatch_flops.operators.formulas.scaled_matmul import scaled_mm
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import depends_on_numbers
@@ -207,17 +206,10 @@ def blockwise_scaled_mm(
     return scaled_mm(self=a, scale_a=a_s, scale_b=b_s, out=out)
 
 
-def _dtype_of(name: str) -> Callable[[Arguments], str]:
-    def dtype(arguments: Arguments) -> str:
-        return str(arguments[name].dtype).removeprefix("torch.")
-
-    return dtype
-
-
 @register_flops(
     ["torchao::float8_linear_cpu", "torchao::da8w4_linear_cpu"],
     by_name=True,
-    computes_in=_dtype_of("input"),
+    computes_in=lambda arguments: arguments["input"].dtype,
 )
 def quantized_linear(
     *,
@@ -251,7 +243,7 @@ def sparse_linear(
 # Source of all: vllm-project/vllm, csrc/torch_bindings.cpp. Results are arguments of most.
 
 
-@register_flops("_C::cutlass_scaled_mm", computes_in=_dtype_of("a"))
+@register_flops("_C::cutlass_scaled_mm", computes_in=lambda arguments: arguments["a"].dtype)
 def cutlass_scaled_mm(
     result: Tensor,
     a: Tensor,
