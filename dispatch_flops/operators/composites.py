@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import torch
-
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
-from dispatch_flops.operators.operator_keys import overloads_of
+from dispatch_flops.operators.operator_keys import find_loaded, overloads_of
 
 _DEVICES = ("CPU", "CUDA")
 _AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA")
@@ -117,9 +115,8 @@ def _list_extensions() -> list[OpOverload]:
 
 def _find_extension(name: str) -> OpOverload | None:
     """Return the overload called ``"lib::op.overload"`` if its library is not torch's own."""
-    library, _, rest = name.partition("::")
+    library = name.partition("::")[0]
     if library in _OF_TORCH or library in _NEVER_TAKEN_APART:
         return None
-    packet, _, overload = rest.partition(".")
-    op = getattr(getattr(getattr(torch.ops, library), packet, None), overload or "default", None)
+    op = find_loaded(name if "." in name else f"{name}.default")
     return op if isinstance(op, OpOverload) else None
