@@ -88,3 +88,14 @@ def named_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: Arguments) ->
     named = {argument.name: argument.default_value for argument in arguments}
     named.update(zip(named, args, strict=False))
     return {**named, **kwargs}
+
+
+def split_outs(func: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Return the keyword arguments that are inputs, and those that receive results."""
+    if not kwargs or not isinstance(func, OpOverload):
+        return kwargs, ()
+    names = {argument.name for argument in _torch.schema_of(func).arguments if argument.is_out}
+    outs = tuple(value for name, value in kwargs.items() if name in names)
+    if not outs:
+        return kwargs, ()
+    return {name: value for name, value in kwargs.items() if name not in names}, outs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import FormulaError
-from dispatch_flops.operators.access import access_of, named_arguments
+from dispatch_flops.operators.access import access_of, named_arguments, split_outs
 from dispatch_flops.operators.conventions import Conventions, using
 from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.tensors import is_inexact_dtype, name_of_dtype, tensors_in
+from dispatch_flops.operators.tensors import is_inexact_dtype, is_int, name_of_dtype, tensors_in
 from dispatch_flops.profile.cost import (
     ALL_PHASES,
     COST_FIELDS,
@@ -183,11 +182,6 @@ def _checked_share(share: Any, *, are_reals: bool) -> Share:
     return dataclasses.replace(share, cost=_checked(share.cost, are_reals=are_reals))
 
 
-def is_int(value: Any) -> bool:
-    """Return True for an int of Python or of NumPy, False for a bool."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
 def _checked(cost: OpCost, *, are_reals: bool) -> OpCost:
     """Return the cost with ints of Python for counts."""
     counts = counts_of(cost)
@@ -215,17 +209,6 @@ def _contractions_only(cost: OpCost) -> OpCost:
 
 def _contractions_only_share(share: Share) -> Share:
     return dataclasses.replace(share, cost=_contractions_only(share.cost))
-
-
-def split_outs(func: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Return the keyword arguments that are inputs, and those that receive results."""
-    if not kwargs or not isinstance(func, OpOverload):
-        return kwargs, ()
-    names = {argument.name for argument in _torch.schema_of(func).arguments if argument.is_out}
-    outs = tuple(value for name, value in kwargs.items() if name in names)
-    if not outs:
-        return kwargs, ()
-    return {name: value for name, value in kwargs.items() if name not in names}, outs
 
 
 def _is_view(func: Any) -> bool:

@@ -1,9 +1,10 @@
-"""Properties of tensors that formulas and the counter need: sizes, layouts, what they store."""
+"""Properties of tensors and numbers that formulas and the counter need: sizes, layouts, kinds."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import numbers
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -62,6 +63,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from tensors_in(getattr(value, field.name, None))
+
+
+def is_int(value: Any) -> bool:
+    """Return True for an int of Python or of NumPy, False for a bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_inexact(*values: torch.Tensor | complex | None) -> bool:

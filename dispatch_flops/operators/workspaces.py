@@ -8,10 +8,11 @@ from typing import Any
 
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.errors import DuplicateFormulaError, FormulaError, UnknownOperatorError
-from dispatch_flops.operators.costing import is_int, split_outs
+from dispatch_flops.operators.access import split_outs
 from dispatch_flops.operators.formula_signatures import check_formula
 from dispatch_flops.operators.misspelt_names import warn_of_misspelt
 from dispatch_flops.operators.operator_keys import candidate_keys, check_not_empty, name_of, to_keys
+from dispatch_flops.operators.tensors import is_int
 
 Workspace = Callable[..., "int | None"]
 Condition = Callable[[tuple[Any, ...]], bool]
