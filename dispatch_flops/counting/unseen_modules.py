@@ -42,8 +42,7 @@ def unseen_modules(
 def _is_untouched(named: ModuleName, used_params: Collection[int]) -> bool:
     """Return True if the module holds parameters, and no operator took one of them."""
     is_untouched = False
-    canonical = named if named.same_as is None else named.canonical()
-    for key, elements, _, is_hidden, _ in canonical.facts.parameters:
+    for key, elements, _, is_hidden, _ in named.canonical().facts.parameters:
         if elements:
             if is_hidden or key in used_params:
                 return False
