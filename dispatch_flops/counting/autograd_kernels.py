@@ -4,13 +4,14 @@ Outside inference mode, autograd takes a composite operator apart before a dispa
 and an operator that has only an Autograd kernel never reaches one; nor does one whose Autograd
 kernel computes in place of the device's. While a counter is active, the operators of this kind that
 have a formula of the user's, or belong to an extension, get kernels for autograd's dispatch keys,
-and those with a formula also for keys of torch.func. Other operators, and threads without a
-counter, have no overhead.
+and those with a formula also for keys of torch.func. A counter may provide kernels of its own for
+further operators. Others, and threads without a counter, have no overhead.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
 
 Kernel = Callable[..., Any]
+Kernels = Mapping[OpOverload, Mapping[str, Kernel]]  # by dispatch key; take the keyset first
 
 # Higher-order operators whose function autograd traces before it runs for the first time.
 _TRACED_BY_AUTOGRAD = frozenset(("scan",))
@@ -46,16 +48,18 @@ class _Wanted:
 
 
 _lock = threading.RLock()
-_counters: dict[Any, Mapping[Any, Rule]] = {}  # active modes, with their own rules
-_provided: dict[OpOverload, Mapping[str, Kernel]] = {}
+_counters: dict[Any, tuple[Mapping[Any, Rule], Kernels]] = {}  # active modes; their own rules
 _registered: dict[OpOverload, tuple[_Wanted, _torch.Kernels]] = {}
 
 
-def start(mode: Any, own_rules: Mapping[Any, Rule], undo: UndoStack) -> None:
-    """Show ``mode`` the operators that autograd takes apart until ``undo`` runs."""
+def start(mode: Any, own_rules: Mapping[Any, Rule], kernels: Kernels, undo: UndoStack) -> None:
+    """Show ``mode`` the operators that autograd takes apart until ``undo`` runs.
+
+    kernels: what ``mode`` provides, to be run where its dispatch key comes first.
+    """
     undo.add(lambda: _stop(mode))
     with _lock:
-        _counters[mode] = own_rules
+        _counters[mode] = own_rules, kernels
         _update()
 
 
@@ -65,14 +69,9 @@ def _stop(mode: Any) -> None:
         _update()
 
 
-def provide(op: OpOverload, kernels: Mapping[str, Kernel]) -> None:
-    """Run ``op`` by these kernels where their dispatch keys come first; empty: remove them."""
-    with _lock:
-        if kernels:
-            _provided[op] = kernels
-        else:
-            _provided.pop(op, None)
-        _update()
+def counters_in_force() -> list[Any]:
+    """Return the active counters of this thread, innermost first."""
+    return [mode for mode in reversed(_torch.modes_in_force()) if mode in _counters]
 
 
 class _Reader:
@@ -106,16 +105,21 @@ def _wanted() -> dict[OpOverload, _Wanted]:
     observed: set[OpOverload] = set()
     with_formula: set[OpOverload] = set()
     if _counters:
-        with_formula = taken_apart_of(registry.keys_with_formulas(*_counters.values()))
+        own_rules = (rules for rules, _ in _counters.values())
+        with_formula = taken_apart_of(registry.keys_with_formulas(*own_rules))
         observed = {*operators_of_extensions(), *with_formula}
+    provided: defaultdict[OpOverload, dict[str, Kernel]] = defaultdict(dict)
+    for _, kernels in _counters.values():
+        for op, by_key in kernels.items():
+            provided[op] |= by_key
     return {
-        op: _Wanted(tuple(_provided.get(op, {}).items()), op in observed, op in with_formula)
-        for op in {*observed, *_provided}
+        op: _Wanted(tuple(provided[op].items()), op in observed, op in with_formula)
+        for op in {*observed, *provided}
     }
 
 
 def _register(op: OpOverload, needs: _Wanted, kernels: _torch.Kernels) -> None:
-    provided = {key: _with_keyset(kernel) for key, kernel in needs.provided}
+    provided = dict(needs.provided)
     keys = dict.fromkeys(_torch.AUTOGRAD_KEYS if needs.is_observed else ())
     for key in {**keys, **provided}:
         kernel = provided.get(key) or _torch.autograd_kernel(op, key)
@@ -126,21 +130,16 @@ def _register(op: OpOverload, needs: _Wanted, kernels: _torch.Kernels) -> None:
             kernels.register(op, _observed(op, kernel), key)
 
 
-def _with_keyset(kernel: Kernel) -> Kernel:
-    return lambda keyset, *args, **kwargs: kernel(*args, **kwargs)
-
-
 def _observed(op: OpOverload, kernel: Kernel) -> Kernel:
     """Return ``kernel``, with its calls recorded by the counters that are active in the thread."""
 
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         call = partial(kernel, keyset)
-        active: list[Any] = _torch.modes_in_force()
-        if not _counters.keys() & active:
+        active = counters_in_force()
+        if not active:
             _note_traced_call(op)
-        for mode in reversed(active):
-            if mode in _counters:
-                call = partial(run_composite, mode, op, call)
+        for mode in active:
+            call = partial(run_composite, mode, op, call)
         return call(*args, **kwargs)
 
     return run

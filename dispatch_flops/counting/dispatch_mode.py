@@ -89,7 +89,7 @@ class CountingMode(EnteredMode):
         self.tracker = tracker
         self._local = tracker.local
         self._locator = tracker.locator
-        self._conventions = conventions
+        self.conventions = conventions
         self._own_rules = own_rules
         self._on_full = on_full
         self._plans: dict[int, Plan] = {}  # by the id of the operator, which the plan keeps
@@ -174,8 +174,8 @@ class CountingMode(EnteredMode):
 
     def start(self, undo: UndoStack) -> None:
         """Enter the mode in this thread until ``undo`` runs."""
-        meta_attention.start(self, self._conventions.target, undo)
-        autograd_kernels.start(self, self._own_rules, undo)
+        kernels = meta_attention.kernels(self.conventions.target)
+        autograd_kernels.start(self, self._own_rules, kernels, undo)
         undo.add(self.leave)
         self.enter()
 
@@ -223,7 +223,7 @@ class CountingMode(EnteredMode):
         """Return an earlier counter's plan, or a new one, which later counters may use."""
         if self._own_rules:
             return self._make_plan(func)
-        key = (type(self), func, self._conventions)
+        key = (type(self), func, self.conventions)
         plan = SHARED_PLANS.find(key)
         if plan is None:
             plan = self._make_plan(func)
@@ -243,7 +243,7 @@ class CountingMode(EnteredMode):
             is_free = plan.fixed is not None and plan.fixed.cost.kind == "free"
             call = self._timer.timed(call, is_free=is_free)
         if plan.reads_data:
-            call = meta_tensors.with_advice(call, plan.func, self._conventions.meta_value)
+            call = meta_tensors.with_advice(call, plan.func, self.conventions.meta_value)
         return plan if call is plan.call else replace(plan, call=call, is_adapted=True)
 
     def _plan_operator(self, func: OpOverload) -> Plan:
@@ -271,7 +271,7 @@ class CountingMode(EnteredMode):
         """Return what runs the operators that a composite operator consists of."""
         parts = partial(_torch.run_taken_apart, func)
         if func is meta_attention.ATTENTION:
-            parts = partial(meta_attention.attend, self._conventions.target)
+            parts = partial(meta_attention.attend, self.conventions.target)
         with_autocast = _torch.with_autocast(parts, func)
         if is_of_extension(func):
             return partial(run_composite, self, func, with_autocast)
@@ -336,7 +336,7 @@ class CountingMode(EnteredMode):
                 out = plan.parts(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        if self._conventions.subclass == "logical" and not is_nested:
+        if self.conventions.subclass == "logical" and not is_nested:
             return self.run_and_record(plan, args, kwargs)
         self._subclass.depth += 1
         self._subclass.handed_over = func
@@ -352,7 +352,7 @@ class CountingMode(EnteredMode):
         if self.higher_order.before_call is not None:
             self.higher_order.before_call()
         context = HigherOrderContext(
-            self, self.tracker, self._conventions, self._own_rules, self.higher_order
+            self, self.tracker, self.conventions, self._own_rules, self.higher_order
         )
         return HANDLERS[func.name()](context, func, args, kwargs)
 
@@ -421,7 +421,7 @@ class CountingMode(EnteredMode):
             thread.param_sink.update(
                 id(t) for t in tensors_in((args, kwargs)) if isinstance(t, _Parameter)
             )
-        cost = cost_of_call(plan.name, plan.func, plan.rule, args, kwargs, out, self._conventions)
+        cost = cost_of_call(plan.name, plan.func, plan.rule, args, kwargs, out, self.conventions)
         if self._signatures >= _LIMIT and not self.higher_order.deferring:
             self._forget_signatures()
         self._signatures += 1

@@ -6,7 +6,6 @@ the operators of the math path.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,7 @@ from torch import Tensor
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import FakeTensor
-from dispatch_flops.counting import autograd_kernels
-from dispatch_flops.counting.undo import UndoStack
+from dispatch_flops.counting.autograd_kernels import Kernels, counters_in_force
 from dispatch_flops.operators.conventions import Target
 from dispatch_flops.operators.tensors import has_no_data
 
@@ -216,39 +214,20 @@ def _padded(tensor: Tensor, multiple: int) -> Tensor:
 
 # -- where attention comes from ------------------------------------------------------------
 
-_lock = threading.RLock()
-_targets: dict[Any, Target] = {}
 
+def kernels(target: Target) -> Kernels:
+    """Return the kernels of attention that choose by ``target`` where tensors have no data.
 
-def start(mode: Any, target: Target, undo: UndoStack) -> None:
-    """Choose the kernel of attention in threads where ``mode`` is active, until ``undo`` runs.
-
-    Outside inference mode autograd takes attention apart before a dispatch mode sees it. Kernels
-    for the autograd keys of devices without data come first; other devices pay nothing.
+    Outside inference mode autograd takes attention apart before a dispatch mode sees it. These are
+    for the autograd keys of devices without data, and come first; other devices pay nothing.
     """
-    undo.add(lambda: _stop(mode))
-    with _lock:
-        _targets[mode] = target
-        _register()
-
-
-def _stop(mode: Any) -> None:
-    with _lock:
-        _targets.pop(mode, None)
-        _register()
-
-
-def _register() -> None:
-    """Provide kernels for what the active counters need; none without counters."""
     # AutogradOther is for meta tensors in function transforms, AutogradCPU for fake tensors.
-    keys = ["AutogradMeta", "AutogradOther"] if _targets else []
-    if "cuda" in _targets.values():
-        keys.append("AutogradCPU")
-    autograd_kernels.provide(ATTENTION, dict.fromkeys(keys, _run))
+    keys = ("AutogradMeta", "AutogradOther", *(("AutogradCPU",) if target == "cuda" else ()))
+    return {ATTENTION: dict.fromkeys(keys, _run)}
 
 
-def _run(*args: Any, **kwargs: Any) -> Tensor:
-    for mode in reversed(_torch.modes_in_force()):
-        if mode in _targets:
-            return attend(_targets[mode], *args, **kwargs)
-    return _by_torch(*args, **kwargs)
+def _run(_keyset: Any, *args: Any, **kwargs: Any) -> Tensor:
+    active = counters_in_force()
+    if not active:
+        return _by_torch(*args, **kwargs)
+    return attend(active[0].conventions.target, *args, **kwargs)
