@@ -107,7 +107,7 @@ def written(*args: Any, out: Any = None, **_: Any) -> OpCost:
     return OpCost(bytes_written=nbytes(args[:1] if out is None else out))
 
 
-def _copied(self: Any, src: Any, *_: Any, out: Any = None, **__: Any) -> OpCost:
+def copied(self: Any, src: Any, *_: Any, out: Any = None, **__: Any) -> OpCost:
     """Bytes of ``copy``: it reads the source and writes every element of the destination."""
     return OpCost(bytes_read=nbytes(src), bytes_written=nbytes(self))
 
@@ -151,4 +151,4 @@ declare_free(ops(*SELECTIONS.split()), "selection; its comparison is counted sep
 declare_free(ops(*LOGIC.split()), "integer and boolean arithmetic")
 declare_free(ops(*FILLS.split()), "fill with constants or integers", formula=written)
 declare_free(ops("arange", "range"), "fill with constants or integers", formula=_ranged)
-declare_free(ops(*OVERWRITES.split()), "copy", formula=_copied)
+declare_free(ops(*OVERWRITES.split()), "copy", formula=copied)

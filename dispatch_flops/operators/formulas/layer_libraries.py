@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-def _into(cost: OpCost, written: Any, *read: Any) -> OpCost:
+def into(cost: OpCost, written: Any, *read: Any) -> OpCost:
     """Return the cost with the bytes of a call that writes ``written``, which are arguments."""
     return dataclasses.replace(cost, bytes_read=nbytes(read), bytes_written=nbytes(written))
 
@@ -39,7 +39,7 @@ def _into(cost: OpCost, written: Any, *read: Any) -> OpCost:
 def _gated(result: Tensor, input: Tensor, activation: Any, **options: Any) -> OpCost:
     """Cost of an activation of one half of ``input``, times the other half."""
     cost = same_shaped(activation, result, **options) + flops(result.numel())
-    return _into(cost, result, input)
+    return into(cost, result, input)
 
 
 @register_flops(["_C::silu_and_mul", "_C::mul_and_silu"])
@@ -69,7 +69,7 @@ def rms_norm(
     Source: vllm-project/vllm, csrc/torch_bindings.cpp.
     """
     cost = flops(fused_rms_norm(input, [input.shape[-1]], weight, out=result))
-    return _into(cost, result, input, weight)
+    return into(cost, result, input, weight)
 
 
 @register_flops("_C::fused_add_rms_norm")
@@ -81,7 +81,7 @@ def fused_add_rms_norm(
     FLOPs: ``rms_norm``'s and 1 per element. Source: vllm-project/vllm, csrc/torch_bindings.cpp.
     """
     cost = flops(fused_rms_norm(input, [input.shape[-1]], weight, out=input) + input.numel())
-    return _into(cost, (input, residual), input, residual, weight)
+    return into(cost, (input, residual), input, residual, weight)
 
 
 @register_flops("_C::rotary_embedding", by_name=True)
@@ -208,7 +208,7 @@ def causal_conv1d_backward(
         shares = (Share(cost=_causal(x, weight, bias, silu=False), phase="recompute"),)
     read = (x, weight, bias, dout, seq_idx, initial_states, dfinal_states)
     written = (dx, dweight, dbias, dinitial_states)
-    return Split(own=_into(own, written, *read), shares=shares)
+    return Split(own=into(own, written, *read), shares=shares)
 
 
 @register_flops("DaoAILab::_causal_conv1d_update_cpp", by_name=True)

@@ -11,6 +11,7 @@ Letters: b batch, A[..., m, n] a matrix, r right-hand sides.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -372,11 +373,7 @@ def batched_solve(X: Tensor, n: int, routine: Callable[[int, int], Work], A: Ten
 
 def triangular(unit: bool) -> Callable[[int, int], Work]:
     """Return xTRSM with or without divisions by the diagonal."""
-
-    def routine(n: int, r: int) -> Work:
-        return _lapack.trsm(n, r, unit=unit)
-
-    return routine
+    return partial(_lapack.trsm, unit=unit)
 
 
 def sparse_triangular_solve(B: Tensor, A: Tensor, unit: bool) -> OpCost:

@@ -5,25 +5,19 @@ Letters: M rows, K contracted, N columns. Packed weights have other shapes than 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 
+from dispatch_flops.operators.formulas.layer_libraries import into
 from dispatch_flops.operators.formulas.scaled_matmul import scaled_mm
-from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.numbers import depends_on_numbers
 from dispatch_flops.operators.registry import declare_free, register_flops
 from dispatch_flops.profile.cost import OpCost, contraction, flops
 
 Tensor = torch.Tensor
-
-
-def _into(cost: OpCost, result: Tensor, *read: Tensor | None) -> OpCost:
-    """Return the cost with the bytes of a call that writes ``result``, an argument."""
-    return dataclasses.replace(cost, bytes_read=nbytes(read), bytes_written=nbytes(result))
 
 
 # -- bitsandbytes ------------------------------------------------------------------------------
@@ -260,7 +254,7 @@ def cutlass_scaled_mm(
     MACs: M·N·K. FLOPs: 2·MACs + 2·M·N + M·N (bias). Source: csrc/torch_bindings.cpp.
     """
     cost = scaled_mm(self=a, scale_a=a_scales, scale_b=b_scales, bias=bias, out=result)
-    return _into(cost, result, a, b, a_scales, b_scales, bias)
+    return into(cost, result, a, b, a_scales, b_scales, bias)
 
 
 @register_flops("_C::awq_gemm", by_name=True)

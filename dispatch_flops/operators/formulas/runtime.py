@@ -12,6 +12,7 @@ import torch
 
 from dispatch_flops.operators.formulas._arithmetic import adds, cost_of, muls
 from dispatch_flops.operators.formulas._ops import ops
+from dispatch_flops.operators.formulas.free import copied
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.operator_keys import find_loaded, schema_of
 from dispatch_flops.operators.registry import declare_free, register_flops
@@ -92,12 +93,8 @@ def _copied_in(inputs: Any, *_: Any, out: Any, **__: Any) -> OpCost:
     return OpCost(bytes_read=nbytes(inputs), bytes_written=nbytes(out[0]))
 
 
-def _copied(target: Any, source: Any, *_: Any, **__: Any) -> OpCost:
-    return OpCost(bytes_read=nbytes(source), bytes_written=nbytes(target))
-
-
 declare_free(["fsdp::all_gather_copy_in"], "packs data for communication", formula=_copied_in)
-declare_free(["fsdp::copy_"], "copy", formula=_copied)
+declare_free(["fsdp::copy_"], "copy", formula=copied)
 
 
 @register_flops("prims::fma")
