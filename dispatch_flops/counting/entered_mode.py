@@ -14,6 +14,7 @@ from dispatch_flops.counting.torch_functions import Witness
 class EnteredMode(TorchDispatchMode):
     """Dispatch mode that one thread enters, and leaves wherever it is on the stack by then.
 
+    is_entered: True from ``enter`` on, until the mode is left for good.
     scope: the scope in which it was entered.
     within: ids of the modes within which it is entered, outermost first: those in force that follow
         them stay inside of it. None: it is entered within all that are in force.
@@ -24,12 +25,7 @@ class EnteredMode(TorchDispatchMode):
         self.scope = _torch.NO_SCOPE
         self.within: tuple[int, ...] | None = None
         self._home = threading.get_ident()
-        self._is_entered = False
-
-    @property
-    def is_entered(self) -> bool:
-        """True from ``enter`` on, until the mode is left for good."""
-        return self._is_entered
+        self.is_entered = False
 
     @property
     def can_be_left(self) -> bool:
@@ -42,7 +38,7 @@ class EnteredMode(TorchDispatchMode):
         if any(mode is self for mode in _torch.modes_in_force()):
             return
         self._home, self.scope = threading.get_ident(), ModeScope.here()
-        self._is_entered = True
+        self.is_entered = True
         inside = self._modes_inside()
         try:
             for _ in inside:
@@ -68,7 +64,7 @@ class EnteredMode(TorchDispatchMode):
         or leave a witness there. Where the mode cannot be left, as in another thread, operators of
         its thread pass unseen until it is entered again, or left elsewhere.
         """
-        if not self._is_entered:
+        if not self.is_entered:
             return
         if threading.get_ident() != self._home or not self.can_be_left:
             vars(self)["__torch_dispatch__"] = self._pass_through
@@ -83,7 +79,7 @@ class EnteredMode(TorchDispatchMode):
             _torch.push_mode(mode)
         _torch.tell_of_modes()
         vars(self).pop("__torch_dispatch__", None)
-        self._is_entered = False
+        self.is_entered = False
 
     def _is_to_be_left(self, mode: TorchDispatchMode) -> bool:
         return mode is self or isinstance(mode, Witness)
