@@ -19,7 +19,6 @@ from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import RunInfo
 
-_CPU = torch.device("cpu")
 _META = torch.device("meta")
 _PLAIN = (torch.Tensor, nn.Parameter)
 _SYNCHRONOUS = ("cpu", "meta")  # an operator is done when its call returns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from types import CodeType, FrameType
 from typing import Any
@@ -76,13 +76,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 def running_modules() -> Counter[int]:
     """Return ``{id of a module: its calls that have not returned}``, of this thread."""
-    found: Counter[int] = Counter()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _torch.MODULE_CALL_CODE:
-            found[id(frame.f_locals["self"])] += 1
-        frame = frame.f_back
-    return found
+    return Counter(id(call["self"]) for call in _module_calls())
 
 
 def call_arguments(module: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -91,14 +85,17 @@ def call_arguments(module: torch.nn.Module) -> tuple[tuple[Any, ...], dict[str, 
     Global pre-hooks are not given keyword arguments; the call's frame has them. None without such
     a frame.
     """
+    call = next((call for call in _module_calls() if call["self"] is module), None)
+    return None if call is None else (call["args"], call["kwargs"])
+
+
+def _module_calls() -> Iterator[Mapping[str, Any]]:
+    """Yield the variables of the module calls that run in this thread, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _torch.MODULE_CALL_CODE:
-            variables = frame.f_locals
-            if variables["self"] is module:
-                return variables["args"], variables["kwargs"]
+            yield frame.f_locals
         frame = frame.f_back
-    return None
 
 
 def first_ended(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | None) -> int | None:
