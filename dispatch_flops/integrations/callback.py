@@ -22,7 +22,7 @@ from dispatch_flops.profilers.meter import FlopMeter
 from dispatch_flops.profilers.training import ProfiledStep
 from dispatch_flops.renderers import View, cluster_table, overview
 from dispatch_flops.renderers.terminal import terminal_view
-from dispatch_flops.timing.devices import CPU, Devices, Now
+from dispatch_flops.timing.devices import CPU, Devices, Now, checked_clock
 from dispatch_flops.timing.passes import ITERATION_METHOD
 
 
@@ -48,8 +48,9 @@ class StepCallback(ProfiledStep):
         ``flops_per_s`` and ``tokens_per_s`` of the last 100 steps and ``model_flops`` of the run,
         summed over ranks (default False). No step is then profiled, unless ``profile_step`` or
         ``config`` is given.
+    now: clock that returns seconds (default ``time.perf_counter``).
 
-    Raises ConfigError for a wrong step, configuration or machine.
+    Raises ConfigError for a wrong step, configuration, machine or clock.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class StepCallback(ProfiledStep):
         self._tokens = 0  # of the step that runs
         self._every_step = every_step
         self._metered: AbstractContextManager[None] | None = None  # the step that runs now
-        self._now = now
+        self._now = checked_clock(now)
         self._devices = CPU
         self._begun_s: float | None = None  # when the step that is timed began
         self._iteration_s: float | None = None

@@ -39,7 +39,7 @@ from dispatch_flops.profilers.step_costs import Segment, States
 from dispatch_flops.profilers.step_positions import KnownPositions
 from dispatch_flops.profilers.step_schedule import next_verified
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
-from dispatch_flops.timing.devices import Now
+from dispatch_flops.timing.devices import Now, checked_clock
 
 
 class FlopMeter(MeteredRun):
@@ -122,7 +122,7 @@ class FlopMeter(MeteredRun):
         super().__init__(machine, window)
         self.verify_every = verify_every  # also sets ``_verified_at``
         self._model = model
-        self._now = now
+        self._now = checked_clock(now)
         self._states, self._positions = States(), KnownPositions()
         self._counter = StepCounter(
             model,

@@ -14,9 +14,19 @@ from typing import Any
 import torch
 
 from dispatch_flops.counting.placement import Placement
+from dispatch_flops.errors import ConfigError
 
 Now = Callable[[], float]  # returns seconds on some clock
 Stamp = Callable[[], Any]  # records an event and returns it
+
+
+def checked_clock(now: Now) -> Now:
+    """Return the clock; raise ConfigError if it is not a function."""
+    if not callable(now):
+        raise ConfigError(
+            f"now={now!r:.60}: pass a function that returns seconds, such as time.perf_counter"
+        )
+    return now
 
 
 @dataclass(frozen=True, slots=True)

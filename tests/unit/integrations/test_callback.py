@@ -249,6 +249,12 @@ def test_callback_with_a_wrong_step_raises_config_error(step: Any) -> None:
 
 
 @pytest.mark.parametrize("every_step", [False, True])
+def test_callback_with_seconds_for_a_clock_raises_before_training(every_step: bool) -> None:
+    with pytest.raises(ConfigError, match=r"now=2\.5: pass a function"):
+        StepCallback(every_step=every_step, now=2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("every_step", [False, True])
 def test_callback_with_the_name_of_a_machine_raises_before_training(every_step: bool) -> None:
     with pytest.raises(ConfigError, match="machine='H100': pass a Machine"):
         StepCallback(machine="H100", every_step=every_step)  # type: ignore[arg-type]

@@ -864,6 +864,8 @@ def test_wrong_arguments_are_refused(model: Net) -> None:
         FlopMeter(model).step(tokens=-3)
     with pytest.raises(ConfigError, match="machine='H100'"):
         FlopMeter(model, machine="H100")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="now=5: pass a function"):
+        FlopMeter(model, now=5)  # type: ignore[arg-type]
 
 
 def test_step_of_the_counting_backend_has_the_names_of_a_reading() -> None:
