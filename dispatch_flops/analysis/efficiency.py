@@ -274,8 +274,8 @@ def roofline(
 ) -> Roofline:
     """Return the roofline of some operators.
 
-    seconds: the time they took, if known; it decides ``exceeds_peak``. Raises ConfigError if it is
-        not a number of 0 or more.
+    seconds: the time they took, which decides ``exceeds_peak``; None, or 0, if it was not measured.
+        Raises ConfigError if it is not a number of 0 or more.
 
     Example::
 
@@ -341,7 +341,7 @@ def node_roofline(node: ModuleNode, machine: Machine | None, phase: Phase = "for
 
 
 def _exceeds(least_s: float | None, seconds: float | None) -> bool:
-    return least_s is not None and seconds is not None and seconds < least_s
+    return least_s is not None and seconds is not None and 0 < seconds < least_s
 
 
 def machine_of(profile: Profile, machine: Machine | None = None) -> Machine | None:

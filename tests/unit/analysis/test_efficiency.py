@@ -195,6 +195,11 @@ def test_roofline_without_a_machine_has_the_arithmetic_intensity() -> None:
     assert nothing.bound is None
 
 
+def test_roofline_of_no_seconds_does_not_exceed_the_peak() -> None:
+    """As for ``mfu``, 0 seconds are a time that was not measured."""
+    assert not roofline([op(flops=50, moved=100)], MACHINE, seconds=0).exceeds_peak
+
+
 def test_roofline_of_less_seconds_than_the_flops_take_exceeds_peak() -> None:
     """0.5 s at the peak, of an operator that waits for memory for 10 s, and 1 s."""
     ops = [op(flops=50, moved=100), op(flops=100)]
