@@ -65,7 +65,7 @@ def get_model_profile(
     print_profile: print the profile.
     detailed: print the module tree, too.
     module_depth: deepest level printed; -1 (the default) prints all.
-    top_modules: classes printed per level in the aggregated part.
+    top_modules: classes printed per level in the aggregated part, at least 1.
     as_string: return strings with a unit ("426.52 MMACs") instead of numbers; a lower bound is
         marked, as in ">= 426.52 MMACs".
     output_file: write the profile to this file instead of stdout.
@@ -127,7 +127,7 @@ class FlopsProfiler(ProfileHolder):
         activation checkpointing (default 0). Recomputation is counted without it.
     flops: see ``FlopCounterMode``. ``"contractions"`` is nearest to what DeepSpeed counts.
 
-    Raises ConfigError for a ``flops`` that is not allowed.
+    Raises ConfigError for a ``flops`` or a ``recompute_fwd_factor`` that is not allowed.
     """
 
     def __init__(
@@ -139,6 +139,7 @@ class FlopsProfiler(ProfileHolder):
         flops: Flops = "all",
     ) -> None:
         check_model(model)
+        deepspeed.make_view(recompute_fwd_factor=recompute_fwd_factor)  # raises for a wrong value
         self._counted: Flops = Conventions(flops=flops).flops
         self.model = model
         self.ds_engine = ds_engine

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, SupportsIndex, get_args
+from operator import index
+from typing import Any, Literal, SupportsIndex, get_args
 
 from dispatch_flops.analysis.figures import Key
 from dispatch_flops.analysis.machines import Machine, check_machine, is_finite
@@ -40,7 +41,8 @@ class View:
     width: characters of a line; None for no limit.
     is_colored: whether text has the colours of a terminal, as ANSI escape sequences.
 
-    Raises ConfigError for a value of the wrong type, and for a width below 1.
+    Raises ConfigError for a value of the wrong type, for a width below 1, and for a depth or a
+    number of entries below 0.
     """
 
     depth: int | None = None
@@ -63,10 +65,12 @@ class View:
     def __post_init__(self) -> None:
         for name in ("depth", "top"):
             value = getattr(self, name)
-            if not isinstance(value, SupportsIndex | None):
-                raise ConfigError(f"{name}={value!r}: pass an int, or None")
+            if value is not None and not is_int_of(0, value):
+                raise ConfigError(f"{name}={value!r}: pass an int of at least 0, or None")
         if self.width is not None and (type(self.width) is not int or self.width < 1):
             raise ConfigError(f"width={self.width!r}: pass an int of at least 1, or None")
+        if not isinstance(self.title, str | None):
+            raise ConfigError(f"title={self.title!r:.60}: pass a text, or None")
         if self.columns is not None and not isinstance(self.columns, list | tuple):
             raise ConfigError(f"columns={self.columns!r}: pass a tuple of names, or None")
         if self.style not in get_args(Style):
@@ -74,3 +78,8 @@ class View:
         if not is_finite(self.recompute_fwd_factor):
             raise ConfigError(f"recompute_fwd_factor={self.recompute_fwd_factor!r}: pass a number")
         check_machine(self.machine)
+
+
+def is_int_of(least: int, value: Any) -> bool:
+    """Return True if ``value`` is an int of at least ``least``, of Python or of numpy."""
+    return isinstance(value, SupportsIndex) and index(value) >= least

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import SupportsIndex
 
 from dispatch_flops.analysis.latency import latency_of
 from dispatch_flops.analysis.operators import phases_of
@@ -14,7 +13,7 @@ from dispatch_flops.renderers.deepspeed import aggregated, detailed, summary
 from dispatch_flops.renderers.explanations import attention_counting, counting, outside_text
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import RULE, heading, one_line
-from dispatch_flops.renderers.view import View
+from dispatch_flops.renderers.view import View, is_int_of
 from dispatch_flops.units import seconds_text
 
 __all__ = ["render"]
@@ -50,11 +49,11 @@ def make_view(
 ) -> View:
     """Return the view that DeepSpeed's own parameters describe; ``module_depth=-1`` shows all.
 
-    Raises ConfigError for a depth or number of modules that is not an int.
+    Raises ConfigError for a depth or number of modules that is not an int, or too small.
     """
-    for name, value in (("module_depth", module_depth), ("top_modules", top_modules)):
-        if not isinstance(value, SupportsIndex):
-            raise ConfigError(f"{name}={value!r}: pass an int")
+    for name, value, least in (("module_depth", module_depth, -1), ("top_modules", top_modules, 1)):
+        if not is_int_of(least, value):
+            raise ConfigError(f"{name}={value!r}: pass an int of at least {least}")
     depth = None if module_depth < 0 else module_depth
     return View(
         step=profile_step,

@@ -303,6 +303,12 @@ def test_get_model_profile_with_a_wrong_print_option_raises_before_the_model_run
     assert not calls
 
 
+@pytest.mark.parametrize("factor", ["1", float("nan"), None])
+def test_profiler_with_a_wrong_recompute_fwd_factor_raises_where_it_is_made(factor: Any) -> None:
+    with pytest.raises(ConfigError, match="recompute_fwd_factor"):
+        FlopsProfiler(Net(), recompute_fwd_factor=factor)
+
+
 def test_profiler_on_meta_has_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
     get_model_profile(Net(), (B, 5), device="meta", operator_latency=True)
     assert "Time" not in capsys.readouterr().out

@@ -404,3 +404,12 @@ def test_summary_marks_latencies_that_are_inexact() -> None:
 def test_view_of_a_parameter_that_is_not_a_number_names_it(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}='all': pass an int"):
         deepspeed.make_view(**{name: "all"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [("module_depth", -2, -1), ("top_modules", 0, 1), ("top_modules", -1, 1)],
+)
+def test_view_of_a_parameter_that_is_too_small_names_it(name: str, value: int, least: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={value}: pass an int of at least {least}"):
+        deepspeed.make_view(**{name: value})  # type: ignore[arg-type]

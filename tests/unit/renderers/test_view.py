@@ -15,6 +15,10 @@ from dispatch_flops.renderers import View
     [
         ("width", 0, "pass an int of at least 1"),
         ("width", "80", "pass an int of at least 1"),
+        ("depth", -1, "pass an int of at least 0"),
+        ("top", -1, "pass an int of at least 0"),
+        ("top", 2.5, "pass an int of at least 0"),
+        ("title", 5, "pass a text"),
         ("columns", "params", "pass a tuple of names"),
         ("columns", 3, "pass a tuple of names"),
         ("style", "html", 'choose "plain" or "markdown"'),
