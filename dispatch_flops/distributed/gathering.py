@@ -40,16 +40,19 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
     timeout_s: longest time to wait for all other ranks together, in seconds. The profiles of ranks
         that are late are missing in the result, which names them in ``missing`` and ``notes``.
 
-    Without a process group, the result holds ``profile`` alone. Raises ConfigError if ``dst`` is
-    not a rank or ``timeout_s`` is not a number of 0 or more, and NotProfiledError on a simulated
-    rank.
+    Without a process group, rank 0 is the only one, and the result holds ``profile`` alone.
+    Raises ConfigError if ``dst`` is not a rank or ``timeout_s`` is not a number of 0 or more, and
+    NotProfiledError on a simulated rank.
     """
     check_timeout(timeout_s)
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return ClusterProfile.merge([profile])
-    rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    has_group = distributed.is_available() and distributed.is_initialized()
+    rank, world_size = 0, 1
+    if has_group:
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
     if type(dst) is not int or not 0 <= dst < world_size:
         raise ConfigError(f"dst={dst!r} is not a rank; choose one of 0 to {world_size - 1}")
+    if not has_group:
+        return ClusterProfile.merge([profile])
     if distributed.get_backend() == "fake":
         raise NotProfiledError(
             "a simulated rank has no other ranks; simulate() merges their profiles"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import random
 import sys
@@ -121,14 +122,11 @@ def simulate(
 
     Raises ConfigError for an unusable mesh, a rank outside it, ``verify`` with given ranks, and a
     time limit that is not above 0.
-    Raises TargetError if the job does not return a step, if it does not end, if it trains a model
-    that was built before it, or if a process group exists already. What the job raises is raised
-    here, with a note that names the rank.
+    Raises TargetError if the job does not take a mesh or return a step, if it does not end, if it
+    trains a model that was built before it, or if a process group exists already. What the job
+    raises is raised here, with a note that names the rank.
     """
-    if not callable(job):
-        raise TargetError(
-            f"the job is of type {type(job).__name__}; pass a function that takes a DeviceMesh"
-        )
+    _check_job(job)
     dims = _checked_mesh(mesh)
     chosen = _checked_ranks(ranks, math.prod(dims.values()))
     if verify and chosen is not None:
@@ -313,6 +311,24 @@ def _verification_notes(
     equal = [rank for rank, texts in found.items() if not texts]
     if equal:
         yield _VERIFIED.format(f"rank{'s' * (len(equal) > 1)} {ranks_text(equal)}")
+
+
+def _check_job(job: Any) -> None:
+    if not callable(job) or isinstance(job, nn.Module):
+        raise TargetError(
+            f"the job is of type {type(job).__name__}; pass a function that takes a DeviceMesh"
+        )
+    try:
+        signature = inspect.signature(job)
+    except ValueError:  # some functions in C have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TargetError(
+            f"the job cannot be called with a DeviceMesh alone: {error}; pass a function that "
+            "takes one"
+        ) from None
 
 
 def as_step(result: Any) -> tuple[Any, Callable[[], Any]]:

@@ -48,6 +48,13 @@ def test_gather_without_a_process_group_holds_the_profile_alone() -> None:
     assert cluster.world_size == 1
 
 
+@pytest.mark.parametrize("dst", [-1, 1, "0", None])
+def test_gather_without_a_process_group_refuses_other_ranks_than_0(dst: Any) -> None:
+    profile = profile_of(nn.Linear(3, 5), torch.ones(7, 3))
+    with pytest.raises(ConfigError, match="is not a rank; choose one of 0 to 0"):
+        gather(profile, dst)
+
+
 @pytest.mark.parametrize("timeout_s", [-1, float("nan"), "60", None])
 def test_gather_with_a_time_limit_that_is_none_names_it(timeout_s: Any) -> None:
     profile = profile_of(nn.Linear(3, 5), torch.ones(7, 3))

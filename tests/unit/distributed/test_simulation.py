@@ -466,6 +466,16 @@ def test_job_that_returns_no_step_is_a_target_error() -> None:
 def test_job_that_is_not_a_function_is_a_target_error() -> None:
     with pytest.raises(TargetError, match="the job is of type int; pass a function"):
         simulate(3, {"dp": 2})  # type: ignore[arg-type]
+    with pytest.raises(TargetError, match="the job is of type Linear; pass a function"):
+        simulate(nn.Linear(3, 5), {"dp": 2})
+
+
+def test_job_that_does_not_take_one_mesh_is_a_target_error() -> None:
+    says = "the job cannot be called with a DeviceMesh alone: {}; pass a function that takes one"
+    with pytest.raises(TargetError, match=says.format("too many positional arguments")):
+        simulate(lambda: int, {"dp": 2})  # type: ignore[arg-type, misc]
+    with pytest.raises(TargetError, match=says.format("missing a required argument: 'ranks'")):
+        simulate(lambda mesh, ranks: int, {"dp": 2})  # type: ignore[arg-type, misc]
 
 
 def test_model_that_was_built_before_the_job_is_not_trained() -> None:
