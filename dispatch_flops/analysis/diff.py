@@ -25,7 +25,8 @@ CONVENTIONS: Settings = {
 class Change:
     """One module or operator in two profiles; None where a profile lacks it.
 
-    calls_before, calls_after: of a module's forward, 0 in a diff of another phase.
+    calls_before, calls_after: of an operator, or of a module's forward; None for a module in a diff
+        of another phase.
 
     Example::
 
@@ -36,8 +37,8 @@ class Change:
     name: str
     before: Figures | None
     after: Figures | None
-    calls_before: int = 0
-    calls_after: int = 0
+    calls_before: int | None = 0
+    calls_after: int | None = 0
 
     @property
     def changed(self) -> bool:
@@ -165,7 +166,7 @@ def differences(before: Profile, after: Profile, settings: Settings) -> Iterator
             yield f"The runs differ in {setting}: {first}, then {second}."
 
 
-_Side = dict[str, tuple[Figures, int]]
+_Side = dict[str, tuple[Figures, int | None]]
 
 
 def _renamed(side: _Side, new_name: Callable[[str], str]) -> _Side:
@@ -215,8 +216,8 @@ def _modules(profile: Profile, phase: Phase | None) -> _Side:
     return {node.fqn: (figures[node.fqn], _calls(node, phase)) for node in profile.nodes()}
 
 
-def _calls(node: ModuleNode, phase: Phase | None) -> int:
-    return node.calls if phase in (None, "forward") else 0
+def _calls(node: ModuleNode, phase: Phase | None) -> int | None:
+    return node.calls if phase in (None, "forward") else None
 
 
 def _operators(profile: Profile, phase: Phase | None) -> _Side:

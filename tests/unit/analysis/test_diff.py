@@ -81,6 +81,11 @@ def test_diff_of_backward_leaves_out_calls_of_forward() -> None:
     assert analysis.diff(calling(1), calling(3), "forward").total.changed
     difference = analysis.diff(calling(1), calling(3), "backward")
     assert not difference.has_changed and not difference.total.changed
+    module_calls = {
+        (c.calls_before, c.calls_after) for c in (difference.total, *difference.modules)
+    }
+    assert module_calls == {(None, None)}  # not 0: the calls of a backward pass are not counted
+    assert (difference.operators[0].calls_before, difference.operators[0].calls_after) == (1, 1)
 
 
 def test_diff_shows_calls_of_modules_where_they_differ() -> None:
