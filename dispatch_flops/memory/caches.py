@@ -32,7 +32,7 @@ def _position(cls: Any) -> int | None:
 
 
 def cached_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the tensors of the cache that the innermost running call of a module was given.
+    """Yield the keys and values of the cache that the innermost running call of a module was given.
 
     The cache is a nested container, or an object such as transformers' ``DynamicCache``, whose
     attributes hold tensors or further objects.
@@ -46,8 +46,12 @@ def cached_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def tensors_of_cache(cache: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a cache, a nested container or an object that holds them."""
-    yield from _tensors_below(cache, set())
+    """Yield the keys and values of a cache, a nested container or an object that holds them.
+
+    Tensors without a dimension of tokens and one of features are not yielded, such as the length
+    that each layer of transformers' ``StaticCache`` holds.
+    """
+    yield from (tensor for tensor in _tensors_below(cache, set()) if tensor.dim() > 1)
 
 
 def _tensors_below(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:

@@ -155,11 +155,11 @@ def test_cache_of_keys_and_values_is_a_role_of_its_own(implementation: str | Non
     result = profile_generate(llama(), IDS, warm_up=0, memory="timeline", **options)
     both = 2 * LAYERS * B * KEY_HEADS * HEAD * 4  # bytes of keys and values of one token
     last = PROMPT + NEW - 1  # the last token is not an input
-    # A static cache has room for all tokens from the start, and an int64 per layer for its length.
-    lengths = 0 if implementation is None else LAYERS * 8
+    # A static cache has room for all tokens from the start. Its length, of each layer, is no key.
     prefill = PROMPT if implementation is None else last
-    assert cache_at_end(result.prefill) == prefill * both + lengths
-    assert cache_at_end(result.decode) == last * both + lengths
+    assert cache_at_end(result.prefill) == prefill * both
+    assert cache_at_end(result.decode) == last * both
+    assert result.prefill.outside.memory is None or not result.prefill.outside.memory.own.kv_cache
     assert result.decode.memory is not None
     if implementation is None:
         # The peak is in the last layer, when it has joined its values: old ones are still there.
@@ -213,10 +213,9 @@ def test_largest_cache_of_a_generation_is_the_last(implementation: str | None) -
     options = {**OPTIONS, "cache_implementation": implementation}
     result = profile_generate(llama(), IDS, warm_up=0, memory=True, **options)
     both = 2 * LAYERS * B * KEY_HEADS * HEAD * 4
-    lengths = 0 if implementation is None else LAYERS * 8
     last = PROMPT + NEW - 1
     assert result.decode.root.memory is not None
-    assert result.decode.root.memory.total.kv_cache == last * both + lengths
+    assert result.decode.root.memory.total.kv_cache == last * both
 
 
 def cache_at_end(profile: Profile) -> int:
