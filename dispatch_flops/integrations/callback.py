@@ -127,6 +127,7 @@ class StepCallback(ProfiledStep):
         if self._every_step:
             self._tokens = 0
             self.meter = self.meter or self._make_meter(model)
+            self.meter.is_timed = self._profiler is None
             self._metered = self.meter.step(inputs=inputs)
             self._metered.__enter__()
 

@@ -140,6 +140,7 @@ class FlopMeter(MeteredRun):
         self._begun_s = 0.0
         self._size = (0, 0)  # samples and tokens of the next block
         self._stated = 0  # inputs of ``note_batch``, until the model is called
+        self.is_timed = True  # False: rates leave the step out, as where another profiler slows it
         self._stepping: FrameKey  # of the optimizer's step that runs, after ``start``
         self._is_started = self._varies = self._calls_itself = False
         self._warned: set[str] = set()
@@ -278,7 +279,8 @@ class FlopMeter(MeteredRun):
         assert step is not None
         seconds = self._now() - self._begun_s
         segments = step.end()
-        self._totals.add((segments, None if step.was_counted else seconds, *self._size))
+        is_rated = self.is_timed and not step.was_counted
+        self._totals.add((segments, seconds if is_rated else None, *self._size))
         if not step.is_known:
             step.commit(self._totals.steps)
             if self._states.due:

@@ -305,3 +305,14 @@ def test_close_within_a_step_leaves_no_mode_or_hook() -> None:
     callback.close()
     assert not _get_current_dispatch_mode_stack()
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+@pytest.mark.parametrize(("profile_step", "timed"), [(None, 4), (3, 3)])
+def test_rates_of_every_step_leave_out_the_profiled_step(
+    profile_step: int | None, timed: int
+) -> None:
+    """The first of five steps is counted; the profiled one takes the profiler's time, too."""
+    meter = after_steps(5, profile_step, every_step=True).meter
+    assert meter is not None
+    assert (meter.steps_done, meter.run.timed_steps) == (5, timed)
+    assert meter.total_flops == 5 * (MODEL_FLOPS + OPTIMIZER_FLOPS)
