@@ -10,7 +10,7 @@ KernelFamily = Literal["product", "convolution", "attention", "recurrent"]
 # Words of an overload's name; the first family with one of them is the operator's. Attention and
 # recurrent layers come first, for they contain products. A word ends there: lgamma has no "mm".
 _WORDS: dict[KernelFamily, re.Pattern[str]] = {
-    "attention": re.compile(r"attention|flash"),
+    "attention": re.compile(r"attention|flash|attn"),
     "recurrent": re.compile(r"(lstm|gru|rnn)(?![a-z])"),
     "convolution": re.compile(r"conv(olution)?(?![a-z])"),
     "product": re.compile(r"(mm|mv|dot|matmul|einsum|linear)(?![a-z])"),
@@ -25,7 +25,9 @@ def family_of(op: str) -> KernelFamily | None:
     """
     if op in _WORDS:
         return op
-    name = op.split(".")[1] if op.count(".") > 1 else op
+    library, name = op.split(".")[:2] if op.count(".") > 1 else ("", op)
+    if _WORDS["attention"].search(library):  # as of flash_attn_3.fwd
+        return "attention"
     for family, words in _WORDS.items():
         if words.search(name) and _INTERPOLATION not in name:
             return family

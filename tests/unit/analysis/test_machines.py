@@ -139,6 +139,8 @@ def test_peak_of_a_kernel_family_is_its_own_where_measured() -> None:
         ("aten.linear.default", "product"),
         ("aten.convolution_backward.default", "convolution"),
         ("aten._scaled_dot_product_flash_attention.default", "attention"),
+        ("torch_attn._varlen_attn_backward.default", "attention"),
+        ("flash_attn_3.fwd.default", "attention"),
         ("aten.mkldnn_rnn_layer.default", "recurrent"),
         ("aten.lstm.input", "recurrent"),
         ("aten.add.Tensor", None),
