@@ -99,7 +99,7 @@ def cost_of_call(
         promoting = rule.kind == "pointwise"
         dtype = compute_dtype(args, kwargs, out, promoting=promoting)
         try:
-            dtype = _stated_dtype(func, rule, args, kwargs) or dtype
+            dtype = _stated_dtype(func, rule, args, kwargs, out) or dtype
             with using(conventions):
                 answer = rule.answer(func, args, kwargs, out)
             own, shares = _as_cost(answer, are_reals=_is_real(dtype))
@@ -120,11 +120,11 @@ def cost_of_call(
 
 
 def _stated_dtype(
-    func: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
+    func: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> str | None:
     stated = rule.computes_in
     if callable(stated):
-        stated = stated(named_arguments(func, args, kwargs))
+        stated = stated({**named_arguments(func, args, kwargs), "out": out})
     return None if stated is None else name_of_dtype(stated)
 
 

@@ -56,7 +56,7 @@ class Rule:
         profile.
     builtin: True for the package's own rules, False for the user's.
     computes_in: the dtype of the products, where operands and results are of another; or a
-        function of the arguments by name that returns it.
+        function of the arguments and the result by name that returns it.
     """
 
     kind: Kind
@@ -162,7 +162,8 @@ def register_flops(
     note: the cost in words for ``dispatch-flops ops``; by default taken from the docstring.
     computes_in: the dtype that the operator computes in, such as ``"int8"``, where it is not that
         of its tensors: a dynamically quantised layer takes and returns reals. Where it depends on
-        the call, pass a function of the arguments by name, ``{"input": ...}``, that returns it.
+        the call, pass a function of the arguments by name, ``{"input": ..., "out": result}``, that
+        returns it.
 
     Raises, before anything is registered:
         DuplicateFormulaError: a target already has a formula and ``override`` is False.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.registry import lookup
-from dispatch_flops.operators.tensors import is_inexact, stored_elements
+from dispatch_flops.operators.tensors import is_inexact, stored_elements, tensors_in
 from dispatch_flops.profile.cost import ZERO, OpCost, Split, contraction
 
 # Reals that one complex operation takes: (a+bi)+(c+di) adds two pairs,
@@ -41,6 +41,16 @@ def dtype_of_literal(arguments: Mapping[str, Any]) -> torch.dtype | None:
         return None
     default = torch.get_default_dtype()
     return default.to_complex() if isinstance(literal, complex) else default
+
+
+def dtype_of_result(arguments: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype of the result, to which a sum with ``dtype=`` casts what it adds."""
+    return next((tensor.dtype for tensor in tensors_in(arguments["out"])), None)
+
+
+def dtype_asked_for(arguments: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the argument ``dtype``, or None: the result may be real where the numbers are not."""
+    return arguments.get("dtype")
 
 
 def any_complex(*operands: torch.Tensor | None) -> bool:

@@ -13,12 +13,22 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._arithmetic import any_complex
+from dispatch_flops.operators.formulas._arithmetic import (
+    any_complex,
+    dtype_asked_for,
+    dtype_of_result,
+)
 from dispatch_flops.operators.formulas._foreach import each
 from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.pointwise import broadcast_elements, per_element, recipe_cost
 from dispatch_flops.operators.numbers import depends_on_numbers, tells_apart
-from dispatch_flops.operators.registry import Formula, Rule, add_rules, register_flops
+from dispatch_flops.operators.registry import (
+    ComputesIn,
+    Formula,
+    Rule,
+    add_rules,
+    register_flops,
+)
 from dispatch_flops.operators.tensors import (
     is_inexact,
     is_strided_nested,
@@ -59,11 +69,30 @@ def _plain(per_input: int = 0, per_output: int = 0) -> Callable[..., int]:
     return formula
 
 
-def _register(targets: list[Any], formula: Formula, note: str, *, by_name: bool = False) -> None:
-    add_rules(targets, Rule(kind="reduction", formula=formula, note=note, by_name=by_name))
+def _sum(per_input: int = 0, per_output: int = 0) -> Callable[..., int]:
+    fold_all = _plain(per_input, per_output)
+
+    def formula(self: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
+        return fold_all(self, out=out) if is_inexact(out) else 0  # casts to the result's dtype
+
+    return formula
 
 
-_register(ops("sum", "amax", "amin", "argmax", "argmin"), _plain(), "n-m")
+def _register(
+    targets: list[Any],
+    formula: Formula,
+    note: str,
+    *,
+    by_name: bool = False,
+    computes_in: ComputesIn | None = None,
+) -> None:
+    rule = Rule(
+        kind="reduction", formula=formula, note=note, by_name=by_name, computes_in=computes_in
+    )
+    add_rules(targets, rule)
+
+
+_register(ops("amax", "amin", "argmax", "argmin"), _plain(), "n-m")
 _register(ops("_foreach_max"), each(_plain()), "n-m each")
 # The binary overloads, max.other and min.other, decompose into maximum and minimum.
 _register(
@@ -76,16 +105,17 @@ _register(
     _plain(),
     "n-m",
 )
-_register(ops("nansum"), _plain(per_input=1), "n comparisons, n-m")
-_register(ops("mean"), _plain(per_output=1), "n-m, m divisions")
+_register(ops("sum"), _sum(), "n-m", computes_in=dtype_of_result)
+_register(ops("nansum"), _sum(per_input=1), "n comparisons, n-m", computes_in=dtype_of_result)
+_register(ops("mean"), _sum(per_output=1), "n-m, m divisions", computes_in=dtype_of_result)
 
 
-@register_flops(ops("prod"))
+@register_flops(ops("prod"), computes_in=dtype_of_result)
 def prod(self: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
     """n-m products."""
     products = max(self.numel() - out.numel(), 0)
     each_product = per_element("mul", complex_numbers=out.is_complex())
-    return products * each_product if is_inexact(self, out) else 0
+    return products * each_product if is_inexact(out) else 0
 
 
 @register_flops(ops("aminmax", "_aminmax"))
@@ -181,7 +211,7 @@ def vector_norm(n: int, m: int, order: float, *, complex_numbers: bool = False) 
     return 2 * n if order % 2 == 0 and not complex_numbers else magnitude + 2 * n
 
 
-@register_flops(ops("linalg_vector_norm", "norm", "native_norm"))
+@register_flops(ops("linalg_vector_norm", "norm", "native_norm"), computes_in=dtype_asked_for)
 @depends_on_numbers
 def norm(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **kwargs: Any) -> int:
     """The norm of n numbers over the given dimensions, to m results; an order of None is 2.
@@ -203,7 +233,12 @@ def _norm_of_list(self: torch.Tensor, ord: Any = 2, *_: Any, out: Any, **__: Any
     return vector_norm(self.numel(), 1, ord, complex_numbers=self.is_complex())
 
 
-_register(ops("_foreach_norm"), each(_norm_of_list), "vector_norm each")
+_register(
+    ops("_foreach_norm"),
+    each(_norm_of_list),
+    "vector_norm each",
+    computes_in=dtype_asked_for,
+)
 
 
 @depends_on_numbers
@@ -214,8 +249,10 @@ def powsum(self: torch.Tensor, ord: Any = 2, *_: Any, out: torch.Tensor, **__: A
     return magnitude * per_element("abs", complex_numbers=self.is_complex()) + 2 * n - m
 
 
-_register(ops("linalg__powsum"), powsum, "power n, sum n-m")
-_register(ops("_foreach_powsum"), each(powsum), "power n, sum n-m each")
+_register(ops("linalg__powsum"), powsum, "power n, sum n-m", computes_in=dtype_asked_for)
+_register(
+    ops("_foreach_powsum"), each(powsum), "power n, sum n-m each", computes_in=dtype_asked_for
+)
 
 
 @register_flops(ops("dist"))
@@ -239,13 +276,13 @@ def _scan(names: str, recipe: str, note: str) -> None:
     """Register scans: a row of length L takes L-1 steps, n-m in all."""
 
     def formula(*, self: torch.Tensor, dim: int, out: Any, **_: Any) -> int:
-        operands = (self, *tensors_in(out))
-        if not is_inexact(*operands) or self.numel() == 0:
+        results = tuple(tensors_in(out)) or (self,)  # helpers return nothing
+        if not is_inexact(*results) or self.numel() == 0:
             return 0
-        step = per_element(recipe, complex_numbers=any_complex(*operands))
+        step = per_element(recipe, complex_numbers=any_complex(*results))
         return (self.numel() - rows(self, dim)) * step
 
-    _register(ops(*names.split()), formula, note, by_name=True)
+    _register(ops(*names.split()), formula, note, by_name=True, computes_in=dtype_of_result)
 
 
 _scan("cumsum", "add", "n-m")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dispatch_flops.operators.formulas._arithmetic import dtype_of_result
 from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.pointwise import elementwise
 from dispatch_flops.operators.registry import register_flops
@@ -24,7 +25,7 @@ def _evenly_spaced(out: Tensor) -> int:
     return out.numel() + elementwise("mul add mul sub", (), out)
 
 
-@register_flops(ops("linspace"))
+@register_flops(ops("linspace"), computes_in=dtype_of_result)
 def linspace(*_: Any, out: Tensor, **__: Any) -> int:
     """start + i·step where i < N/2, end - (N-1-i)·step elsewhere, both computed: 5·N, of complex
     numbers 17·N.
@@ -34,7 +35,7 @@ def linspace(*_: Any, out: Tensor, **__: Any) -> int:
     return _evenly_spaced(out)
 
 
-@register_flops(ops("logspace"))
+@register_flops(ops("logspace"), computes_in=dtype_of_result)
 def logspace(*_: Any, out: Tensor, **__: Any) -> int:
     """base to the power of each of ``linspace``: N more, of complex numbers 17·N.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dispatch_flops.operators.formulas._arithmetic import dtype_of_result
 from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.pointwise import recipe_cost
 from dispatch_flops.operators.formulas.reduction import rows
@@ -22,7 +23,7 @@ def filled_rows(tensor: torch.Tensor, dim: int) -> int:
     return rows(tensor, dim) if tensor.numel() else 0
 
 
-@register_flops(ops("_softmax", "softmax"))
+@register_flops(ops("_softmax", "softmax"), computes_in=dtype_of_result)
 def softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     """e = exp(x - max x); e / Σe.
 
@@ -31,13 +32,13 @@ def softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     return 5 * self.numel() - 2 * filled_rows(self, dim)
 
 
-@register_flops(ops("_safe_softmax"))
+@register_flops(ops("_safe_softmax"), computes_in=dtype_of_result)
 def safe_softmax(self: torch.Tensor, dim: int, dtype: Any = None, *, out: Any, **_: Any) -> int:
     """Softmax in which rows of only -inf become 0: n comparisons more (6·n - 2·m)."""
     return 6 * self.numel() - 2 * filled_rows(self, dim)
 
 
-@register_flops(ops("_log_softmax", "log_softmax"))
+@register_flops(ops("_log_softmax", "log_softmax"), computes_in=dtype_of_result)
 def log_softmax(self: torch.Tensor, dim: int, *_: Any, out: Any, **__: Any) -> int:
     """d = x - max x; d - log Σ exp d.
 

@@ -17,6 +17,7 @@ import torch
 from dispatch_flops.operators.formulas._arithmetic import (
     adds,
     contract,
+    dtype_of_result,
     muls,
     same_shaped,
     scaled_sum,
@@ -148,19 +149,23 @@ def mm_reduce_backward(
 # -- sums, softmax -------------------------------------------------------------------------
 
 
-@register_flops(ops("_coalesce", "_sparse_sum", "_sparse_csr_sum"), cacheable=False)
+@register_flops(
+    ops("_coalesce", "_sparse_sum", "_sparse_csr_sum"), cacheable=False, computes_in=dtype_of_result
+)
 def add_up(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Stored elements summed into fewer: one addition for each that disappears."""
-    return flops(adds(max(stored_elements(self) - stored_elements(out), 0), self))
+    return flops(adds(max(stored_elements(self) - stored_elements(out), 0), out))
 
 
-@register_flops(ops("_sparse_csr_prod"), cacheable=False)
+@register_flops(ops("_sparse_csr_prod"), cacheable=False, computes_in=dtype_of_result)
 def multiply_up(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Stored elements multiplied into fewer: one product for each that disappears."""
-    return flops(muls(max(stored_elements(self) - stored_elements(out), 0), self))
+    return flops(muls(max(stored_elements(self) - stored_elements(out), 0), out))
 
 
-@register_flops(ops("_sparse_softmax", "_sparse_log_softmax"), cacheable=False)
+@register_flops(
+    ops("_sparse_softmax", "_sparse_log_softmax"), cacheable=False, computes_in=dtype_of_result
+)
 def softmax(self: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
     """Maximum, difference, exponential, sum, and quotient or difference: 5 per stored element.
 

@@ -173,6 +173,44 @@ def test_compute_dtype_of_several_dtypes_is_the_promoted_one(
     assert op.dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("call", "dtype"),
+    [
+        (lambda: F32.sum(dtype=torch.float64), "float64"),
+        (lambda: F64.sum(dtype=torch.float32), "float32"),
+        (lambda: BF16.mean(dtype=torch.float32), "float32"),
+        (lambda: BF16.nansum(dtype=torch.float32), "float32"),
+        (lambda: F32.prod(dtype=torch.float64), "float64"),
+        (lambda: F32.cumsum(0, dtype=torch.float64), "float64"),
+        (lambda: BF16.cumprod(0, dtype=torch.float32), "float32"),
+        (lambda: torch.sum(F32, 0, out=torch.empty((), dtype=torch.float64)), "float64"),
+        (lambda: torch.linalg.vector_norm(BF16, dtype=torch.float32), "float32"),
+        (lambda: torch._foreach_norm([BF16], 2, torch.float32), "float32"),
+        (lambda: aten._safe_softmax(BF16, 0, torch.float32), "float32"),
+        (lambda: torch.linspace(F32[0], F32[1], 4, dtype=torch.float64), "float64"),
+        (lambda: C64.cumsum(0), "complex64"),
+        (lambda: F32.cummax(0), "float32"),
+    ],
+)
+def test_compute_dtype_of_a_sum_is_the_one_that_its_terms_are_cast_to(
+    call: Callable[[], object], dtype: str
+) -> None:
+    (found,) = {op.dtype for op in profile_of(call).op_totals() if op.cost and op.cost.flops}
+    assert found == dtype
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: F32.sum(dtype=torch.int64),
+        lambda: F32.prod(dtype=torch.int64),
+        lambda: F32.cumsum(0, dtype=torch.int64),
+    ],
+)
+def test_sum_of_numbers_that_are_cast_to_integers_is_free(call: Callable[[], object]) -> None:
+    assert profile_of(call).total().flops == 0
+
+
 @pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning")
 def test_compute_dtype_of_a_comparison_with_quantized_numbers_is_the_real_one() -> None:
     quantized = torch.quantize_per_tensor(F32, 0.5, 0, torch.qint8)
