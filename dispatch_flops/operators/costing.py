@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +18,13 @@ from dispatch_flops.operators.conventions import Conventions, using
 from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.memory import nbytes
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.tensors import is_inexact_dtype, is_int, name_of_dtype, tensors_in
+from dispatch_flops.operators.tensors import (
+    is_inexact_dtype,
+    is_int,
+    name_of_dtype,
+    promoted_dtype,
+    tensors_in,
+)
 from dispatch_flops.profile.cost import (
     ALL_PHASES,
     COST_FIELDS,
@@ -229,30 +234,12 @@ def compute_dtype(
     operands = list(tensors_in((args, kwargs)))
     if promoting and len(operands) > 1:
         with suppress(RuntimeError):  # torch promotes no quantized numbers, but it compares them
-            promoted = _promoted(operands)
+            promoted = promoted_dtype(operands)
             if is_inexact_dtype(promoted):
                 return name_of_dtype(promoted)
     dtypes = [tensor.dtype for tensor in (*operands, *tensors_in(out))]
     found = next(filter(is_inexact_dtype, dtypes), dtypes[0] if dtypes else None)
     return name_of_dtype(found) if found is not None else None
-
-
-def _promoted(operands: Sequence[torch.Tensor]) -> torch.dtype:
-    """Return the dtype that torch promotes the operands to.
-
-    A tensor without dimensions changes only the kind of number (integer, real, complex), as a
-    Python scalar does. Source: result_type, aten/src/ATen/native/TypeProperties.cpp.
-    """
-    sized = [t.dtype for t in operands if t.is_nested or t.dim()]
-    sizeless = [t.dtype for t in operands if not t.is_nested and not t.dim()]
-    if not sized or not sizeless:
-        return functools.reduce(torch.promote_types, sized or sizeless)
-    large, small = (functools.reduce(torch.promote_types, dtypes) for dtypes in (sized, sizeless))
-    if large.is_complex or (large.is_floating_point and not small.is_complex):
-        return large
-    if large.is_floating_point:
-        return large.to_complex()
-    return torch.promote_types(large, small)
 
 
 def _is_real(dtype: str | None) -> bool:

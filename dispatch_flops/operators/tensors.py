@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -83,6 +84,24 @@ def is_inexact(*values: torch.Tensor | complex | None) -> bool:
 def is_inexact_dtype(dtype: torch.dtype) -> bool:
     """Return True for a floating-point or complex dtype: arithmetic in it counts as FLOPs."""
     return dtype.is_floating_point or dtype.is_complex
+
+
+def promoted_dtype(operands: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the dtype that torch promotes the operands to.
+
+    A tensor without dimensions changes only the kind of number (integer, real, complex), as a
+    Python scalar does. Source: result_type, aten/src/ATen/native/TypeProperties.cpp.
+    """
+    sized = [t.dtype for t in operands if t.is_nested or t.dim()]
+    sizeless = [t.dtype for t in operands if not t.is_nested and not t.dim()]
+    if not sized or not sizeless:
+        return functools.reduce(torch.promote_types, sized or sizeless)
+    large, small = (functools.reduce(torch.promote_types, dtypes) for dtypes in (sized, sizeless))
+    if large.is_complex or (large.is_floating_point and not small.is_complex):
+        return large
+    if large.is_floating_point:
+        return large.to_complex()
+    return torch.promote_types(large, small)
 
 
 def name_of_dtype(dtype: Any) -> str:

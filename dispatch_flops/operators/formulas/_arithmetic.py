@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import torch
 
 from dispatch_flops.operators.registry import lookup
-from dispatch_flops.operators.tensors import is_inexact, stored_elements, tensors_in
+from dispatch_flops.operators.tensors import (
+    is_inexact,
+    is_inexact_dtype,
+    promoted_dtype,
+    stored_elements,
+    tensors_in,
+)
 from dispatch_flops.profile.cost import ZERO, OpCost, Split, contraction
 
 # Reals that one complex operation takes: (a+bi)+(c+di) adds two pairs,
@@ -41,6 +48,18 @@ def dtype_of_literal(arguments: Mapping[str, Any]) -> torch.dtype | None:
         return None
     default = torch.get_default_dtype()
     return default.to_complex() if isinstance(literal, complex) else default
+
+
+def dtype_of_operands(arguments: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype that torch promotes operands to before it compares or subtracts them.
+
+    None for quantized numbers, which it does not promote, and unless the dtype is inexact.
+    """
+    operands = [t for name, value in arguments.items() if name != "out" for t in tensors_in(value)]
+    with suppress(RuntimeError):
+        promoted = dtype_of_literal(arguments) or promoted_dtype(operands)
+        return promoted if is_inexact_dtype(promoted) else None
+    return None
 
 
 def dtype_of_result(arguments: Mapping[str, Any]) -> torch.dtype | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dispatch_flops.operators.formulas._arithmetic import dtype_of_operands
 from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas.pointwise import broadcast_elements, recipe_cost
 from dispatch_flops.operators.numbers import tells_apart
@@ -32,7 +33,9 @@ def _size(self: Tensor, target: Tensor) -> int:
 def _register_loss(name: str, per_element: str) -> None:
     """Register a loss of input and target, reduced as its argument says."""
 
-    @register_flops(ops(name), note=f"{per_element}; then the sum or the mean")
+    @register_flops(
+        ops(name), note=f"{per_element}; then the sum or the mean", computes_in=dtype_of_operands
+    )
     def formula(
         self: Tensor, target: Tensor, reduction: int = MEAN, *_: Any, out: Tensor, **__: Any
     ) -> int:
@@ -100,7 +103,7 @@ def binary_cross_entropy_backward(
     return out.numel() * (6 + (weight is not None) + (reduction == MEAN))
 
 
-@register_flops(ops("binary_cross_entropy_with_logits"))
+@register_flops(ops("binary_cross_entropy_with_logits"), computes_in=dtype_of_operands)
 def binary_cross_entropy_with_logits(
     self: Tensor,
     target: Tensor,

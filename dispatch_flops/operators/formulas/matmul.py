@@ -17,6 +17,7 @@ from dispatch_flops.operators.formulas._arithmetic import (
     Number,
     adds,
     contract,
+    dtype_of_operands,
     muls,
     same_shaped,
     scaled_sum,
@@ -134,7 +135,7 @@ def addmm_activation(
     return linear + same_shaped(aten.gelu, out, approximate="tanh" if out.is_cuda else "none")
 
 
-@register_flops(ops("addr"))
+@register_flops(ops("addr"), computes_in=dtype_of_operands)
 @tells_apart(0, 1)
 def addr(
     bias: torch.Tensor,

@@ -16,6 +16,7 @@ import torch
 from dispatch_flops.operators.formulas._arithmetic import (
     any_complex,
     dtype_asked_for,
+    dtype_of_operands,
     dtype_of_result,
 )
 from dispatch_flops.operators.formulas._foreach import each
@@ -255,7 +256,7 @@ _register(
 )
 
 
-@register_flops(ops("dist"))
+@register_flops(ops("dist"), computes_in=dtype_of_operands)
 @depends_on_numbers
 def dist(self: torch.Tensor, other: torch.Tensor, p: Any = 2, *, out: Any, **_: Any) -> int:
     """‖a - b‖: n subtractions and a norm. Source: torch._decomp."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dispatch_flops.operators.formulas._arithmetic import dtype_of_literal
+from dispatch_flops.operators.formulas._arithmetic import dtype_of_operands
 from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.registry import register_flops
 from dispatch_flops.operators.tensors import is_inexact
@@ -114,7 +114,7 @@ def _searches(boundaries: torch.Tensor, numbers: Any, out: torch.Tensor) -> int:
     return out.numel() * log2_ceil(length + 1) if is_inexact(boundaries, numbers) else 0
 
 
-@register_flops(ops("searchsorted"), computes_in=dtype_of_literal)
+@register_flops(ops("searchsorted"), computes_in=dtype_of_operands)
 def searchsorted(
     sorted_sequence: torch.Tensor, self: Any, *_: Any, out: torch.Tensor, **__: Any
 ) -> int:
@@ -122,13 +122,13 @@ def searchsorted(
     return _searches(sorted_sequence, self, out)
 
 
-@register_flops(ops("bucketize"), computes_in=dtype_of_literal)
+@register_flops(ops("bucketize"), computes_in=dtype_of_operands)
 def bucketize(self: Any, boundaries: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> int:
     """``searchsorted`` with its arguments swapped."""
     return _searches(boundaries, self, out)
 
 
-@register_flops(ops("isin"), computes_in=dtype_of_literal)
+@register_flops(ops("isin"), computes_in=dtype_of_operands)
 def isin(
     elements: Any,
     test_elements: Any,

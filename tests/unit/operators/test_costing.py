@@ -176,6 +176,28 @@ def test_compute_dtype_of_several_dtypes_is_the_promoted_one(
 @pytest.mark.parametrize(
     ("call", "dtype"),
     [
+        (lambda: F.mse_loss(BF16, F32), "float32"),
+        (lambda: F.smooth_l1_loss(F32, F64), "float64"),
+        (lambda: F.huber_loss(F32, F64), "float64"),
+        (lambda: F.binary_cross_entropy_with_logits(BF16, F32), "float32"),
+        (lambda: torch.dist(F32, F64), "float64"),
+        (lambda: torch.addr(torch.ones(3, 3), F32, F64), "float64"),
+        (lambda: torch.bucketize(F32, F64), "float64"),
+        (lambda: torch.searchsorted(INT, F32), "float32"),
+        (lambda: torch.isin(F32, F64), "float64"),
+        (lambda: torch.isin(INT, 0.5), "float32"),
+    ],
+)
+def test_compute_dtype_of_losses_and_searches_is_the_promoted_one(
+    call: Callable[[], object], dtype: str
+) -> None:
+    (found,) = {op.dtype for op in profile_of(call).op_totals() if op.cost and op.cost.flops}
+    assert found == dtype
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype"),
+    [
         (lambda: F32.sum(dtype=torch.float64), "float64"),
         (lambda: F64.sum(dtype=torch.float32), "float32"),
         (lambda: BF16.mean(dtype=torch.float32), "float32"),
