@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -48,6 +48,11 @@ def dtype_of_literal(arguments: Mapping[str, Any]) -> torch.dtype | None:
         return None
     default = torch.get_default_dtype()
     return default.to_complex() if isinstance(literal, complex) else default
+
+
+def dtype_of(name: str) -> Callable[[Mapping[str, Any]], torch.dtype]:
+    """Return a function that returns the dtype of the argument ``name``."""
+    return lambda arguments: arguments[name].dtype
 
 
 def dtype_of_operands(arguments: Mapping[str, Any]) -> torch.dtype | None:

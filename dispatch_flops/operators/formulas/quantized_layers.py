@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
+from dispatch_flops.operators.formulas._arithmetic import dtype_of
 from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.formulas._quantized import is_packed, quantized
 from dispatch_flops.operators.formulas.fake_quantize import (
+    DEQUANTIZE,
     QUANTIZE,
     dequantize,
     dynamic,
@@ -67,8 +69,7 @@ def matmul_cost(x: Tensor, out: Tensor) -> OpCost:
 @register_flops(
     quantized(
         *"""
-        linear linear_relu linear_leaky_relu linear_tanh matmul wrapped_quantized_linear
-        _wrapped_quantized_linear_prepacked
+        linear linear_relu linear_leaky_relu linear_tanh matmul
         """.split()
     )
     + ops("qlinear", "qlinear_relu", library="sparse")
@@ -81,6 +82,23 @@ def linear(x: Tensor, *args: Any, out: Tensor, **_: Any) -> OpCost:
     """
     cost = matmul_cost(x, out) + flops(QUANTIZE * out.numel())
     return cost + packed_linear_bytes(x, args[0], out) if is_packed(args[0]) else cost
+
+
+@register_flops(quantized("wrapped_quantized_linear"), computes_in="int8")
+def linear_of_reals(
+    x: Tensor, scale: Any, zero_point: Any, weight: Tensor, *_args: Any, out: Tensor, **_: Any
+) -> OpCost:
+    """``quantized.linear`` of reals: x and weight are quantised, 5 each, results dequantised, 2."""
+    reals = quantize((x, weight), out=out).flops + DEQUANTIZE * out.numel()
+    return linear(x, weight, out=out) + flops(reals)
+
+
+@register_flops(quantized("_wrapped_quantized_linear_prepacked"), computes_in="int8")
+def linear_of_reals_prepacked(x: Tensor, *_args: Any, out: Tensor, **_: Any) -> OpCost:
+    """As ``_quantized.wrapped_quantized_linear``, with O·K packed integers and a float32 bias."""
+    features = out.shape[-1]
+    weight = OpCost(bytes_read=nbytes(x) + features * (x.shape[-1] + 4), bytes_written=nbytes(out))
+    return linear_of_reals(x, None, None, x[:0], out=out) + weight
 
 
 def packed_linear_bytes(x: Tensor, packed: Any, out: Tensor, *, item: int = 1) -> OpCost:
@@ -137,6 +155,7 @@ def linear_fp16_unpacked(
         "linear_with_input_q_dq_qweight_dq_relu_output_fp32",
     ),
     cacheable=False,
+    computes_in="int8",
 )
 def linear_fake(
     x: Tensor, scale: Any, zero_point: Any, packed: Any, *, out: Tensor, **_: Any
@@ -148,7 +167,9 @@ def linear_fake(
     return cost + packed_linear_bytes(x, packed, out) + parameters
 
 
-@register_flops(ops("qlinear_pointwise", library="onednn"), by_name=True)
+@register_flops(
+    ops("qlinear_pointwise", library="onednn"), by_name=True, computes_in=dtype_of("qx")
+)
 def qlinear_pointwise(
     *,
     qx: Tensor,
@@ -244,6 +265,7 @@ def conv_transpose_dynamic(x: Tensor, packed: Any, *_args: Any, out: Tensor, **_
 @register_flops(
     ops("qconv_pointwise", *(f"qconv{d}d_pointwise" for d in (1, 2, 3)), library="onednn"),
     by_name=True,
+    computes_in=dtype_of("qx"),
 )
 def qconv_pointwise(
     *,

@@ -5,12 +5,14 @@ Letters: M rows, K contracted, N columns. Packed weights have other shapes than 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 
+from dispatch_flops.operators.formulas._arithmetic import dtype_of
 from dispatch_flops.operators.formulas.layer_libraries import into
 from dispatch_flops.operators.formulas.scaled_matmul import scaled_mm
 from dispatch_flops.operators.numbers import depends_on_numbers
@@ -203,7 +205,7 @@ def blockwise_scaled_mm(
 @register_flops(
     ["torchao::float8_linear_cpu", "torchao::da8w4_linear_cpu"],
     by_name=True,
-    computes_in=lambda arguments: arguments["input"].dtype,
+    computes_in=dtype_of("input"),
 )
 def quantized_linear(
     *,
@@ -237,7 +239,7 @@ def sparse_linear(
 # Source of all: vllm-project/vllm, csrc/torch_bindings.cpp. Results are arguments of most.
 
 
-@register_flops("_C::cutlass_scaled_mm", computes_in=lambda arguments: arguments["a"].dtype)
+@register_flops("_C::cutlass_scaled_mm", computes_in=dtype_of("a"))
 def cutlass_scaled_mm(
     result: Tensor,
     a: Tensor,

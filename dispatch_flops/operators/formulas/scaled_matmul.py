@@ -159,7 +159,7 @@ def weight_int4pack_mm(x: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -
     return contraction(x.numel() * n, extra_flops=2 * n * k)
 
 
-@register_flops(ops("_dyn_quant_matmul_4bit"))
+@register_flops(ops("_dyn_quant_matmul_4bit"), computes_in="int8")
 def dyn_quant_matmul_4bit(
     x: torch.Tensor,
     packed_weights: torch.Tensor,

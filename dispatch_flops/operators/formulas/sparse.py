@@ -17,6 +17,7 @@ import torch
 from dispatch_flops.operators.formulas._arithmetic import (
     adds,
     contract,
+    dtype_of,
     dtype_of_result,
     muls,
     same_shaped,
@@ -195,7 +196,7 @@ def semi_structured_mm(
     return contract(a.numel() * b.shape[-1], a, b)
 
 
-@register_flops(ops("_sparse_semi_structured_addmm"))
+@register_flops(ops("_sparse_semi_structured_addmm"), computes_in=dtype_of("mat1"))
 @tells_apart(0, 1)
 def semi_structured_addmm(
     bias: Tensor,
@@ -232,7 +233,7 @@ def semi_structured_linear(
     return cost
 
 
-@register_flops(ops("_cslt_sparse_mm"))
+@register_flops(ops("_cslt_sparse_mm"), computes_in=dtype_of("dense_B"))
 def cslt_mm(
     a: Tensor,
     b: Tensor,
