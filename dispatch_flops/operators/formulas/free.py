@@ -103,8 +103,12 @@ LOGIC = """
 
 
 def written(*args: Any, out: Any = None, **_: Any) -> OpCost:
-    """Bytes of a fill: it writes its result, or in place its first argument, and reads nothing."""
-    return OpCost(bytes_written=nbytes(args[:1] if out is None else out))
+    """Bytes of a fill: it writes its result, or in place its first argument; it reads the number
+    that it fills with, where that is a tensor.
+    """
+    return OpCost(
+        bytes_read=nbytes(args[1:]), bytes_written=nbytes(args[:1] if out is None else out)
+    )
 
 
 def copied(self: Any, src: Any, *_: Any, out: Any = None, **__: Any) -> OpCost:

@@ -101,6 +101,12 @@ CASES: dict[str, Case] = {
         F32 * 15 + 5,
         F32 * 15,
     ),
+    "filled with a tensor": (
+        lambda: torch.empty(3, 5).fill_(torch.ones(())),
+        "fill_.Tensor",
+        F32,
+        F32 * 15,
+    ),
     "gradient of a mean": (
         lambda: ones(3, 5).requires_grad_().mean().backward(),
         "div.Scalar",
