@@ -77,17 +77,17 @@ def _signature(func: Any, rule: WorkspaceRule, args: Any) -> Any:
     key: list[Any] = [id(func), rule, _torch.kernel_settings()]  # torch keeps its operators
     try:
         for arg in args:
-            cls = arg.__class__
-            if cls is _Tensor or cls is _Parameter:
-                if not arg.is_cpu:
+            for part in arg if arg.__class__ is list else (arg,):
+                cls = part.__class__
+                if cls is _Tensor or cls is _Parameter:
+                    if not part.is_cpu:
+                        return None
+                    key += (part.shape, part.stride(), part.dtype)
+                elif cls in _NUMBERS:
+                    key.append(part)
+                else:
                     return None
-                key += (arg.shape, arg.stride(), arg.dtype)
-            elif cls is list:
-                key.append(tuple(arg))
-            elif cls in _NUMBERS:
-                key.append(arg)
-            else:
-                return None
+            key.append(len(arg) if arg.__class__ is list else None)
         signature = tuple(key)
         hash(signature)
     except (TypeError, RuntimeError):  # a size that is a symbol, or a tensor without strides

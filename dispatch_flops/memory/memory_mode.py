@@ -16,6 +16,12 @@ from dispatch_flops.counting.strategies import decompose
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.memory.blocks import Block, ModulePeak
+from dispatch_flops.memory.found_workspaces import (
+    OF_A_NEW_CALL,
+    found_workspace_of,
+    is_to_be_found,
+    note_workspace,
+)
 from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.reused_arguments import reused_storage
 from dispatch_flops.memory.run_memory import Memory
@@ -58,7 +64,7 @@ class _Operator:
     def __init__(self, func: Any, *, is_exact: bool) -> None:
         self.func = func
         self.allocation = allocation_of(func)
-        self.workspace: Any = workspace_of(func)
+        self.workspace: Any = workspace_of(func) or found_workspace_of(func)
         self.is_reported = False
         self.takes = "none" if self.allocation == "arrival" else tensors_taken(func)
         self.is_annotation = self.allocation == "annotation"
@@ -176,9 +182,9 @@ class MemoryMode(CountingMode):
             operator.is_in_place and is_tensor and out.layout is not torch.strided
         ):
             peak = self._allocated_all((args, kwargs), out, operator.allocation)
-        now = peak.device.now
-        if workspace is not None:
-            now += self._workspace(operator, args, kwargs, out) if size is None else size
+        if size is None or operator.workspace is not workspace:  # found in this call
+            size = self._workspace(operator, args, kwargs, out)
+        now = peak.device.now + size
         if now > peak.threshold:
             peak.note(now, func, self._blocks.allocations)
         return out
@@ -240,6 +246,23 @@ class MemoryMode(CountingMode):
             return plan
         call = self._kernel.reported(plan.func, plan.call, operator.workspace)
         return replace(plan, call=call, is_adapted=True)
+
+    def run_and_record(self, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run and record a call that is not known, and find out whether its kernel allocates."""
+        func, operator = plan.func, self._operators.get(id(plan.func))
+        if (
+            operator is None
+            or not (operator.allocates or operator.is_in_place)
+            or not is_to_be_found(func, operator.workspace, args)
+        ):
+            return super().run_and_record(plan, args, kwargs)
+        call = self._kernel.reported(func, plan.call, OF_A_NEW_CALL)
+        out = super().run_and_record(replace(plan, call=call), args, kwargs)
+        if note_workspace(func, args, self._kernel.workspace):
+            operator.workspace = found_workspace_of(func)
+        else:
+            self._kernel.take()
+        return out
 
     def _meet(self, arguments: Any) -> None:
         for storage, device in storages_in(arguments):

@@ -1,0 +1,94 @@
+"""Kernels of torch's operators that were seen to allocate memory, and have no registered workspace.
+
+The CPU's allocator reports the first call of each signature. Most kernels allocate nothing but
+their results. An operator whose kernel does gets a rule by which later calls are reported, too.
+Most such kernels cast operands: TensorIterator copies each whose dtype is not the common one
+(TensorIteratorBase::compute_types, aten/src/ATen/TensorIterator.cpp). CUDA's kernels cast single
+elements. On other devices than the CPU, what is noted here counts as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dispatch_flops._torch import OpOverload
+from dispatch_flops.operators.workspaces import Condition, WorkspaceRule, always
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_FEW = 64  # bytes of the numbers that a kernel makes tensors of
+_found: dict[OpOverload, WorkspaceRule] = {}
+
+
+def _is_mixed(args: tuple[Any, ...]) -> bool:
+    """Return True if tensors have several dtypes, gaps or whole numbers, or a number is complex."""
+    return _differ_in_dtype(args) or any(
+        not tensor.is_contiguous() or not (tensor.is_floating_point() or tensor.is_complex())
+        for tensor in _tensors_in(args)
+    )
+
+
+def _differ_in_dtype(args: tuple[Any, ...]) -> bool:
+    first = None
+    for tensor in _tensors_in(args):
+        if first is None:
+            first = tensor.dtype
+        elif tensor.dtype is not first and tensor.dim():
+            return True
+    return first is not None and not first.is_complex and complex in map(type, args)
+
+
+def _tensors_in(args: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    for arg in args:
+        cls = arg.__class__
+        if cls in _PLAIN:
+            yield arg
+        elif cls is list and arg and arg[0].__class__ is not int:
+            yield from (part for part in arg if part.__class__ in _PLAIN)
+
+
+def _is_on_cpu(args: tuple[Any, ...]) -> bool:
+    return all(tensor.is_cpu for tensor in _tensors_in(args))
+
+
+def _rule(condition: Condition) -> WorkspaceRule:
+    def workspace(*args: Any, **_: Any) -> int | None:
+        return None if condition(args) and _is_on_cpu(args) else 0
+
+    return WorkspaceRule(workspace, condition, is_steady=True, reads_result=False)
+
+
+_OF_ALL_CALLS, _OF_MIXED_CALLS = _rule(always), _rule(_is_mixed)
+OF_A_NEW_CALL = WorkspaceRule(lambda *_, **__: None)
+
+
+def found_workspace_of(func: Any) -> WorkspaceRule | None:
+    """Return the rule of an operator whose kernel was seen to allocate."""
+    return _found.get(func)
+
+
+def is_to_be_found(func: Any, rule: WorkspaceRule | None, args: tuple[Any, ...]) -> bool:
+    """Return True if the kernel of a new call may allocate what its operator's rule does not say.
+
+    Kernels of other libraries may run operators that the counter sees.
+    """
+    if not isinstance(func, OpOverload) or func.namespace != "aten":
+        return False
+    return rule is None or (rule is _OF_MIXED_CALLS and not rule.may_be_unknown(args))
+
+
+def note_workspace(func: OpOverload, args: tuple[Any, ...], size: int | None) -> bool:
+    """Note what the kernel of a new call allocated for itself; return True if it did.
+
+    size: None where the allocator was not asked. Element-wise kernels are known to cast then.
+    """
+    if size is None:
+        casts = torch.Tag.pointwise in func.tags and _differ_in_dtype(args) and _is_on_cpu(args)
+    else:
+        casts = size > _FEW
+    if casts:
+        is_of_all = func in _found or not _is_mixed(args)
+        _found[func] = _OF_ALL_CALLS if is_of_all else _OF_MIXED_CALLS
+    return casts

@@ -1,0 +1,126 @@
+"""Kernels without a registered workspace, against the events of torch's allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+
+from dispatch_flops import FlopCounterMode, _torch
+from dispatch_flops.memory import found_workspaces
+from dispatch_flops.profile import MemoryProfile
+from tests.helpers.allocator import allocations
+
+ROWS, COLUMNS = 67, 31
+ELEMENTS = ROWS * COLUMNS
+NUMBERS = 16  # bytes of the numbers that a kernel makes tensors of
+
+X = torch.ones(ROWS, COLUMNS)
+DOUBLES, HALVES, WHOLE = X.double(), X.bfloat16(), X.long()
+MASK = torch.ones(ROWS, 1, dtype=torch.long)
+CALLS: dict[str, Callable[[], object]] = {
+    "product with a mask": lambda: X * MASK,
+    "product in place": lambda: X.mul_(MASK),
+    "half precision in place": lambda: HALVES.add_(X),
+    "sum of halves and floats": lambda: HALVES + X,
+    "sum of floats and doubles": lambda: X + DOUBLES,
+    "comparison": lambda: X > WHOLE,
+    "choice": lambda: torch.where(MASK > 0, X, DOUBLES),
+    "three operands": lambda: torch.addcmul(X, MASK, X),
+    "function of whole numbers": lambda: WHOLE.sqrt(),
+    "quotient of whole numbers": lambda: WHOLE / WHOLE,
+    "whole numbers by a float": lambda: WHOLE * 2.5,
+    "real numbers by a complex one": lambda: X * 1j,
+    "given result": lambda: torch.add(X, DOUBLES, out=HALVES),
+    "joined": lambda: torch.cat([X, DOUBLES]),
+    "power": lambda: torch.pow(WHOLE, 2.5),
+}
+HELD = (X, DOUBLES, HALVES, WHOLE, MASK)
+BEFORE = sum(tensor.nbytes for tensor in HELD)
+
+
+@pytest.fixture(autouse=True)
+def nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(found_workspaces, "_found", {})
+
+
+@pytest.fixture(params=["new", "known"])
+def signatures(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Have the signatures of calls be new, or be those of an earlier counter."""
+    from dispatch_flops.counting.plans import SHARED_PLANS
+
+    SHARED_PLANS.rules_changed()
+    yield request.param
+    SHARED_PLANS.rules_changed()
+
+
+def memory_of(run: Callable[[], object]) -> MemoryProfile:
+    with FlopCounterMode(display=False, memory=True) as counter:
+        for tensor in HELD:
+            tensor.detach()  # is met, and counts as there before
+        run()
+    memory = counter.profile.check().memory
+    assert memory is not None
+    return memory
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_that_cast_operands_peak_at_the_allocators_bytes(
+    name: str, signatures: str
+) -> None:
+    call = CALLS[name]
+    truth = max(accumulate(allocations(call), initial=0))
+    if signatures == "known":
+        memory_of(call)
+    memory = memory_of(call)
+    assert abs(memory.peak_bytes - BEFORE - truth) <= NUMBERS
+    assert not memory.is_lower_bound
+    assert sum(use.bytes for use in memory.at_peak) == memory.peak_bytes
+
+
+def test_cast_operand_is_a_workspace_of_the_product(signatures: str) -> None:
+    with torch.inference_mode():
+        memory = memory_of(lambda: X * MASK)
+    assert memory.by_role()["workspace"] == ROWS * 4
+    assert memory.peak_bytes == BEFORE + ELEMENTS * 4 + ROWS * 4
+
+
+def test_same_operator_casts_in_some_calls_alone(signatures: str) -> None:
+    assert memory_of(lambda: X + DOUBLES).by_role()["workspace"] == ELEMENTS * 8
+    assert "workspace" not in memory_of(lambda: X + X).by_role()
+    assert memory_of(lambda: X + DOUBLES).by_role()["workspace"] == ELEMENTS * 8
+
+
+def test_kernels_of_other_devices_cast_no_operand_as_a_whole(signatures: str) -> None:
+    def run() -> None:
+        X.to("meta") + DOUBLES.to("meta")
+
+    memory_of(lambda: X + DOUBLES)
+    devices = {device.device: device for device in memory_of(run).devices}
+    assert devices["meta"].peak_bytes == ELEMENTS * (4 + 8 + 8)
+
+
+def test_cast_that_a_profiler_of_the_program_hides_makes_the_peak_a_lower_bound(
+    signatures: str,
+) -> None:
+    def run() -> None:
+        _torch.start_reporting_allocations()
+        try:
+            X + X, WHOLE + 1, X * MASK
+        finally:
+            _torch.stop_reporting_allocations()
+
+    assert memory_of(run).unseen == ("aten.mul.Tensor",)
+
+
+def test_allocator_is_asked_of_new_calls_alone(
+    signatures: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory_of(lambda: (X.exp(), X + X))
+    asked: list[Any] = []
+    monkeypatch.setattr(_torch, "start_reporting_allocations", lambda: asked.append(None))
+    memory_of(lambda: [(X.exp(), X + X) for _ in range(3)])
+    assert not asked
