@@ -25,15 +25,13 @@ def shapes_of(output: Any) -> Shapes:
 
     A size that is a symbol is -1. An output that cannot be read has no shapes.
     """
-    if output.__class__ is _Tensor and not _function_modes() and _tracing_state() is None:
-        return (_shape(output),)  # the common case of what follows, which takes twice as long
-    values = output if output.__class__ is tuple else (output,)
-    if _ORDINARY.issuperset(map(type, values)) and _tracing_state() is None:
-        tensors = [tensor for tensor in values if tensor is not None][:_MOST]
-        if not _function_modes():
-            return tuple(map(_shape, tensors))
-        with _torch.torch_functions_disabled():
-            return tuple(map(_shape, tensors))
+    if not _function_modes() and _tracing_state() is None:  # else reading a shape may do more
+        if output.__class__ is _Tensor:
+            return (_shape(output),)  # the common case of what follows, which takes twice as long
+        values = output if output.__class__ is tuple else (output,)
+        if _ORDINARY.issuperset(map(type, values)):
+            tensors = [tensor for tensor in values if tensor is not None]
+            return tuple(map(_shape, tensors[:_MOST]))
     try:
         with untraced(), _torch.modes_disabled(), _torch.torch_functions_disabled():
             return tuple(map(_shape, islice(tensors_in(output), _MOST)))
