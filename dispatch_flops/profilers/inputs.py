@@ -86,7 +86,8 @@ def make_inputs(
     numeric = (p for p in model.parameters() if p.is_floating_point() or p.is_complex())
     first = next(numeric, None)
     dtype, home = (first.dtype, first.device) if first is not None else (None, None)
-    where = device or _execution_device(model) or home
+    # An offloaded model's parameters are moved to another device than they are on.
+    where = device or next(iter(brought_to(model.modules())), home)
     return [torch.ones(sizes, dtype=dtype, device=where)]
 
 
@@ -103,11 +104,6 @@ def check_model(model: Any) -> None:
         kind = type(model).__name__
         fit = "torch.export.unflatten(model)" if kind == "ExportedProgram" else "an nn.Module"
         raise TargetError(f"model is of type {kind}; pass {fit}")
-
-
-def _execution_device(model: nn.Module) -> str | None:
-    """Return the device that an offloaded model's parameters are moved to; None for others."""
-    return next(map(str, brought_to(model.modules())), None)
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
