@@ -49,11 +49,9 @@ class NodeAttribution:
     is_forward: the function is the forward of that one, or the rest of it after a graph break.
     """
 
-    def __init__(
-        self, names: ModuleNames, traced: fx.GraphModule, shared_keys: set[str] | None = None
-    ) -> None:
+    def __init__(self, names: ModuleNames, traced: fx.GraphModule, shared_keys: set[str]) -> None:
         self._names = names
-        self._shared_keys = set() if shared_keys is None else shared_keys
+        self._shared_keys = shared_keys
         self._modules = {id(module): module for module in _all_modules(names)}
         self.function_id = str(traced.meta.get("dynamo_compile_id", id(traced))).partition("/")[0]
         self.is_of_compiled_autograd = self.function_id.startswith("!")
@@ -119,7 +117,7 @@ class NodeAttribution:
         """Return the fqn of the module to which the node belongs."""
         if node.meta.get("is_gradient_acc"):
             return ACCUMULATION
-        return self._stack_of(node)[-1][1]
+        return self._fqns_of(module_stack(node))[-1][1]
 
     def fqn_of_call(self, stack: Mapping[str, Any], module: nn.Module | None) -> str:
         """Return the fqn of a module that is called within these, as torch.compile keeps them."""
@@ -145,11 +143,11 @@ class NodeAttribution:
         for key, fqn in self._fqns_of(stack)[1:]:
             yield key, str(stack[key][0]), fqn
 
-    def _stack_of(self, node: fx.Node) -> list[tuple[str, str]]:
-        """Return the running calls as ``(torch.compile's key, fqn)``, outermost first."""
-        return self._fqns_of(module_stack(node))
-
     def _fqns_of(self, keys: Iterable[str]) -> list[tuple[str, str]]:
+        """Return running calls as ``(torch.compile's key, fqn)``, outermost first.
+
+        keys: torch.compile's, of the calls within that of the function.
+        """
         callers = list(self._names.roots)
         stack = [("", self.fqn)]
         for key, module in self._modules_of(keys):

@@ -211,10 +211,9 @@ class GraphCost:
         rule = call.rule or registry.lookup(op, self._own_rules)
         if rule is not None and not rule.is_recorded:
             return {}, ()
-        counts_functions = rule is None and runs_functions(op)
-        if rule is None and not counts_functions:
+        if rule is None and not runs_functions(op):
             return {CallCost(name, "unknown"): 1}, ()
-        fakes = _torch.fake_mode() if counts_functions else None
+        fakes = _torch.fake_mode() if rule is None else None
         try:
             args, kwargs, out = fill_in((call.args, call.kwargs, call.out), values, fakes=fakes)
         except TypeError:

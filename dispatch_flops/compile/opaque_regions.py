@@ -131,14 +131,11 @@ class OpaqueRegions:
         for key, (_, cls) in module_stack(node).items():
             call = RECORDER.call(key)
             if call is None:
-                self._problems.setdefault(cls, self._problem_of_unrecorded(cls))
+                self._problems.setdefault(cls, _UNSEEN if cls in self._rules else LATER)
             elif call.problem is None:
                 return
             else:
                 self._problems[cls] = call.problem
-
-    def _problem_of_unrecorded(self, cls: type) -> str:
-        return _UNSEEN if cls in self._rules else LATER
 
     def _find_own(self, trace: Trace) -> OpaqueCall | None:
         """Return the call that the function is; None if it is not that of an opaque module."""

@@ -225,7 +225,8 @@ def test_triton_kernel_in_a_graph_is_asked_for_its_formula() -> None:
         asked.append((x_ptr.shape, n, BLOCK, grid))
         return OpCost(flops=n)
 
-    attribution, rules = NodeAttribution(ModuleNames(()), graph), rules_from({kernel: formula})
+    attribution = NodeAttribution(ModuleNames(()), graph, set())
+    rules = rules_from({kernel: formula})
     cost = GraphCost(
         graph,
         attribution,
