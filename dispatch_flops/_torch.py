@@ -673,6 +673,7 @@ tree_map_only: Callable[..., Any] = torch.utils._pytree.tree_map_only
 # Where the tables of global hooks are, of which there is a public way to add, and to remove what
 # one has added. Public: none to see or to replace them.
 module_globals: ModuleType = torch.nn.modules.module
+_OPTIMIZERS: Any = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides it
 
 # How a module is called, by which the frames of calls are known. Public: ``__call__``.
 MODULE_CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
@@ -681,11 +682,9 @@ MODULE_CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
 @functools.cache
 def _tables_of_global_hooks() -> list[tuple[dict[str, Any], list[str]]]:
     """Return where the tables are, and the names that they have there."""
-    optimizers = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides it
-    holders = [vars(torch.nn.modules.module), vars(optimizers)]
     return [
         (holder, [name for name, table in holder.items() if _is_table_of_hooks(name, table)])
-        for holder in holders
+        for holder in (vars(module_globals), vars(_OPTIMIZERS))
     ]
 
 
@@ -723,9 +722,7 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[i
 
 
 # The table of the pre-hooks of all optimizers; public as for a module's.
-all_step_pre_hooks: dict[int, Any] = sys.modules[
-    torch.optim.Optimizer.__module__  # torch.optim hides it
-]._global_optimizer_pre_hooks
+all_step_pre_hooks: dict[int, Any] = _OPTIMIZERS._global_optimizer_pre_hooks
 
 
 # In these, torch gives a module a class of its own, below that of the program: parametrize,

@@ -1,9 +1,4 @@
-"""Opaque calls that the graphs of one compiled function count: of modules and of operators.
-
-Opaque calls have a formula of the user's. What one runs in forward is not counted besides it. Its
-backward pass is counted as operators. If the whole call is recomputed, the formula is asked again;
-a part that is recomputed is counted as operators.
-"""
+"""Opaque calls that the graphs of one compiled function count: of modules and of operators."""
 
 from __future__ import annotations
 

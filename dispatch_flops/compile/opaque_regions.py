@@ -1,8 +1,8 @@
 """Opaque calls in the graphs of one compiled function: which nodes are theirs, who counts them.
 
-They are calls of modules and of composite operators. What an opaque call runs in forward is not
-counted besides its formula. Its backward pass is counted as operators. If the whole call is
-recomputed, the formula is asked again; a part that is recomputed is counted as operators.
+They are calls of modules and of composite operators that have a formula of the user's. What one
+runs in forward is not counted besides it. Its backward pass is counted as operators. If the whole
+call is recomputed, the formula is asked again; a part that is recomputed is counted as operators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run operators on tensors that have a shape and no values: on the meta device, or fake."""
+"""Operators that read values, where tensors have none: on the meta device, or fake."""
 
 from __future__ import annotations
 
