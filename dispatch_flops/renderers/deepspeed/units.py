@@ -1,7 +1,7 @@
 """Numbers with units as DeepSpeed's flops profiler writes them.
 
 Names, arguments and rounding are those of ``deepspeed.profiling.flops_profiler.profiler``.
-``None`` means "not known" and is written ``n/a``. Prefixes are powers of 1000, for bytes too.
+``None`` means "not known" and is written ``n/a``. Prefixes are powers of 1000.
 """
 
 from __future__ import annotations
@@ -44,13 +44,6 @@ def flops_to_string(
 ) -> str:
     """Return the rate ``4e9`` as ``"4 GFLOPS"``."""
     return _with_unit(flops, "FLOPS", units, precision)
-
-
-def bytes_to_string(
-    b: Number | None, units: str | None = None, precision: int = DEFAULT_PRECISION
-) -> str:
-    """Return ``1_500_000`` as ``"1.5 MB"``."""
-    return _with_unit(b, "B", units, precision)
 
 
 def params_to_string(
