@@ -5,7 +5,6 @@ Letters: M rows, K contracted, N columns. Packed weights have other shapes than 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from math import prod
 from typing import Any
