@@ -176,7 +176,7 @@ def _table(rows: Sequence[Row], style: Style) -> str:
         "FLOPs",
         "Bytes",
         *(["Peak memory"] if has_peaks else []),
-        *(["fwd latency"] if is_timed else []),
+        *(["Forward"] if is_timed else []),
         *(column.heading for column in added),
     ]
     cells = []
@@ -216,17 +216,29 @@ def _peaks(rows: Sequence[Row]) -> list[int]:
     return [row.profile.memory.peak_bytes if row.profile.memory else 0 for row in rows]
 
 
+def _peak_label(rows: Sequence[Row]) -> str:
+    """Return the name of the peak, marked as its values are if one of them is not exact."""
+    followed = [row.profile.memory for row in rows if row.profile.memory is not None]
+    if any(memory.is_approximate for memory in followed):
+        return "~ peak memory"
+    return at_least("peak memory", any(memory.is_lower_bound for memory in followed))
+
+
 def _scaling_table(rows: Sequence[Row], style: Style) -> str:
-    """Return how counts and the peak of memory grow with each size; "" if none can be fitted."""
+    """Return how counts and the peak of memory grow with each size; "" if none can be fitted.
+
+    ``>=`` marks an exponent of lower bounds.
+    """
     rows = _whole_grid(rows)
     names = numeric_names([row.sizes for row in rows])
     grid = [{name: row.sizes[name] for name in names} for row in rows]
     totals = [row.profile.total() for row in rows]
+    is_bound = any(row.profile.is_lower_bound for row in rows)
     counts = {
-        "FLOPs": [cost.flops for cost in totals],
-        "MACs": [cost.macs for cost in totals],
-        "bytes": [cost.bytes_total for cost in totals],
-        "peak memory": _peaks(rows),
+        at_least("FLOPs", is_bound): [cost.flops for cost in totals],
+        at_least("MACs", is_bound): [cost.macs for cost in totals],
+        at_least("bytes", is_bound): [cost.bytes_total for cost in totals],
+        _peak_label(rows): _peaks(rows),
     }
     cells = [
         _scaling_row(label, exponent)

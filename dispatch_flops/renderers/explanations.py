@@ -10,6 +10,7 @@ _MAC = (
     "1 MAC is one multiply-accumulate of a matmul, convolution or attention, and counts as "
     "2 FLOPs. "
 )
+OF_WHAT_WAS_COUNTED = "shares are of what was counted"  # of a profile that is a lower bound
 _COUNTING = {
     "all": "Bias, normalisation, activation, softmax and other arithmetic are FLOPs, not MACs. "
     "Views, copies, indexing and random numbers are free (0).",

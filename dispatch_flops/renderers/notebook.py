@@ -12,6 +12,7 @@ from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.profile import ModuleNode, Profile
+from dispatch_flops.renderers.explanations import OF_WHAT_WAS_COUNTED
 from dispatch_flops.renderers.overview.headline_lines import phases_text
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import at_least, first_names, one_line
@@ -31,7 +32,7 @@ from dispatch_flops.units import (
 
 __all__ = ["render", "render_module"]
 
-_COLUMNS = ("Module", "Class", "Params", "MACs", "FLOPs", "%", "Bytes", "Fwd latency")
+_COLUMNS = ("Module", "Class", "Params", "MACs", "FLOPs", "Share", "Bytes", "Forward")
 _TEXT_COLUMNS = 2
 _CELL = "padding:2px 10px;text-align:{align};white-space:nowrap"
 _TABLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
@@ -118,7 +119,8 @@ def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
     if bound:
         calls = [f"{op} ({calls_text(n)})" for op, n in profile.uncounted_ops().items()]
         listed = _escaped(first_names(calls, 10))
-        yield f"<p><b>Lower bound</b>: no cost is known for {listed}</p>"
+        why = f"no cost is known for {listed}; {OF_WHAT_WAS_COUNTED}"
+        yield f"<p><b>Lower bound</b>: {why}</p>"
 
 
 def _row(

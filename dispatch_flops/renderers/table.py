@@ -17,6 +17,7 @@ from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import CommCost, ModuleNode, Profile, RunInfo, sum_known
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers import communication
+from dispatch_flops.renderers.explanations import OF_WHAT_WAS_COUNTED
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import Align, Style, at_least, code, table
 from dispatch_flops.renderers.view import View
@@ -54,7 +55,7 @@ def render(profile: Profile, view: View | None = None) -> str:
     match view.table:
         case "modules":
             tables = _module_table(profile, view.depth, view.style)
-            return "\n".join([tables, *_run_lines(profile.run, view.style)])
+            return "\n".join([tables, *_bound_lines(profile), *_run_lines(profile.run, view.style)])
         case "operators":
             return _operator_table(profile, view.style)
         case "uncounted":
@@ -71,6 +72,13 @@ def uncounted_rows(profile: Profile) -> Iterator[tuple[str, int, str]]:
     errors = profile.formula_errors()
     for op, calls in profile.uncounted_ops().items():
         yield op, calls, errors.get(op, "no formula")
+
+
+def _bound_lines(profile: Profile) -> Iterator[str]:
+    """Yield a blank line and what lower bounds mean for shares, in a table that has some."""
+    if profile.is_lower_bound:
+        yield ""
+        yield f"Numbers marked >= are lower bounds, and {OF_WHAT_WAS_COUNTED}."
 
 
 def _run_lines(run: RunInfo, style: Style) -> Iterator[str]:

@@ -714,7 +714,8 @@ def test_every_control_has_a_name_and_tables_have_row_and_column_headers(
 
 def test_lower_bound_is_visible(open_report: Callable[..., Report]) -> None:
     report = open_report(lower_bound())
-    assert report.texts("#uncounted h2") == ["Lower bound: 2 operators have no known cost"]
+    title = "Lower bound: 2 operators have no known cost; shares are of what was counted"
+    assert report.texts("#uncounted h2") == [title]
     assert report.column("uncounted-table", 1) == ["lib.mystery.default", "lib.scan.default"]
     assert report.run("return document.querySelector('#uncounted').offsetHeight") > 0
     assert report.column("modules", report.heading("modules", "FLOPs"))[0].startswith("≥ ")

@@ -35,8 +35,8 @@ def make(width={W}, batch={B}):
 def broken():
     raise ValueError("a wrong\\nworld")
 
-def odd():
-    return nn.Sequential(Odd()), torch.ones({B}, {W})
+def odd(batch={B}):
+    return nn.Sequential(Odd()), torch.ones(batch, {W})
 
 class Odd(nn.Module):
     def forward(self, x):

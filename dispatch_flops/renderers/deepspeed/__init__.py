@@ -10,7 +10,12 @@ from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
 from dispatch_flops.renderers import table
 from dispatch_flops.renderers.deepspeed import aggregated, detailed, summary
-from dispatch_flops.renderers.explanations import attention_counting, counting, outside_text
+from dispatch_flops.renderers.explanations import (
+    OF_WHAT_WAS_COUNTED,
+    attention_counting,
+    counting,
+    outside_text,
+)
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import RULE, heading, one_line
 from dispatch_flops.renderers.view import View, is_int_of
@@ -68,7 +73,10 @@ def make_view(
 def _uncounted(profile: Profile) -> Iterator[str]:
     if profile.is_lower_bound:
         yield ""
-        yield "These operators have no known cost, so numbers marked >= are lower bounds:"
+        yield (
+            "These operators have no known cost, so numbers marked >= are lower bounds, and "
+            f"{OF_WHAT_WAS_COUNTED}:"
+        )
         yield table.render(profile, View(table="uncounted"))
 
 

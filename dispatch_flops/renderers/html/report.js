@@ -46,7 +46,7 @@ function fillUncounted() {
   const rows = data.uncounted;
   if (!rows.length) return;
   byId("uncounted").hidden = false;
-  byId("uncounted-title").textContent = `Lower bound: ${exactText(rows.length)} operator${rows.length > 1 ? "s have" : " has"} no known cost`;
+  byId("uncounted-title").textContent = `Lower bound: ${exactText(rows.length)} operator${rows.length > 1 ? "s have" : " has"} no known cost; shares are of what was counted`;
   makeTable(byId("uncounted-table"), {
     caption: "Numbers marked ≥ do not include their calls", rows,
     columns: [
@@ -227,7 +227,7 @@ function fillModules() {
   const share = (of, i) => of.share(i, state.metric, state.view);
   const numbers = [
     figure("FLOPs", "flops", countText), figure("MACs", "macs", countText), figure("Params", "params", paramsText),
-    figure("Bytes", "bytes", bytesText), figure("Payload", "payload", bytesText), figure(lacksBackward() ? "Fwd latency" : "Latency", "latency", secondsText),
+    figure("Bytes", "bytes", bytesText), figure("Payload", "payload", bytesText), figure(lacksBackward() ? "Forward" : "Latency", "latency", secondsText),
     figure("Calls", "calls", exactText),
   ].filter(({ metric }) => (metric === "latency" ? data.views : ["all"]).some((view) => trees.full.hasAny(metric, view)));
   const outputs = trees.full.columns.output.some(Boolean) ? [{ ...textColumn("Output", (of, i) => of.columns.output[i]), value: (of, i) => of.columns.output[i] }] : [];

@@ -6,7 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from dispatch_flops.analysis.latency import inexact_latencies, inexact_phases
 from dispatch_flops.profile import Profile
-from dispatch_flops.renderers.explanations import attention_counting, outside_text
+from dispatch_flops.renderers.explanations import (
+    OF_WHAT_WAS_COUNTED,
+    attention_counting,
+    outside_text,
+)
 from dispatch_flops.renderers.table import uncounted_rows
 from dispatch_flops.renderers.text import first_names, one_line
 from dispatch_flops.units import calls_text
@@ -17,7 +21,8 @@ def remarks(profile: Profile) -> Iterator[str]:
     uncounted = list(uncounted_rows(profile))
     if uncounted:
         listed = [f"{op} ({calls_text(calls)}: {why})" for op, calls, why in uncounted]
-        yield f"Not counted, so that numbers marked >= are lower bounds: {_some(listed)}."
+        bounds = f"numbers marked >= are lower bounds, and {OF_WHAT_WAS_COUNTED}"
+        yield f"Not counted, so that {bounds}: {_some(listed)}."
     if outside := outside_text(profile):
         yield f"{outside}."
     unused = [fqn or profile.root.class_name for fqn in profile.uncalled_modules()]

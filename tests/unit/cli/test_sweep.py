@@ -102,8 +102,14 @@ class TestSweep:
         # What a row of the batch adds is the same: the peak is linear in the batch.
         assert peaks[2] - peaks[1] == 2 * (peaks[1] - peaks[0]) > 0
 
+    @pytest.mark.usefixtures("odd_operator")
+    def test_exponents_of_lower_bounds_are_marked(self, run: Run) -> None:
+        out = run("sweep", "net.py:odd", "--set", "batch=3,6,12").out
+        fitted = [line.partition("  ")[0] for line in out.splitlines() if "^" in line]
+        assert fitted == [">= FLOPs ~ batch^1", ">= bytes ~ batch^1"]
+
     def test_measured_latency_is_shown(self, run: Run) -> None:
-        assert "fwd latency" in run("sweep", "net.py:make", "--set", "batch=2").out
+        assert "Forward" in run("sweep", "net.py:make", "--set", "batch=2").out
 
     def test_unknown_name_is_refused(self, run: Run) -> None:
         assert error_line(run("sweep", "net.py:make", "--set", "depth=1,2")) == (

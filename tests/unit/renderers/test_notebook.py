@@ -52,6 +52,7 @@ def test_notebook_shows_totals_and_lower_bounds() -> None:
     text = notebook.render(lower_bound())
     assert "Lower bound" in text
     assert "lib.mystery.default (4 calls)" in text
+    assert "; shares are of what was counted</p>" in text
     assert f"FLOPs: forward &gt;= {2 * 7 * 3 * 5 + 22}" in text
     assert "Lower bound" not in notebook.render(encoder())
 

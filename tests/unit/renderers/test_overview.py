@@ -320,6 +320,7 @@ class TestOperatorsAndRemarks:
     def test_uncounted_operators_are_listed_with_their_reason(self) -> None:
         text = " ".join(overview.render(lower_bound()).split())
         assert "lib.mystery.default (4 calls: no formula)" in text
+        assert "lower bounds, and shares are of what was counted: " in " ".join(text.split())
         assert "lib.scan.default (2 calls: ValueError: no length | here)" in text
 
     def test_modules_that_took_no_part_are_named(self) -> None:
