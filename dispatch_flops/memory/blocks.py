@@ -281,6 +281,10 @@ class Blocks:
         size = storage.nbytes()
         if type(size) is not int:  # a symbol, while a program is exported
             return 0
+        return self.rounded_up(size)
+
+    def rounded_up(self, size: int) -> int:
+        """Return the bytes of a block that holds so many; a workspace is one block."""
         return size if self._rounding == 1 else -(-size // self._rounding) * self._rounding
 
     def bytes_of(self, tensor: torch.Tensor) -> int:

@@ -302,6 +302,8 @@ class MemoryMode(CountingMode):
                 if is_of_signal_handler(error):
                     raise
                 size = None
+        if size:
+            return self._blocks.rounded_up(size)
         if size is None and not operator.is_reported:
             operator.is_reported = True
             self._plans.pop(id(operator.func), None)  # to be adapted again
@@ -324,7 +326,7 @@ class MemoryMode(CountingMode):
             if not self._is_decomposed(operator):
                 self._memory.unseen.add(str(operator.func))
             return 0
-        return size
+        return self._blocks.rounded_up(size)
 
     def _is_decomposed(self, operator: _Operator) -> bool:
         """Return True for a composite operator whose parts are followed in its place."""

@@ -79,8 +79,8 @@ class FlopCounterMode(ProfileHolder):
         takes more exact ones, in a pass without counting.
     memory: follow what the operators allocate, for ``profile.memory`` (default False);
         ``"timeline"`` also records memory over the operators, as ``profile.memory.timeline``.
-    memory_rounding: bytes that each block of memory is rounded up to a multiple of (default 1);
-        512 for the caching allocator of CUDA.
+    memory_rounding: bytes that each block of memory, and each workspace as one, is rounded up to a
+        multiple of (default 1); 512 for the caching allocator of CUDA.
     optimizers: those whose state was there before; an optimizer that steps inside the block is
         found by its step.
     mesh: the program's ``DeviceMesh``, which names the groups of ``profile.communication``; None

@@ -119,6 +119,15 @@ def test_rounding_applies_to_every_block() -> None:
     assert memory_of(run, memory_rounding=512).peak_bytes == (1 + 1 + 2) * 512
 
 
+def test_rounding_applies_to_workspaces_that_are_stated_and_reported() -> None:
+    length = 101
+    whole, floats = torch.ones(length, dtype=torch.int32), torch.ones(length)
+    for run, cast in ((lambda: whole.sum(), length * 8), (lambda: floats * whole, length * F32)):
+        memory = memory_of(run, memory_rounding=512)
+        assert memory.by_role()["workspace"] == -(-cast // 512) * 512
+        assert memory.peak_bytes % 512 == 0
+
+
 @pytest.mark.parametrize("rounding", [0, -1, 1.5, True, "512"])
 def test_rounding_that_is_not_a_number_of_bytes_is_an_error(rounding: object) -> None:
     with pytest.raises(ConfigError, match="memory_rounding"):
