@@ -116,8 +116,8 @@ def mean(total: int, count: int) -> Number:
 
 
 def exceeds_float(value: Number) -> bool:
-    """Return whether an int is too large to be a float."""
-    return isinstance(value, int) and abs(value) > sys.float_info.max
+    """Return whether a number is too large to be a float."""
+    return abs(value) > sys.float_info.max
 
 
 def _rounded(value: Number) -> str:

@@ -27,14 +27,19 @@ def build(cls: type[T], data: Any, **given: Any) -> T:
 
 def check_fields(cls: Any, data: Any) -> None:
     """Raise ValueError naming an unknown field, or one with a value of the wrong type."""
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{data!r:.60} is not a table of fields")
     hints = _hints(cls)
-    for name, value in data.items():
+    for name, value in table(data).items():
         if name not in hints:
             raise ValueError(f"unknown field {name!r}; expected {', '.join(hints)}")
         if not fits(hints[name], value):
             raise ValueError(f"{name} is {value!r:.60}; expected {_describe(hints[name])}")
+
+
+def table(data: Any) -> dict[str, Any]:
+    """Return a copy of a table of fields; raises ValueError for other data."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{data!r:.60} is not a table of fields")
+    return dict(data)
 
 
 def texts(data: Any) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from dispatch_flops.profile.cost import Phase
-from dispatch_flops.profile.fields import build, texts
+from dispatch_flops.profile.fields import build, table, texts
 from dispatch_flops.profile.memory import (
     DeviceMemory,
     HeldBytes,
@@ -54,7 +54,7 @@ def _point_to_row(point: MemoryPoint) -> dict[str, Any]:
 
 def memory_from_row(row: Any) -> MemoryProfile:
     """Return the memory that ``memory_to_row`` wrote; raises ValueError on other data."""
-    values = _table(row)
+    values = table(row)
     devices = tuple(_device_from_row(device) for device in values.pop("devices"))
     return build(
         MemoryProfile,
@@ -66,30 +66,30 @@ def memory_from_row(row: Any) -> MemoryProfile:
 
 
 def _device_from_row(row: Any) -> DeviceMemory:
-    values = _table(row)
+    values = table(row)
     peaks = tuple(_peak_from_row(peak) for peak in values.pop("peaks"))
     timeline = tuple(_point_from_row(point) for point in values.pop("timeline", ()))
     return build(DeviceMemory, values, peaks=peaks, timeline=timeline)
 
 
 def _point_from_row(row: Any) -> MemoryPoint:
-    values = _table(row)
+    values = table(row)
     counts = _counts(values.pop("bytes_by_role"), "MemoryPoint.bytes_by_role")
     at = _moment_from_row(values.pop("at"))
     return build(MemoryPoint, values, at=at, bytes_by_role=RoleBytes(counts))
 
 
 def _peak_from_row(row: Any) -> MemoryPeak:
-    values = _table(row)
+    values = table(row)
     peak_at = _moment_from_row(values.pop("peak_at"))
     uses = []
-    for use in map(_table, values.pop("uses")):
+    for use in map(table, values.pop("uses")):
         uses.append(build(MemoryUse, use, phase=use.pop("phase")))
     return build(MemoryPeak, values, peak_at=peak_at, uses=tuple(uses))
 
 
 def _moment_from_row(row: Any) -> PeakMoment:
-    values = _table(row)
+    values = table(row)
     return build(PeakMoment, values, phase=values.pop("phase"))
 
 
@@ -104,7 +104,7 @@ def module_memory_to_row(memory: ModuleMemory) -> dict[str, Any]:
 
 def module_memory_from_row(row: Any) -> ModuleMemory:
     """Return the memory that ``module_memory_to_row`` wrote; raises ValueError on other data."""
-    values = _table(row)
+    values = table(row)
     peaks = _counts(values.pop("peak_bytes"), "ModuleMemory.peak_bytes")
     return build(
         ModuleMemory,
@@ -117,13 +117,7 @@ def module_memory_from_row(row: Any) -> ModuleMemory:
 
 
 def _counts(row: Any, name: str) -> dict[str, int]:
-    counts = _table(row)
+    counts = table(row)
     if not all(type(key) is str and type(count) is int for key, count in counts.items()):
         raise ValueError(f"{name} is {counts!r:.60}")
     return counts
-
-
-def _table(row: Any) -> dict[str, Any]:
-    if not isinstance(row, Mapping):
-        raise ValueError(f"{row!r:.60} is not a table of fields")
-    return dict(row)

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from dispatch_flops.profile.fields import build
-from dispatch_flops.profile.serialization import to_row
+from dispatch_flops.profile.fields import build, table
+from dispatch_flops.profile.serialization import shape_from_row, to_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +123,8 @@ def run_to_row(run: RunInfo) -> dict[str, Any]:
 
 
 def run_from_row(row: Any) -> RunInfo:
-    """Return the run that ``run_to_row`` wrote; raises ValueError for other data."""
-    if not isinstance(row, dict):
-        return build(RunInfo, row)
-    values = dict(row)
+    """Return the run that ``run_to_row`` wrote; raises ValueError or KeyError for other data."""
+    values = table(row)
     lists: dict[str, Any] = {}
     if values.get("inputs") is not None:
         lists["inputs"] = tuple(map(_input_from_row, values.pop("inputs")))
@@ -136,12 +134,6 @@ def run_from_row(row: Any) -> RunInfo:
 
 
 def _input_from_row(row: Any) -> TensorInput:
-    if not isinstance(row, dict) or "shape" not in row:
-        raise ValueError(f"TensorInput: {row!r:.60} has no shape")
-    values = dict(row)
-    shape = values.pop("shape")
-    if shape is not None and not (
-        isinstance(shape, list) and all(type(size) is int and size >= -1 for size in shape)
-    ):
-        raise ValueError(f"TensorInput.shape is {shape!r:.60}; expected a list of ints or null")
-    return build(TensorInput, values, shape=None if shape is None else tuple(shape))
+    values = table(row)
+    shape = shape_from_row(values.pop("shape"))
+    return build(TensorInput, values, shape=shape)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from dispatch_flops.profile.communication import CommGroup, CommTotal
 from dispatch_flops.profile.cost import OpCost, Phase
-from dispatch_flops.profile.fields import build, fits
+from dispatch_flops.profile.fields import build, fits, table
 from dispatch_flops.profile.memory_rows import module_memory_from_row, module_memory_to_row
 from dispatch_flops.profile.seconds import PhaseSeconds
 from dispatch_flops.profile.tree import ModuleNode, OpTotal
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 def build_timed(cls: type[T], data: Mapping[str, Any], **given: Any) -> T:
     """Return ``build(cls, data, **given)`` for a class whose field ``seconds`` is per phase."""
-    values = dict(data)
+    values = table(data)
     seconds = values.pop("seconds")
     if not isinstance(seconds, Mapping) or not all(
         type(phase) is str and fits(float, s) for phase, s in seconds.items()
@@ -199,8 +199,6 @@ def upgraded_from_1(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_seconds(row: Any, **field_of: str) -> dict[str, Any]:
     """Return the row with its fields of seconds as one table; what was not measured is absent."""
-    if not isinstance(row, Mapping):
-        raise ValueError(f"{row!r:.60} is not a table of fields")
-    values = dict(row)
+    values = table(row)
     seconds = {phase: values.pop(name, None) for phase, name in field_of.items()}
     return values | {"seconds": {phase: s for phase, s in seconds.items() if s is not None}}

@@ -119,6 +119,8 @@ def test_time_of_phases_is_not_known_where_one_that_ran_was_not_measured() -> No
     assert merged.value(1, "time", "forward") == SECONDS[1]
     assert merged.value(2, "time", "backward") == 0.5
     assert merged.spread("time", "recompute") is None
+    without_operators = Profile(root=ModuleNode(fqn="", class_name="Net"), timing=timing)
+    assert ClusterProfile.merge([without_operators]).value(0, "time") == 0.25 + 0.5
 
 
 def with_recomputation() -> ModuleNode:
@@ -244,6 +246,7 @@ def test_json_gives_back_an_equal_four_ranks() -> None:
         {"version": 2},
         {"profiles": []},
         {"profiles": [{"rank": 5, "profile": of_rank(0).to_dict()}]},
+        {"profiles": [{"rank": -1, "profile": of_rank(0).to_dict()}]},
         {"represented": [{"by": 9, "ranks": [1]}]},
         {"represented": [{"by": 0, "ranks": [0]}]},
         {"world_size": "4"},

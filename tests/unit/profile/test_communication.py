@@ -127,6 +127,7 @@ def test_to_dict_names_each_group_once_and_nothing_where_nothing_was_sent() -> N
         (("totals", 2, "received_bytes"), [0, -1, 2]),
         (("groups", 0, "ranks"), "012"),
         (("groups", 0, "ranks"), [1, 1, 5]),
+        (("groups", 0, "ranks"), [-1, 1, 5]),
         (("groups", 0, "size"), 4),
     ],
 )

@@ -71,6 +71,7 @@ def test_roles_of_a_phase_are_those_at_its_own_peak() -> None:
     assert list(MEMORY.by_role().items()) == [("gradients", 9), ("parameters", 3)]
     assert MEMORY.by_role("forward") == {"activations": 5, "parameters": 3}
     assert MEMORY.by_role("optimizer") == {}
+    assert [MEMORY.peak_in(phase) for phase in ("forward", "optimizer", None)] == [8, 0, 12]
 
 
 def test_unknown_phase_is_an_error() -> None:
@@ -81,14 +82,16 @@ def test_unknown_phase_is_an_error() -> None:
 def test_memory_of_a_run_without_operators_is_0() -> None:
     empty = MemoryProfile(devices=())
     assert (empty.peak_bytes, empty.peak_at, empty.at_peak, empty.by_role()) == (0, None, (), {})
+    assert empty.peak_in() == DeviceMemory(device="cpu", peaks=()).peak_bytes == 0
 
 
 @pytest.mark.parametrize("memory", [MEMORY, APPROXIMATE])
 def test_profile_with_memory_survives_json(memory: MemoryProfile) -> None:
     profile = profile_with(memory).check()
     again = Profile.from_json(profile.to_json())
-    assert again == profile
+    assert again == profile and hash(again) == hash(profile)
     assert again.memory == memory and again.root.memory == HELD
+    assert hash(again.root.memory) == hash(HELD)
 
 
 def test_kv_cache_of_a_module_survives_json_and_may_be_missing() -> None:

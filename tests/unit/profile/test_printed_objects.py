@@ -13,6 +13,7 @@ from torch import nn
 
 from dispatch_flops import FlopCounterMode, OpCost, Profile, diff
 from dispatch_flops.profile import OpTotal
+from tests.helpers.trees import lower_bound, module, unknown
 
 B, D, H = 2, 3, 5
 MACS = B * D * H + B * H * D
@@ -50,6 +51,18 @@ def test_by_module_marks_costs_that_leave_out_an_operator() -> None:
         assert rows[2][:2] == ["(model)", of_model]
         assert not any(cell.startswith(">=") for row in rows[3:] for cell in row)
     assert f"&gt;= {MACS}" in bound.by_module()._repr_html_()
+
+
+def test_by_module_marks_the_modules_above_an_operator_without_a_cost() -> None:
+    partly = module("B", name="b", parent="a", ops=(unknown("lib.a"),))
+    block = module("A", partly, module("B", name="c", parent="a"), name="a")
+    profile = Profile(root=module("Net", block, module("A", name="d")))
+    assert profile.by_module().lower_bounds == {"", "a", "a.b"}
+
+
+def test_profile_that_leaves_out_an_operator_says_at_least() -> None:
+    assert repr(counted().profile).startswith(f"<Profile of Sequential: {MACS} MACs, ")
+    assert repr(lower_bound()).startswith("<Profile of Net: at least ")
 
 
 def test_by_operator_prints_a_line_per_operator() -> None:

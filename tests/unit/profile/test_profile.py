@@ -11,7 +11,7 @@ import pytest
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, StepTiming
 from dispatch_flops.profile.cost import OpCost
-from tests.helpers.trees import SMALL, deep, lenet5, timed, training_step
+from tests.helpers.trees import SMALL, deep, lenet5, module, timed, training_step
 
 
 def test_total_is_of_model_and_outside() -> None:
@@ -70,6 +70,18 @@ def test_uncalled_modules_are_those_that_took_no_part() -> None:
     assert profile.uncalled_modules() == ["layers.1.fc"]
     elsewhere = dataclasses.replace(profile, ran_elsewhere=("layers.1.fc",))
     assert elsewhere.uncalled_modules() == []
+
+
+def test_uncalled_modules_without_parameters_are_those_without_children() -> None:
+    def uncalled(name: str, *children: ModuleNode, **fields: int) -> ModuleNode:
+        return module("Part", *children, name=name, calls=0, **fields)  # type: ignore[arg-type]
+
+    def inactive(node: ModuleNode) -> ModuleNode:
+        return dataclasses.replace(node, active_params=0)
+
+    held = uncalled("held", uncalled("a", own_params=3), own_params=2)
+    profile = Profile(root=module("Net", held, uncalled("list", uncalled("dropout"))))
+    assert profile.map_nodes(inactive).uncalled_modules() == ["held", "a", "dropout"]
 
 
 def test_node_of_an_unknown_name_raises_key_error() -> None:

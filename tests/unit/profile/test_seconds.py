@@ -27,6 +27,7 @@ def test_sum_known_without_a_known_value_is_none() -> None:
 def test_phase_seconds_drop_what_is_not_measured() -> None:
     seconds = PhaseSeconds({"forward": 0.0, "backward": None})
     assert dict(seconds) == {"forward": 0.0}
+    assert len(seconds) == 1 and not PhaseSeconds({"backward": None})
     assert seconds.get("backward") is None
     with pytest.raises(KeyError):
         seconds["backward"]

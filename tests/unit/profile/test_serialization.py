@@ -282,6 +282,21 @@ def test_damaged_inputs_are_refused(damaged: Any) -> None:
         Profile.from_dict(data)
 
 
+def test_nodes_that_are_no_ones_children_are_named() -> None:
+    data = json.loads(training_step().to_json())
+    *data["root"][0]["children"], last = data["root"][0]["children"]
+    with pytest.raises(ProfileFormatError, match=rf"nodes \[{last}\] are not reachable"):
+        Profile.from_dict(data)
+
+
+def test_output_shapes_are_saved_as_lists_and_read_back_equal() -> None:
+    """-1 is a size that is a symbol, and None a nested tensor."""
+    root = dataclasses.replace(lenet5().root, output_shapes=((3, -1, 0), None, ()))
+    data = json.loads(Profile(root=root).to_json())
+    assert data["root"][0]["output_shapes"] == [[3, -1, 0], None, []]
+    assert Profile.from_dict(data).root == root
+
+
 # -- damage at random ---------------------------------------------------------------------------
 
 DEEP = 20_000  # levels, beyond the limits of Python's parser and of its stack
@@ -323,6 +338,8 @@ def test_from_json_of_seconds_beyond_floats_raises_format_error(number: str, nam
         (("notes",), [1]),
         (("ran_elsewhere",), {"a": 1}),
         (("root", 0, "children"), [1.0, 10.0]),
+        (("root", 0, "output_shapes"), [["7"]]),
+        (("root", 0, "output_shapes"), [[-2]]),
         (("version",), True),
         (("version",), 2.0),
     ],

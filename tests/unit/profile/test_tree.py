@@ -62,6 +62,12 @@ def test_unknown_operator_marks_every_module_above_it() -> None:
     assert marks == {"": True, "known": False, "partly": True}
 
 
+def test_root_of_several_models_was_not_called_itself() -> None:
+    several, one = (module("models", module("A", name="a"), calls=calls) for calls in (0, 1))
+    assert several.is_several_models and not one.is_several_models
+    assert not module("models", name="a", calls=0).is_several_models
+
+
 def test_unknown_cost_is_not_in_the_sum() -> None:
     node = module("Net", ops=(unknown("lib.a", calls=2),))
     assert node.own() == OpCost()
