@@ -107,7 +107,7 @@ def busiest_link_s(profile: Profile, machine: Machine) -> float | None:
         if took is None:
             return None
         found = group_link(part, machine, profile.run.rank)
-        if took and found is not None:
+        if found is not None:
             for direction in ("send", "recv"):
                 if part.kind == direction or part.kind not in ("send", "recv"):
                     seconds[found.reach, direction] += took

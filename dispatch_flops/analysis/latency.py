@@ -151,9 +151,7 @@ def measured_seconds_are_inexact(profile: Profile) -> bool:
     They are as inexact as the phases that they consist of, unless they are those of a whole
     iteration that ran without the profiler.
     """
-    if profile.timing.iteration_s is not None and profile.timing.iteration_step is not None:
-        return False
-    return bool(inexact_phases(profile))
+    return profile.timing.iteration_step is None and bool(inexact_phases(profile))
 
 
 def phase_seconds(profile: Profile) -> dict[Phase, float | None]:

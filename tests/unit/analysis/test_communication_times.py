@@ -104,6 +104,8 @@ def test_message_uses_one_link_and_that_of_the_node_where_the_peer_is_near() -> 
     assert collective_s(near, MACHINE, rank=0) == pytest.approx(ALPHA + 19)
     assert collective_s(far, MACHINE, rank=1) == pytest.approx(BETA + 23)
     assert collective_s(near, MACHINE) == pytest.approx(BETA + 19 * NODE / NETWORK)
+    (over_pp,) = times_by_dim(profile(near), MACHINE)
+    assert (over_pp.seconds, over_pp.reach) == (ALPHA + 19, "node")
 
 
 def test_unknown_link_leaves_the_seconds_unknown() -> None:
@@ -114,6 +116,8 @@ def test_unknown_link_leaves_the_seconds_unknown() -> None:
     assert busiest_link_s(profile(near, far), alone) is None
     assert times_by_dim(profile(far), alone)[0].seconds is None
     assert communication_s(profile(near, far), Machine(name="unknown")) is None
+    nothing = profile(total("all_reduce", group(2), 8), total("barrier", group(0, 1), 0))
+    assert busiest_link_s(nothing, Machine(name="unknown")) == 0
 
 
 NEAR = total("all_reduce", group(0, 1, dim="tp"), 5 * NODE, calls=2)  # 2 * 3 + 5 = 11 s

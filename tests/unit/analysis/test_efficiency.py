@@ -55,7 +55,7 @@ def profile(*ops: OpTotal, latency_s: float | None = None) -> Profile:
 def test_why_no_utilisation_names_what_is_not_known(
     dtype: str | None, machine: Machine | None, seconds: float | None, expected: str
 ) -> None:
-    ops = [op(flops=50, dtype=dtype)]
+    ops = [op(flops=50, dtype=dtype), op("backward", flops=50, dtype="float16")]
     assert why_no_utilisation(ops, ["forward"], machine, seconds) == expected
     assert (utilisation(ops, ["forward"], machine, seconds) is None) == bool(expected)
 

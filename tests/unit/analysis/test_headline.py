@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dispatch_flops.analysis import Machine, headline
-from tests.helpers.trees import lenet5, lower_bound, training_step
+from dispatch_flops.profile import Profile, StepTiming
+from tests.helpers.trees import lenet5, lower_bound, module, op, training_step
 
 MACHINE = Machine(name="test", flops_per_s={"float32": 1e12, "bfloat16": 2e12}, bytes_per_s=1e9)
 
@@ -33,3 +34,14 @@ def test_headline_with_a_machine_has_utilisations() -> None:
     assert "bandwidth" in headline(lower_bound(), narrow).warning
     slow = Machine(name="slow", flops_per_s={"float32": 1.0}, bytes_per_s=1.0)
     assert headline(lenet5(), slow).exceeds_peak
+
+
+def test_headline_of_recomputation_above_the_peak_warns() -> None:
+    ops = (
+        op("aten.relu.default", extra_flops=3),
+        op("aten.relu.default", "recompute", extra_flops=4),
+    )
+    profile = Profile(root=module("Net", ops=ops), timing=StepTiming(iteration_s=1.0))
+    top = headline(profile, Machine(name="test", flops_per_s={"float32": 5.0}))
+    assert (top.mfu, top.hfu) == (3 / 5, (3 + 4) / 5)
+    assert "peak" in top.warning

@@ -152,6 +152,7 @@ def test_peak_of_a_kernel_family_is_its_own_where_measured() -> None:
         ("aten.lgamma.default", None),
         ("aten.mvlgamma.default", None),
         ("aten.cummax.default", None),
+        ("attention_library.rotate.default", None),
         ("prims.convert_element_type.default", None),
     ],
 )
@@ -168,6 +169,7 @@ def test_family_of_an_operator(op: str, family: str | None) -> None:
         ({"name": ""}, "name is ''; expected the machine's name"),
         ({"name": None}, "name is None"),
         ({"aliases": "H100"}, "aliases is 'H100'; expected a tuple of names"),
+        ({"aliases": (100,)}, r"aliases is \(100,\); expected a tuple of names"),
         ({"devices_per_node": True}, "devices_per_node is True"),
         (
             {"kernel_flops_per_s": {"matmul": {"float32": 7e12}}},
@@ -194,5 +196,6 @@ def test_machine_of_wrong_figures_names_the_field(fields: dict[str, Any], messag
 def test_link_of_wrong_figures_names_the_field() -> None:
     with pytest.raises(ConfigError, match="bytes_per_s is -3; expected a number above 0"):
         Link(bytes_per_s=-3)
-    with pytest.raises(ConfigError, match="latency_s is -1e-06; expected seconds, 0 or more"):
-        Link(bytes_per_s=3e9, latency_s=-1e-6)
+    for latency in (-1e-6, float("inf"), "fast"):
+        with pytest.raises(ConfigError, match=rf"latency_s is {latency!r}; expected seconds, 0 or"):
+            Link(bytes_per_s=3e9, latency_s=latency)  # type: ignore[arg-type]

@@ -76,6 +76,14 @@ def test_mfu_of_a_closed_form_reads_its_sizes_from_the_profile(
     assert mfu(transformer(), MACHINE, SECONDS, definition=definition) == pytest.approx(expected)
 
 
+def test_mfu_of_a_closed_form_takes_integer_inputs_alone_for_token_ids() -> None:
+    mask = TensorInput(name="mask", shape=(BATCH, 3), dtype="float32", device="cpu")
+    masked = transformer(inputs=(*(transformer().run.inputs or ()), mask))
+    assert mfu(masked, MACHINE, SECONDS, definition="6N") == pytest.approx(
+        TOKENS * 6 * PARAMS / (PEAK * SECONDS)
+    )
+
+
 def test_mfu_of_all_flops_takes_the_peak_of_each_dtype() -> None:
     least = 2 * (17 + 34) / PEAK + 19 / 100.0
     assert mfu(transformer(), MACHINE, SECONDS) == pytest.approx(least / SECONDS)
@@ -103,6 +111,7 @@ def test_mfu_of_a_closed_form_prefers_the_sizes_given() -> None:
         (transformer(), "7N", "definition='7N' is not a definition of MFU; choose 'all'"),
         (transformer(inputs=None), "6N", "needs tokens, which the profile does not show"),
         (transformer(inputs=()), "6N+12LdT", r"pass (tokens|sequence)="),
+        (transformer(inputs=()), "6N", "no input of the model is known to be token ids"),
         (transformer(world_size=4), "6N", "divide those of a step by the ranks"),
         (transformer(calls=3), "6N", r"called 3 times.*pass tokens="),
         (transformer(stacks=2), "6N+12LdT", "not one stack of equal layers"),

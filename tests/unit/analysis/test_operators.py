@@ -7,7 +7,7 @@ import pytest
 from dispatch_flops import analysis
 from dispatch_flops.profile import ModuleNode, Profile, flops_of
 from dispatch_flops.profile.cost import STEP_PHASES, ZERO, OpCost
-from tests.helpers.trees import SMALL, lenet5, lower_bound, op, training_step
+from tests.helpers.trees import SMALL, lenet5, lower_bound, module, op, training_step
 
 MACS = 4 * 64 * 256  # of each Linear of training_step, forward
 
@@ -55,6 +55,14 @@ def test_operator_rows_of_two_dtypes_are_apart() -> None:
         "float32": OpCost(macs=3, flops=6),
         None: ZERO,
     }
+
+
+def test_operators_of_equal_cost_are_in_the_order_of_their_dtypes() -> None:
+    dtypes = ("float32", None, "bfloat16")
+    root = module("Net", ops=tuple(op("aten.add.Tensor", extra_flops=3, dtype=d) for d in dtypes))
+    in_order = [None, "bfloat16", "float32"]
+    assert [row.dtype for row in analysis.operator_rows(Profile(root=root))] == in_order
+    assert list(analysis.cost_by_dtype(Profile(root=root))) == in_order
 
 
 def test_operator_rows_of_unknown_cost_have_no_figures() -> None:

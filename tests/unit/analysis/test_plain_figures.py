@@ -80,7 +80,7 @@ def test_cost_that_leaves_out_an_operator_is_a_lower_bound() -> None:
 def test_machine_is_as_a_file_describes_it(tmp_path) -> None:
     links = {"node_link": Link(bytes_per_s=7e6, latency_s=1e-3), "devices_per_node": 2}
     mine = dataclasses.replace(MACHINE, aliases=("m",), **links)
-    for machine in (mine, *MACHINES.values()):
+    for machine in (mine, dataclasses.replace(mine, memory_bytes=2.5), *MACHINES.values()):
         written = Plan(machine=machine, steps=()).to_dict()["machine"]
         (tmp_path / "machine.json").write_text(json.dumps(written))
         assert load_machine(tmp_path / "machine.json") == machine
