@@ -767,6 +767,11 @@ def test_one_module_under_two_names_is_refused() -> None:
         FlopCounterMode({"G": model, "D": model})
 
 
+def test_mesh_that_is_not_one_is_refused_before_the_block() -> None:
+    with pytest.raises(ConfigError, match="mesh is of type str; pass a DeviceMesh or None"):
+        FlopCounterMode(mesh="dp")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("depth", ["2", 2.5])
 def test_depth_that_is_not_a_number_of_levels_is_refused_before_the_block(depth: Any) -> None:
     with pytest.raises(ConfigError, match="depth=.*: pass an int, or None"):

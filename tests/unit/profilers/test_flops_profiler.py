@@ -95,10 +95,21 @@ def test_profiler_around_a_forward_counts_only_the_forward(
     out = capsys.readouterr().out
     assert "Profile Summary at step 5:" in out
     assert "(a): Linear(" in out
-    profiler.print_model_aggregated_profile(top_modules=1)
-    assert "depth 1:" in capsys.readouterr().out
+    for top_modules in (1, 2):
+        profiler.print_model_aggregated_profile(top_modules=top_modules)
+        params = capsys.readouterr().out.split("depth 1:")[1].splitlines()[1]
+        assert ("Dropout" in params) is (top_modules == 2)
     profiler.end_profile()
     assert profiler.get_total_macs() == MACS  # nothing is lost at the end
+
+
+def test_profiler_of_contractions_counts_no_other_flops() -> None:
+    model = Net()
+    profiler = FlopsProfiler(model, flops="contractions")
+    profiler.start_profile()
+    model(torch.ones(B, 5))
+    profiler.stop_profile()
+    assert profiler.get_total_flops() == 2 * MACS
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])

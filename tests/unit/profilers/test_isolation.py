@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from dispatch_flops import get_model_profile, profile_model
+from dispatch_flops.profilers.isolation import garbage_collection_later, moved_to_meta
 from tests.helpers.small_net import B, Net
 
 
@@ -28,6 +30,25 @@ def test_get_model_profile_leaves_model_and_process_unchanged(
     assert torch.equal(torch.get_rng_state(), state)
     assert [m.training for m in model.modules()] == flags
     assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
+
+
+def test_frozen_parameters_are_frozen_without_data_too() -> None:
+    model = nn.Linear(3, 5)
+    model.bias.requires_grad_(False)
+    with moved_to_meta(model):
+        assert model.weight.is_meta and model.bias.is_meta
+        assert model.weight.requires_grad and not model.bias.requires_grad
+    assert not model.weight.is_meta
+
+
+def test_garbage_collection_is_off_inside_and_as_before_afterwards() -> None:
+    assert gc.isenabled()
+    with garbage_collection_later():
+        assert not gc.isenabled()
+        with garbage_collection_later():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 class Draws(nn.Module):

@@ -14,6 +14,7 @@ from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.errors import (
     DispatchFlopsError,
 )
+from dispatch_flops.profilers import model as model_profiler
 from tests.helpers.small_net import MACS, B, Net
 
 
@@ -62,14 +63,28 @@ def test_profile_model_with_backward_counts_as_backward_of_a_sum() -> None:
     assert profile.total("backward") == counter.profile.total("backward")
 
 
-def test_profile_model_with_backward_of_an_output_that_cannot_be_expanded() -> None:
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_profile_model_with_backward_of_an_output_that_cannot_be_expanded(
+    layout: torch.layout,
+) -> None:
     class Nested(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = super().forward(x)
-            return torch.nested.as_nested_tensor([y, y], layout=torch.jagged)
+            return torch.nested.as_nested_tensor([y, y], layout=layout)
 
     profile = profile_model(Nested(5, 7), args=[torch.ones(3, 5)], backward=True)
     assert profile.total("backward").macs == 3 * 5 * 7
+
+
+@pytest.mark.parametrize(("whole_s", "backward_s"), [(7.0, 5.0), (1.5, 0.0)])
+def test_profile_model_with_backward_takes_the_time_beyond_that_of_forward(
+    whole_s: float, backward_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter((2.0, whole_s))
+    monkeypatch.setattr(model_profiler, "time_call", lambda *_, **__: (next(seconds), 0.0))
+    timing = profile_model(Net(), (B, 5), backward=True).timing
+    assert (timing.latency("forward"), timing.latency("backward")) == (2.0, backward_s)
 
 
 def test_profile_model_of_compiled_model_has_compiled_latency_and_eager_counts() -> None:

@@ -36,6 +36,7 @@ def test_host_operator_timer_measures_the_reach_of_known_operators_only(
     reaches: list[float | None] = []
     monkeypatch.setattr(Overhead, "operator", lambda own, seen_s, reach_s: reaches.append(reach_s))
     x = torch.ones(2, 3)
+    CLOCK.now = 50.0
     with grad_mode(), FlopCounterMode(display=False, latency=True):
         torch.neg(x)
         torch.neg(x)
