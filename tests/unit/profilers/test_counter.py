@@ -774,7 +774,7 @@ def test_mesh_that_is_not_one_is_refused_before_the_block() -> None:
 
 @pytest.mark.parametrize("depth", ["2", 2.5])
 def test_depth_that_is_not_a_number_of_levels_is_refused_before_the_block(depth: Any) -> None:
-    with pytest.raises(ConfigError, match="depth=.*: pass an int, or None"):
+    with pytest.raises(ConfigError, match="depth=.*: pass an int of at least 0, or None"):
         FlopCounterMode(depth=depth)
-    with pytest.raises(ConfigError, match="depth=.*: pass an int, or None"):
+    with pytest.raises(ConfigError, match="depth=.*: pass an int of at least 0, or None"):
         View(depth=depth)
