@@ -7,8 +7,10 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from operator import index
+from typing import Any, SupportsIndex, cast
 
+from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.cost import (
     MODEL_PHASES,
     PHASES,
@@ -254,3 +256,14 @@ def map_tree(root: ModuleNode, change: Callable[[ModuleNode], ModuleNode]) -> Mo
         children = tuple(changed.pop(id(child)) for child in node.children)
         changed[id(node)] = change(dataclasses.replace(node, children=children))
     return changed[id(root)]
+
+
+def check_depth(depth: Any) -> None:
+    """Raise ConfigError if ``depth`` is neither a level of a tree, from 0 on, nor None for all."""
+    if depth is not None and not is_int_of(0, depth):
+        raise ConfigError(f"depth={depth!r}: pass an int of at least 0, or None for all levels")
+
+
+def is_int_of(least: int, value: Any) -> bool:
+    """Return True if ``value`` is an int of at least ``least``, of Python or of NumPy."""
+    return isinstance(value, SupportsIndex) and index(value) >= least

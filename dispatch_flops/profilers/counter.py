@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,6 +38,7 @@ from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.profile.holders import ProfileHolder
 from dispatch_flops.profile.memory import FollowMemory, MemoryOptions, check_rounding, has_timeline
+from dispatch_flops.profile.tree import check_depth
 from dispatch_flops.profilers.session import Session
 from dispatch_flops.profilers.uncounted import describe_uncounted, warn_of_uncounted
 
@@ -117,8 +118,7 @@ class FlopCounterMode(ProfileHolder):
         optimizers: Sequence[Any] = (),
     ) -> None:
         self._roots = _as_modules(mods)
-        if not isinstance(depth, SupportsIndex | None):
-            raise ConfigError(f"depth={depth!r}: pass an int, or None for all levels")
+        check_depth(depth)
         self.depth = depth
         self.display = display
         self._strict = strict
@@ -304,7 +304,8 @@ class FlopCounterMode(ProfileHolder):
         from dispatch_flops.renderers import View, table
 
         levels = self.depth if depth is None else depth
-        return table.render(self.profile, View(depth=None if levels is None else levels - 1))
+        deepest = None if levels is None else max(levels - 1, 0)  # the model always has a row
+        return table.render(self.profile, View(depth=deepest))
 
     def __repr__(self) -> str:
         names = self._roots if isinstance(self._roots, dict) else map(_class_name, self._roots)

@@ -5,7 +5,7 @@ W&B and MLflow take the dict of ``scalars``; ``log_tensorboard`` writes it to Te
 
 from __future__ import annotations
 
-from typing import Protocol, SupportsIndex
+from typing import Protocol
 
 from dispatch_flops.analysis.efficiency import machine_of
 from dispatch_flops.analysis.figures import by_depth
@@ -13,8 +13,8 @@ from dispatch_flops.analysis.headline import headline
 from dispatch_flops.analysis.latency import phase_seconds
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.operators import phases_of
-from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
+from dispatch_flops.profile.tree import check_depth
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.units import ratio
 
@@ -43,12 +43,11 @@ def scalars(
     machine: whose peaks MFU and HFU refer to; None takes the profile's device.
     depth: deepest level of classes; the model is level 0, and None takes all levels.
 
-    Raises ConfigError for a depth that is not a number.
+    Raises ConfigError for a depth that is not a level.
 
         wandb.log(scalars(profile))
     """
-    if not isinstance(depth, SupportsIndex | None):
-        raise ConfigError(f"depth={depth!r}: pass an int, or None for all levels")
+    check_depth(depth)
     top = headline(profile, machine_of(profile, machine))
     found: dict[str, float | None] = {
         "params/total": top.params,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import index
-from typing import Any, Literal, SupportsIndex, get_args
+from typing import Literal, get_args
 
 from dispatch_flops.analysis.figures import Key
 from dispatch_flops.analysis.machines import Machine, check_machine, is_finite
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.tree import check_depth, is_int_of
 from dispatch_flops.renderers.text import Style
 
 Table = Literal["modules", "operators", "uncounted", "communication"]
@@ -63,10 +63,9 @@ class View:
     is_colored: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("depth", "top"):
-            value = getattr(self, name)
-            if value is not None and not is_int_of(0, value):
-                raise ConfigError(f"{name}={value!r}: pass an int of at least 0, or None")
+        check_depth(self.depth)
+        if self.top is not None and not is_int_of(0, self.top):
+            raise ConfigError(f"top={self.top!r}: pass an int of at least 0, or None")
         if self.width is not None and (type(self.width) is not int or self.width < 1):
             raise ConfigError(f"width={self.width!r}: pass an int of at least 1, or None")
         if not isinstance(self.title, str | None):
@@ -78,8 +77,3 @@ class View:
         if not is_finite(self.recompute_fwd_factor):
             raise ConfigError(f"recompute_fwd_factor={self.recompute_fwd_factor!r}: pass a number")
         check_machine(self.machine)
-
-
-def is_int_of(least: int, value: Any) -> bool:
-    """Return True if ``value`` is an int of at least ``least``, of Python or of numpy."""
-    return isinstance(value, SupportsIndex) and index(value) >= least

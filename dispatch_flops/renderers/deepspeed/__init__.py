@@ -8,6 +8,7 @@ from dispatch_flops.analysis.latency import latency_of
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile
+from dispatch_flops.profile.tree import is_int_of
 from dispatch_flops.renderers import table
 from dispatch_flops.renderers.deepspeed import aggregated, detailed, summary
 from dispatch_flops.renderers.explanations import (
@@ -18,7 +19,7 @@ from dispatch_flops.renderers.explanations import (
 )
 from dispatch_flops.renderers.run_facts import run_facts
 from dispatch_flops.renderers.text import RULE, heading, one_line
-from dispatch_flops.renderers.view import View, is_int_of
+from dispatch_flops.renderers.view import View
 from dispatch_flops.units import seconds_text
 
 __all__ = ["render"]

@@ -115,6 +115,7 @@ def test_table_with_depth_ends_at_that_depth() -> None:
     assert lines[1] < lines[2] < lines[3] < lines[4]
     assert counter.get_table() == counter.get_table(2)
     assert counter.get_table(99) == counter.get_table(4)
+    assert counter.get_table(0) == counter.get_table(1)
 
 
 def test_counter_with_display_prints_the_profile_at_exit(
@@ -772,7 +773,7 @@ def test_mesh_that_is_not_one_is_refused_before_the_block() -> None:
         FlopCounterMode(mesh="dp")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("depth", ["2", 2.5])
+@pytest.mark.parametrize("depth", ["2", 2.5, -1])
 def test_depth_that_is_not_a_number_of_levels_is_refused_before_the_block(depth: Any) -> None:
     with pytest.raises(ConfigError, match="depth=.*: pass an int of at least 0, or None"):
         FlopCounterMode(depth=depth)
