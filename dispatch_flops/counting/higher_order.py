@@ -227,10 +227,9 @@ def _while_loop(context: HigherOrderContext, op: Any, args: Args, kwargs: Kwargs
         "higher_order.while_loop",
         "the number of iterations depends on data: one iteration is counted",
     )
-    if any(isinstance(value, FakeTensor) for value in values):
-        context.counted(condition)(*values)
-        return op(condition, context.counted(body), *args[2:], **kwargs)
     context.counted(condition)(*values)
+    if any(isinstance(value, FakeTensor) for value in values):
+        return op(condition, context.counted(body), *args[2:], **kwargs)
     out = context.counted(body)(*values)
     return _stacked_once(out) if "stack" in op.name() else out
 
