@@ -32,7 +32,7 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,7 @@ def is_custom_op(op: OpOverload) -> bool:
 all_operator_names: Callable[[], list[str]] = torch._C._dispatch_get_all_op_names
 
 
-def libraries_loaded() -> tuple[Any, ...]:
+def libraries_loaded() -> Hashable:
     """Return a value that changes when a library adds operators.
 
     A library adds them when it is imported, by torch.ops.load_library, or in Python by

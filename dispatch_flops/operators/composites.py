@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Collection, Hashable
 from typing import Any
 
 from dispatch_flops import _torch
@@ -68,22 +69,21 @@ def is_of_extension(func: OpOverload) -> bool:
     return func.namespace not in _OF_TORCH
 
 
-_of_keys: tuple[object, dict[Any, tuple[OpOverload, ...]]] = ((), {})
-
-
 def taken_apart_of(keys: Collection[Any]) -> set[OpOverload]:
     """Return the loaded overloads of registry keys, and in-place forms, that are taken apart."""
-    global _of_keys
     if not keys:
         return set()
-    loaded = _torch.libraries_loaded()
-    if _of_keys[0] != loaded:
-        _of_keys = loaded, {}
-    known = _of_keys[1]
+    known = _taken_apart_by_key(_torch.libraries_loaded())
     for key in keys:
         if key not in known:
             known[key] = tuple(op for op in _applied_to(key) if is_taken_apart(op))
     return {op for key in keys for op in known[key]}
+
+
+@functools.lru_cache(maxsize=1)
+def _taken_apart_by_key(_loaded: Hashable) -> dict[Any, tuple[OpOverload, ...]]:
+    """Return what is known while no library adds operators, to be filled."""
+    return {}
 
 
 def _applied_to(key: Any) -> list[OpOverload]:
@@ -92,27 +92,18 @@ def _applied_to(key: Any) -> list[OpOverload]:
     return [*overloads_of(key), *overloads_of(in_place)]
 
 
-_extensions: dict[str, OpOverload | None] = {}  # by name; None for torch's own
-_listed: tuple[tuple[object, ...], list[OpOverload]] = ((), [])
-
-
 def operators_of_extensions() -> list[OpOverload]:
     """Return operators of which autograd may run all, and that belong to no library of torch."""
-    global _listed
-    loaded = _torch.libraries_loaded()
-    if _listed[0] != loaded:
-        _listed = loaded, _list_extensions()
-    return _listed[1]
+    return _list_extensions(_torch.libraries_loaded())
 
 
-def _list_extensions() -> list[OpOverload]:
-    for name in _torch.all_operator_names():
-        if name not in _extensions:
-            _extensions[name] = _find_extension(name)
-    found = (op for op in _extensions.values() if op is not None)
+@functools.lru_cache(maxsize=1)
+def _list_extensions(_loaded: Hashable) -> list[OpOverload]:
+    found = (op for op in map(_find_extension, _torch.all_operator_names()) if op is not None)
     return [op for op in found if is_taken_apart(op) or may_bypass_device_kernel(op)]
 
 
+@functools.cache
 def _find_extension(name: str) -> OpOverload | None:
     """Return the overload called ``"lib::op.overload"`` if its library is not torch's own."""
     library = name.partition("::")[0]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from dispatch_flops import _torch
 from dispatch_flops.operators.operator_keys import find_loaded
 
 _LEAST_LIKENESS = 0.75
-_listed: tuple[Any, Mapping[str, set[str]]] = ((), {})
 
 
 def warn_of_misspelt(keys: Iterable[Any], what: str = "formula", *, stacklevel: int = 4) -> None:
@@ -26,7 +26,7 @@ def warn_of_misspelt(keys: Iterable[Any], what: str = "formula", *, stacklevel: 
         if not isinstance(name, str) or find_loaded(name) is not None:
             continue
         library, _, own = name.partition("::")
-        known = _names_by_library().get(library)
+        known = _names_by_library(_torch.libraries_loaded()).get(library)
         if known and f"{own}_" not in known:  # the formula applies to that in-place operator
             warnings.warn(
                 f"no operator is named {name!r}{_suggestion(library, own, known)} The {what} "
@@ -41,14 +41,11 @@ def _suggestion(library: str, own: str, known: set[str]) -> str:
     return f"; did you mean '{library}::{found[0]}'?" if found else f" in the library {library!r}."
 
 
-def _names_by_library() -> Mapping[str, set[str]]:
+@functools.lru_cache(maxsize=1)
+def _names_by_library(_loaded: Hashable) -> Mapping[str, set[str]]:
     """Return the names of all operators, without their library's. Listing them takes time."""
-    global _listed
-    loaded = _torch.libraries_loaded()
-    if _listed[0] != loaded:
-        names: defaultdict[str, set[str]] = defaultdict(set)
-        for full in _torch.all_operator_names():
-            library, _, own = full.partition("::")
-            names[library].add(own)
-        _listed = loaded, names
-    return _listed[1]
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    for full in _torch.all_operator_names():
+        library, _, own = full.partition("::")
+        names[library].add(own)
+    return names
