@@ -17,6 +17,7 @@ from dispatch_flops.timing.kernels import kernels_of
 from dispatch_flops.timing.latencies import time_call
 
 _MIB = 2**20
+_ENOUGH_S = 1.0  # of readings of one figure
 
 
 def measure_machine(
@@ -34,6 +35,7 @@ def measure_machine(
 
     device, dtypes: what to measure. size: edge of the matrices, which hold random numbers; by
     default 1024 on the CPU and 8192 elsewhere. repeats: number of readings; the best one counts.
+    Those of a figure end after a second, as of a dtype that the CPU emulates.
 
     families: kernels whose own peaks are measured, too: "product" (the better of a matmul and a
         linear layer), "convolution", "attention" and "recurrent"; by default none.
@@ -151,4 +153,7 @@ def _best_s(run: Callable[[], object], device: torch.device, repeats: int) -> fl
             run()
 
     several()
-    return min(time_call(several, devices=devices, repeats=1)[0] for _ in range(repeats)) / calls
+    readings: list[float] = []
+    while len(readings) < repeats and sum(readings) < _ENOUGH_S:
+        readings.append(time_call(several, devices=devices, repeats=1)[0])
+    return min(readings) / calls

@@ -42,6 +42,26 @@ def test_measure_machine_on_an_accelerator_shares_one_wait_over_calls(
     assert set(launched) == {torch.device("cuda:0")}
 
 
+def test_measure_machine_ends_the_readings_of_a_figure_after_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where bfloat16 is emulated, a product takes seconds. Copies and float32 are fast here."""
+    products: list[torch.dtype] = []
+
+    def time_call(run: Callable[[], object], **_: object) -> tuple[float, None]:
+        before = products.count(torch.bfloat16)
+        run()
+        return (0.7 if products.count(torch.bfloat16) > before else 1e-3), None
+
+    monkeypatch.setattr("dispatch_flops.timing.peaks.time_call", time_call)
+    monkeypatch.setattr(torch, "mm", lambda a, b: products.append(a.dtype))
+    machine = measure_machine("cpu", size=8, repeats=5)
+    warm_up = 1
+    assert products.count(torch.float32) == warm_up + 5
+    assert products.count(torch.bfloat16) == warm_up + 2
+    assert machine.flops_per_s["bfloat16"] == 2 * 8**3 / 0.7
+
+
 def test_measure_machine_leaves_the_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
     factors: list[torch.Tensor] = []
     monkeypatch.setattr(torch, "mm", lambda a, b: factors.extend((a, b)))
