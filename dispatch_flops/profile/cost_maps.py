@@ -22,7 +22,7 @@ class CostMap(dict[str, Figure]):
     def __init__(self, costs: Mapping[str, Figure], lower_bounds: Collection[str] = ()) -> None:
         super().__init__()
         self.update(costs)
-        self.lower_bounds = frozenset(lower_bounds)
+        self.lower_bounds: frozenset[str] = frozenset(lower_bounds)
 
     def __str__(self) -> str:
         from dispatch_flops.renderers import cost_table  # above this room: imported when shown

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import nn
 
@@ -147,7 +147,7 @@ class FlopsProfiler(ProfileHolder):
         self.macs: int | None = None
         self.params: int | None = None
         self.recompute_fwd_factor = recompute_fwd_factor
-        self.started = False
+        self.started: bool = False
         self._paused = False
         self._counter: FlopCounterMode | None = None
         self._ignored: Sequence[type[nn.Module]] = ()
@@ -256,7 +256,14 @@ class FlopsProfiler(ProfileHolder):
         profile = self.profile
         self._profile = dataclasses.replace(profile, run=dataclasses.replace(profile.run, **facts))
 
-    def get_total_flops(self, as_string: bool = False) -> Any:
+    @overload
+    def get_total_flops(self, as_string: Literal[False] = False) -> int: ...
+    @overload
+    def get_total_flops(self, as_string: Literal[True]) -> str: ...
+    @overload
+    def get_total_flops(self, as_string: bool) -> int | str: ...
+
+    def get_total_flops(self, as_string: bool = False) -> int | str:
         """Return the FLOPs of the model's forward pass, an int.
 
         as_string: return text with a unit instead; that of a lower bound begins with ">= ".
@@ -265,7 +272,14 @@ class FlopsProfiler(ProfileHolder):
         total = profile.root.total("forward").flops
         return _forward_string(profile, units.number_to_string(total)) if as_string else total
 
-    def get_total_macs(self, as_string: bool = False) -> Any:
+    @overload
+    def get_total_macs(self, as_string: Literal[False] = False) -> int: ...
+    @overload
+    def get_total_macs(self, as_string: Literal[True]) -> str: ...
+    @overload
+    def get_total_macs(self, as_string: bool) -> int | str: ...
+
+    def get_total_macs(self, as_string: bool = False) -> int | str:
         """Return the multiply-accumulates of the model's forward pass, an int.
 
         as_string: as for ``get_total_flops``.
@@ -274,7 +288,14 @@ class FlopsProfiler(ProfileHolder):
         total = profile.root.total("forward").macs
         return _forward_string(profile, units.macs_to_string(total)) if as_string else total
 
-    def get_total_duration(self, as_string: bool = False) -> Any:
+    @overload
+    def get_total_duration(self, as_string: Literal[False] = False) -> float | None: ...
+    @overload
+    def get_total_duration(self, as_string: Literal[True]) -> str: ...
+    @overload
+    def get_total_duration(self, as_string: bool) -> float | str | None: ...
+
+    def get_total_duration(self, as_string: bool = False) -> float | str | None:
         """Return the seconds of the model's forward pass; None if it did not run.
 
         as_string: return text with a unit instead, "n/a" for None.
@@ -286,7 +307,14 @@ class FlopsProfiler(ProfileHolder):
         inexact = profile.root.fqn in inexact_latencies(profile.root, profile.timing)
         return f"{'~' if inexact else ''}{units.duration_to_string(total)}"
 
-    def get_total_params(self, as_string: bool = False) -> Any:
+    @overload
+    def get_total_params(self, as_string: Literal[False] = False) -> int: ...
+    @overload
+    def get_total_params(self, as_string: Literal[True]) -> str: ...
+    @overload
+    def get_total_params(self, as_string: bool) -> int | str: ...
+
+    def get_total_params(self, as_string: bool = False) -> int | str:
         """Return the number of elements of the model's distinct parameters.
 
         as_string: return text with a unit instead.

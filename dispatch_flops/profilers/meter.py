@@ -441,8 +441,8 @@ class _Block:
 
     def __init__(self, meter: FlopMeter, inputs: tuple[Any, ...] | None) -> None:
         self._meter = meter
-        self.inputs = inputs
-        self.number = 0
+        self.inputs: tuple[Any, ...] | None = inputs
+        self.number: int = 0
 
     def __enter__(self) -> None:
         self._meter._enter(self)

@@ -35,7 +35,7 @@ class ProfiledStep(ProfileHolder):
 
     def __init__(self, config: FlopsProfilerConfig) -> None:
         self.config = config
-        self.steps_done = 0
+        self.steps_done: int = 0
         self._ended = False  # the loop is over
         self._batches: list[int | None] = []  # samples of each micro-batch
         self._profiler: FlopsProfiler | None = None  # None outside the step to profile
