@@ -202,6 +202,7 @@ _SHORT_DTYPES = {
 
 # A complex contraction is counted in real MACs, so its peak is that of the real dtype.
 _COMPUTES_AS = {
+    "complex32": "float16",
     "complex64": "float32",
     "complex128": "float64",
     "uint8": "int8",

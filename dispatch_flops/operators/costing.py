@@ -228,8 +228,8 @@ def compute_dtype(
     It is the dtype of the first floating-point or complex tensor among operands and results, or
     else of the first tensor.
 
-    promoting: use the dtype that torch promotes the operands to, if that is floating-point or
-        complex.
+    promoting: use the dtype that torch promotes the operands to, and makes complex for a complex
+        number, if that is floating-point or complex.
     """
     operands = list(tensors_in((args, kwargs)))
     if promoting and len(operands) > 1:
@@ -239,7 +239,11 @@ def compute_dtype(
                 return name_of_dtype(promoted)
     dtypes = [tensor.dtype for tensor in (*operands, *tensors_in(out))]
     found = next(filter(is_inexact_dtype, dtypes), dtypes[0] if dtypes else None)
-    return name_of_dtype(found) if found is not None else None
+    if found is None:
+        return None
+    if promoting and found.is_floating_point and any(isinstance(arg, complex) for arg in args):
+        found = found.to_complex()
+    return name_of_dtype(found)
 
 
 def _is_real(dtype: str | None) -> bool:

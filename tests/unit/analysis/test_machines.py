@@ -179,6 +179,7 @@ def test_family_of_an_operator(op: str, family: str | None) -> None:
         ({"flops_per_s": {"torch.half": 7e12}}, "a peak for 'torch.half'; write 'float16'"),
         ({"flops_per_s": {"float8_e4m3fn": 7e12}}, "a peak for 'float8_e4m3fn'; write 'float8'"),
         ({"flops_per_s": {"complex64": 7e12}}, "a peak for 'complex64'; write 'float32'"),
+        ({"flops_per_s": {"complex32": 7e12}}, "a peak for 'complex32'; write 'float16'"),
         ({"flops_per_s": {"bf16": 7e12}}, "flops_per_s has a peak for 'bf16'; write 'bfloat16'"),
         ({"kernel_flops_per_s": 7e12}, "kernel_flops_per_s is 7.*; expected a dict of tables"),
         ({"kernel_flops_per_s": {"product": {"int8": 0}}}, "kernel_flops_per_s.product.int8 is 0"),

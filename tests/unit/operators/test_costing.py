@@ -163,6 +163,10 @@ C64 = torch.ones(3, dtype=torch.complex64)
         (lambda: INT > 0.5, "float32"),
         (lambda: INT > 1, "int64"),
         (lambda: F32 * 2.0, "float32"),
+        (lambda: F32 * 2j, "complex64"),
+        (lambda: F64 + 2j, "complex128"),
+        (lambda: INT * 2j, "complex64"),
+        (lambda: torch.polar(F32, F32), "float32"),
     ],
 )
 def test_compute_dtype_of_several_dtypes_is_the_promoted_one(
