@@ -12,6 +12,7 @@ from torch import nn
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.placement import brought_to
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.memory.blocks import Blocks, DeviceBlocks, Peak
 from dispatch_flops.memory.run_memory import Memory
@@ -92,7 +93,11 @@ class MemoryReading:
         ]
         self._activations = blocks.activations()
         self._caches = memory.cache_bytes()
-        self._devices = [_read_device(found, alive) for found in list(blocks.devices.values())]
+        devices = list(blocks.devices.values())
+        is_offloaded = bool(brought_to(names.modules()))
+        if is_offloaded:  # tensors on the meta device then stand for parameters, without memory
+            devices = [found for found in devices if found.device.type != "meta"]
+        self._devices = [_read_device(found, alive) for found in devices]
         self._gradient_bytes = memory.gradient_bytes.copy()
         self._state_bytes = memory.state_bytes.copy()
         self._unseen = tuple(sorted(memory.unseen))
@@ -100,7 +105,8 @@ class MemoryReading:
         self._rounding = memory.rounding
         with _torch.modes_disabled():
             self._held = {
-                fqn: _read_held(named.module(), blocks) for fqn, named in list(names.by_fqn.items())
+                fqn: _read_held(named.module(), blocks, is_offloaded=is_offloaded)
+                for fqn, named in list(names.by_fqn.items())
             }
 
     def attach_to(self, profile: Profile) -> Profile:
@@ -221,15 +227,16 @@ def _read_peak(device: DeviceBlocks, peak: Peak, alive: list[_Block]) -> _Peak:
     return _Peak(peak.bytes, peak.made_in, peak.operator, peak.workspace, blocks)
 
 
-def _read_held(module: nn.Module | None, blocks: Blocks) -> _Held:
-    """Return the tensors of a module; none if it is gone."""
+def _read_held(module: nn.Module | None, blocks: Blocks, *, is_offloaded: bool) -> _Held:
+    """Return the tensors of a module; none if it is gone, nor those that are offloaded."""
     if module is None:
         return _Held([], [])
-    return _Held(_sizes(module._parameters, blocks), _sizes(module._buffers, blocks))
 
+    def sizes(tensors: Mapping[str, torch.Tensor | None]) -> list[tuple[int, int]]:
+        held = (tensor for tensor in tensors.values() if tensor is not None)
+        return [(id(t), blocks.bytes_of(t)) for t in held if not (is_offloaded and t.is_meta)]
 
-def _sizes(tensors: Mapping[str, torch.Tensor | None], blocks: Blocks) -> list[tuple[int, int]]:
-    return [(id(held), blocks.bytes_of(held)) for held in tensors.values() if held is not None]
+    return _Held(sizes(module._parameters), sizes(module._buffers))
 
 
 def _with_memory(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +132,29 @@ def test_activations_that_are_offloaded_count_on_the_other_device() -> None:
     # Each layer saves its result; on the CPU there are x and the input and result of one layer.
     assert of_device(memory, "meta") == layers * WIDTH * F32
     assert of_device(memory, "cpu") == 3 * WIDTH * F32
+
+
+def test_parameters_that_are_brought_for_each_call_take_memory_in_it_alone() -> None:
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False, device="meta") for _ in range(3)))
+
+    def bring(layer: nn.Linear, _: Any) -> None:
+        layer.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+
+    def take_away(layer: nn.Linear, *_: Any) -> None:
+        layer.weight = nn.Parameter(layer.weight.to("meta"))
+
+    for layer in model:
+        layer._hf_hook = SimpleNamespace(execution_device="cpu")
+        layer.register_forward_pre_hook(bring)
+        layer.register_forward_hook(take_away)
+    with torch.no_grad(), FlopCounterMode(model, display=False, memory=True) as counter:
+        model(torch.ones(1, WIDTH))
+    memory, root = counter.profile.check().memory, counter.profile.root.memory
+    assert memory is not None and root is not None
+    assert [device.device for device in memory.devices] == ["cpu"]
+    # x, a weight, and the input and result of one layer
+    assert memory.peak_bytes == (WIDTH + WIDTH * WIDTH + 2 * WIDTH) * F32
+    assert root.total.parameters == 0
 
 
 # -- exceptions ---------------------------------------------------------------------------------
