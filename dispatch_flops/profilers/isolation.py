@@ -174,7 +174,10 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
     has_no_meta_form = tensor.is_quantized or (tensor.is_nested and tensor.layout is torch.strided)
     if tensor.is_meta or has_no_meta_form:
         return tensor
-    empty = torch.empty_like(tensor, device="meta")
+    try:
+        empty = torch.empty_like(tensor, device="meta")
+    except NotImplementedError:  # subclasses such as torchao's can be moved, not made anew
+        empty = tensor.detach().to("meta")
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(empty, requires_grad=tensor.requires_grad)
     return empty.requires_grad_(tensor.requires_grad)

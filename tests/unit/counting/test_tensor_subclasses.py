@@ -13,7 +13,7 @@ from functorch.compile import aot_function, nop
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from dispatch_flops import FlopCounterMode
+from dispatch_flops import FlopCounterMode, profile_model
 from dispatch_flops.errors import ConfigError
 from tests.helpers.profiling import profile_of
 from tests.helpers.ranks import run_on_ranks
@@ -96,6 +96,27 @@ class Quantized(torch.Tensor):
         return func(*plain, **(kwargs or {}))
 
 
+class Movable(Quantized):
+    """Weight that ``to`` moves to another device, and that ``empty_like`` cannot make there."""
+
+    @staticmethod
+    def __new__(cls, data: torch.Tensor, scale: torch.Tensor) -> Movable:
+        return torch.Tensor._make_wrapper_subclass(
+            cls, data.shape, dtype=scale.dtype, device=data.device
+        )
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.empty_like.default:
+            raise NotImplementedError(f"{func} of a Movable")
+        if func is torch.ops.aten._to_copy.default:
+            device = kwargs["device"]
+            return Movable(args[0].data_.to(device), args[0].scale.to(device))
+        if func is torch.ops.aten.detach.default:
+            return Movable(args[0].data_, args[0].scale)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 class TestQuantized:
     B = 3
 
@@ -116,6 +137,16 @@ class TestQuantized:
         assert profile.total().macs == self.B * D * F
         assert profile.total().flops == 2 * self.B * D * F + dequantize
         assert profile.root.active_params == F * D
+
+    def test_quantized_weight_is_profiled_on_meta_where_it_can_only_be_moved(self) -> None:
+        layer = nn.Linear(D, F, bias=False)
+        weight = Movable(torch.ones(F, D, dtype=torch.int8), torch.ones(F, 1))
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        kept = layer.weight
+        profile = profile_model(layer, (self.B, D), device="meta")
+        assert profile.total().macs == self.B * D * F
+        assert profile.total().flops == 2 * self.B * D * F + F * D  # and the dequantization
+        assert layer.weight is kept
 
     def test_quantized_linear_counts_the_gradient_of_its_input(self) -> None:
         layer, x = self.layer(), torch.ones(self.B, D, requires_grad=True)
