@@ -93,19 +93,11 @@ def _register(
     add_rules(targets, rule)
 
 
-_register(ops("amax", "amin", "argmax", "argmin"), _plain(), "n-m")
-_register(ops("_foreach_max"), each(_plain()), "n-m each")
 # The binary overloads, max.other and min.other, decompose into maximum and minimum.
-_register(
-    ops("max.default", "max.dim", "max.dim_max", "max.names_dim", "max.unary_out"),
-    _plain(),
-    "n-m",
-)
-_register(
-    ops("min.default", "min.dim", "min.dim_min", "min.names_dim", "min.unary_out"),
-    _plain(),
-    "n-m",
-)
+_OF_MAX = ("max.default", "max.dim", "max.dim_max", "max.names_dim", "max.unary_out")
+_OF_MIN = ("min.default", "min.dim", "min.dim_min", "min.names_dim", "min.unary_out")
+_register(ops("amax", "amin", "argmax", "argmin", *_OF_MAX, *_OF_MIN), _plain(), "n-m")
+_register(ops("_foreach_max"), each(_plain()), "n-m each")
 _register(ops("sum"), _sum(), "n-m", computes_in=dtype_of_result)
 _register(ops("nansum"), _sum(per_input=1), "n comparisons, n-m", computes_in=dtype_of_result)
 _register(ops("mean"), _sum(per_output=1), "n-m, m divisions", computes_in=dtype_of_result)
