@@ -17,15 +17,10 @@ import torch
 
 from dispatch_flops.operators.communication import FORMS, moved_bytes
 from dispatch_flops.operators.formulas._arithmetic import contract
+from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.operator_keys import to_keys
 from dispatch_flops.operators.registry import Rule, add_rules, declare_free, register_flops
 from dispatch_flops.profile.cost import OpCost
-
-
-def named(library: str, names: str) -> list[str]:
-    """Return operators by name, as their libraries may be loaded later or never."""
-    return [f"{library}::{name}" for name in names.split()]
-
 
 for _name, _form in FORMS.items():
     _rule = Rule(
@@ -58,22 +53,24 @@ _OTHERS = {
 }
 
 for _library, _names in _OTHERS.items():
-    declare_free(named(_library, _names), "communication, not compute")
+    declare_free(ops(*_names.split(), library=_library), "communication, not compute")
 
 declare_free(
-    named("_c10d_functional", "wait_tensor wait_tensors _wrap_tensor_autograd"),
+    ops("wait_tensor", "wait_tensors", "_wrap_tensor_autograd", library="_c10d_functional"),
     "waits for communication, and returns what it is given",
     moves=False,
 )
 
 
-@register_flops(named("symm_mem", "_async_input_mm"))
+@register_flops(ops("_async_input_mm", library="symm_mem"))
 def async_input_mm(a: torch.Tensor, b: torch.Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """a[M, K] @ b[K, N], waiting for chunks of a. MACs: M·N·K."""
     return contract(a.numel() * b.shape[-1], a, b)
 
 
-@register_flops(named("symm_mem", "fused_all_gather_matmul fused_all_gather_scaled_matmul"))
+@register_flops(
+    ops("fused_all_gather_matmul", "fused_all_gather_scaled_matmul", library="symm_mem")
+)
 def all_gather_matmul(
     A_shard: torch.Tensor, Bs: Sequence[torch.Tensor], *_args: Any, out: Any, **_: Any
 ) -> OpCost:
@@ -84,7 +81,9 @@ def all_gather_matmul(
     return contract(sum(product.numel() for product in out[1]) * A_shard.shape[-1], A_shard)
 
 
-@register_flops(named("symm_mem", "fused_matmul_reduce_scatter fused_scaled_matmul_reduce_scatter"))
+@register_flops(
+    ops("fused_matmul_reduce_scatter", "fused_scaled_matmul_reduce_scatter", library="symm_mem")
+)
 def matmul_reduce_scatter(
     A: torch.Tensor, B: torch.Tensor, *_args: Any, out: Any, **_: Any
 ) -> OpCost:

@@ -33,11 +33,6 @@ CHOOSE_QPARAMS = 10
 MOVING_AVERAGE = 3  # average + constant * (new - average)
 
 
-def in_decomposed(*names: str) -> list[Any]:
-    """Return operators of exported quantised programs by name, as their library is loaded late."""
-    return [f"quantized_decomposed::{name}" for name in names]
-
-
 declare_free(
     ops(
         *"""
@@ -46,7 +41,7 @@ declare_free(
         _dyn_quant_pack_4bit_weight
         """.split()
     )
-    + in_decomposed("convert_element_type")
+    + ops("convert_element_type", library="quantized_decomposed")
     + ops("_Bfloat16QuantizedToFloat", "_FloatToBfloat16Quantized", library="quantization"),
     "copies and packs elements",
 )
@@ -54,11 +49,12 @@ declare_free(
 
 @register_flops(
     ops("quantize_per_tensor", "quantize_per_channel")
-    + in_decomposed(
+    + ops(
         "quantize_per_tensor",
         "quantize_per_channel",
         "quantize_per_token",
         "quantize_per_channel_group",
+        library="quantized_decomposed",
     )
 )
 def quantize(self: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
@@ -68,11 +64,12 @@ def quantize(self: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
 
 @register_flops(
     ops("dequantize")
-    + in_decomposed(
+    + ops(
         "dequantize_per_tensor",
         "dequantize_per_channel",
         "dequantize_per_token",
         "dequantize_per_channel_group",
+        library="quantized_decomposed",
     )
 )
 def dequantize(self: Any, *_args: Any, out: Any, **_: Any) -> OpCost:
@@ -100,12 +97,13 @@ def extrema(elements: int, groups: int) -> int:
 
 
 @register_flops(
-    in_decomposed(
+    ops(
         "choose_qparams",
         "choose_qparams_symmetric",
         "choose_qparams_per_token",
         "choose_qparams_per_token_asymmetric",
         "_choose_qparams_per_token_asymmetric_impl",
+        library="quantized_decomposed",
     )
 )
 def choose_qparams(self: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
@@ -146,7 +144,7 @@ def fake_quantize(self: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
 
 @register_flops(
     ops("_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine")
-    + in_decomposed("fake_quant_per_channel")
+    + ops("fake_quant_per_channel", library="quantized_decomposed")
 )
 def fake_quantize_learnable(self: Tensor, *_args: Any, out: Any, **_: Any) -> OpCost:
     """Quantise and dequantise: 7 per element."""

@@ -82,10 +82,8 @@ _PRIMS_FREE = """
 """
 _FSDP_FREE = "chunk_cat chunk_cat_mixed_dtype split_with_sizes_copy"
 
-declare_free(
-    [f"prims::{name}" for name in _PRIMS_FREE.split()], "moves data or makes random numbers"
-)
-declare_free([f"fsdp::{name}" for name in _FSDP_FREE.split()], "packs data for communication")
+declare_free(ops(*_PRIMS_FREE.split(), library="prims"), "moves data or makes random numbers")
+declare_free(ops(*_FSDP_FREE.split(), library="fsdp"), "packs data for communication")
 
 
 def _copied_in(inputs: Any, *_: Any, out: Any, **__: Any) -> OpCost:

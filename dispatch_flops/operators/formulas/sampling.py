@@ -38,12 +38,14 @@ def _bernoulli(self: Tensor, p: Any = None, *_: Any, out: Tensor, **__: Any) -> 
     return OpCost(bytes_read=nbytes(self if p is None else p), bytes_written=nbytes(out))
 
 
-declare_free(ops(*_DRAWN.split()), "random numbers")
-declare_free(ops(*_FILLED.split()), "random numbers", formula=_filled)
+declare_free(
+    ops(*_DRAWN.split())
+    + ops("philox_rand", library="rngprims")
+    + ops("inductor_reserve_rng_state", library="inductor_prims"),
+    "random numbers",
+)
+declare_free(ops(*_FILLED.split(), "bernoulli_.float"), "random numbers", formula=_filled)
 declare_free(ops("bernoulli"), "random numbers", formula=_bernoulli)
-declare_free([torch.ops.aten.bernoulli_.float], "random numbers", formula=_filled)
-declare_free(ops("philox_rand", library="rngprims"), "random numbers")
-declare_free(ops("inductor_reserve_rng_state", library="inductor_prims"), "random numbers")
 
 
 @register_flops(ops("native_dropout"))
