@@ -49,19 +49,18 @@ def _device_types(model: nn.Module) -> set[str]:
 
     ``model.parameters()`` recurses, and a model may be deeper than Python's stack.
     """
-    stack: list[Iterator[nn.Module | None]] = [iter((model,))]
+    stack: list[nn.Module | None] = [model]
     seen: set[int] = set()
     with _torch.modes_disabled():
         while stack:
-            module = next((m for m in stack[-1] if m is not None and id(m) not in seen), None)
-            if module is None:
-                stack.pop()
+            module = stack.pop()
+            if module is None or id(module) in seen:
                 continue
             found = {p.device.type for p in module._parameters.values() if p is not None}
             if found:
                 return found
             seen.add(id(module))
-            stack.append(iter(module._modules.values()))
+            stack += reversed([*module._modules.values()])
     return set()
 
 
