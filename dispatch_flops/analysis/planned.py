@@ -72,7 +72,7 @@ class PlannedStep(MemoryFit):
         return ratio(self.samples, self.bounds.serial_s), ratio(self.samples, self.bounds.fused_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(PlainFigures):
     """Choices side by side, with what they assume.
 
@@ -87,6 +87,15 @@ class Plan(PlainFigures):
     machine: Machine
     steps: tuple[PlannedStep, ...]
     assumptions: tuple[str, ...] = field(default_factory=tuple)
+
+    def __repr__(self) -> str:
+        return f"<Plan for {self.machine.name}; choices: {len(self.steps)}>"
+
+    def __str__(self) -> str:
+        """Return the table of the choices, and what they assume."""
+        from dispatch_flops.renderers import plan_table  # above this room: imported when shown
+
+        return plan_table.render(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as plain dicts, lists, strings and numbers, such as for a dashboard.

@@ -155,7 +155,7 @@ def _sum(
     return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GenerationPlan(PlainFigures):
     """Choices side by side, with what they assume.
 
@@ -170,6 +170,15 @@ class GenerationPlan(PlainFigures):
     machine: Machine
     choices: tuple[PlannedGeneration, ...]
     assumptions: tuple[str, ...] = field(default_factory=tuple)
+
+    def __repr__(self) -> str:
+        return f"<GenerationPlan for {self.machine.name}; choices: {len(self.choices)}>"
+
+    def __str__(self) -> str:
+        """Return the table of the choices, and what they assume."""
+        from dispatch_flops.renderers import plan_table  # above this room: imported when shown
+
+        return plan_table.render(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures as plain dicts, lists, strings and numbers, as ``Plan.to_dict`` does.

@@ -29,7 +29,7 @@ CLUSTER_SCHEMA = "dispatch_flops.cluster"
 CLUSTER_VERSION = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ClusterProfile:
     """The profiles of the ranks of one run; ranks are shown side by side and never averaged.
 
@@ -53,6 +53,21 @@ class ClusterProfile:
     represented: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     world_size: int
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        counts = {
+            "profiled": self.profiles,
+            "represented": self.represented,
+            "missing": self.missing,
+        }
+        shown = ", ".join(f"{len(ranks)} {name}" for name, ranks in counts.items() if ranks)
+        return f"<ClusterProfile of {self.world_size} ranks: {shown}>"
+
+    def __str__(self) -> str:
+        """Return the printout: figures over ranks, communication and modules."""
+        from dispatch_flops.renderers import cluster_table  # above this room: imported when shown
+
+        return cluster_table.render(self)
 
     @classmethod
     def merge(cls, profiles: Iterable[Profile]) -> ClusterProfile:

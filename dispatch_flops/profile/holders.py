@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from dispatch_flops.errors import NotProfiledError
 from dispatch_flops.profile.profile import Profile
 
 _FIELDS = frozenset(known.name for known in dataclasses.fields(Profile))
@@ -16,6 +17,18 @@ class ProfileHolder:
     What only the profile has is an AttributeError that says so. That is also what a function that
     reads a profile raises if it is given the holder.
     """
+
+    @property
+    def profile(self) -> Profile:
+        """The profile so far; raises NotProfiledError where there is none."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        try:
+            found = repr(self.profile)
+        except NotProfiledError as error:
+            found = str(error)
+        return f"<{type(self).__name__}: {found}>"
 
     if not TYPE_CHECKING:  # where there is ``__getattr__``, mypy accepts every attribute
 

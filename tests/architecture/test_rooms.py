@@ -32,9 +32,12 @@ LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 STANDARD_LIBRARY_ONLY = ("errors", "units", "profile", "analysis")
 WITHOUT_TORCH = (*STANDARD_LIBRARY_ONLY, "renderers")
 LOOSE = {"__init__.py", "__main__.py", "_torch.py", "errors.py", "py.typed", "units.py"}
-# Python and notebooks ask a profile for its text: methods with a local import.
+# Python and notebooks ask a result for its text: methods with a local import.
 EXCEPTIONS = {
     ("analysis/diff.py", "renderers.diff_table"),
+    ("analysis/planned.py", "renderers.plan_table"),
+    ("analysis/planned_generation.py", "renderers.plan_table"),
+    ("profile/cluster.py", "renderers.cluster_table"),
     ("profile/cost_maps.py", "renderers.cost_table"),
     ("profile/profile.py", "renderers.notebook"),
     ("profile/profile.py", "renderers.overview"),

@@ -155,7 +155,7 @@ def test_cache_of_keys_and_values_is_a_role_of_its_own(implementation: str | Non
     result = profile_generate(llama(), IDS, warm_up=0, memory="timeline", **options)
     both = 2 * LAYERS * B * KEY_HEADS * HEAD * 4  # bytes of keys and values of one token
     last = PROMPT + NEW - 1  # the last token is not an input
-    # A static cache has room for all tokens from the start. Lengths of its layers are not keys.
+    # A static cache has room for all tokens. The length in each layer is not a key.
     prefill = PROMPT if implementation is None else last
     assert cache_at_end(result.prefill) == prefill * both
     assert cache_at_end(result.decode) == last * both

@@ -11,8 +11,19 @@ import re
 import torch
 from torch import nn
 
-from dispatch_flops import FlopCounterMode, OpCost, Profile, diff
+from dispatch_flops import (
+    FlopCounterMode,
+    FlopsProfiler,
+    OpCost,
+    Profile,
+    StepProfiler,
+    diff,
+    plan,
+)
+from dispatch_flops.analysis import MACHINES
 from dispatch_flops.profile import OpTotal
+from dispatch_flops.renderers import cluster_table, plan_table
+from tests.helpers.clusters import four_ranks
 from tests.helpers.trees import lower_bound, module, unknown
 
 B, D, H = 2, 3, 5
@@ -139,3 +150,36 @@ def test_counter_shows_its_models_and_state() -> None:
     assert repr(FlopCounterMode()) == "<FlopCounterMode: not entered>"
     assert str(counter).startswith("models: 15 parameters")
     assert "<table" in (counter._repr_html_() or "")
+
+
+def test_plan_shows_its_size_and_prints_its_table() -> None:
+    planned = plan(
+        lambda batch: (nn.Linear(D, H), (torch.ones(batch, D),)),
+        MACHINES["NVIDIA H200"],
+        sizes={"batch": [2, 3]},
+        search_batch=False,
+    )
+    assert repr(planned) == "<Plan for NVIDIA H200; choices: 2>"
+    assert str(planned) == plan_table.render(planned)
+
+
+def test_cluster_shows_its_size_and_prints_its_tables() -> None:
+    cluster = four_ranks()
+    first = dataclasses.replace(
+        cluster, profiles={0: cluster.profiles[0]}, represented={1: 0, 2: 0}
+    )
+    assert repr(cluster) == "<ClusterProfile of 4 ranks: 4 profiled>"
+    assert repr(first) == "<ClusterProfile of 4 ranks: 1 profiled, 2 represented, 1 missing>"
+    assert str(cluster) == cluster_table.render(cluster)
+
+
+def test_profilers_show_their_profile_or_why_there_is_none() -> None:
+    model = nn.Linear(D, H, bias=False)
+    profiler = FlopsProfiler(model)
+    steps = StepProfiler(model, torch.optim.SGD(model.parameters()), {"profile_step": 1})
+    assert repr(profiler).startswith("<FlopsProfiler: nothing is profiled yet: call start_prof")
+    assert repr(steps).startswith("<StepProfiler: nothing is profiled: `enabled` is false")
+    profiler.start_profile()
+    model(torch.ones(B, D))
+    profiler.end_profile()
+    assert repr(profiler) == f"<FlopsProfiler: {profiler.profile!r}>"
