@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -129,8 +130,20 @@ def _stated_dtype(
 ) -> str | None:
     stated = rule.computes_in
     if callable(stated):
-        stated = stated({**named_arguments(func, args, kwargs), "out": out})
+        stated = stated({**_by_name(func, args, kwargs), "out": out})
     return None if stated is None else name_of_dtype(stated)
+
+
+def _by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments by name: of a module class those of its forward, with ``self``.
+
+    Those of a Triton kernel have their names; of a higher-order operator some do.
+    """
+    if isinstance(func, OpOverload):
+        return named_arguments(func, args, kwargs)
+    if isinstance(func, type) and issubclass(func, torch.nn.Module):
+        return inspect.signature(func.forward).bind_partial(*args, **kwargs).arguments
+    return kwargs
 
 
 def _bytes_moved(

@@ -163,7 +163,7 @@ def register_flops(
     computes_in: the dtype that the operator computes in, such as ``"int8"``, where it is not that
         of its tensors: a dynamically quantised layer takes and returns reals. Where it depends on
         the call, pass a function of the arguments by name, ``{"input": ..., "out": result}``, that
-        returns it.
+        returns it. Of a module class the names are those of its ``forward``, with ``self``.
 
     Raises, before anything is registered:
         DuplicateFormulaError: a target already has a formula and ``override`` is False.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -76,6 +77,27 @@ def test_registered_module_class_is_opaque_in_every_counter() -> None:
         dispatch_flops.unregister_flops(Block)
     assert profile.total().macs == 2 * 1000
     assert profile_of(model, rows(2, 3)).total().macs == 2 * 2 * (2 * 3 * 5)
+
+
+@pytest.mark.parametrize(
+    ("computes_in", "dtype"),
+    [
+        (lambda arguments: arguments["x"].dtype, "float32"),
+        (lambda arguments: arguments["self"].up.weight.dtype, "float16"),
+        (lambda arguments: arguments["out"].dtype, "bfloat16"),
+    ],
+)
+def test_dtype_of_an_opaque_module_may_follow_from_its_arguments_and_its_result(
+    computes_in: Callable[[Mapping[str, Any]], torch.dtype], dtype: str
+) -> None:
+    dispatch_flops.register_flops(Block, computes_in=computes_in)(block_formula)
+    block = Block().half()
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = profile_of(lambda: block(torch.ones(2, 3)))
+    finally:
+        dispatch_flops.unregister_flops(Block)
+    assert found.by_operator()["module.Block"].dtype == dtype
 
 
 def test_opaque_modules_leave_no_hooks_behind() -> None:
