@@ -79,5 +79,7 @@ def test_log_tensorboard_writes_each_scalar_once() -> None:
 
 def test_scalars_of_every_depth_and_of_one_that_is_no_number() -> None:
     assert scalars(encoder(), depth=None) == scalars(encoder(), depth=9)
-    with pytest.raises(ConfigError, match="depth='all': pass an int of at least 0, or None for all"):
+    with pytest.raises(
+        ConfigError, match="depth='all': pass an int of at least 0, or None for all"
+    ):
         scalars(encoder(), depth="all")  # type: ignore[arg-type]
