@@ -36,7 +36,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -513,6 +513,27 @@ REENTRANT_NODE: type = torch.utils.checkpoint.CheckpointFunction._backward_cls
 
 # The function through which all of backward runs, by which its frames are known. Public: none.
 ENGINE_CODE: CodeType = torch.autograd.graph._engine_run_backward.__code__
+
+
+def keeps_graph(engine: FrameType) -> bool:
+    """Return True if the backward pass of a frame with ``ENGINE_CODE`` keeps what nodes saved."""
+    _gradients, retain_graph, *_ = engine.f_locals["args"]
+    return bool(retain_graph)
+
+
+def holds_saved_tensors(node: Any) -> bool:
+    """Return True for a node of C++ that holds a tensor, as it does until its backward returns.
+
+    Public: ``grad_fn._raw_saved_*``, of whose attribute ``data`` the documentation says nothing.
+    """
+    saved = [getattr(node, name) for name in _names_of_saved(node.__class__)]
+    return any(getattr(tensor, "data", None) is not None for tensor in saved)
+
+
+@functools.lru_cache(maxsize=256)
+def _names_of_saved(node: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(node) if name.startswith("_raw_saved_"))
+
 
 # -- tensors ----------------------------------------------------------------------------------
 

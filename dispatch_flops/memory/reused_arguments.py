@@ -52,8 +52,10 @@ def reused_storage(
     if _python_references(args) != _FEWEST_REFERENCES or not _can_hold(args[0], out):
         return None
     storage: torch.UntypedStorage = args[0].untyped_storage()
-    is_sum = func.name() == _ACCUMULATION
-    may_hold = _may_take(args[0], args[1]) if is_sum else is_latest(storage)
+    if func.name() == _ACCUMULATION:
+        may_hold = _may_take(args[0], args[1]) and not _is_summed_by_node()
+    else:
+        may_hold = is_latest(storage)
     return storage if may_hold else None
 
 
@@ -102,10 +104,27 @@ def _is_plain(tensor: Any) -> bool:
 
 def _is_called_by_engine() -> bool:
     """Return True if autograd's engine or one of its C++ nodes runs the operator."""
+    caller = _caller()
+    return caller is None or caller.f_code is _torch.ENGINE_CODE
+
+
+def _is_summed_by_node() -> bool:
+    """Return True if a C++ node adds, for itself, what it computed.
+
+    The engine adds up results of a node after it has released what the node saved. Where it keeps
+    that, or was not called in this thread, a sum is taken for the engine's.
+    """
+    engine = _caller()
+    is_released = engine is not None and not _torch.keeps_graph(engine)
+    return is_released and _torch.holds_saved_tensors(_torch.current_node())
+
+
+def _caller() -> FrameType | None:
+    """Return the innermost frame that is not of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_of_this_package(frame):
         frame = frame.f_back
-    return frame is None or frame.f_code is _torch.ENGINE_CODE
+    return frame
 
 
 def _is_of_this_package(frame: FrameType) -> bool:

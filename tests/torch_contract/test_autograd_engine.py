@@ -18,7 +18,12 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dispatch_flops._torch import has_storage, storage_address
+from dispatch_flops._torch import (
+    has_storage,
+    holds_saved_tensors,
+    keeps_graph,
+    storage_address,
+)
 
 sequence_nr = torch._C._autograd._get_sequence_nr
 current_node = torch._C._current_autograd_node
@@ -234,6 +239,30 @@ def test_engine_frame_while_backward_runs_is_that_of_engine_run_backward() -> No
             f"the engine is now called from {caller.co_filename}"
         )
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("retain_graph", [True, False])
+def test_sums_of_nodes_run_while_saved_tensors_are_held_and_sums_of_the_engine_after(
+    retain_graph: bool,
+) -> None:
+    """dispatch_flops relies on this for telling which sums torch computes in place."""
+
+    def question() -> tuple[str, bool, bool] | None:
+        node = current_node()
+        if node is None:
+            return None
+        engine = next(frame for frame in frames() if frame.f_code is ENGINE)
+        return node.name(), holds_saved_tensors(node), keeps_graph(engine)
+
+    x = leaf(3, 3)
+    variance, mean = torch.var_mean(x)
+    out = x * x * variance * mean
+    with Asking(question) as asking:
+        torch.autograd.grad(out.sum(), x, retain_graph=retain_graph)
+    sums = asking.of("aten.add.Tensor")
+    assert ("VarMeanBackward0", True, retain_graph) in sums  # its own
+    assert ("VarMeanBackward0", retain_graph, retain_graph) in sums  # the engine's
+    assert ("MulBackward0", retain_graph, retain_graph) in sums
 
 
 def test_frames_of_gradient_clipping_and_scaling_name_their_modules() -> None:

@@ -171,6 +171,53 @@ def test_attention_with_a_loss_on_its_weights_peaks_at_the_allocators_bytes() ->
     assert abs(ours - truth) <= 16
 
 
+def with_layer_norm_by_hand(x: torch.Tensor) -> torch.Tensor:
+    """The engine adds to what the node of the variance has added up for itself."""
+    variance, mean = torch.var_mean(x, dim=1, keepdim=True)
+    return (x - mean) * variance.rsqrt()
+
+
+SUMS_OF_NODES: dict[str, Function] = {
+    "var_mean": lambda x: torch.stack(torch.var_mean(x)),
+    "layer norm": with_layer_norm_by_hand,
+    "cholesky": lambda x: torch.linalg.cholesky(x.mT @ x + torch.eye(COLUMNS)),
+    "pinv": torch.linalg.pinv,
+    "lstsq": lambda x: torch.linalg.lstsq(x, x * 2).solution,
+    "atan2": lambda x: torch.atan2(x, x * 2),
+}
+
+
+@pytest.mark.parametrize("name", SUMS_OF_NODES)
+def test_sums_within_a_node_are_computed_out_of_place(name: str) -> None:
+    def make() -> tuple[None, list[torch.Tensor], Callable[[], Any]]:
+        x = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
+        x.requires_grad_()
+
+        def run() -> None:
+            SUMS_OF_NODES[name](x).sum().backward()
+            x.grad = None
+
+        return None, [x], run
+
+    truth, ours = truth_and_ours(make)
+    assert abs(ours - truth) <= truth / 1000
+
+
+@pytest.mark.parametrize("name", ["residuals", "slices"])
+def test_engine_adds_up_in_place_where_the_graph_is_kept(name: str) -> None:
+    def make() -> tuple[None, list[torch.Tensor], Callable[[], Any]]:
+        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+
+        def run() -> None:
+            {"residuals": residuals, "slices": slices}[name](x).sum().backward(retain_graph=True)
+            x.grad = None
+
+        return None, [x], run
+
+    truth, ours = truth_and_ours(make)
+    assert abs(ours - truth) <= 16
+
+
 def test_scatter_into_another_tensor_than_new_zeros_is_computed_out_of_place() -> None:
     """Backward of the largest of each row scatters into a mask of the rows."""
 
