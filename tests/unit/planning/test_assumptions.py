@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import torch
+
 from dispatch_flops.analysis import Machine
 from dispatch_flops.analysis.machines import Link
-from dispatch_flops.planning.assumptions import of_communication, of_memory
+from dispatch_flops.planning.assumptions import of_communication, of_memory, of_sharding
 from dispatch_flops.profile import MemoryProfile
 
 EXACT = MemoryProfile(devices=())
 BOUND = MemoryProfile(devices=(), unseen=("aten.convolution.default",))
 APPROXIMATE = MemoryProfile(devices=(), decomposed=("aten.lstm.input",))
+
+
+def test_sharding_of_a_model_is_that_of_the_plan_and_of_a_job_its_own() -> None:
+    mesh = {"pp": 2, "dp": 3, "tp": 5}
+    ranks, tp, dp, samples, waiting = of_sharding(mesh, is_job=False)
+    assert ranks.startswith("30 devices, mesh pp 2 x dp 3 x tp 5;")
+    assert tp.startswith("tp: parallelize_module") and dp.startswith("dp: FSDP2")
+    assert dp.endswith(
+        "no mixed precision: gathered, computed and reduced in the parameters' dtype"
+    )
+    assert samples == "ranks have samples of their own along dp"
+    assert "pipeline stage" in waiting
+    _, own, *_ = of_sharding(mesh, is_job=True)
+    assert own.startswith("the job builds, shards and runs its model")
+    assert list(of_sharding(mesh, is_job=True))[2:] == [samples, waiting]
+
+
+def test_sharding_in_mixed_precision_names_its_dtype() -> None:
+    (_, dp, _) = of_sharding({"dp": 2}, is_job=False, dtype=torch.bfloat16, mixed_precision=True)
+    assert "gathered and computed in bfloat16, reduced in float32" in dp
+
+
+def test_samples_along_a_dimension_of_another_name_are_not_known() -> None:
+    assert len(list(of_sharding({"dp": 2, "cp": 4}, is_job=True))) == 2
 
 
 def test_exact_peaks_are_neither_bounds_nor_approximate() -> None:

@@ -67,6 +67,21 @@ def test_bounds_are_the_roofline_of_a_product() -> None:
     assert step.samples_per_s == (pytest.approx(3 / moving), pytest.approx(3 / computing))
 
 
+@pytest.mark.parametrize("optimizer", [None, "sgd"])
+def test_model_is_in_training_where_the_step_has_an_optimizer(optimizer: str | None) -> None:
+    model = nn.Linear(IN, OUT, device="meta")
+    model.register_forward_hook(lambda module, *_: modes.append(module.training))
+    modes: list[bool] = []
+    planned = plan(
+        lambda: (model, (torch.ones(3, IN),)), MACHINE, optimizer=optimizer, search_batch=False,
+        host_s_per_operator=2.5e-6,
+    )  # fmt: skip
+    assert set(modes) == {optimizer is not None}
+    assert "adds the host's 2.5 us for each operator" in " ".join(planned.assumptions)
+    said = any(text.startswith("sgd updates one parameter") for text in planned.assumptions)
+    assert said is (optimizer is not None)
+
+
 def test_host_cost_of_each_operator_widens_the_range() -> None:
     step = only(
         plan(
