@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -154,6 +155,15 @@ def test_model_within_another_compiled_module_stays_the_root() -> None:
     for wrapper in (nn.Sequential(model), torch.compile(nn.Sequential(model), backend="eager")):
         profile = profile_of(train, wrapper, model=model)
         assert macs(profile, "forward") == FORWARD
+
+
+def test_warnings_of_the_program_are_its_own_in_the_block_and_after_it() -> None:
+    before = list(warnings.filters)
+    with FlopCounterMode(display=False):
+        with pytest.raises(UserWarning, match="mine"):  # an error, as in all tests
+            warnings.warn("mine", UserWarning, stacklevel=1)
+        assert [entry for entry in warnings.filters if entry in before] == before
+    assert list(warnings.filters) == before
 
 
 def test_new_shapes_in_the_block_do_not_recompile() -> None:
