@@ -100,7 +100,7 @@ def profile_model(
     """
     device = None if device is None else str(device)
     check_model(model)
-    _check_options(device, warm_up, repeats)
+    _check_options(device, warm_up, repeats, notify)
     excluded = module_classes(ignore_modules)
     counter = FlopCounterMode(
         model,
@@ -145,7 +145,7 @@ def module_classes(given: Any) -> tuple[type[nn.Module], ...]:
     return classes
 
 
-def _check_options(device: str | None, warm_up: int, repeats: int) -> None:
+def _check_options(device: str | None, warm_up: int, repeats: int, notify: Any) -> None:
     if device not in (None, "meta"):
         raise TargetError(
             f'device={device!r}: only "meta" is converted to; for any other device move the model '
@@ -154,6 +154,8 @@ def _check_options(device: str | None, warm_up: int, repeats: int) -> None:
     for name, value, least in (("warm_up", warm_up, 0), ("repeats", repeats, 1)):
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}={value!r}: pass an int of at least {least}")
+    if not callable(notify):
+        raise ConfigError(f"notify={notify!r:.60}: pass a function that is told what runs")
 
 
 def _time(

@@ -228,6 +228,7 @@ def test_profile_model_without_tensors_on_meta_has_device_meta() -> None:
     [
         ({"repeats": 0}, "repeats=0: pass an int of at least 1"),
         ({"warm_up": -1}, "warm_up=-1: pass an int of at least 0"),
+        ({"notify": 5}, "notify=5: pass a function that is told what runs"),
         ({"causal": "quarter"}, "causal='quarter'"),
         ({"device": "cuda"}, "device='cuda': only"),
         ({"mode": None}, "mode=None"),
