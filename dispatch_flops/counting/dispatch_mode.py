@@ -223,7 +223,7 @@ class CountingMode(EnteredMode):
         """Return an earlier counter's plan, or a new one, which later counters may use."""
         if self._own_rules:
             return self._make_plan(func)
-        key = (type(self), func, self.conventions)
+        key = (type(self), func, self.conventions, torch.get_default_dtype())
         plan = SHARED_PLANS.find(key)
         if plan is None:
             plan = self._make_plan(func)

@@ -21,6 +21,7 @@ from dispatch_flops.counting.plans import SHARED_PLANS
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.registry import Rule
+from tests.helpers.profiling import profile_of
 
 aten = torch.ops.aten
 M, K, N = 3, 5, 7
@@ -115,6 +116,24 @@ def test_conventions_do_not_share_costs() -> None:
     assert run() > 0
     assert run(flops="contractions") == 0
     assert run() > 0
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.float64, 8)])
+def test_costs_are_those_of_the_default_dtype(dtype: torch.dtype, size: int) -> None:
+    """That of the result of integers divided, and the one in which they are compared with 0.5."""
+    numbers = torch.arange(6)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if dtype is torch.float32 else torch.float32)
+    try:
+        profile_of(lambda: (numbers / 2, numbers > 0.5))
+        torch.set_default_dtype(dtype)
+        profile = profile_of(lambda: (numbers / 2, numbers > 0.5))
+    finally:
+        torch.set_default_dtype(before)
+    quotient, comparison = profile.by_operator().values()
+    assert f"torch.{quotient.dtype}" == f"torch.{comparison.dtype}" == str(dtype)
+    assert quotient.cost is not None
+    assert quotient.cost.bytes_written == size * 6
 
 
 def test_custom_mapping_neither_gives_nor_takes_shared_plans() -> None:
