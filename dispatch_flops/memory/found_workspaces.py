@@ -5,6 +5,8 @@ their results. An operator whose kernel does gets a rule by which later calls ar
 Most such kernels cast operands: TensorIterator copies each whose dtype is not the common one
 (TensorIteratorBase::compute_types, aten/src/ATen/TensorIterator.cpp). CUDA's kernels cast single
 elements. On other devices than the CPU, what is noted here counts as 0.
+
+Of operators that torch does not ship, every call is reported: nothing is known of their kernels.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from typing import Any
 import torch
 
 from dispatch_flops._torch import OpOverload
+from dispatch_flops.operators.composites import is_of_extension
 from dispatch_flops.operators.workspaces import Condition, WorkspaceRule, always
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_FEW = 64  # bytes of the numbers that a kernel makes tensors of
+_FEW = 32  # bytes of the numbers that a kernel makes tensors of
 _found: dict[OpOverload, WorkspaceRule] = {}
 
 
@@ -61,19 +64,18 @@ def _rule(condition: Condition) -> WorkspaceRule:
 
 
 _OF_ALL_CALLS, _OF_MIXED_CALLS = _rule(always), _rule(_is_mixed)
-OF_A_NEW_CALL = WorkspaceRule(lambda *_, **__: None)
+OF_EACH_CALL = WorkspaceRule(lambda *_, **__: None, reads_result=False)
 
 
 def found_workspace_of(func: Any) -> WorkspaceRule | None:
-    """Return the rule of an operator whose kernel was seen to allocate."""
+    """Return the rule of an operator whose kernel was seen to allocate, or is not torch's."""
+    if isinstance(func, OpOverload) and is_of_extension(func):
+        return OF_EACH_CALL
     return _found.get(func)
 
 
 def is_to_be_found(func: Any, rule: WorkspaceRule | None, args: tuple[Any, ...]) -> bool:
-    """Return True if the kernel of a new call may allocate what its operator's rule does not say.
-
-    Kernels of other libraries may run operators that the counter sees.
-    """
+    """Return True if the kernel of a new call may allocate what the operator's rule leaves out."""
     if not isinstance(func, OpOverload) or func.namespace != "aten":
         return False
     return rule is None or (rule is _OF_MIXED_CALLS and not rule.may_be_unknown(args))

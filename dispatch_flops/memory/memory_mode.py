@@ -17,7 +17,7 @@ from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation
 from dispatch_flops.counting.thread_state import ModulePhase
 from dispatch_flops.memory.blocks import Block, ModulePeak
 from dispatch_flops.memory.found_workspaces import (
-    OF_A_NEW_CALL,
+    OF_EACH_CALL,
     found_workspace_of,
     is_to_be_found,
     note_workspace,
@@ -256,7 +256,7 @@ class MemoryMode(CountingMode):
             or not is_to_be_found(func, operator.workspace, args)
         ):
             return super().run_and_record(plan, args, kwargs)
-        call = self._kernel.reported(func, plan.call, OF_A_NEW_CALL)
+        call = self._kernel.reported(func, plan.call, OF_EACH_CALL)
         out = super().run_and_record(replace(plan, call=call), args, kwargs)
         if note_workspace(func, args, self._kernel.workspace):
             operator.workspace = found_workspace_of(func)

@@ -124,3 +124,31 @@ def test_allocator_is_asked_of_new_calls_alone(
     monkeypatch.setattr(_torch, "start_reporting_allocations", lambda: asked.append(None))
     memory_of(lambda: [(X.exp(), X + X) for _ in range(3)])
     assert not asked
+
+
+@pytest.fixture
+def five_copies() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """An operator that torch does not ship, whose kernel joins five copies and adds them up."""
+    with torch.library._scoped_library("found_workspaces", "DEF") as library:
+        library.define("five_copies(Tensor x) -> Tensor")
+        library.impl("five_copies", lambda x: torch.cat([x] * 5).sum(0), "CPU")
+        library.impl("five_copies", lambda x: x.new_empty(x.shape[1]), "Meta")
+        yield torch.ops.found_workspaces.five_copies
+
+
+@pytest.mark.filterwarnings("ignore:no cost is known")
+def test_kernel_of_another_library_peaks_at_the_allocators_bytes(
+    five_copies: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    for _ in range(2):
+        memory = memory_of(lambda: five_copies(X))
+        assert memory.peak_bytes == BEFORE + 5 * ELEMENTS * 4 + COLUMNS * 4
+        assert not memory.is_lower_bound
+
+
+@pytest.mark.filterwarnings("ignore:no cost is known")
+def test_kernel_of_another_library_on_another_device_is_unseen(
+    five_copies: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    memory = memory_of(lambda: five_copies(X.to("meta")))
+    assert memory.unseen == ("found_workspaces.five_copies.default",)
