@@ -65,6 +65,9 @@ class FlopMeter(MeteredRun):
     causal, flops, custom_mapping: as in ``FlopCounterMode``.
     now: clock that returns seconds (default ``time.perf_counter``).
 
+    is_timed: True; set it to False where another profiler slows the steps that follow: rates and
+        utilisations then leave them out.
+
     A step is what runs in a ``step()`` block or, after ``start()``, from a call of the model to
     the optimizer's step. The first step with a new signature is counted. Later ones are not: their
     cost is added. The signature consists of the inputs of each call of the model (shapes, dtypes,
@@ -140,7 +143,7 @@ class FlopMeter(MeteredRun):
         self._begun_s = 0.0
         self._size = (0, 0)  # samples and tokens of the next block
         self._stated = 0  # inputs of ``note_batch``, until the model is called
-        self.is_timed = True  # False: rates leave the step out, as where another profiler slows it
+        self.is_timed = True
         self._stepping: FrameKey  # of the optimizer's step that runs, after ``start``
         self._is_started = self._varies = self._calls_itself = False
         self._warned: set[str] = set()
