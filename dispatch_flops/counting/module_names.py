@@ -167,9 +167,16 @@ class ModuleNames:
 
     # -- naming the modules of a tree -------------------------------------------------------
 
-    def _add_tree(self, top: nn.Module, fqn: str, parent: ModuleName | None) -> ModuleName:
+    def _add_tree(
+        self,
+        top: nn.Module,
+        fqn: str,
+        parent: ModuleName | None,
+        holders: tuple[tuple[ModuleName, str], ...] = (),
+    ) -> ModuleName:
         """Name ``top`` and every module below it, in the order of ``named_modules()``."""
-        named = self._add(top, fqn, parent)
+        is_shared = any(holder.is_shared for holder, _ in holders)
+        named = self._add(top, fqn, parent, holders, is_shared=is_shared)
         stack = children_last_first(named, top)
         while stack:
             above, name, child = stack.pop()
@@ -384,7 +391,7 @@ class ModuleNames:
             if known is not None and known.module() is module and known.fqn == fqn:
                 at = known
             else:
-                at = self._add_tree(module, fqn, at)
+                at = self._add_tree(module, fqn, at, ((at, name),))
         return at
 
     def _child_fqn(self, above: ModuleName, name: str) -> str:

@@ -274,3 +274,14 @@ def test_module_at_the_address_of_one_that_is_gone_does_not_share_its_name() -> 
     names.find(other, [])
     assert names.by_fqn["0"].is_shared
     assert not gone.is_shared
+
+
+def test_module_that_joins_a_shared_one_in_the_block_is_shared() -> None:
+    shared = nn.Sequential(nn.Linear(3, 3, bias=False))
+    model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared))
+    with FlopCounterMode(model, display=False) as counter:
+        shared.append(nn.Linear(3, 3, bias=False))
+        model(torch.ones(2, 3))
+    macs = {fqn: cost.macs for fqn, cost in counter.profile.by_module().items()}
+    assert macs["0"] == macs["1"] == 2 * 2 * 3 * 3
+    assert macs["0.0.1"] == macs["1.0.1"] == 2 * 3 * 3
