@@ -1,13 +1,15 @@
-"""Parameters, buffers and gradients of modules whose storages change in the run."""
+"""What modules hold: storages that change in the run, and activations of one step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode
 from dispatch_flops.profile import MemoryProfile
@@ -152,3 +154,21 @@ def test_results_that_functional_call_puts_into_a_module_are_activations() -> No
     memory, own = held_at_the_end(run, model)
     assert memory.by_role()["parameters"] == own.parameters == WEIGHT * F32
     assert memory.by_role()["activations"] == (WEIGHT + ROWS * WIDTH) * F32
+
+
+def test_activations_of_forward_and_recomputation_are_those_of_one_step_together() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.activation = nn.Tanh()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            recomputed = checkpoint(self.activation, x, use_reentrant=False)
+            return cast(torch.Tensor, recomputed + self.activation(x))
+
+    model, x = Twice(), torch.ones(ROWS, WIDTH, requires_grad=True)
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        for _ in range(2):
+            model(x).sum().backward()
+    held = counter.profile.node("activation").memory
+    assert held is not None and held.own.activations == 2 * ROWS * WIDTH * F32
