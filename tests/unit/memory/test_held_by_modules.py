@@ -172,3 +172,14 @@ def test_activations_of_forward_and_recomputation_are_those_of_one_step_together
             model(x).sum().backward()
     held = counter.profile.node("activation").memory
     assert held is not None and held.own.activations == 2 * ROWS * WIDTH * F32
+
+
+def test_gradients_that_are_dropped_without_an_optimizer_step_are_held() -> None:
+    model, x = linear(), torch.ones(ROWS, WIDTH)
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        for _ in range(2):
+            model(x).sum().backward()
+            x.neg()
+            model.zero_grad()
+    held = counter.profile.root.memory
+    assert held is not None and held.own.gradients == WEIGHT * F32
