@@ -77,7 +77,7 @@ def measure_machine(
             for family in families
         },
         bytes_per_s=_copy_bytes_per_s(copied_mib * _MIB, where, repeats),
-        source=f"measured: {edge} x {edge} matmul and {copied_mib} MiB copy, best of {repeats}",
+        source=f"measured: {edge} x {edge} matmul and {copied_mib} MiB copy, best of <= {repeats}",
     )
 
 
@@ -152,8 +152,9 @@ def _best_s(run: Callable[[], object], device: torch.device, repeats: int) -> fl
         for _ in range(calls):
             run()
 
-    several()
+    if devices.accelerators:
+        several()  # a first launch may itself take a second
     readings: list[float] = []
-    while len(readings) < repeats and sum(readings) < _ENOUGH_S:
+    while len(readings) <= repeats and sum(readings) < _ENOUGH_S:
         readings.append(time_call(several, devices=devices, repeats=1)[0])
-    return min(readings) / calls
+    return min(readings[1:] or readings) / calls  # the first one warms up
