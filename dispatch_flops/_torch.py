@@ -526,7 +526,10 @@ def holds_saved_tensors(node: Any) -> bool:
 
     Public: ``grad_fn._raw_saved_*``, of whose attribute ``data`` the documentation says nothing.
     """
-    saved = [getattr(node, name) for name in _names_of_saved(node.__class__)]
+    try:
+        saved = [getattr(node, name) for name in _names_of_saved(node.__class__)]
+    except RuntimeError:  # of a list of tensors that is released
+        return False
     return any(getattr(tensor, "data", None) is not None for tensor in saved)
 
 

@@ -84,6 +84,7 @@ def recomputed(x: torch.Tensor) -> torch.Tensor:
 
 
 FUNCTIONS: dict[str, Function] = {
+    "list of saved tensors": lambda x: x.sin() + x[torch.arange(ROWS).unsqueeze(1)].sum(1),
     "residual connections": residuals,
     "residual connections, gradients kept": residuals_with_kept_gradients,
     "residual connection, gradient kept": residual_with_kept_gradient,
