@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dispatch_flops._torch import OpOverload
+from dispatch_flops.operators import registry
 from dispatch_flops.operators.composites import is_of_extension
 from dispatch_flops.operators.workspaces import Condition, WorkspaceRule, always
 
@@ -70,7 +71,9 @@ OF_EACH_CALL = WorkspaceRule(lambda *_, **__: None, reads_result=False)
 def found_workspace_of(func: Any) -> WorkspaceRule | None:
     """Return the rule of an operator whose kernel was seen to allocate, or is not torch's."""
     if isinstance(func, OpOverload) and is_of_extension(func):
-        return OF_EACH_CALL
+        rule = registry.lookup(func)
+        if rule is None or not rule.builtin:  # the operators of FSDP, say, are known
+            return OF_EACH_CALL
     return _found.get(func)
 
 
