@@ -17,10 +17,17 @@ from typing import Any
 import torch
 
 from dispatch_flops._torch import OpOverload
-from dispatch_flops.operators import registry
 from dispatch_flops.operators.composites import is_of_extension
 from dispatch_flops.operators.workspaces import Condition, WorkspaceRule, always
 
+# Libraries of torch's own besides those that ``is_of_extension`` tells. FSDP's operators run
+# others, whose results, such as gathered parameters, do not belong to a workspace.
+_OTHERS_OF_TORCH = frozenset(
+    """
+    c10d fsdp symm_mem static_runtime _quantized onednn mkl mkldnn_prepacked profiler quantization
+    debugprims inductor_prims rngprims onnx streams bucketing debug_mode_ops _native
+    """.split()
+)
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _FEW = 32  # bytes of the numbers that a kernel makes tensors of
 _found: dict[OpOverload, WorkspaceRule] = {}
@@ -70,10 +77,9 @@ OF_EACH_CALL = WorkspaceRule(lambda *_, **__: None, reads_result=False)
 
 def found_workspace_of(func: Any) -> WorkspaceRule | None:
     """Return the rule of an operator whose kernel was seen to allocate, or is not torch's."""
-    if isinstance(func, OpOverload) and is_of_extension(func):
-        rule = registry.lookup(func)
-        if rule is None or not rule.builtin:  # the operators of FSDP, say, are known
-            return OF_EACH_CALL
+    is_operator = isinstance(func, OpOverload)
+    if is_operator and is_of_extension(func) and func.namespace not in _OTHERS_OF_TORCH:
+        return OF_EACH_CALL
     return _found.get(func)
 
 

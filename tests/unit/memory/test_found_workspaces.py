@@ -146,6 +146,21 @@ def test_kernel_of_another_library_peaks_at_the_allocators_bytes(
         assert not memory.is_lower_bound
 
 
+def test_kernel_of_another_library_with_a_formula_peaks_at_the_allocators_bytes() -> None:
+    """The formulas of this package for other libraries know nothing of their kernels' memory."""
+    a = torch.ones(ROWS, COLUMNS, dtype=torch.int8)
+    b = torch.ones(11, COLUMNS, dtype=torch.int8)
+    with torch.library._scoped_library("bitsandbytes", "DEF") as library:
+        library.define("int8_linear_matmul(Tensor A, Tensor B) -> Tensor")
+        library.impl(
+            "int8_linear_matmul", lambda a, b: torch.cat([a] * 5)[:ROWS, : len(b)].int(), "CPU"
+        )
+        memory = memory_of(lambda: torch.ops.bitsandbytes.int8_linear_matmul(a, b))
+    held = BEFORE + ELEMENTS + 11 * COLUMNS
+    assert memory.peak_bytes == held + 5 * ELEMENTS + ROWS * 11 * 4
+    assert not memory.is_lower_bound
+
+
 @pytest.mark.filterwarnings("ignore:no cost is known")
 def test_kernel_of_another_library_on_another_device_is_unseen(
     five_copies: Callable[[torch.Tensor], torch.Tensor],
