@@ -272,7 +272,7 @@ class RunningStep:
         """
         for segment, amounts in self._counted:
             segment.add_counted(amounts)
-            segment.state.note_counted()
+            segment.state.note_counted(segment)
             self._states.note_counted(segment.state)
         unknown = [one for one in self._at.segments if one.is_inferred]
         asked = [self._states.note_unknown(one, number) for one in unknown]
@@ -344,9 +344,9 @@ class RunningStep:
 def _had_backward(segment: Segment, amounts: Amounts | None) -> bool:
     if amounts is not None:
         return has_backward(amounts)
-    if segment.counted_runs:
-        return segment.runs_backward
-    return any(one.runs_backward for one in segment.state.segments.values())
+    if segment.known.counted_runs:
+        return segment.known.runs_backward
+    return any(one.runs_backward for one in segment.state.known_segments())
 
 
 def _apart_from_inputs(signature: Any) -> tuple[Hashable, ...]:

@@ -10,6 +10,9 @@ call computed, or the outputs of all micro-batches. So a state has a key, which 
 nearly always depends on, such as the last call, and a history, which is all events. Each history is
 counted, until as many as ``_ALIKE`` of one key have cost the same. From then on the key alone tells
 the cost: micro-batches of varying shapes make new histories in every step.
+
+The first run of a segment may do what no later one does, such as fill a cache. It is a segment of
+its own as soon as a second run is met, which is taken to cost the same until one is counted.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ _ALIKE: Final = 3  # histories that are counted before others are taken to cost 
 class Segment:
     """What runs between a state and one of the events that can end it.
 
+    first: the segment of the first runs, if these are later ones; they were counted.
     runs: how often it ran; timed_runs: of these, the ones in steps that were not counted at all.
     counted: amounts of the runs that were counted, of which there are ``counted_runs``.
     varies: two counted runs had different costs. is_sample: the counted runs are those after that.
@@ -43,6 +47,7 @@ class Segment:
 
     state: State
     event: Hashable
+    first: Segment | None = None
     runs: int = 0
     timed_runs: int = 0
     counted: Amounts = field(default_factory=Counter)
@@ -72,17 +77,39 @@ class Segment:
         )
 
     @property
+    def is_exact(self) -> bool:
+        """True if every run was counted, and none of them is in a segment of its own."""
+        return self.first is None and self.runs == self.counted_runs > 0
+
+    @property
+    def known(self) -> Segment:
+        """What tells the cost of a run: this segment, or the first until this one is counted."""
+        return self if self.counted_runs or self.first is None else self.first
+
+    @property
+    def differs(self) -> bool:
+        """True if one run was counted, and the first ones had another cost."""
+        first = self.first
+        return (
+            first is not None
+            and self.counted_runs == 1
+            and not self.costs(first.counted, first.counted_runs)
+        )
+
+    @property
     def is_estimate(self) -> bool:
         """True if ``amounts`` may be wrong: a cost that varies, or that was never counted."""
-        return (self.varies and not self.state.is_opaque) or self.is_inferred
+        is_doubtful = self.varies or (self.differs and self.runs > 1)
+        return (is_doubtful and not self.state.is_opaque) or self.is_inferred
 
     def amounts(self, runs: int) -> Amounts:
         """Return the amounts of so many runs: the mean of the counted ones times ``runs``.
 
         While the counted runs are equal, the division leaves no remainder.
         """
+        known = self.known
         total, counted = (
-            (self.counted, self.counted_runs) if self.counted_runs else self._inferred()
+            (known.counted, known.counted_runs) if known.counted_runs else self._inferred()
         )
         return Counter({key: amount * runs // counted for key, amount in total.items()})
 
@@ -95,7 +122,9 @@ class Segment:
         """
         is_before_call = isinstance(self.event, tuple) and self.event[0] == CALL
         is_preparation = self.state.key == BEGIN and is_before_call
-        return not self.counted_runs and not (is_preparation and self.state.free_segments >= _TRIES)
+        return not self.known.counted_runs and not (
+            is_preparation and self.state.free_segments >= _TRIES
+        )
 
     def _inferred(self) -> tuple[Amounts, int]:
         """Return amounts, and a number of runs, of what is most like this segment."""
@@ -105,11 +134,11 @@ class Segment:
                 # work before its step and the work after it still ran.
                 after = skipped.state.after_skipping.get(skipped.event)
                 tail = after.segments.get(END) if after is not None else None
-                if skipped.counted_runs and tail is not None and tail.counted_runs:
+                if skipped.known.counted_runs and tail is not None and tail.known.counted_runs:
                     amounts = skipped.amounts(1)
                     amounts.update(tail.amounts(1))
                     return amounts, 1
-        known = [one for one in self.state.segments.values() if one.counted_runs]
+        known = self.state.known_segments()
         total: Amounts = Counter()
         for one in known:
             total.update(one.counted)
@@ -144,16 +173,29 @@ class State:
         return self.tries > 0 or self.is_opaque
 
     def ended_by(self, event: Hashable) -> Segment:
-        """Return the segment that ``event`` ends."""
+        """Return the segment that ``event`` ends, for one more run."""
         found = self.segments.get(event)
-        if found is None:
-            found = self.segments[event] = Segment(self, event)
+        if found is None or found.is_exact:
+            found = self.segments[event] = Segment(self, event, first=found)
         return found
+
+    def known_segments(self) -> list[Segment]:
+        """Return what tells the cost of each segment whose cost is known."""
+        known = [one.known for one in self.segments.values()]
+        return [one for one in known if one.counted_runs]
+
+    def all_segments(self) -> Iterable[Segment]:
+        """Yield all segments, those of first runs before the later ones."""
+        for segment in self.segments.values():
+            if segment.first is not None:
+                yield segment.first
+            yield segment
 
     def add_runs_of(self, other: State) -> None:
         """Add the runs of a state that costs the same."""
-        for event, segment in other.segments.items():
-            own = self.ended_by(event)
+        for segment in other.all_segments():
+            own = self.ended_by(segment.event)
+            own = own.first if segment.is_exact and own.first is not None else own
             own.runs += segment.runs
             own.timed_runs += segment.timed_runs
             own.counted.update(segment.counted)
@@ -165,13 +207,17 @@ class State:
         self.after_skipping.update(other.after_skipping)
         other.segments = self.segments
 
-    def note_counted(self) -> None:
-        """Note that a segment was counted: no more is asked for, unless one is still inferred."""
-        segments = self.segments.values()
-        is_known = all(one.counted_runs or not one.runs for one in segments)
-        known = [one for one in segments if one.counted_runs]
+    def note_counted(self, segment: Segment) -> None:
+        """Note that a segment was counted: more is asked for if it, or another one, is not clear.
+
+        If a run cost something else than the first one, the next tells which of them was special.
+        """
+        segments, known = self.segments.values(), self.known_segments()
+        is_known = all(one.known.counted_runs or not one.runs for one in segments)
         self.free_segments = 0 if any(flops_of(one.counted) for one in known) else len(known)
         self.tries = 0 if is_known else max(0, self.tries - 1)
+        if segment.differs:
+            self.tries = max(1, self.tries)
 
     def note_unknown(self) -> bool:
         """Note that a segment ran whose cost had to be inferred; return True if it is asked for.
@@ -257,17 +303,16 @@ class States:
         """Yield all segments."""
         for states in self._by_key.values():
             for state in states.values():
-                yield from state.segments.values()
+                yield from state.all_segments()
 
 
 def _cost_the_same(states: Iterable[State]) -> bool:
     """Return True if ``_ALIKE`` of the states have cost the same, and none anything else."""
     known: dict[Hashable, list[Segment]] = {}  # by the event that ended them
     for state in states:
-        for event, segment in state.segments.items():
-            if segment.counted_runs:
-                alike = known.setdefault(event, [])
-                if alike and not alike[0].costs(segment.counted, segment.counted_runs):
-                    return False
-                alike.append(segment)
+        for segment in state.known_segments():
+            alike = known.setdefault(segment.event, [])
+            if alike and not alike[0].costs(segment.counted, segment.counted_runs):
+                return False
+            alike.append(segment)
     return any(len(alike) >= _ALIKE for alike in known.values())
