@@ -18,7 +18,7 @@ DEFAULT_PRECISION: Final = 2
 
 Number = int | float
 
-_LARGE: Final = ("", "K", "M", "G", "T", "P", "E")
+_LARGE: Final = ("", "K", "M", "G", "T", "P", "E", "Z", "Y")
 _SMALL: Final = ("", "m", "u", "n")
 _TOO_LONG: Final = 1e21  # to write out
 
@@ -130,7 +130,7 @@ def _rounded(value: Number) -> str:
 def _scaled(value: Number) -> str:
     """Format with the prefix that leaves 1 to 999 before the point: ``"1.2 G"``."""
     if exceeds_float(value):
-        return f"{Decimal(value) / 10**18:.2e} {_LARGE[-1]}"
+        return f"{Decimal(value) / 1000 ** (len(_LARGE) - 1):.2e} {_LARGE[-1]}"
     size, step = abs(float(value)), 0
     while round(size, DEFAULT_PRECISION) >= 1000 and step < len(_LARGE) - 1:
         size, step = size / 1000, step + 1
@@ -144,10 +144,13 @@ def _scaled(value: Number) -> str:
 
 _SIZE = re.compile(
     r"\s*(?P<number>(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?(?:e\+?(?P<power>\d+))?|\.\d+)\s*"
-    r"(?P<prefix>[kmgbtpe]?)\s*(?:macs?|flops?|params?|parameters|b|bytes)?\s*",
+    r"(?P<prefix>[kmgbtpezy]?)\s*(?:macs?|flops?|params?|parameters|b|bytes)?\s*",
     re.IGNORECASE,
 )
-_POWERS: Final = {"": 0, "k": 3, "m": 6, "g": 9, "b": 9, "t": 12, "p": 15, "e": 18}
+_POWERS: Final = {
+    **{prefix.lower(): 3 * step for step, prefix in enumerate(_LARGE)},
+    "b": 9,  # billion
+}
 
 
 def parse_count(text: str) -> int:

@@ -312,7 +312,7 @@ def test_small_intensities_are_not_0(open_report: Callable[..., Report]) -> None
     """1 FLOP for 1,024 bytes: less than 0.01, and ticks of the roofline are powers of ten."""
     leaf = module("Copy", name="0", ops=(op("lib.a", extra_flops=1, n_bytes=(512, 512)),))
     report = open_report(Profile(root=place(module("Net", leaf))), machine=A100)
-    assert report.column("operators", report.heading("operators", "FLOPs/B")) == ["<0.01"]
+    assert report.column("operators", report.heading("operators", "FLOPs/byte")) == ["<0.01"]
     ticks = report.texts("#roofline text[text-anchor=middle]")
     assert {"0.001", "0.01", "0.1", "1", "10"} <= set(ticks)
 
@@ -754,6 +754,9 @@ def test_numbers_are_written_as_by_the_units_module(open_report: Callable[..., R
         0.125,
         0.375,
         0.00004,
+        4e-12,
+        3.14e23,
+        2.5e26,
         0.21668,
         12.5,
         -1500,

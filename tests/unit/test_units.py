@@ -23,7 +23,9 @@ from dispatch_flops import units
         (units.macs_text(0), "0 MACs"),
         (units.flops_text(1_200_000_000), "1.2 GFLOPs"),
         (units.flops_per_s_text(4.1e12), "4.1 TFLOP/s"),
-        (units.flops_per_s_text(5.737e168), "5.74e+150 EFLOP/s"),
+        (units.flops_text(314 * 10**21), "314 ZFLOPs"),
+        (units.count_text(999_995 * 10**18), "1 Y"),
+        (units.flops_per_s_text(5.737e168), "5.74e+144 YFLOP/s"),
         (units.number_text(-1.5e21), "-1.50e+21"),
         (units.bytes_text(1_500_000), "1.5 MB"),
         (units.seconds_text(0.21668), "216.68 ms"),
@@ -75,6 +77,8 @@ def test_text_of_none_is_not_available(name: str) -> None:
         ("1.2 GFLOPs", 1_200_000_000),
         (".5k", 500),
         ("0", 0),
+        ("3.14 ZFLOPs", 314 * 10**19),
+        ("2Y", 2 * 10**24),
         ("0.1e1", 1),
         ("9007199254740993", 2**53 + 1),  # more than a float holds
     ],
@@ -91,10 +95,10 @@ def test_parse_count_of_other_text_raises_value_error(text: str) -> None:
         units.parse_count(text)
 
 
-@given(st.integers(0, 10**20))
+@given(st.integers(0, 10**26))
 def test_count_text_is_within_half_a_digit_of_the_count(count: int) -> None:
     digits, _, prefix = units.count_text(count).partition(" ")
-    power = {"": 0, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}[prefix]
+    power = {"": 0, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18, "Z": 21, "Y": 24}[prefix]
     assert abs(float(digits) * 10**power - count) <= 0.0051 * 10**power
     assert float(digits) < 1000
 

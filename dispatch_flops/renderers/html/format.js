@@ -1,6 +1,6 @@
 // Numbers to text, as in dispatch_flops/units.py; a browser test compares the two.
 
-const LARGE = ["", "K", "M", "G", "T", "P", "E"];
+const LARGE = ["", "K", "M", "G", "T", "P", "E", "Z", "Y"];
 const SMALL = ["", "m", "u", "n"];
 const UNKNOWN = "n/a";
 
@@ -20,7 +20,7 @@ function scaled(value) {
   let size = Math.abs(value), step = 0;
   while (Number(rounded(size)) >= 1000 && step < LARGE.length - 1) { size /= 1000; step += 1; }
   while (size > 0 && Number(rounded(size)) < 1 && step > 1 - SMALL.length) { size *= 1000; step -= 1; }
-  return `${value < 0 ? "-" : ""}${rounded(size)} ${step >= 0 ? LARGE[step] : SMALL[-step]}`;
+  return `${value < 0 ? "-" : ""}${numberText(size)} ${step >= 0 ? LARGE[step] : SMALL[-step]}`;
 }
 
 const known = (write) => (value) => (value === null || value === undefined ? UNKNOWN : write(value));

@@ -32,7 +32,7 @@ function fillHeadline() {
     ["Parameters", paramsText(top.params), [exactText(top.params), ...lessParams]],
     ["MACs", atLeast(countText(top.macs), bound), [exactText(top.macs)]],
     ["FLOPs", atLeast(countText(top.hardware_flops), bound), [exactText(top.hardware_flops), data.split.length > 1 ? phases : ""]],
-    ["Bytes moved", atLeast(bytesText(top.bytes_total), bound), top.bytes_total ? [`${numberText(ratio(top.hardware_flops, top.bytes_total))} FLOPs/B`] : []],
+    ["Bytes moved", atLeast(bytesText(top.bytes_total), bound), top.bytes_total ? [`${numberText(ratio(top.hardware_flops, top.bytes_total))} FLOPs/byte`] : []],
     ["Latency", about(secondsText(top.seconds), top.seconds_are_inexact), [top.seconds_of, top.seconds ? atLeast(rateText(ratio(top.hardware_flops, top.seconds)), bound) : ""]],
     ["MFU", atLeast(fractionText(top.mfu), top.mfu_is_lower_bound), [top.mfu === null ? top.why_no_mfu : `hardware: ${atLeast(fractionText(top.hfu), top.hfu_is_lower_bound)}`, top.warning]],
   ];
@@ -258,7 +258,7 @@ function fillOperators() {
       { ...textColumn("Operator", (row) => row.op, "name"), isHeader: true },
       { label: "% FLOPs", value: (row) => row.share, cell: (row) => barCell(fractionText(row.share), row.share) },
       figure("FLOPs", "flops", countText), figure("MACs", "macs", countText), figure("Bytes", "bytes", bytesText),
-      { label: "FLOPs/B", title: "Arithmetic intensity", value: (row) => row.intensity, text: (row) => numberText(row.intensity) },
+      { label: "FLOPs/byte", title: "Arithmetic intensity", value: (row) => row.intensity, text: (row) => numberText(row.intensity) },
       ...(rows.some((row) => row.latency !== null) ? [figure("Time", "latency", secondsText)] : []),
       { label: "Kind", isText: true, value: (row) => row.kind, cell: (row) => [element("span", { text: kindText(row), className: row.uncounted ? "unknown" : "" })] },
       textColumn("Phases", (row) => row.phases),

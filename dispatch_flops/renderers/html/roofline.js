@@ -61,7 +61,7 @@ function pointText(point) {
   return [
     clipped(point.name),
     clipped(point.about),
-    `${countText(point.flops)} FLOPs · ${numberText(point.intensity)} FLOPs/B`,
+    `${countText(point.flops)} FLOPs · ${numberText(point.intensity)} FLOPs/byte`,
     `achieved ${rateText(point.achieved)} of ${rateText(point.attainable)} attainable`
       + (ratio(point.achieved, point.attainable) === null ? "" : ` (${fractionText(ratio(point.achieved, point.attainable))})`),
     isAbove(point) ? "above the roof" : point.bound ? `bound by ${point.bound}` : "",
@@ -96,7 +96,7 @@ function fillRoofline(data) {
     caption: "The points of the roofline, the most FLOPs first", rows: [...points].sort((a, b) => b.flops - a.flops),
     columns: [
       { ...textColumn("Name", (row) => row.name, "name"), isHeader: true }, textColumn("Kind", (row) => row.kind), textColumn("About", (row) => row.about),
-      number("FLOPs", "flops", countText), number("FLOPs/B", "intensity", numberText),
+      number("FLOPs", "flops", countText), number("FLOPs/byte", "intensity", numberText),
       number("Achieved", "achieved", rateText), number("Attainable", "attainable", rateText),
       textColumn("Bound by", (row) => (isAbove(row) ? "above the roof" : row.bound ?? "")),
     ],
