@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dispatch_flops import _torch
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
@@ -260,8 +261,8 @@ class MemoryMode(CountingMode):
         out = super().run_and_record(replace(plan, call=call), args, kwargs)
         if note_workspace(func, args, self._kernel.workspace):
             operator.workspace = found_workspace_of(func)
-        else:
-            self._kernel.take()
+        elif self._kernel.take() is None and _torch.is_profiling():
+            plan.calls.clear()  # a later call is to be new: the profiler may be off by then
         return out
 
     def _meet(self, arguments: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dispatch_flops import FlopCounterMode, _torch
+from dispatch_flops.counting.plans import SHARED_PLANS
 from dispatch_flops.memory import found_workspaces
 from dispatch_flops.profile import MemoryProfile
 from tests.helpers.allocator import allocations
@@ -50,8 +51,6 @@ def nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["new", "known"])
 def signatures(request: pytest.FixtureRequest) -> Iterator[str]:
     """Have the signatures of calls be new, or be those of an earlier counter."""
-    from dispatch_flops.counting.plans import SHARED_PLANS
-
     SHARED_PLANS.rules_changed()
     yield request.param
     SHARED_PLANS.rules_changed()
@@ -114,6 +113,25 @@ def test_cast_that_a_profiler_of_the_program_hides_makes_the_peak_a_lower_bound(
             _torch.stop_reporting_allocations()
 
     assert memory_of(run).unseen == ("aten.mul.Tensor",)
+
+
+def test_calls_that_a_profiler_hid_are_reported_when_it_is_off(signatures: str) -> None:
+    def run() -> None:
+        torch.cat([X, DOUBLES])
+
+    def run_hidden() -> None:
+        _torch.start_reporting_allocations()
+        try:
+            run()
+        finally:
+            _torch.stop_reporting_allocations()
+
+    expected = memory_of(run).peak_bytes
+    SHARED_PLANS.rules_changed()
+    found_workspaces._found.clear()
+    assert memory_of(run_hidden).peak_bytes < expected
+    assert memory_of(run).peak_bytes == expected
+    assert memory_of(lambda: (run_hidden(), run())).peak_bytes == expected
 
 
 def test_allocator_is_asked_of_new_calls_alone(
