@@ -37,11 +37,19 @@ def memory_to_row(memory: MemoryProfile) -> dict[str, Any]:
 def _device_to_row(device: DeviceMemory) -> dict[str, Any]:
     row: dict[str, Any] = {
         "device": device.device,
-        "peaks": [dataclasses.asdict(peak) for peak in device.peaks],
+        "peaks": [_peak_to_row(peak) for peak in device.peaks],
     }
     if device.timeline:
         row["timeline"] = [_point_to_row(point) for point in device.timeline]
     return row
+
+
+def _peak_to_row(peak: MemoryPeak) -> dict[str, Any]:
+    return {
+        "peak_bytes": peak.peak_bytes,
+        "peak_at": dataclasses.asdict(peak.peak_at),
+        "uses": [dataclasses.asdict(use) for use in peak.uses],
+    }
 
 
 def _point_to_row(point: MemoryPoint) -> dict[str, Any]:
@@ -60,8 +68,8 @@ def memory_from_row(row: Any) -> MemoryProfile:
         MemoryProfile,
         values,
         devices=devices,
-        unseen=texts(list(values.pop("unseen"))),
-        decomposed=texts(list(values.pop("decomposed", ()))),
+        unseen=texts(values.pop("unseen")),
+        decomposed=texts(values.pop("decomposed", [])),
     )
 
 

@@ -78,13 +78,12 @@ def flaws_of_run(run: RunInfo) -> Iterator[str]:
 def flaws_of_memory(memory: MemoryProfile | None) -> Iterator[str]:
     """Yield what is wrong with the memory of a run."""
     for device in memory.devices if memory is not None else ():
-        moments = (
-            *(peak.peak_at for peak in device.peaks),
-            *(point.at for point in device.timeline),
-        )
+        phases: list[object] = [peak.peak_at.phase for peak in device.peaks]
+        phases += (point.at.phase for point in device.timeline)
         uses = (use for peak in device.peaks for use in peak.uses)
-        for phase in (*(at.phase for at in moments), *(use.phase or "before" for use in uses)):
-            if not phase or type(phase) is not str:
+        phases += (use.phase for use in uses if use.phase is not None)
+        for phase in phases:
+            if not _is_phase(phase):
                 yield f"memory of {device.device}: {phase!r:.60} is not a phase"
         for peak in device.peaks:
             together = sum(use.bytes for use in peak.uses)
@@ -122,10 +121,9 @@ def _flaws_of_op(op: OpTotal) -> Iterator[str]:
     counts = (op.calls, op.uncounted, *counts_of(op.cost or ZERO))
     if not all(map(_is_count, counts)) or op.uncounted > op.calls:
         yield f"{op} has a count that is not a count"
-    if not op.phase or type(op.phase) is not str:
+    if not _is_phase(op.phase):
         yield f"{op} has no phase"
-    if op.latency_s is not None:
-        yield from flaws_of_seconds((op.latency_s,))
+    yield from flaws_of_seconds((op.latency_s,))
     if op.phase == ALL_PHASES:
         yield f"{op} has the phase {op.phase!r}, which stands for all phases together"
     if (op.cost is None) != (op.uncounted == op.calls > 0):
@@ -136,7 +134,7 @@ def communication_flaws(total: CommTotal, fqns: Collection[str]) -> Iterator[str
     """Yield what is wrong with the total; ``fqns`` are those of the profile's modules."""
     if total.fqn not in fqns:
         yield f"{total.op} is recorded under a module that the profile does not have"
-    if not total.phase or type(total.phase) is not str:
+    if not _is_phase(total.phase):
         yield f"{total} has no phase"
     if total.kind not in COMM_KINDS:
         yield f"{total.kind!r} is not a kind of communication"
@@ -150,6 +148,10 @@ def communication_flaws(total: CommTotal, fqns: Collection[str]) -> Iterator[str
     for shares in (total.sent_bytes, total.received_bytes):
         if shares is not None and not (len(shares) == group.size and all(map(_is_count, shares))):
             yield f"{shares!r:.60} are not bytes for each of {group.size} ranks"
+
+
+def _is_phase(name: object) -> bool:
+    return type(name) is str and bool(name)
 
 
 def _count_or_0(number: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -92,6 +93,7 @@ def test_profile_with_memory_survives_json(memory: MemoryProfile) -> None:
     assert again == profile and hash(again) == hash(profile)
     assert again.memory == memory and again.root.memory == HELD
     assert hash(again.root.memory) == hash(HELD)
+    assert json.loads(profile.to_json()) == profile.to_dict()  # of lists, without tuples
 
 
 def test_kv_cache_of_a_module_survives_json_and_may_be_missing() -> None:
@@ -138,11 +140,14 @@ def damaged(change: Any) -> dict[str, Any]:
     [
         lambda data: data.update(memory=3),
         lambda data: data["memory"].update(devices=None),
+        lambda data: data["memory"].update(unseen="ab"),
+        lambda data: data["memory"].update(decomposed={"ab": 1}),
         lambda data: data["memory"]["devices"][0]["peaks"][0].update(peak_bytes=1),
         lambda data: data["memory"]["devices"][0]["peaks"][0].pop("peak_at"),
         lambda data: data["memory"]["devices"][0]["peaks"][0]["peak_at"].update(phase=[]),
         lambda data: data["memory"]["devices"][0]["peaks"][0]["uses"][0].update(bytes="5"),
         lambda data: data["memory"]["devices"][0]["peaks"][0]["uses"][0].update(phase=1.5),
+        lambda data: data["memory"]["devices"][0]["peaks"][0]["uses"][0].update(phase=""),
         lambda data: data["root"][0]["memory"].update(own=[]),
         lambda data: data["root"][0]["memory"].update(peak_bytes={"forward": 1.5}),
         lambda data: data["root"][0]["memory"].update(more=1),
