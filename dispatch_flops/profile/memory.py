@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.cost import Phase, check_phase
+from dispatch_flops.profile.frozen_mapping import FrozenMapping
 
 Role = str
 FollowMemory = bool | Literal["timeline"]
@@ -18,40 +19,13 @@ ROLES: tuple[Role, ...] = (
 )  # fmt: skip
 
 
-_Key = TypeVar("_Key", bound=str)
-
-
-class _Bytes(Mapping[_Key, int]):
-    """Immutable mapping to bytes."""
-
-    __slots__ = ("_bytes",)
-
-    def __init__(self, counts: Mapping[_Key, int] | None = None) -> None:
-        self._bytes = dict(counts or {})
-
-    def __getitem__(self, key: _Key) -> int:
-        return self._bytes[key]
-
-    def __iter__(self) -> Iterator[_Key]:
-        return iter(self._bytes)
-
-    def __len__(self) -> int:
-        return len(self._bytes)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._bytes.items()))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._bytes!r})"
-
-
-class PhaseBytes(_Bytes[Phase]):
+class PhaseBytes(FrozenMapping[Phase, int]):
     """Immutable mapping from phase to bytes, without the phases in which nothing ran."""
 
     __slots__ = ()
 
 
-class RoleBytes(_Bytes[Role]):
+class RoleBytes(FrozenMapping[Role, int]):
     """Immutable mapping from role to bytes, without the roles that have none."""
 
     __slots__ = ()

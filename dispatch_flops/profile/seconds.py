@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.frozen_mapping import FrozenMapping
 
 _NOTHING: Mapping[Phase, float | None] = MappingProxyType({})
 
@@ -29,7 +30,7 @@ def timed_phase(phase: Phase) -> Phase:
     return "backward" if phase == "recompute" else phase
 
 
-class PhaseSeconds(Mapping[Phase, float]):
+class PhaseSeconds(FrozenMapping[Phase, float]):
     """Immutable mapping from phase to seconds, without the phases that were not measured.
 
     None in ``seconds`` is dropped. Sums take what is known of each phase.
@@ -40,25 +41,10 @@ class PhaseSeconds(Mapping[Phase, float]):
         # PhaseSeconds({'forward': 0.75})
     """
 
-    __slots__ = ("_seconds",)
+    __slots__ = ()
 
     def __init__(self, seconds: Mapping[Phase, float | None] = _NOTHING) -> None:
-        self._seconds = {phase: s for phase, s in seconds.items() if s is not None}
-
-    def __getitem__(self, phase: Phase) -> float:
-        return self._seconds[phase]
-
-    def __iter__(self) -> Iterator[Phase]:
-        return iter(self._seconds)
-
-    def __len__(self) -> int:
-        return len(self._seconds)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._seconds.items()))
-
-    def __repr__(self) -> str:
-        return f"PhaseSeconds({self._seconds!r})"
+        super().__init__({phase: s for phase, s in seconds.items() if s is not None})
 
     def __add__(self, other: PhaseSeconds) -> PhaseSeconds:
         return add_seconds((self, other))
