@@ -50,11 +50,12 @@ def assert_flops(request: pytest.FixtureRequest) -> Callable[..., Profile]:
         model: nn.Module, inputs: Any = (), *, rtol: float = 0, backward: bool = False, **given: Any
     ) -> Profile:
         nonlocal calls
-        if any(given.get(name) is not None for name in ("macs", "flops", "bytes", "params")):
+        if any(given.get(name) is not None for name in testing.FIGURES):
             return testing.assert_flops(model, inputs, rtol=rtol, backward=backward, **given)
+        options = {name: value for name, value in given.items() if name not in testing.FIGURES}
         calls += 1
         path = _path_of(request, calls)
-        profile = testing.profile_of(model, inputs, backward=backward, **given)
+        profile = testing.profile_of(model, inputs, backward=backward, **options)
         update = bool(request.config.getoption("--update-flops"))
         testing.assert_as_baseline(profile, path, rtol=rtol, update=update)
         return profile

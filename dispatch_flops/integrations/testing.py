@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from dispatch_flops.renderers import diff_table
 
 __all__ = ["assert_flops"]
 
-_FIGURES = ("macs", "flops", "bytes", "params")
+FIGURES = ("macs", "flops", "bytes", "params")
 
 
 def assert_flops(
@@ -50,12 +50,11 @@ def assert_flops(
     expected = {"macs": macs, "flops": flops, "bytes": bytes, "params": params}
     given = {name: value for name, value in expected.items() if value is not None}
     if not given:
-        raise TargetError(f"nothing to assert; pass one of {', '.join(_FIGURES)}")
+        raise TargetError(f"nothing to assert; pass one of {', '.join(FIGURES)}")
     for name, value in given.items():
         if not is_finite(value):
             raise TargetError(f"{name}={value!r}: pass the number that is expected")
-    if not is_finite(rtol) or rtol < 0:
-        raise TargetError(f"rtol={rtol!r}: pass a relative difference of 0 or more, such as 0.01")
+    _check_tolerance(rtol)
     profile = profile_of(model, inputs, backward=backward, **options)
     wrong = list(differences(figures_of(profile), given, rtol))
     if wrong:
@@ -69,7 +68,9 @@ def assert_as_baseline(profile: Profile, path: Path, *, rtol: float, update: boo
     update: write the profile to ``path`` instead, with its folder.
 
     Raises AssertionError with a diff by module, or naming what to do if there is no such file.
+    Raises TargetError for an ``rtol`` that is not a number of 0 or more.
     """
+    _check_tolerance(rtol)
     if update:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(profile.to_json(indent=1) + "\n", encoding="utf-8")
@@ -96,21 +97,24 @@ def assert_as_baseline(profile: Profile, path: Path, *, rtol: float, update: boo
         )
 
 
+def _check_tolerance(rtol: object) -> None:
+    if not is_finite(rtol) or rtol < 0:
+        raise TargetError(f"rtol={rtol!r}: pass a relative difference of 0 or more, such as 0.01")
+
+
 def profile_of(model: nn.Module, inputs: Any, **options: Any) -> Profile:
     """Return the strict profile of one call."""
-    named = inputs if isinstance(inputs, Mapping) else None
-    if named is not None:
-        args: Sequence[Any] = ()
-    else:
-        args = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
-    return profile_model(model, args=args, kwargs=named, warm_up=0, strict=True, **options)
+    if isinstance(inputs, Mapping):
+        return profile_model(model, kwargs=inputs, warm_up=0, strict=True, **options)
+    args = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
+    return profile_model(model, args=args, warm_up=0, strict=True, **options)
 
 
 def figures_of(profile: Profile) -> dict[str, int]:
     """Return the figures that are compared; latencies never repeat exactly."""
     total = profile.total()
     figures = (total.macs, total.flops, total.bytes_total, profile.total_params)
-    return dict(zip(_FIGURES, figures, strict=True))
+    return dict(zip(FIGURES, figures, strict=True))
 
 
 def differences(found: Mapping[str, int], expected: Mapping[str, int], rtol: float) -> list[str]:

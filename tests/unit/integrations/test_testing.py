@@ -114,7 +114,7 @@ from torch import nn, ones
 @pytest.mark.parametrize("bias", [False, True])
 def test_cost(assert_flops, bias):
     assert_flops(nn.Linear(3, WIDTH, bias=bias), [ones(2, 3)])
-    assert_flops(nn.Linear(WIDTH, 3, bias=bias), [ones(2, WIDTH)])
+    assert_flops(nn.Linear(WIDTH, 3, bias=bias), [ones(2, WIDTH)], macs=None)
 
 def test_figures(assert_flops):
     assert_flops(nn.Linear(3, 5), [ones(2, 3)], macs=30)
@@ -158,3 +158,11 @@ def test_assert_flops_without_tolerance_tells_counts_apart_that_floats_do_not() 
 def test_assert_flops_with_an_unusable_number_names_it(option: dict[str, Any]) -> None:
     with pytest.raises(TargetError, match=f"{next(iter(option))}=.*: pass "):
         assert_flops(linear(), X, **{"macs": MACS, **option})
+
+
+@pytest.mark.parametrize("rtol", [float("nan"), -1, "1%"])
+def test_baseline_with_an_unusable_tolerance_names_it(rtol: Any, tmp_path: Path) -> None:
+    profile, path = profile_of(linear(), X), tmp_path / "linear.json"
+    assert_as_baseline(profile, path, rtol=0, update=True)
+    with pytest.raises(TargetError, match="rtol=.*: pass "):
+        assert_as_baseline(profile, path, rtol=rtol, update=False)
