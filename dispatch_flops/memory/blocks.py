@@ -172,7 +172,7 @@ class Blocks:
         self.allocations = 0
         self.step = 0
         self.born_in_calls = 0  # allocations when the outermost module call last ended
-        self._rounding = rounding
+        self.rounding = rounding
         self.threads = threading.local()
         self.on_release = self._released  # made once: looking it up creates a bound method
         self._has_timeline = has_timeline
@@ -285,7 +285,7 @@ class Blocks:
 
     def rounded_up(self, size: int) -> int:
         """Return the bytes of a block that holds so many; a workspace is one block."""
-        return size if self._rounding == 1 else -(-size // self._rounding) * self._rounding
+        return size if self.rounding == 1 else -(-size // self.rounding) * self.rounding
 
     def bytes_of(self, tensor: torch.Tensor) -> int:
         """Return the bytes of a tensor's storages; its own share where they hold more than it."""

@@ -39,11 +39,8 @@ _WITHOUT_TENSORS = frozenset(
     (bool, int, float, str, type(None), torch.device, torch.dtype, torch.layout)
 ) | {torch.memory_format}
 _NOWHERE = ModulePhase("", "forward")
-# Operators whose backward has a kernel on the CPU and on CUDA, and is several operators on meta.
-_DECOMPOSED_IN_BACKWARD = {
-    id(operator): "aten.mish_backward.default"
-    for operator in (torch.ops.aten.mish.default, torch.ops.aten.mish_.default)
-}
+# Their backward has a kernel on the CPU and on CUDA, and is several operators on meta.
+_MISH = frozenset((id(torch.ops.aten.mish.default), id(torch.ops.aten.mish_.default)))
 _count = CountingMode.__torch_dispatch__  # super() takes longer to find it
 
 
@@ -111,7 +108,8 @@ class MemoryMode(CountingMode):
         try:
             operator = self._operators[id(func)]  # an overload's own hash runs in Python
         except KeyError:
-            operator = self._add_operator(func)
+            operator = _Operator(func, is_exact=self._blocks.rounding == 1)
+            self._operators[id(func)] = operator
         live = self._live
         if self._phase == "forward":
             # Later phases use what forward used, and what optimizers are known to hold.
@@ -209,11 +207,6 @@ class MemoryMode(CountingMode):
             elif cls not in _WITHOUT_TENSORS:
                 self._meet(arg)
 
-    def _add_operator(self, func: Any) -> _Operator:
-        operator = _Operator(func, is_exact=self._memory.rounding == 1)
-        self._operators[id(func)] = operator
-        return operator
-
     def _moved_to(
         self, made_in: ModulePhase | None, operator: _Operator, arguments: Any
     ) -> ModulePeak:
@@ -228,9 +221,9 @@ class MemoryMode(CountingMode):
             self._memory.changed_phase(before, self._phase)
             if self._phase == "forward" and operator.takes != "none":
                 self._meet(arguments)
-            if self._phase == "backward" and self._memory.device.device.type == "meta":
-                ran = _DECOMPOSED_IN_BACKWARD.keys() & self._operators.keys()
-                self._memory.decomposed.update(map(_DECOMPOSED_IN_BACKWARD.__getitem__, ran))
+            is_on_meta = self._memory.device.device.type == "meta"
+            if self._phase == "backward" and is_on_meta and not _MISH.isdisjoint(self._operators):
+                self._memory.decomposed.add("aten.mish_backward.default")
         self._peak = peak = self._peak.device.module_peak(made_in)
         return peak
 

@@ -102,7 +102,7 @@ class MemoryReading:
         self._state_bytes = memory.state_bytes.copy()
         self._unseen = tuple(sorted(memory.unseen))
         self._decomposed = tuple(sorted(memory.decomposed))
-        self._rounding = memory.rounding
+        self._rounding = blocks.rounding
         with _torch.modes_disabled():
             self._held = {
                 fqn: _read_held(named.module(), blocks, is_offloaded=is_offloaded)
@@ -183,18 +183,16 @@ class MemoryReading:
 
     # -- modules ----------------------------------------------------------------------------------
 
-    def _held_by_modules(self) -> dict[str, dict[object, HeldBytes]]:
+    def _held_by_modules(self) -> Mapping[str, Mapping[object, HeldBytes]]:
         """Return what each module itself holds, by the identity of what holds it."""
         shown = self._names.shown
-        activations = {shown(fqn): count for fqn, count in self._activations.items()}
-        caches = {shown(fqn): count for fqn, count in self._caches.items()}
-        found: dict[str, dict[object, HeldBytes]] = {
-            fqn: {fqn: HeldBytes(activations=activations.get(fqn, 0), kv_cache=caches.get(fqn, 0))}
-            for fqn in {**activations, **caches}
-            if activations.get(fqn) or caches.get(fqn)
-        }
-        for fqn, held in {shown(fqn): held for fqn, held in self._held.items()}.items():
-            parts = found.setdefault(fqn, {})
+        found: defaultdict[str, dict[object, HeldBytes]] = defaultdict(dict)
+        for fqn in self._activations.keys() | self._caches.keys():
+            found[shown(fqn)][fqn] = HeldBytes(
+                activations=self._activations.get(fqn, 0), kv_cache=self._caches.get(fqn, 0)
+            )
+        for fqn, held in self._held.items():
+            parts = found[shown(fqn)]
             for key, size in held.parameters:
                 parts[key] = HeldBytes(
                     parameters=size,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 from weakref import WeakSet
 
@@ -26,11 +25,10 @@ from dispatch_flops.profile.memory import MemoryOptions, Role
 _graph_task = _torch.graph_task_id
 
 
-@lru_cache(maxsize=256)
-def _is_fsdp2(cls: Any) -> bool:
-    """Return True for a class of modules that ``fully_shard`` made."""
+def _is_fsdp2(module: object) -> bool:
+    """Return True for a module that ``fully_shard`` was called for."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and issubclass(cls, fsdp.FSDPModule)
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 class Memory:
@@ -43,7 +41,6 @@ class Memory:
     """
 
     def __init__(self, names: ModuleNames, options: MemoryOptions) -> None:
-        self.rounding = options.rounding
         self._names = names
         self.blocks = Blocks(options.rounding, has_timeline=options.has_timeline)
         self.device = self.blocks.on(torch.device("cpu"))
@@ -202,7 +199,7 @@ class Memory:
     def _note_extraordinary(self, thread: ThreadState, call: OpenCall) -> None:
         """Note what a module holds after its call by its class."""
         owner = call.owner
-        has_cache, is_fsdp2 = takes_cache(owner), _is_fsdp2(owner.__class__)
+        has_cache, is_fsdp2 = takes_cache(owner), _is_fsdp2(owner)
         is_recurrent = isinstance(owner, nn.RNNBase)
         if has_cache:
             self._note_cache(thread, call)
