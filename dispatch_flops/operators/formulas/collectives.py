@@ -74,11 +74,12 @@ def async_input_mm(a: torch.Tensor, b: torch.Tensor, *_args: Any, out: Any, **_:
 def all_gather_matmul(
     A_shard: torch.Tensor, Bs: Sequence[torch.Tensor], *_args: Any, out: Any, **_: Any
 ) -> OpCost:
-    """A[M, K] gathered from all ranks, then A @ B[K, N] for each B.
+    """A[M, K] gathered from all ranks, by rows or columns, then A @ B[K, N] for each B.
 
     MACs: M·N·K each. FLOPs: 2·MACs. (Scales and biases of the scaled form are not counted.)
     """
-    return contract(sum(product.numel() for product in out[1]) * A_shard.shape[-1], A_shard)
+    macs = sum(product.numel() * B.shape[0] for product, B in zip(out[1], Bs, strict=True))
+    return contract(macs, A_shard)
 
 
 @register_flops(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from dispatch_flops.operators.registry import lookup
+from dispatch_flops.profile.cost import OpCost
 from tests.helpers.profiling import profile_of
 
 pytestmark = [
@@ -51,6 +53,47 @@ def test_waiting_for_a_collective_moves_no_bytes(group: None) -> None:
     assert moved.pop("_c10d_functional.wait_tensor.default") == 0
     assert moved.pop("_c10d_functional._wrap_tensor_autograd.default", 0) == 0
     assert moved["_c10d_functional.all_reduce.default"] == 2 * 4 * 5 * 7
+
+
+RANKS, M, K, N, OTHER_N = 2, 3, 5, 7, 11
+ROWS = torch.empty(RANKS * M, K, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "out", "macs"),
+    [
+        ("_async_input_mm", (ROWS, ROWS.new_empty(K, N)), None, RANKS * M * N * K),
+        (
+            "fused_all_gather_matmul",
+            (ROWS[:M], [ROWS.new_empty(K, N), ROWS.new_empty(K, OTHER_N)], 0, "group"),
+            (ROWS, [ROWS.new_empty(RANKS * M, N), ROWS.new_empty(RANKS * M, OTHER_N)]),
+            RANKS * M * (N + OTHER_N) * K,
+        ),
+        (
+            "fused_all_gather_matmul",  # along the dimension that is contracted
+            (ROWS[:M], [ROWS.new_empty(RANKS * K, N)], 1, "group"),
+            (None, [ROWS.new_empty(M, N)]),
+            M * N * RANKS * K,
+        ),
+        (
+            "fused_matmul_reduce_scatter",
+            (ROWS, ROWS.new_empty(K, N), "sum", 0, "group"),
+            ROWS.new_empty(M, N),
+            RANKS * M * N * K,
+        ),
+    ],
+)
+def test_product_that_overlaps_with_a_collective_counts_as_the_product(
+    name: str, args: Any, out: Any, macs: int
+) -> None:
+    import torch.distributed._symmetric_memory
+
+    op = getattr(torch.ops.symm_mem, name).default
+    rule = lookup(op)
+    assert rule is not None
+    cost = rule.answer(op, args, {}, out)
+    assert isinstance(cost, OpCost)
+    assert (cost.macs, cost.flops) == (macs, 2 * macs)
 
 
 def test_every_collective_of_torch_is_declared() -> None:
