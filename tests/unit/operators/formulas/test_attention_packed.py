@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dispatch_flops.operators.conventions import Conventions, using
+from dispatch_flops.operators.tensors import is_given
 from dispatch_flops.profile.cost import OpCost, Split
 from tests.helpers.attention import (
     KV,
@@ -175,6 +176,91 @@ def test_packed_kernels_use_lengths_of_queries_and_keys() -> None:
         )
     assert isinstance(causal, OpCost)
     assert causal.macs == H * (1 + 2 + 3 + 1 + 2 + 3 + 4 + 5) * 2 * D
+
+
+SEED = meta()
+
+
+def flash(q: Tensor, k: Tensor, ends: Any, sq: int, sk: int) -> tuple[Any, Any]:
+    """Return what a causal pass forward costs, and the one backward."""
+    if is_given(ends[0]):
+        q, k = q.flatten(0, 1), k.flatten(0, 1)
+    rest = (*ends, sq, sk, 0.0, True)
+    return (
+        formula(aten._flash_attention_forward, q, k, k, *rest, False),
+        formula(aten._flash_attention_backward, q, q, k, k, q, SEED, *rest, SEED, SEED),
+    )
+
+
+def efficient(q: Tensor, k: Tensor, ends: Any, sq: int, sk: int) -> tuple[Any, Any]:
+    if is_given(ends[0]):
+        q, k = q.flatten(0, 1)[None], k.flatten(0, 1)[None]
+    gradients = (q, q, k, k, None, q, *ends, sq, sk, SEED, 0.0, SEED, SEED, 1, False)
+    return (
+        formula(aten._efficient_attention_forward, q, k, k, None, *ends, sq, sk, 0.0, 1),
+        formula(aten._efficient_attention_backward, *gradients),
+    )
+
+
+def cudnn(q: Tensor, k: Tensor, ends: Any, sq: int, sk: int) -> tuple[Any, Any]:
+    if is_given(ends[0]):
+        q, k = q.flatten(0, 1), k.flatten(0, 1)
+    else:
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    gradients = (q, q, k, k, q, SEED, SEED, SEED, None, *ends, sq, sk, 0.0, True)
+    return (
+        formula(aten._cudnn_attention_forward, q, k, k, None, *ends, sq, sk, True, 0.0, True),
+        formula(aten._cudnn_attention_backward, *gradients),
+    )
+
+
+@pytest.mark.parametrize("kernel", [flash, efficient, cudnn])
+@pytest.mark.parametrize("causal", ["full", "half"])
+@pytest.mark.parametrize(("sq", "sk"), [(3, 5), (5, 3)])
+def test_packed_sequences_of_equal_lengths_cost_as_a_batch_of_them(
+    kernel: Any, causal: Any, sq: int, sk: int
+) -> None:
+    """Also where their lengths are on a device, which is not read: the bound is exact."""
+    q, k = meta(B, sq, H, D), meta(B, sk, KV, D)
+    ends = offsets_of(*[sq] * B), offsets_of(*[sk] * B)
+    on_device = ends[0].to("meta"), ends[1].to("meta")
+    with using(Conventions(causal=causal)):
+        batch = kernel(q, k, (None, None), sq, sk)
+        assert kernel(q, k, ends, sq, sk) == kernel(q, k, on_device, sq, sk) == batch
+    assert recomputed(batch[1]) == again(batch[0].macs // (2 * D), sq, sk)
+
+
+def recomputed(split: Split) -> tuple[int, int]:
+    (share,) = split.shares
+    return numbers(share.cost)
+
+
+def again(pairs: int, sq: int, sk: int) -> tuple[int, int]:
+    """Return what scores cost that are computed again: products, scaling, mask, exponential."""
+    return pairs * D, 2 * pairs * D + B * H * (sq + sk) * D + pairs * (1 + 2)
+
+
+def test_bias_of_a_low_level_kernel_is_added_and_its_gradient_summed_over_the_batch() -> None:
+    q, k, bias = meta(B, SQ, H, D), meta(B, SK, H, D), meta(1, 1, SQ, SK)
+    with_grad, without = (
+        formula(
+            aten._efficient_attention_backward,
+            *(q, q, k, k, bias, q, None, None, SQ, SK, SEED, 0.0, SEED, SEED, 0, wanted),
+        )
+        for wanted in (True, False)
+    )
+    assert isinstance(with_grad, Split)
+    assert isinstance(without, Split)
+    assert with_grad.own.flops - without.own.flops == PAIRS - SQ * SK
+    assert recomputed(with_grad) == recomputed(without) == again(PAIRS, SQ, SK)
+
+
+def test_packed_attention_on_a_device_rounds_its_triangle_up() -> None:
+    """3 queries of up to 2: a triangle has 3 pairs, and one and a half of them at most 5."""
+    q, ends = meta(3, H, D), meta(3, dtype=torch.int32)
+    with using(Conventions(causal="half")):
+        cost, _ = flash(q[None], q[None], (ends, ends), 2, 2)
+    assert cost.macs == 2 * 5 * H * D
 
 
 def test_packed_lengths_are_read_at_every_call() -> None:
