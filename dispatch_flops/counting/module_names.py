@@ -205,12 +205,14 @@ class ModuleNames:
         """Record that ``above`` holds, as ``name``, a module that is named elsewhere."""
         is_holder_in_model = not f"{above.fqn}.".startswith(f"{OUTSIDE}.")
         is_model = held in self.roots and self._has_given_roots
+        # What the user's model is and holds keeps its name in any module that is not of a root.
+        keeps_name = is_model or (_is_of_a_root(held) and not _is_of_a_root(above))
         if name == WRAPPED and held.canonical() is not above:
             above.same_as = held
         elif is_holder_in_model or not is_model:
             self.by_fqn[above.fqn].held_elsewhere += (held,)
-        if is_model:
-            return  # the user's model keeps its name even if another module wraps it
+        if keeps_name:
+            return
         alive = (holder for holder in held.holders if holder[0].module() is not None)
         held.holders = (*alive, (above, name))
         self._mark_shared(held)
@@ -345,12 +347,9 @@ class ModuleNames:
 
     def _add_new(self, module: nn.Module, caller: ModuleName | None) -> ModuleName:
         """Name a module that was added after the start, or that belongs to no known model."""
-        if caller is not None:
-            held = self._add_below_caller(module, caller)
-            if held is not None:
-                return held
-            fqn = self._unique_fqn(join(caller.fqn, f"<{type(module).__name__}>"))
-            return self._add_tree(module, fqn, caller)
+        held = None if caller is None else self._add_below_caller(module, caller)
+        if held is not None:
+            return held
         wrapped = self._find_wrapped(module)
         if wrapped is not None:
             named = self._by_id[id(module)] = self._make_name(
@@ -358,6 +357,9 @@ class ModuleNames:
             )
             return named
         name = type(module).__name__
+        if caller is not None:
+            fqn = self._unique_fqn(join(caller.fqn, f"<{name}>"))
+            return self._add_tree(module, fqn, caller)
         if not self._has_given_roots:
             root = self._add_tree(module, self._unique_fqn(name), None)
             self.roots = [known for known in self.roots if known.fqn != root.fqn] + [root]
@@ -409,3 +411,13 @@ class ModuleNames:
             number += 1
             candidate = f"{fqn}_{number}"
         return candidate
+
+
+def _is_of_a_root(named: ModuleName) -> bool:
+    """Return True if a root holds the module; False if one does that no root holds."""
+    while named.parent is not None:
+        named = named.canonical()
+        if not named.holders:
+            return False
+        named = named.parent or named
+    return not f"{named.fqn}.".startswith(f"{OUTSIDE}.")

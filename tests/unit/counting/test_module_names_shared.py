@@ -270,8 +270,8 @@ def test_module_at_the_address_of_one_that_is_gone_does_not_share_its_name() -> 
     new = nn.Linear(2, 2)
     names._by_id[id(new)] = names._by_id.pop(address)  # as if the new one were where it was
     inner.append(new)
-    other = nn.Sequential(inner)
-    names.find(other, [])
+    model.append(nn.Sequential(inner))
+    names.find(model[1], names.roots)
     assert names.by_fqn["0"].is_shared
     assert not gone.is_shared
 
@@ -285,3 +285,45 @@ def test_module_that_joins_a_shared_one_in_the_block_is_shared() -> None:
     macs = {fqn: cost.macs for fqn, cost in counter.profile.by_module().items()}
     assert macs["0"] == macs["1"] == 2 * 2 * 3 * 3
     assert macs["0.0.1"] == macs["1.0.1"] == 2 * 3 * 3
+
+
+class Integrated(nn.Module):
+    """Model that calls a part of it through a module that each forward makes anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(3, 5, bias=False))
+        self.head = nn.Linear(5, 7, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        solver = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Sequential(self.part))
+        return cast(Tensor, self.head(solver(x)))
+
+
+def test_part_that_is_called_through_a_module_made_in_forward_keeps_its_name() -> None:
+    profile = profiled(Integrated(), torch.ones(2, 3))
+    macs = {fqn: cost.macs for fqn, cost in profile.by_module("forward").items()}
+    assert macs["part"] == macs["part.0"] == 2 * 3 * 5
+    assert macs["<Sequential>"] == macs["<Sequential>.0"] == 2 * 3 * 3
+    assert macs["head"] == 2 * 5 * 7
+    assert macs[""] == 2 * 3 * 5 + 2 * 3 * 3 + 2 * 5 * 7
+
+
+def test_part_that_is_called_through_a_module_outside_the_model_keeps_its_name() -> None:
+    model = Integrated()
+    with FlopCounterMode(model, display=False) as counter:
+        nn.Sequential(model.part, nn.Linear(5, 11, bias=False))(torch.ones(2, 3))
+    macs = {fqn: cost.macs for fqn, cost in counter.profile.by_module().items()}
+    assert macs["part"] == macs["part.0"] == macs[""] == 2 * 3 * 5
+    assert counter.profile.total().macs == 2 * 3 * 5 + 2 * 5 * 11
+
+
+def test_part_that_forward_wraps_anew_has_one_name_with_its_wrapper() -> None:
+    class Wrapping(Integrated):
+        def forward(self, x: Tensor) -> Tensor:
+            part = torch.compile(self.part, backend="eager")
+            return cast(Tensor, self.head(part(x)))
+
+    profile = profiled(Wrapping(), torch.ones(2, 3))
+    assert [node.fqn for node in profile.root.walk()] == ["", "part", "part.0", "head"]
+    assert (profile.node("part").calls, profile.node("part").total().macs) == (1, 2 * 3 * 5)

@@ -260,20 +260,18 @@ def test_module_at_the_address_of_one_that_is_gone_has_its_own_name() -> None:
 
 
 def test_module_that_gets_a_second_parent_is_named_by_its_caller_from_then_on() -> None:
-    model: Any = nn.Sequential(plain(3, 5))
+    model: Any = nn.Sequential(plain(3, 3))
     x = rows(2, 3)
 
     def run() -> None:
         for _ in range(2):
             model[0](x)
         model.append(nn.Sequential(model[0][0]))
-        model[1](x)
+        model(x)
         model[0](x)
 
-    one = 2 * 3 * 5
-    assert work(run, model=model) == {
-        "0.0": {"forward": 3 * one}, "<outside>.Sequential.0": {"forward": one}
-    }  # fmt: skip
+    one = 2 * 3 * 3
+    assert work(run, model=model) == {"0.0": {"forward": 4 * one}, "1.0": {"forward": one}}
 
 
 def test_setup_of_a_pipeline_after_runs_is_of_its_own_phase(
