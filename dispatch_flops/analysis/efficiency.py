@@ -221,6 +221,7 @@ def utilisation_is_lower_bound(
 
     That is work of operators without a known cost, and work in integers without a peak.
     """
+    check_machine(machine)
     wanted = frozenset(phases)
     return any(
         op.uncounted or (_has_flops(op) and op.dtype in _PLAIN_INTEGERS and not _peak(machine, op))
@@ -250,6 +251,7 @@ def compute_s(ops: Iterable[OpTotal], machine: Machine) -> float | None:
         in_tf32 = compute_s(profile.op_totals(), h200.with_tf32())
         print(in_tf32 / compute_s(profile.op_totals(), h200))  # the vector units are slower
     """
+    check_machine(machine)
     total = 0.0
     for op in ops:
         if op.cost is None or not op.cost.flops:

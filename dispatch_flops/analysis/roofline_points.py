@@ -8,7 +8,7 @@ from typing import Any
 
 from dispatch_flops.analysis.efficiency import roofline
 from dispatch_flops.analysis.figures import exclusive
-from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.machines import Machine, check_machine
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, merge_ops
 from dispatch_flops.units import ratio
 
@@ -29,6 +29,7 @@ def roofline_data(profile: Profile, machine: Machine | None) -> Data | None:
         for point in data["modules"]:  # for a plot of your own
             print(point["name"], point["intensity"], point["attainable"])
     """
+    check_machine(machine)
     if machine is None or machine.bytes_per_s is None:
         return None
     ops = list(profile.op_totals())

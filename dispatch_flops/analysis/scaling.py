@@ -36,7 +36,8 @@ class Exponent:
 def exponents(points: Sequence[Point], counts: Sequence[float]) -> list[Exponent]:
     """Return one exponent per size that varies over positive, finite values.
 
-    The result is empty unless all counts are positive.
+    The result is empty unless all counts are positive. Raises ConfigError unless there is one for
+    each point.
 
     points: ``{size name: value}`` of each run. They must be the full grid of all sizes, so that
         the other sizes contribute the same average at each value of one.
@@ -48,6 +49,8 @@ def exponents(points: Sequence[Point], counts: Sequence[float]) -> list[Exponent
         for growth in exponents(runs, [4, 16, 64]):
             print(f"{growth.name}^{growth.overall:.1f}")  # prints seq^2.0
     """
+    if len(points) != len(counts):
+        raise ConfigError(f"{len(counts)} counts of {len(points)} points: pass one for each point")
     if not points or min(counts) <= 0:
         return []
     found = []

@@ -76,6 +76,12 @@ class Compiler:
 
     def _check_options(self, mode: str | None, options: Options | None) -> dict[str, Any]:
         """Return the keyword arguments that tell the backend of mode and options."""
+        if not isinstance(mode, str | None):
+            raise ConfigError(f"mode={mode!r:.60}: pass a name, such as 'max-autotune', or None")
+        if options is not None and not (
+            isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+        ):
+            raise ConfigError(f"options={options!r:.60}: pass a dict of names and values, or None")
         if mode is not None and options is not None:
             raise ConfigError(f"mode={mode!r} and options are given; pass one of them")
         given = {"mode": mode, "options": options}

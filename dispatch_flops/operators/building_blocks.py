@@ -74,7 +74,8 @@ def attention_cost(
     is_backward: return the cost of the gradients of q, k and v. The scores that a fused kernel
         computes again are a share of the phase "recompute".
 
-    Raises FormulaError for another layout, and for tensors without a dimension of heads.
+    Raises FormulaError for another layout, for tensors without a dimension of heads, and for a
+    flag that is not a bool, such as a mask.
 
     Example::
 
@@ -82,10 +83,14 @@ def attention_cost(
         def attention(q, k, v, causal, *, out, **_):
             return attention_cost(q, k, v, causal=causal)
     """
-    if layout not in _SCORES:
+    if not isinstance(layout, str) or layout not in _SCORES:
         raise FormulaError(f'layout={layout!r}: choose "BHSD" or "BSHD"')
     if not all(isinstance(t, torch.Tensor) and t.dim() > 2 for t in (q, k, v)):
         raise FormulaError("q, k and v are not all tensors with heads; pass [B, H, S, D]")
+    flags = {"causal": causal, "is_masked": is_masked, "has_dropout": has_dropout}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise FormulaError(f"{name} is of type {type(flag).__name__}; pass True or False")
     band: Band = causal_band(causal)
     scores = _SCORES[layout](q, k, v, band)
     cost: Any = backward if is_backward else forward

@@ -149,7 +149,7 @@ def sum_by(
 
     Raises ConfigError for another ``by``.
     """
-    if by not in _KEYS:
+    if by not in tuple(_KEYS):
         raise ConfigError(f"by={by!r}: choose one of {', '.join(map(repr, _KEYS))}")
     name = _KEYS[by]
     sums: dict[Any, CommCost] = {}

@@ -128,7 +128,7 @@ class FlopCounterMode(ProfileHolder):
         )
         self._latency = latency
         check_rounding(memory_rounding)
-        options = MemoryOptions(memory_rounding, tuple(optimizers), has_timeline(memory))
+        options = MemoryOptions(memory_rounding, _checked(optimizers), has_timeline(memory))
         self._memory = options if memory else None
         if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
             raise ConfigError(f"mesh is of type {type(mesh).__name__}; pass a DeviceMesh or None")
@@ -225,6 +225,8 @@ class FlopCounterMode(ProfileHolder):
 
     def note_running(self, module: nn.Module) -> None:
         """State that the block was entered while ``module``'s forward was running."""
+        if not isinstance(module, nn.Module):
+            raise TargetError(f"module is of type {type(module).__name__}; pass an nn.Module")
         self._active_session("note_running()").note_running(module)
 
     def pause(self) -> None:
@@ -303,6 +305,7 @@ class FlopCounterMode(ProfileHolder):
         """
         from dispatch_flops.renderers import View, table
 
+        check_depth(depth)
         levels = self.depth if depth is None else depth
         deepest = None if levels is None else max(levels - 1, 0)  # the model always has a row
         return table.render(self.profile, View(depth=deepest))
@@ -364,6 +367,14 @@ def _as_modules(mods: Any) -> tuple[nn.Module, ...] | dict[str, nn.Module]:
                 "or a dict of them, or None"
             )
     return _with_checked_names(mods) if is_named else modules
+
+
+def _checked(optimizers: Any) -> tuple[Any, ...]:
+    given = tuple(optimizers) if isinstance(optimizers, Iterable) else (optimizers,)
+    is_one = not isinstance(optimizers, Iterable) or isinstance(optimizers, str)
+    if is_one or not all(hasattr(optimizer, "param_groups") for optimizer in given):
+        raise ConfigError(f"optimizers={optimizers!r:.60}: pass a list of optimizers, as [opt]")
+    return given
 
 
 def _with_checked_names(mods: Mapping[Any, nn.Module]) -> dict[str, nn.Module]:

@@ -179,9 +179,11 @@ class FlopMeter(MeteredRun):
         inputs: those of ``note_batch``, where the work on a batch starts with the step; None (the
             default) where other work may come first.
 
-        Raises ConfigError if one is not a count, and AlreadyActiveError inside another step or
-        after ``start()``.
+        Raises ConfigError if one is not a count, TargetError for inputs that are not a tuple, and
+        AlreadyActiveError inside another step or after ``start()``.
         """
+        if not isinstance(inputs, tuple | list | None):
+            raise TargetError(f"inputs is of type {type(inputs).__name__}; pass a tuple, as (x,)")
         self.note_size(samples, tokens)
         return _Block(self, inputs)
 

@@ -72,8 +72,22 @@ class View:
             raise ConfigError(f"title={self.title!r:.60}: pass a text, or None")
         if self.columns is not None and not isinstance(self.columns, list | tuple):
             raise ConfigError(f"columns={self.columns!r}: pass a tuple of names, or None")
+        if self.table not in get_args(Table):
+            raise ConfigError(f"table={self.table!r:.60}: choose one of {_listed(Table)}")
+        for name, figure in (("by", self.by), ("sort", self.sort)):
+            if figure not in (None, *get_args(Key)):
+                raise ConfigError(f"{name}={figure!r:.60}: choose one of {_listed(Key)}, or None")
+        if not isinstance(self.phase, str | None):
+            raise ConfigError(f"phase={self.phase!r:.60}: pass a phase, such as 'forward', or None")
+        if self.step is not None and not is_int_of(0, self.step):
+            raise ConfigError(f"step={self.step!r:.60}: pass an int of at least 0, or None")
         if self.style not in get_args(Style):
             raise ConfigError(f'style={self.style!r}: choose "plain" or "markdown"')
-        if not is_finite(self.recompute_fwd_factor):
-            raise ConfigError(f"recompute_fwd_factor={self.recompute_fwd_factor!r}: pass a number")
+        factor = self.recompute_fwd_factor
+        if not is_finite(factor) or factor < 0:
+            raise ConfigError(f"recompute_fwd_factor={factor!r}: pass a number of at least 0")
         check_machine(self.machine)
+
+
+def _listed(choices: object) -> str:
+    return ", ".join(map(repr, get_args(choices)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dispatch_flops.analysis.efficiency import (
+    compute_s,
     hfu,
     hfu_is_lower_bound,
     machine_of,
@@ -20,6 +21,7 @@ from dispatch_flops.analysis.efficiency import (
     why_no_utilisation,
 )
 from dispatch_flops.analysis.machines import Machine
+from dispatch_flops.analysis.roofline_points import roofline_data
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile
 from dispatch_flops.profile.cost import OpCost
@@ -100,6 +102,10 @@ def test_utilisation_with_an_unknown_peak_or_time_is_none() -> None:
         lambda profile, machine: hfu(profile, machine, 1.0),
         lambda profile, machine: node_roofline(profile.root, machine),
         lambda profile, machine: machine_of(profile, machine),
+        lambda profile, machine: mfu_is_lower_bound(profile, machine),
+        lambda profile, machine: hfu_is_lower_bound(profile, machine),
+        lambda profile, machine: compute_s(profile.op_totals(), machine),
+        lambda profile, machine: roofline_data(profile, machine),
         lambda _, machine: View(machine=machine),
     ],
 )

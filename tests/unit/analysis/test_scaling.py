@@ -33,6 +33,12 @@ def test_exponents_of_a_size_that_does_not_vary_are_omitted() -> None:
     assert exponents([{"s": 2, "b": 1}], [3]) == []
 
 
+@pytest.mark.parametrize("counts", [[], [1], [1, 2, 3]])
+def test_exponents_of_counts_that_are_not_one_for_each_point_raise(counts: list[int]) -> None:
+    with pytest.raises(ConfigError, match=f"{len(counts)} counts of 2 points: pass one for each"):
+        exponents([{"s": 1}, {"s": 2}], counts)
+
+
 def test_exponent_of_a_power_is_its_exponent() -> None:
     sizes = [2, 4, 8, 8]
     assert exponent(sizes, [7 * size**3 for size in sizes]) == pytest.approx(3)

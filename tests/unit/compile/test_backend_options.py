@@ -234,6 +234,17 @@ def test_counting_backend_refuses_an_unknown_mode() -> None:
         counting_backend("inductor", mode="fastest")
 
 
+@pytest.mark.parametrize("backend", ["inductor", "eager", Compiler()])
+@pytest.mark.parametrize(
+    "given", [{"mode": 5}, {"mode": ["x"]}, {"options": 5}, {"options": "x"}, {"options": {1: 2}}]
+)
+def test_counting_backend_refuses_mode_and_options_of_another_type(
+    backend: Any, given: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}=.*: pass a"):
+        counting_backend(backend, **given)
+
+
 @pytest.mark.parametrize("options", [{"not_an_option": True}, {"max_autotune": 3}])
 def test_counting_backend_refuses_options_that_inductor_does_not_have(options: Any) -> None:
     with pytest.raises(ConfigError, match=f"options: Unexpected .* {next(iter(options))}"):

@@ -115,6 +115,14 @@ def test_attention_cost_of_operands_without_heads_raises(operand: Any) -> None:
         attention_cost(operand, operand, operand)
 
 
+@pytest.mark.parametrize("name", ["causal", "is_masked", "has_dropout"])
+@pytest.mark.parametrize("value", [0.1, 2, None, torch.ones(SQ, SK)])
+def test_attention_cost_of_a_flag_that_is_not_a_bool_raises(name: str, value: Any) -> None:
+    q = torch.ones(B, H, SQ, D)
+    with pytest.raises(FormulaError, match=f"{name} is of type .*; pass True or False"):
+        attention_cost(q, q, q, **{name: value})
+
+
 def test_matmul_cost_of_numbers_raises() -> None:
     with pytest.raises(FormulaError, match="3 is not a tensor or a shape"):
         matmul_cost(3, 5)  # type: ignore[arg-type]

@@ -88,6 +88,8 @@ def test_comm_by_sums_calls_and_bytes_by_each_key() -> None:
 
 
 def test_comm_by_of_another_key_raises() -> None:
+    with pytest.raises(ConfigError, match="by=.'module'.: choose one of"):
+        communicating().comm_by(["module"])  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="choose one of 'module', 'group', 'phase', 'kind'"):
         communicating().comm_by("rank")  # type: ignore[call-overload]
 

@@ -773,6 +773,33 @@ def test_mesh_that_is_not_one_is_refused_before_the_block() -> None:
         FlopCounterMode(mesh="dp")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("optimizers", [5, None, "SGD", [None], [nn.Linear(3, 5)]])
+def test_optimizers_that_are_none_are_refused_before_the_block(optimizers: Any) -> None:
+    with pytest.raises(ConfigError, match="optimizers=.*: pass a list of optimizers"):
+        FlopCounterMode(optimizers=optimizers)
+
+
+def test_single_optimizer_is_refused_with_what_to_pass() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(3, 5).parameters())
+    with pytest.raises(ConfigError, match="pass a list of optimizers, as .opt."):
+        FlopCounterMode(optimizers=optimizer)  # type: ignore[arg-type]
+
+
+def test_running_module_that_is_none_is_refused() -> None:
+    with (
+        FlopCounterMode(display=False) as counter,
+        pytest.raises(TargetError, match="module is of type str; pass an nn.Module"),
+    ):
+        counter.note_running("model")  # type: ignore[arg-type]
+
+
+def test_table_of_no_number_of_levels_is_refused() -> None:
+    with FlopCounterMode(display=False) as counter:
+        pass
+    with pytest.raises(ConfigError, match="depth='2': pass an int of at least 0"):
+        counter.get_table("2")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("depth", ["2", 2.5, -1])
 def test_depth_that_is_not_a_number_of_levels_is_refused_before_the_block(depth: Any) -> None:
     with pytest.raises(ConfigError, match="depth=.*: pass an int of at least 0, or None"):

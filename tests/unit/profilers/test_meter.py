@@ -862,6 +862,8 @@ def test_wrong_arguments_are_refused(model: Net) -> None:
         FlopMeter(model, verify_every=-1)
     with pytest.raises(ConfigError, match="tokens=-3"):
         FlopMeter(model).step(tokens=-3)
+    with pytest.raises(TargetError, match="inputs is of type Tensor; pass a tuple"):
+        FlopMeter(model).step(inputs=torch.ones(B, IN))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="machine='H100'"):
         FlopMeter(model, machine="H100")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="now=5: pass a function"):

@@ -24,6 +24,12 @@ from dispatch_flops.renderers import View
         ("style", "html", 'choose "plain" or "markdown"'),
         ("recompute_fwd_factor", "1", "pass a number"),
         ("recompute_fwd_factor", float("nan"), "pass a number"),
+        ("recompute_fwd_factor", -1.0, "pass a number of at least 0"),
+        ("table", "rows", "choose one of 'modules', 'operators'"),
+        ("by", "time", "choose one of 'params', 'macs'"),
+        ("sort", ["flops"], "choose one of 'params', 'macs'"),
+        ("phase", 3, "pass a phase"),
+        ("step", "5", "pass an int of at least 0"),
     ],
 )
 def test_view_of_a_value_that_cannot_be_shown_names_it(name: str, value: Any, to_pass: str) -> None:
