@@ -70,8 +70,8 @@ class WrongThreadError(DispatchFlopsError):
 class WrongPlaceError(DispatchFlopsError):
     """A counter was left or stopped where torch would turn it on again.
 
-    That is inside an inference mode, a backward pass or a compiled call that began after the
-    counter was entered.
+    That is inside an inference mode, a backward pass, a compiled call or an operator that began
+    after the counter was entered.
 
     Example::
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import ModeScope, TorchDispatchMode
+from dispatch_flops.counting.python_frames import is_dispatching
 from dispatch_flops.counting.torch_functions import Witness
 
 
@@ -29,13 +30,15 @@ class EnteredMode(TorchDispatchMode):
 
     @property
     def can_be_left(self) -> bool:
-        """False in a scope at whose end torch would undo that the mode was left."""
-        return not self.is_entered or ModeScope.here() in (_torch.NO_SCOPE, self.scope)
+        """False in a scope or operator at whose end torch would undo that the mode was left."""
+        if not self.is_entered:
+            return True
+        return ModeScope.here() in (_torch.NO_SCOPE, self.scope) and not is_dispatching(self)
 
     def enter(self) -> None:
         """Enter the mode in this thread; one that could not be left sees operators again."""
         vars(self).pop("__torch_dispatch__", None)
-        if any(mode is self for mode in _torch.modes_in_force()):
+        if any(mode is self for mode in _torch.modes_in_force()) or is_dispatching(self):
             return
         self._home, self.scope = threading.get_ident(), ModeScope.here()
         self.is_entered = True

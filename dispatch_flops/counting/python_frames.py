@@ -74,6 +74,19 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     return variables
 
 
+def is_dispatching(mode: Any) -> bool:
+    """Return True if this thread runs an operator that ``mode`` dispatches, as Python's kernels.
+
+    Torch takes the mode off the stack meanwhile, and puts it back when the operator returns.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__torch_dispatch__" and variables_of(frame).get("self") is mode:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def running_modules() -> Counter[int]:
     """Return ``{id of a module: its calls that have not returned}``, of this thread."""
     return Counter(id(call["self"]) for call in _module_calls())

@@ -22,6 +22,7 @@ from dispatch_flops.counting.opaque_modules import OpaqueModules
 from dispatch_flops.counting.packed_weights import note_on_packed
 from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
+from dispatch_flops.counting.python_frames import is_dispatching
 from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
@@ -123,6 +124,8 @@ class Session:
         """Return True if the end of a block took the mode off; an operator may have put it back."""
         if not (self._is_open and self.is_of_this_thread) or _torch.is_hidden(self._mode):
             return False
+        if is_dispatching(self._mode):
+            return False
         has_left_inference = self.scope.is_inference and not _torch.ModeScope.here().is_inference
         return has_left_inference or not _torch.are_modes_seen() or not self._is_mode_on()
 
@@ -180,8 +183,8 @@ class Session:
         """Raise WrongPlaceError if torch would turn the mode on again after it is left here."""
         if not self.can_close:
             raise WrongPlaceError(
-                "counting started outside of this inference mode, backward pass or compiled call: "
-                "leave or stop the counter there"
+                "counting started outside of this inference mode, backward pass, compiled call or "
+                "operator: leave or stop the counter there"
             )
 
     def check_thread(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -283,3 +283,72 @@ def test_profiler_is_not_stopped_in_an_inference_mode_that_began_later(
         model(torch.ones(B, IN))
     profiler.end_profile()
     assert profiler.get_total_flops() == 2 * FORWARD
+
+
+# -- in the Python kernel of an operator, at whose end torch puts the mode back -------------------
+
+
+@pytest.fixture
+def call_within() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Return what calls a function in the Python kernel of an operator."""
+    with torch.library._scoped_library("scopes", "FRAGMENT") as library:
+        library.define("call(Tensor x) -> Tensor")
+        wanted: list[Callable[[], None]] = []
+
+        def kernel(x: torch.Tensor) -> torch.Tensor:
+            wanted.pop()()
+            return x.clone()
+
+        library.impl("call", kernel, "CPU")
+
+        def call(function: Callable[[], None]) -> None:
+            wanted.append(function)
+            torch.ops.scopes.call(torch.ones(1))
+
+        yield call
+
+
+def test_counter_is_not_left_in_the_kernel_of_an_operator(
+    model: nn.Module,
+    counter: FlopCounterMode,
+    call_within: Callable[[Callable[[], None]], None],
+) -> None:
+    counter.__enter__()
+
+    def leave() -> None:
+        with pytest.raises(WrongPlaceError, match="operator"):
+            counter.__exit__(None, None, None)
+
+    call_within(leave)
+    model(torch.ones(B, IN))
+    with pytest.warns(UncountedWarning, match="scopes.call"):
+        counter.__exit__(None, None, None)
+    assert counter.get_total_flops() == FORWARD
+
+
+def test_counter_paused_in_the_kernel_of_an_operator_is_paused_after_it(
+    model: nn.Module,
+    counter: FlopCounterMode,
+    call_within: Callable[[Callable[[], None]], None],
+) -> None:
+    with pytest.warns(UncountedWarning, match="^no cost is known for scopes.call"), counter:
+        call_within(counter.pause)
+        model(torch.ones(B, IN))
+        counter.resume()
+        model(torch.ones(B, IN))
+    assert counter.get_total_flops() == FORWARD
+
+
+def test_counter_paused_and_resumed_in_the_kernel_of_an_operator_counts_once(
+    model: nn.Module,
+    counter: FlopCounterMode,
+    call_within: Callable[[Callable[[], None]], None],
+) -> None:
+    def pause_and_resume() -> None:
+        counter.pause()
+        counter.resume()
+
+    with pytest.warns(UncountedWarning, match="^no cost is known for scopes.call"), counter:
+        call_within(pause_and_resume)
+        model(torch.ones(B, IN))
+    assert counter.get_total_flops() == FORWARD
