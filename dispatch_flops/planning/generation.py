@@ -34,7 +34,12 @@ from dispatch_flops.planning.packed_sequences import (
     parse_sequences,
 )
 from dispatch_flops.planning.planner import Size, check_host_s, choices_of, machine_of
-from dispatch_flops.planning.search import first_not_below, followed, largest_that_fits
+from dispatch_flops.planning.search import (
+    first_not_below,
+    followed,
+    largest_that_fits,
+    without_batch,
+)
 from dispatch_flops.planning.storage_reads import StorageReads
 from dispatch_flops.planning.training_step import ROUNDING
 from dispatch_flops.profilers.counter import FlopCounterMode
@@ -149,9 +154,8 @@ class _Planner:
             inputs = packed_inputs(sequences)
             _make_room(model, inputs, cache)
             step = self._count(
-                model, inputs, cache,
-                tokens=(sum(s.fewest for s in sequences), sum(s.most for s in sequences)),
-            )  # fmt: skip
+                model, inputs, cache, tokens=(len(sequences), sum(s.most for s in sequences))
+            )
         return PlannedGeneration(
             sizes={"sequences": text}, machine=self.machine, prefill=None, decode=step, last=None,
             steps=(1, 1),
@@ -162,11 +166,9 @@ class _Planner:
         found: dict[tuple[Any, ...], tuple[int | None, int | None]] = {}
         changed = []
         for choice in choices:
-            others = tuple((name, v) for name, v in choice.sizes.items() if name != "batch")
+            others = without_batch(choice.sizes)
             if others not in found:
-                alike = [
-                    c for c in choices if {**c.sizes, "batch": 0} == {**choice.sizes, "batch": 0}
-                ]
+                alike = [each for each in choices if without_batch(each.sizes) == others]
                 found[others] = self._largest_batch(alike), self._compute_bound_batch(choice)
             largest, bound = found[others]
             changed.append(replace(choice, largest_batch=largest, compute_bound_batch=bound))

@@ -34,11 +34,6 @@ class NewTokens:
     context: int = 0
 
     @property
-    def fewest(self) -> int:
-        """Tokens that the sequence gains at least."""
-        return 1
-
-    @property
     def most(self) -> int:
         """Tokens that the sequence gains at most: 1 for a prompt, else all that are computed."""
         return self.new if self.context else 1
@@ -77,10 +72,6 @@ class PackedCache:
     def is_attended(self) -> bool:
         """True if every layer has attended to its own keys and values."""
         return bool(self._attended) and self._attended == self.layers.keys()
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        return [tensor for layer in self.layers.values() for pair in layer for tensor in pair]
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any

@@ -19,7 +19,7 @@ from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.planning.assumptions import of_communication, of_memory, of_sharding
 from dispatch_flops.planning.meshes import check_dims, is_job, observed_samples, of_all_ranks
 from dispatch_flops.planning.model_inputs import converted, model_and_inputs, samples_and_tokens
-from dispatch_flops.planning.search import followed, largest_that_fits
+from dispatch_flops.planning.search import followed, largest_that_fits, without_batch
 from dispatch_flops.planning.training_step import check_optimizer, checkpoint_stacks, count_step
 from dispatch_flops.profile import Profile
 
@@ -231,18 +231,16 @@ class _Planner:
             if type(batch) is not int or batch < 1 or self.machine.memory_bytes is None:
                 changed.append(step)
                 continue
-            others = tuple((name, v) for name, v in step.sizes.items() if name != "batch")
+            others = without_batch(step.sizes)
             if others not in found:
-                found[others] = self._largest_batch(step.sizes, steps)
+                alike = [each for each in steps if without_batch(each.sizes) == others]
+                found[others] = self._largest_batch(step.sizes, alike)
             changed.append(replace(step, largest_batch=found[others]))
         return changed
 
-    def _largest_batch(self, sizes: Mapping[str, Any], steps: Sequence[PlannedStep]) -> int:
-        known = {
-            step.sizes["batch"]: followed(step.peak_bytes)
-            for step in steps
-            if {**step.sizes, "batch": 0} == {**sizes, "batch": 0}
-        }
+    def _largest_batch(self, sizes: Mapping[str, Any], alike: Sequence[PlannedStep]) -> int:
+        """Return the largest batch that fits. alike: steps that differ in the batch alone."""
+        known = {step.sizes["batch"]: followed(step.peak_bytes) for step in alike}
 
         def peak(batch: int) -> int:
             if batch in known:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from dispatch_flops.analysis.memory_fit import LARGEST_SEARCHED
+
+
+def without_batch(sizes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return the sizes other than the batch: choices that agree in them share a search."""
+    return tuple((name, value) for name, value in sizes.items() if name != "batch")
 
 
 def followed(peak_bytes: int | None) -> int:

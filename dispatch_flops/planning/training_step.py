@@ -106,8 +106,8 @@ def backward_from(output: Any) -> None:
     )
 
 
-def checkpoint_stacks(model: nn.Module) -> int:
-    """Make every layer of the outermost stacks recompute its forward; return their number.
+def checkpoint_stacks(model: nn.Module) -> None:
+    """Make every layer of the outermost stacks recompute its forward.
 
     A stack is a ModuleList, ModuleDict or Sequential of at least two modules of one class.
     Raises TargetError if there is none.
@@ -119,7 +119,6 @@ def checkpoint_stacks(model: nn.Module) -> int:
         )
     for layer in layers:
         layer.forward = _recomputed(layer.forward)
-    return len(layers)
 
 
 def stacked_layers(model: nn.Module) -> list[nn.Module]:
