@@ -31,7 +31,7 @@ def count_text(count: Number | None) -> str:
     return NOT_AVAILABLE if count is None else _scaled(count).rstrip()
 
 
-def params_text(params: int | None) -> str:
+def params_text(params: Number | None) -> str:
     """Format parameters, in billions instead of giga: ``1_300_000_000 -> "1.3 B"``."""
     return count_text(params).replace("G", "B")
 

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dispatch_flops.cli.arguments import format_named
 from dispatch_flops.cli.exit_codes import ERROR, INTERRUPTED
-from dispatch_flops.cli.formats import choose_format
+from dispatch_flops.cli.formats import choose_format, format_named
 from dispatch_flops.cli.output import check_writable, flush_stdout, print_error
 from dispatch_flops.cli.parser import FIRST_STEPS, build_parser, complete_shell
 from dispatch_flops.errors import DispatchFlopsError

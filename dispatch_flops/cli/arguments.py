@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from argparse import ArgumentParser
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from dispatch_flops.analysis.figures import Key
@@ -18,7 +17,6 @@ from dispatch_flops.errors import TargetError
 from dispatch_flops.profile.cost import PHASES
 from dispatch_flops.renderers import overview
 from dispatch_flops.renderers.overview.columns import column_names
-from dispatch_flops.renderers.text import Style
 
 Commands = Any  # argparse's _SubParsersAction, which has no public name
 
@@ -172,22 +170,32 @@ def add_run_options(parser: ArgumentParser) -> None:
         dest="memory",
         help="as --memory, and record memory over the operators, for --format json and html",
     )
+    add_causal_option(group)
+    add_flops_option(group)
     group.add_argument(
+        "--target-device",
+        choices=("cpu", "cuda"),
+        help="with --device meta, count attention as the kernel of this one (default: cpu)",
+    )
+
+
+def add_causal_option(parser: Any) -> None:
+    """Add ``--causal`` to a parser or an argument group."""
+    parser.add_argument(
         "--causal",
         choices=("full", "half"),
         default="full",
         help="count causal attention in full, or only the half that the mask keeps (default: full)",
     )
-    group.add_argument(
+
+
+def add_flops_option(parser: Any) -> None:
+    """Add ``--flops`` to a parser or an argument group."""
+    parser.add_argument(
         "--flops",
         choices=("all", "contractions"),
         default="all",
         help="count all FLOPs, or only 2 for each MAC of a contraction (default: all)",
-    )
-    group.add_argument(
-        "--target-device",
-        choices=("cpu", "cuda"),
-        help="with --device meta, count attention as the kernel of this one (default: cpu)",
     )
 
 
@@ -251,32 +259,6 @@ def add_table_options(parser: ArgumentParser, *formats: str) -> None:
     )
     add_output_option(parser)
     parser.set_defaults(formats=formats)
-
-
-_FORMAT_OF = {".md": "markdown", ".csv": "csv", ".json": "json", ".html": "html"}
-
-
-def format_named(options: Namespace, formats: Sequence[str]) -> str:
-    """Return the value of --format, else the format of --output's suffix, else the first.
-
-    Raises TargetError for a suffix of another format, naming those of ``formats``.
-    """
-    named: str | None = options.format
-    suffix = Path(options.output or "").suffix.lower()
-    if named is not None or suffix in ("", ".txt"):
-        return named or formats[0]
-    if _FORMAT_OF.get(suffix) not in formats:
-        known = ", ".join((".txt", *(s for s, name in _FORMAT_OF.items() if name in formats)))
-        raise TargetError(
-            f"--output {options.output}: the suffix {suffix} is unknown; use one of {known}, or "
-            "add --format"
-        )
-    return _FORMAT_OF[suffix]
-
-
-def table_style(format: str) -> Style:
-    """Return the style of tables for a value of --format."""
-    return "markdown" if format == "markdown" else "plain"
 
 
 def add_output_option(parser: Any) -> None:

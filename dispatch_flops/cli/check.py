@@ -71,11 +71,10 @@ class _Limit:
     missing: str = "cost"
     is_approximate: Callable[[Profile], bool] = lambda profile: False
 
-    def mark(self, profile: Profile, phase: Phase | None) -> str:
-        """Return ``">= "`` or ``"~ "`` for a figure that is not exact, else ``""``."""
-        if not self.unknown(profile, phase):
-            return ""
-        return "~ " if self.is_approximate(profile) else ">= "
+    def shown(self, value: Number, profile: Profile, phase: Phase | None) -> str:
+        """Return the figure as text, marked with ``>=`` or ``~`` if it is not exact."""
+        mark = "~ " if self.is_approximate(profile) else ">= "
+        return f"{mark if self.unknown(profile, phase) else ''}{self.text(value)}"
 
 
 def parse_seconds(text: str) -> float:
@@ -160,7 +159,7 @@ _LIMITS = {
         label="params",
         value=lambda profile, _: profile.total_params,
         parse=parse_count,
-        text=lambda n: params_text(None if n is None else int(n)),
+        text=params_text,
     ),
     "latency": _Limit(
         help="at most this latency of the forward pass (or of --phase), such as 5ms",
@@ -298,8 +297,8 @@ def _shortfalls(profile: Profile, limits: dict[str, Number], phase: Phase | None
         if value is None:
             yield f"{entry.label}: not measured in this profile; cannot check {limit_text}"
         elif value < limit:
-            shown = f"{entry.mark(profile, phase)}{entry.text(value)}"
-            yield f"{entry.label}: {shown}{_exact(value)} is below {limit_text}"
+            shown = f"{entry.shown(value, profile, phase)}{_exact(value)}"
+            yield f"{entry.label}: {shown} is below {limit_text}"
 
 
 def violations(
@@ -323,12 +322,11 @@ def violations(
         if value is None:
             yield f"{entry.label}: not measured in this profile; cannot check {limit_text}"
         elif value > limit:
-            shown = f"{entry.mark(profile, phase)}{entry.text(value)}"
-            yield f"{entry.label}: {shown}{_exact(value)} exceeds {limit_text}"
+            shown = f"{entry.shown(value, profile, phase)}{_exact(value)}"
+            yield f"{entry.label}: {shown} exceeds {limit_text}"
         elif unknown and not allow_uncounted:
-            shown = f"{entry.mark(profile, phase)}{entry.text(value)}"
             yield (
-                f"{entry.label}: {shown} may exceed {limit_text}: no "
+                f"{entry.label}: {entry.shown(value, profile, phase)} may exceed {limit_text}: no "
                 f"{entry.missing} is known for {', '.join(unknown)}"
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from dispatch_flops.cli.arguments import format_named, table_style
+from dispatch_flops.cli.formats import format_named, table_style
 from dispatch_flops.cli.output import emit
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile.cluster import ClusterProfile

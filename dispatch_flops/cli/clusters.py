@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import textwrap
 from argparse import ArgumentParser, Namespace
@@ -13,17 +12,18 @@ from contextlib import redirect_stdout
 from dispatch_flops.cli.arguments import (
     DEPTH_HELP,
     Commands,
+    add_causal_option,
     add_command,
+    add_flops_option,
     add_phase_option,
     add_table_options,
     natural,
 )
 from dispatch_flops.cli.cluster_formats import CLUSTER_FORMATS, show_cluster
 from dispatch_flops.cli.exit_codes import OK
-from dispatch_flops.cli.show import read_text
-from dispatch_flops.errors import ConfigError, DispatchFlopsError, ProfileFormatError, TargetError
-from dispatch_flops.profile import Profile
-from dispatch_flops.profile.cluster import ClusterProfile, is_cluster
+from dispatch_flops.cli.show import load_saved
+from dispatch_flops.errors import ConfigError, DispatchFlopsError, TargetError
+from dispatch_flops.profile.cluster import ClusterProfile
 
 JOB = (
     "a function that takes a DeviceMesh, builds and shards the model, and returns a function that "
@@ -78,15 +78,13 @@ def run_merge(options: Namespace) -> int:
 
 
 def _load(path: str) -> ClusterProfile:
-    text = read_text(path)
+    saved = load_saved(path)
+    if isinstance(saved, ClusterProfile):
+        return saved
     try:
-        if is_cluster(text):
-            return ClusterProfile.from_json(text)
-        return ClusterProfile.merge([Profile.from_dict(json.loads(text))])
-    except (ValueError, RecursionError):
-        raise ProfileFormatError(f"{path}: this is not JSON") from None
-    except (ConfigError, ProfileFormatError) as error:
-        raise type(error)(f"{path}: {error}") from None
+        return ClusterProfile.merge([saved])
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def add_simulate(commands: Commands) -> None:
@@ -103,18 +101,8 @@ def add_simulate(commands: Commands) -> None:
         metavar="RANK",
         help="ranks to simulate (default: one of each kind)",
     )
-    parser.add_argument(
-        "--causal",
-        choices=("full", "half"),
-        default="full",
-        help="count causal attention in full, or only the half that the mask keeps (default: full)",
-    )
-    parser.add_argument(
-        "--flops",
-        choices=("all", "contractions"),
-        default="all",
-        help="count all FLOPs, or only 2 for each MAC of a contraction (default: all)",
-    )
+    add_causal_option(parser)
+    add_flops_option(parser)
     parser.add_argument(
         "--memory",
         action="store_true",

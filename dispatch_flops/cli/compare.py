@@ -14,9 +14,9 @@ from dispatch_flops.cli.arguments import (
     add_phase_option,
     add_table_options,
     natural,
-    table_style,
 )
 from dispatch_flops.cli.exit_codes import CHECK_FAILED, OK
+from dispatch_flops.cli.formats import table_style
 from dispatch_flops.cli.output import emit
 from dispatch_flops.cli.show import load_profile
 from dispatch_flops.errors import TargetError

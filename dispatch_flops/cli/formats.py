@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,25 +121,42 @@ FORMATS: dict[str, Format] = {
 
 
 def choose_format(name: str | None, output: str | None) -> Format:
-    """Return the format named, else the one of the file's suffix, else the default.
+    """Return the format of a profile that is named, else that of the file's suffix."""
+    suffixes = {entry.suffix: known for known, entry in FORMATS.items() if entry.suffix}
+    return FORMATS[name or _format_of_suffix(output, suffixes, DEFAULT)]
 
-    The default is also that of files without a suffix, and of ".txt". Raises TargetError for
+
+_SUFFIXES = {".md": "markdown", ".csv": "csv", ".json": "json", ".html": "html"}
+
+
+def format_named(options: Namespace, formats: Sequence[str]) -> str:
+    """Return the value of --format, else the format of --output's suffix, else the first."""
+    suffixes = {suffix: name for suffix, name in _SUFFIXES.items() if name in formats}
+    named: str | None = options.format
+    return named or _format_of_suffix(options.output, suffixes, formats[0])
+
+
+def _format_of_suffix(output: str | None, suffixes: Mapping[str, str], default: str) -> str:
+    """Return the format with the longest of the suffixes that the file's name ends with.
+
+    The default is that of stdout, of files without a suffix, and of ".txt". Raises TargetError for
     another suffix, naming the known ones.
     """
-    if name is not None:
-        return FORMATS[name]
-    filename = "" if output is None else Path(output).name.lower()
-    fitting = [
-        entry for entry in FORMATS.values() if entry.suffix and filename.endswith(entry.suffix)
-    ]
-    suffix = Path(filename).suffix
-    if not fitting and suffix not in ("", ".txt"):
-        known = ", ".join([".txt", *(entry.suffix for entry in FORMATS.values() if entry.suffix)])
+    file = Path((output or "").lower())
+    fitting = [suffix for suffix in suffixes if file.name.endswith(suffix)]
+    if fitting:
+        return suffixes[max(fitting, key=len)]
+    if file.suffix not in ("", ".txt"):
         raise TargetError(
-            f"--output {output}: the suffix {suffix} is unknown; use one of {known}, or add "
-            "--format"
+            f"--output {output}: the suffix {file.suffix} is unknown; use one of "
+            f"{', '.join(('.txt', *suffixes))}, or add --format"
         )
-    return max(fitting, key=lambda entry: len(entry.suffix), default=FORMATS[DEFAULT])
+    return default
+
+
+def table_style(format: str) -> Style:
+    """Return the style of tables for a value of --format."""
+    return "markdown" if format == "markdown" else "plain"
 
 
 def check_options(options: Namespace, *, but: Collection[str] = ()) -> None:

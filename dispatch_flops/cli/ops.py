@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dispatch_flops.cli.arguments import Commands, add_command, add_table_options, table_style
+from dispatch_flops.cli.arguments import Commands, add_command, add_table_options
 from dispatch_flops.cli.exit_codes import OK
+from dispatch_flops.cli.formats import table_style
 from dispatch_flops.cli.output import csv_text, emit, page
 from dispatch_flops.errors import TargetError
 from dispatch_flops.renderers.text import Style, code, table

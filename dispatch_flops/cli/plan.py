@@ -14,16 +14,17 @@ from dispatch_flops.analysis.planned_generation import GenerationPlan
 from dispatch_flops.cli.arguments import (
     TARGET_HELP,
     Commands,
+    add_causal_option,
     add_command,
     add_machine_option,
     add_set_option,
     add_table_options,
     machine_named,
     parse_assignments,
-    table_style,
 )
 from dispatch_flops.cli.clusters import parse_mesh
 from dispatch_flops.cli.exit_codes import OK
+from dispatch_flops.cli.formats import table_style
 from dispatch_flops.cli.output import emit, print_progress
 from dispatch_flops.cli.plan_generation import add_generation_options, plan_generation
 from dispatch_flops.cli.sweep import parse_values
@@ -115,12 +116,7 @@ def _add_step_options(parser: ArgumentParser) -> None:
         action="store_true",
         help="with dp: keep float32 parameters, gradients and state, and compute in --dtype",
     )
-    group.add_argument(
-        "--causal",
-        choices=("full", "half"),
-        default="full",
-        help="count causal attention in full, or the half that the mask keeps (default: full)",
-    )
+    add_causal_option(group)
     group.add_argument(
         "--host-cost",
         action="store_true",

@@ -19,14 +19,13 @@ from dispatch_flops.cli.arguments import (
     add_set_option,
     add_target_argument,
     add_view_options,
-    format_named,
     machine_named,
     parse_assignments,
     parse_value,
 )
 from dispatch_flops.cli.clusters import add_mesh_option
 from dispatch_flops.cli.exit_codes import OK
-from dispatch_flops.cli.formats import check_options, refuse_options
+from dispatch_flops.cli.formats import check_options, format_named, refuse_options
 from dispatch_flops.cli.output import print_progress
 from dispatch_flops.cli.run import measure
 from dispatch_flops.cli.show import show_profile
@@ -34,7 +33,7 @@ from dispatch_flops.cli.sweep import SWEEP_FORMATS, run_sweep
 from dispatch_flops.cli.sweep_plot import add_plot_option
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile
-from dispatch_flops.renderers.text import at_least
+from dispatch_flops.renderers.text import about, at_least
 from dispatch_flops.units import fraction_text, seconds_text
 
 DEMO = "dispatch_flops.cli.demo:bert_base"
@@ -132,7 +131,7 @@ def _utilisation_text(profile: Profile, machine: Machine) -> str:
         f"{f' ({top.why_no_mfu})' if top.why_no_mfu else ''}, "
         f"HFU {at_least(fraction_text(top.hfu), top.hfu_is_lower_bound)}; "
         f"at best {seconds_text(roof.attainable_s)}, bound by {roof.bound or 'n/a'}; "
-        f"measured {'~' if top.seconds_are_inexact else ''}{seconds_text(top.seconds)} "
+        f"measured {about(seconds_text(top.seconds), top.seconds_are_inexact)} "
         f"({top.seconds_of})"
         f"{f'; {top.warning}' if top.warning else ''}"
     )

@@ -59,7 +59,7 @@ def add_show(commands: Commands) -> None:
 
 
 def run_show(options: Namespace) -> int:
-    saved = _load(options.file)
+    saved = load_saved(options.file)
     if isinstance(saved, ClusterProfile):
         refuse_options(options, of="the profiles of several ranks", but=("depth",))
         show_cluster(saved, options)
@@ -67,17 +67,6 @@ def run_show(options: Namespace) -> int:
         check_options(options)
         show_profile(saved, options, machine_named(options.machine, saved.run.device))
     return OK
-
-
-def _load(path: str) -> Profile | ClusterProfile:
-    """Read a saved profile or the saved profiles of several ranks; raises as ``load_profile``."""
-    text = read_text(path)
-    try:
-        if is_cluster(text):
-            return ClusterProfile.from_json(text)
-        return Profile.from_json(text)
-    except ProfileFormatError as error:
-        raise ProfileFormatError(f"{path}: {error}") from None
 
 
 def add_report(commands: Commands) -> None:
@@ -105,20 +94,26 @@ def run_report(options: Namespace) -> int:
 
 
 def load_profile(path: str) -> Profile:
-    """Read a saved profile from a file, or from stdin for ``-``.
+    """Read a saved profile; raises as ``load_saved``, and ProfileFormatError for several ranks."""
+    saved = load_saved(path)
+    if isinstance(saved, ClusterProfile):
+        raise ProfileFormatError(f"{path}: {_MERGED}")
+    return saved
 
-    Raises TargetError if the file cannot be read, ProfileFormatError if it is not a profile.
+
+def load_saved(path: str) -> Profile | ClusterProfile:
+    """Read a profile, or the profiles of several ranks, from a file, or from stdin for ``-``.
+
+    Raises TargetError if the file cannot be read, ProfileFormatError if it is neither.
     """
-    text = read_text(path)
+    text = _read_text(path)
     try:
-        return Profile.from_json(text)
+        return ClusterProfile.from_json(text) if is_cluster(text) else Profile.from_json(text)
     except ProfileFormatError as error:
-        if is_cluster(text):
-            raise ProfileFormatError(f"{path}: {_MERGED}") from None
         raise ProfileFormatError(f"{path}: {error}") from None
 
 
-def read_text(path: str) -> str:
+def _read_text(path: str) -> str:
     """Read a text file, or stdin for ``-``; raises TargetError if it cannot be read."""
     if path == "-" and sys.stdin is None:
         raise TargetError("cannot read '-': stdin is closed")

@@ -23,9 +23,9 @@ from dispatch_flops.cli.arguments import (
     machine_named,
     parse_assignments,
     parse_value,
-    table_style,
 )
 from dispatch_flops.cli.exit_codes import OK
+from dispatch_flops.cli.formats import table_style
 from dispatch_flops.cli.output import csv_text, emit, print_progress, progress_bar
 from dispatch_flops.cli.run import measure
 from dispatch_flops.cli.sweep_machine import (
@@ -37,9 +37,9 @@ from dispatch_flops.cli.sweep_machine import (
 )
 from dispatch_flops.cli.sweep_plot import SweepPlot, add_plot_option, numeric_names, sizes_text
 from dispatch_flops.errors import DispatchFlopsError, TargetError
-from dispatch_flops.profile import MemoryProfile, Profile
+from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.memory_table import marked_bytes
-from dispatch_flops.renderers.text import Style, at_least, code, table
+from dispatch_flops.renderers.text import Style, about, at_least, code, table
 from dispatch_flops.units import bytes_text, count_text, number_text, params_text, seconds_text
 
 SWEEP_FORMATS = ("table", "markdown", "csv")
@@ -182,6 +182,7 @@ def _table(rows: Sequence[Row], style: Style) -> str:
     cells = []
     for row in rows:
         total, is_lower_bound = row.profile.total(), row.profile.is_lower_bound
+        memory = row.profile.memory
         line = [
             *(code(str(value), style) for value in row.sizes.values()),
             params_text(row.profile.total_params),
@@ -190,10 +191,10 @@ def _table(rows: Sequence[Row], style: Style) -> str:
             at_least(bytes_text(total.bytes_total), is_lower_bound),
         ]
         if has_peaks:
-            line.append(_peak_text(row.profile.memory))
+            line.append("" if memory is None else marked_bytes(memory.peak_bytes, memory))
         if is_timed:
-            mark = "~" if "forward" in inexact_phases(row.profile) else ""
-            line.append(mark + seconds_text(latency_of(row.profile.root)))
+            latency = seconds_text(latency_of(row.profile.root))
+            line.append(about(latency, "forward" in inexact_phases(row.profile)))
         if row.point is not None:
             line += [column.text(column.value(row.point)) for column in added]
         cells.append(line)
@@ -203,12 +204,6 @@ def _table(rows: Sequence[Row], style: Style) -> str:
 def _machine_columns(rows: Sequence[Row]) -> tuple[MachineColumn, ...]:
     """Return the columns of --machine; none without it."""
     return () if rows[0].point is None else columns_for([row.profile for row in rows])
-
-
-def _peak_text(memory: MemoryProfile | None) -> str:
-    if memory is None:
-        return ""
-    return marked_bytes(memory.peak_bytes, memory)
 
 
 def _peaks(rows: Sequence[Row]) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.step_bounds import StepBounds, step_bounds
 from dispatch_flops.profile import Profile
+from dispatch_flops.renderers.plan_texts import fits_text
 from dispatch_flops.units import (
     NOT_AVAILABLE,
     flops_per_s_text,
@@ -73,10 +74,7 @@ COLUMNS: tuple[MachineColumn, ...] = (
         "Bound by", "bound", lambda point: point.bounds.bound, lambda bound: bound or NOT_AVAILABLE
     ),
 )  # fmt: skip
-FITS = MachineColumn(
-    "Fits", "fits", lambda point: point.fits,
-    lambda fits: NOT_AVAILABLE if fits is None else "yes" if fits else "no",
-)  # fmt: skip
+FITS = MachineColumn("Fits", "fits", lambda point: point.fits, fits_text)
 
 
 def columns_for(profiles: Sequence[Profile]) -> tuple[MachineColumn, ...]:

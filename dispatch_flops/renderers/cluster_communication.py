@@ -16,13 +16,11 @@ from dispatch_flops.renderers.cluster_table import (
     heading,
     section_text,
 )
-from dispatch_flops.renderers.text import one_line
+from dispatch_flops.renderers.communication import NOTHING, group_text
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import bytes_text
 
 __all__ = ["render"]
-
-_NOTHING = "No communication was recorded."
 
 
 class _Row(NamedTuple):
@@ -54,7 +52,7 @@ def render(cluster: ClusterProfile, view: View | None = None) -> str:
         sections = (_by_module(cluster, view.phase), groups_section(traffic))
         parts += [section_text(section, view.style) for section in sections]
     else:
-        parts.append(_NOTHING)
+        parts.append(NOTHING)
     return "\n\n".join(parts)
 
 
@@ -68,7 +66,7 @@ def _by_module(cluster: ClusterProfile, phase: Phase | None) -> Section:
             row.fqn or "(model)",
             row.phase,
             row.kind,
-            f"{one_line(row.group)} ({row.size} rank{'s' if row.size > 1 else ''})",
+            group_text(row.group, row.size),
             row.dtype or "",
             str(sum(len(same[rank]) for rank in costs)),
             *_numbers(costs),

@@ -11,7 +11,8 @@ from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import in_order
 from dispatch_flops.profile.mesh_positions import ranks_text
 from dispatch_flops.profile.rank_figures import BY, By, Spread
-from dispatch_flops.renderers.text import Align, Style, code, one_line, table
+from dispatch_flops.renderers.communication import group_text
+from dispatch_flops.renderers.text import Style, alignment, code, one_line, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
     bytes_text,
@@ -31,7 +32,7 @@ FIGURES: dict[By, tuple[str, Callable[[float | None], str]]] = {
     "communication": ("Communication", bytes_text),
     "memory": ("Peak memory", bytes_text),
     "time": ("Time", seconds_text),
-    "params": ("Params", lambda params: params_text(None if params is None else int(params))),
+    "params": ("Params", params_text),
 }
 _MOST_ROWS = 200  # of ranks or of modules; a saved cluster has all
 
@@ -68,9 +69,7 @@ def section_text(section: Section, style: Style) -> str:
         [code(cell, style) if i == section.names else cell for i, cell in enumerate(row)]
         for row in section.rows
     ]
-    align: tuple[Align, ...] = tuple(
-        "left" if column < section.texts else "right" for column in range(len(section.header))
-    )
+    align = alignment(len(section.header), left=section.texts)
     title = f"## {section.title}" if style == "markdown" else section.title
     return f"{title}\n\n{table(section.header, rows, align, style)}"
 
@@ -203,7 +202,7 @@ def groups_section(traffic: list[GroupTraffic]) -> Section:
     """Return a row for each kind of communication in the groups of each mesh dimension."""
     rows = [
         [
-            f"{one_line(part.label)} ({part.size} rank{'s' if part.size > 1 else ''})",
+            group_text(part.label, part.size),
             part.kind,
             _range_text("communication", part.payload),
             number_text(part.payload.imbalance),

@@ -8,7 +8,7 @@ from dispatch_flops.profile import OpTotal
 from dispatch_flops.profile.cost import ZERO, OpCost
 from dispatch_flops.profile.cost_maps import CostMap
 from dispatch_flops.renderers.notebook import table_html
-from dispatch_flops.renderers.text import Align, at_least, one_line, table
+from dispatch_flops.renderers.text import alignment, at_least, one_line, table
 from dispatch_flops.units import bytes_text, count_text
 
 _FIGURES = ("MACs", "FLOPs", "Bytes")
@@ -21,8 +21,7 @@ def render(costs: Mapping[str, OpCost] | Mapping[str, OpTotal]) -> str:
     print(cost_table.render(profile.by_operator("backward")))
     """
     header, rows = _cells(costs)
-    aligns: list[Align] = ["left", *["right"] * (len(header) - 1)]  # type: ignore[list-item]
-    return table(header, rows, aligns, "plain")
+    return table(header, rows, alignment(len(header)), "plain")
 
 
 def render_html(costs: Mapping[str, OpCost] | Mapping[str, OpTotal]) -> str:

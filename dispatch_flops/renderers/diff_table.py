@@ -10,7 +10,7 @@ from dispatch_flops.analysis.diff import Change, Diff
 from dispatch_flops.analysis.figures import COSTS, Figures, Key
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.renderers.notebook import table_html
-from dispatch_flops.renderers.text import Align, Style, at_least, code, table
+from dispatch_flops.renderers.text import Style, alignment, at_least, code, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
     Number,
@@ -40,7 +40,7 @@ def render(
     view = view or View()
     parts = list(compared.differences)
     parts += [
-        table(header, rows, ["left", *_RIGHT[: len(header) - 1]], view.style)
+        table(header, rows, alignment(len(header)), view.style)
         for header, rows in _tables(compared, view, is_all, has_latency)
     ]
     parts += _left_out(compared, view, is_all)
@@ -152,13 +152,12 @@ def _value(figures: Figures | None, key: Key) -> Number | None:
 
 
 _COLUMNS = [
-    _figure_column("Params", "params", lambda n: params_text(None if n is None else int(n))),
+    _figure_column("Params", "params", params_text),
     _figure_column("MACs", "macs", count_text),
     _figure_column("FLOPs", "flops", count_text),
     _figure_column("Bytes", "bytes", bytes_text),
     _figure_column("Latency", "latency", seconds_text),
 ]
-_RIGHT: list[Align] = ["right"] * (len(_COLUMNS) + 1)
 _CALLS = _Column(
     "Calls", lambda change: (change.calls_before, change.calls_after), count_text, is_cost=False
 )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dispatch_flops.analysis.memory_fit import MemoryFit
 from dispatch_flops.analysis.planned_generation import GenerationStep, PlannedGeneration
-from dispatch_flops.profile import MemoryProfile
-from dispatch_flops.renderers.memory_table import marked_bytes
+from dispatch_flops.renderers.plan_texts import (
+    fits_text,
+    headroom_text,
+    largest_text,
+    peak_text,
+    range_text,
+    seconds_range_text,
+)
 from dispatch_flops.renderers.text import at_least
 from dispatch_flops.units import (
     NOT_AVAILABLE,
@@ -25,7 +30,7 @@ def generation_column(choice: PlannedGeneration) -> dict[str, str]:
         "KV cache at the end": bytes_text(choice.cache_bytes),
         "memory": peak_text(choice.highest.profile.memory),
         **{f"  {role}": bytes_text(n) for role, n in (choice.highest.memory_by_role or {}).items()},
-        "fits": {True: "yes", False: "no", None: NOT_AVAILABLE}[choice.fits],
+        "fits": fits_text(choice.fits),
         "headroom": headroom_text(choice.headroom_bytes),
     }
     if choice.largest_batch is not None:
@@ -63,40 +68,3 @@ def _pass(name: str, step: GenerationStep) -> dict[str, str]:
 
 def _counts(low: int, high: int) -> str:
     return str(high) if low == high else f"{low} to {high}"
-
-
-def peak_text(memory: MemoryProfile | None) -> str:
-    """Return the bytes at the peak as text, marked if they are not exact."""
-    return NOT_AVAILABLE if memory is None else marked_bytes(memory.peak_bytes, memory)
-
-
-def headroom_text(free: float | None) -> str:
-    """Return free bytes as text, negative where memory is missing."""
-    if free is None:
-        return NOT_AVAILABLE
-    return bytes_text(int(free)) if free >= 0 else f"-{bytes_text(int(-free))}"
-
-
-def largest_text(choice: MemoryFit) -> str:
-    """Return the largest batch that fits; more may fit than was searched."""
-    return at_least(str(choice.largest_batch), choice.largest_batch_is_lower_bound)
-
-
-def range_text(rates: tuple[float | None, float | None]) -> str:
-    """Return the lower and the higher rate as text."""
-    low, high = rates
-    if low is None or high is None:
-        return NOT_AVAILABLE
-    return _rate_text(high) if low == high else f"{_rate_text(low)} to {_rate_text(high)}"
-
-
-def _rate_text(rate: float) -> str:
-    """Return the rate, below 1 without a prefix: 0.3, not 300 m, which reads as millions."""
-    return f"{rate:.3g}" if 0 < rate < 1 else count_text(rate)
-
-
-def seconds_range_text(low: float | None, high: float | None) -> str:
-    """Return the lower and the higher time as text."""
-    if low is None or high is None:
-        return NOT_AVAILABLE
-    return seconds_text(low) if low == high else f"{seconds_text(low)} to {seconds_text(high)}"

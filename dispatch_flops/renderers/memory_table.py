@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from dispatch_flops.analysis.figures import walk_with_depth
 from dispatch_flops.profile import MemoryProfile, ModuleMemory, PeakMoment, Profile
 from dispatch_flops.profile.cost import Phase, in_order
-from dispatch_flops.renderers.text import Align, at_least, code, one_line, table
+from dispatch_flops.renderers.text import alignment, at_least, code, one_line, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import bytes_text, percent_text
 
@@ -111,7 +111,7 @@ def _uses(profile: Profile, memory: MemoryProfile, view: View) -> str:
         for use in peak.uses
     ]
     header = ["Role", "Module", "Allocated in", "Bytes", "% Peak"]
-    return table(header, rows, ("left",) * 3 + ("right",) * 2, view.style)
+    return table(header, rows, alignment(len(header), left=3), view.style)
 
 
 def _modules(profile: Profile, view: View) -> str:
@@ -136,8 +136,7 @@ def _modules(profile: Profile, view: View) -> str:
         *(HELD_LABELS[name] for name in held),
         *(f"Peak {phase}" for phase in phases),
     ]
-    align: Sequence[Align] = tuple("right" if column else "left" for column in range(len(header)))
-    return table(header, rows, align, view.style)
+    return table(header, rows, alignment(len(header)), view.style)
 
 
 def held_names(profile: Profile) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.renderers.explanations import OF_WHAT_WAS_COUNTED
 from dispatch_flops.renderers.overview.headline_lines import phases_text
 from dispatch_flops.renderers.run_facts import run_facts
-from dispatch_flops.renderers.text import at_least, first_names, one_line
+from dispatch_flops.renderers.text import about, at_least, first_names, one_line
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
     NOT_AVAILABLE,
@@ -103,8 +103,8 @@ def _summary(profile: Profile, machine: Machine | None) -> Iterator[str]:
         at_least(bytes_text(top.bytes_total), bound),
     ]
     if top.seconds is not None:
-        mark = "~" if top.seconds_are_inexact else ""
-        numbers.append(f"{mark}{seconds_text(top.seconds)} ({top.seconds_of})")
+        seconds = about(seconds_text(top.seconds), top.seconds_are_inexact)
+        numbers.append(f"{seconds} ({top.seconds_of})")
     if top.mfu is not None:
         numbers.append(f"MFU {at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)}")
     elif machine is not None:
@@ -127,7 +127,6 @@ def _row(
     node: ModuleNode, level: int, figures: Figures, whole: int, *, is_inexact: bool
 ) -> list[str]:
     bound = figures.lower_bound
-    mark = "~" if is_inexact else ""
     return [
         "\u2003" * level + one_line(node.name or node.class_name),
         one_line(node.class_name),
@@ -136,7 +135,7 @@ def _row(
         at_least(count_text(figures.cost.flops), bound),
         percent_text(figures.cost.flops, whole),
         at_least(bytes_text(figures.cost.bytes_total), bound),
-        "" if figures.latency_s is None else f"{mark}{seconds_text(figures.latency_s)}",
+        "" if figures.latency_s is None else about(seconds_text(figures.latency_s), is_inexact),
     ]
 
 

@@ -14,15 +14,15 @@ from dispatch_flops.analysis.planned_generation import (
 )
 from dispatch_flops.profile import MemoryProfile
 from dispatch_flops.profile.memory import ROLES
-from dispatch_flops.renderers.generation_column import (
+from dispatch_flops.renderers.html.document import document
+from dispatch_flops.renderers.plan_table import columns_of, rows_of, titles_of
+from dispatch_flops.renderers.plan_texts import (
     headroom_text,
     largest_text,
     peak_text,
     range_text,
     seconds_range_text,
 )
-from dispatch_flops.renderers.html.document import document
-from dispatch_flops.renderers.plan_table import columns_of, rows_of, titles_of
 from dispatch_flops.renderers.text import one_line
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import bytes_text, fraction_text

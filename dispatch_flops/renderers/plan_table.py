@@ -8,14 +8,15 @@ from dispatch_flops.analysis.communication_times import DimTime
 from dispatch_flops.analysis.planned import Plan, PlannedStep
 from dispatch_flops.analysis.planned_cluster import PlannedCluster
 from dispatch_flops.analysis.planned_generation import GenerationPlan
-from dispatch_flops.renderers.generation_column import (
-    generation_column,
+from dispatch_flops.renderers.generation_column import generation_column
+from dispatch_flops.renderers.plan_texts import (
+    fits_text,
     headroom_text,
     largest_text,
     peak_text,
     range_text,
 )
-from dispatch_flops.renderers.text import Style, at_least, table
+from dispatch_flops.renderers.text import Style, alignment, at_least, table
 from dispatch_flops.units import (
     NOT_AVAILABLE,
     bytes_text,
@@ -45,10 +46,9 @@ def render(plan: Plan | GenerationPlan, style: Style = "plain") -> str:
     columns = columns_of(plan)
     rows = [[name, *(column.get(name, "") for column in columns)] for name in rows_of(columns)]
     header = ["", *titles_of(plan)]
-    align = ["left", *["right"] * len(columns)]
     machine = plan.machine
     lines = [f"{machine.name}: {machine.source}" if machine.source else machine.name, ""]
-    lines.append(table(header, rows, align, style))  # type: ignore[arg-type]
+    lines.append(table(header, rows, alignment(len(header)), style))
     if plan.assumptions:
         lines += ["", "Assumptions:", *(f"- {text}" for text in plan.assumptions)]
     return "\n".join(lines)
@@ -82,12 +82,11 @@ def rows_of(columns: Sequence[Mapping[str, str]]) -> list[str]:
 def _column(step: PlannedStep) -> dict[str, str]:
     bounds, profile = step.bounds, step.profile
     is_bound = profile.is_lower_bound
-    fits = {True: "yes", False: "no", None: NOT_AVAILABLE}[step.fits]
     column = {
         **_parameters(step),
         "memory": peak_text(step.memory),
         **{f"  {role}": bytes_text(count) for role, count in (step.memory_by_role or {}).items()},
-        "fits": fits,
+        "fits": fits_text(step.fits),
         "headroom": headroom_text(step.headroom_bytes),
     }
     if step.largest_batch is not None:

@@ -19,7 +19,8 @@ _HEIGHT = 2.3  # inches of a panel
 class Panel:
     """A figure over the size, with a curve for each combination of the other sizes.
 
-    curves: ``{curve: a value for each size}``; NaN where unknown. limit: a level and its name.
+    curves: ``{curve: a value for each size}``; NaN where unknown. limit: name and value of a
+        level.
     is_logarithmic: False draws the values from 0.
     """
 

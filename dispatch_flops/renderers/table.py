@@ -19,7 +19,7 @@ from dispatch_flops.profile.cost import Phase
 from dispatch_flops.renderers import communication
 from dispatch_flops.renderers.explanations import OF_WHAT_WAS_COUNTED
 from dispatch_flops.renderers.run_facts import run_facts
-from dispatch_flops.renderers.text import Align, Style, at_least, code, table
+from dispatch_flops.renderers.text import Style, alignment, at_least, code, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
     bytes_text,
@@ -95,7 +95,7 @@ def _module_table(profile: Profile, depth: int | None, style: Style) -> str:
     header = ["Module", "Params", "MACs", "FLOPs", *(f"{p} FLOPs" for p in phases), "% Total"]
     if profile.communication:
         header.append("Payload")
-    return table(header, rows, _alignment(len(header), left=1), style)
+    return table(header, rows, alignment(len(header)), style)
 
 
 def _module_rows(
@@ -166,7 +166,7 @@ def _operator_table(profile: Profile, style: Style) -> str:
         for row, line in zip(rows, cells, strict=True):
             size = payloads.get((row.op, row.dtype))
             line.append("" if size is None else bytes_text(size))
-    return table(header, cells, _alignment(len(header), left=4), style)
+    return table(header, cells, alignment(len(header), left=4), style)
 
 
 def _payloads(profile: Profile) -> dict[tuple[str, str | None], int]:
@@ -204,7 +204,3 @@ def _uncounted_table(profile: Profile, style: Style) -> str:
         for op, calls, why in uncounted_rows(profile)
     ]
     return table(["Operator", "Uncounted calls", "Why"], rows, ("left", "right", "left"), style)
-
-
-def _alignment(columns: int, *, left: int) -> Sequence[Align]:
-    return tuple("left" if column < left else "right" for column in range(columns))

@@ -39,6 +39,11 @@ def at_least(text: str, is_lower_bound: bool) -> str:
     return f">= {text}" if is_lower_bound and text != NOT_AVAILABLE else text
 
 
+def about(text: str, is_inexact: bool) -> str:
+    """Return the latency, marked with ``~`` if it may be off by more than 10 %."""
+    return f"~{text}" if is_inexact and text != NOT_AVAILABLE else text
+
+
 def first_names(names: Sequence[str], most: int = 6) -> str:
     """List the first names: ``("a", "b", "c"), 2 -> "a, b and 1 more"``."""
     more = len(names) - most
@@ -71,6 +76,11 @@ def code(text: str, style: Style) -> str:
     if style == "plain":
         return name
     return f"`{name.replace('`', chr(39)).replace('|', chr(92) + '|')}`" if name else ""
+
+
+def alignment(columns: int, *, left: int = 1) -> list[Align]:
+    """Return the alignment of columns: the first ``left`` hold text, the others numbers."""
+    return ["left" if column < left else "right" for column in range(columns)]
 
 
 def table(

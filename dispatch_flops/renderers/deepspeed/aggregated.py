@@ -12,7 +12,7 @@ from dispatch_flops.renderers.deepspeed.units import (
     macs_to_string,
     params_to_string,
 )
-from dispatch_flops.renderers.text import at_least
+from dispatch_flops.renderers.text import about, at_least
 from dispatch_flops.renderers.view import View
 
 _COLUMNS: tuple[tuple[str, Key, Callable[[Figures, bool], str]], ...] = (
@@ -21,7 +21,7 @@ _COLUMNS: tuple[tuple[str, Key, Callable[[Figures, bool], str]], ...] = (
     (
         "fwd latency",
         "latency",
-        lambda f, inexact: f"{'~' if inexact else ''}{duration_to_string(f.latency_s)}",
+        lambda f, inexact: about(duration_to_string(f.latency_s), inexact),
     ),
 )
 

@@ -14,7 +14,7 @@ from dispatch_flops.renderers.deepspeed.units import (
     macs_to_string,
     params_to_string,
 )
-from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.renderers.text import about, at_least, one_line
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import NOT_AVAILABLE, Number, ratio
 
@@ -77,9 +77,7 @@ def _numbers(node: ModuleNode, own: Figures, whole: Figures, inexact: bool) -> I
     macs = at_least(macs_to_string(own.cost.macs), own.lower_bound)
     yield f"{params} = {_percent(own.params, whole.params)} Params"
     yield f"{macs} = {_percent(own.cost.macs, whole.cost.macs)} MACs"
-    latency = duration_to_string(own.latency_s)
-    if inexact:
-        latency = f"~{latency}"
+    latency = about(duration_to_string(own.latency_s), inexact)
     yield f"{latency} = {_percent(own.latency_s, whole.latency_s)} latency"
     yield at_least(flops_to_string(own.flops_per_s), own.lower_bound)
     extra = one_line(node.extra_repr)

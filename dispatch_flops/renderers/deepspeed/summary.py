@@ -22,7 +22,7 @@ from dispatch_flops.renderers.deepspeed.units import (
     number_to_string,
     params_to_string,
 )
-from dispatch_flops.renderers.text import at_least, heading
+from dispatch_flops.renderers.text import about, at_least, heading
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import NOT_AVAILABLE, ratio
 
@@ -172,7 +172,8 @@ def _training(
         )
     yield f"step latency{profiled}", _duration(profile, step_s, "optimizer")
     other = "" if timing.iteration_step is None else f" of step {timing.iteration_step}, unprofiled"
-    yield f"iter latency{other}", _iteration(profile, iteration_s)
+    iteration = duration_to_string(iteration_s)
+    yield f"iter latency{other}", about(iteration, measured_seconds_are_inexact(profile))
     yield (
         f"FLOPS per GPU = {factor + 1:g} * fwd flops per GPU / iter latency",
         _rate(fwd_flops, iteration_s, fwd_bound, factor + 1),
@@ -187,15 +188,7 @@ def _training(
 
 def _duration(profile: Profile, seconds: float | None, phase: Phase) -> str:
     """Return the seconds, marked with ``~`` if they may be off by more than 10 %."""
-    text = duration_to_string(seconds)
-    return f"~{text}" if phase in inexact_phases(profile) and seconds is not None else text
-
-
-def _iteration(profile: Profile, seconds: float | None) -> str:
-    """Return the seconds of an iteration, marked as those of a phase."""
-    text = duration_to_string(seconds)
-    is_inexact = measured_seconds_are_inexact(profile) and seconds is not None
-    return f"~{text}" if is_inexact else text
+    return about(duration_to_string(seconds), phase in inexact_phases(profile))
 
 
 def _profiled_step(profile: Profile) -> str:

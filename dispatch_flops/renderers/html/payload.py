@@ -61,7 +61,7 @@ def _communication(profile: Profile, total: CommTotal) -> Data:
         "module": total.fqn or profile.root.class_name,
         "phase": total.phase,
         "kind": total.kind,
-        "group": group_text(total.group),
+        "group": group_text(total.group.label, total.group.size),
         "dtype": total.dtype or "",
         "calls": total.calls,
         "payload": total.payload_bytes,

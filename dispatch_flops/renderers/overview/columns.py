@@ -15,7 +15,7 @@ from dispatch_flops.profile import ModuleNode, Profile
 from dispatch_flops.profile.cost import PHASES, Phase
 from dispatch_flops.renderers.overview.fitting import TextColumn, fitted_table
 from dispatch_flops.renderers.overview.rows import Row, output_text
-from dispatch_flops.renderers.text import Align, Style, at_least, one_line
+from dispatch_flops.renderers.text import Align, Style, about, at_least, one_line
 from dispatch_flops.units import (
     bytes_text,
     count_text,
@@ -94,8 +94,8 @@ def _columns(profile: Profile) -> dict[str, Column]:
 
     def latency(row: Row) -> str:
         seconds = row.figures.latency_s
-        mark = "" if inexact.isdisjoint(row.fqns) else "~"
-        return "" if seconds is None else f"{mark}{seconds_text(seconds)}"
+        is_inexact = not inexact.isdisjoint(row.fqns)
+        return "" if seconds is None else about(seconds_text(seconds), is_inexact)
 
     @cache
     def figures_in(phase: Phase) -> dict[str, Figures]:

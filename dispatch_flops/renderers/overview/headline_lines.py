@@ -13,7 +13,7 @@ from dispatch_flops.profile import Profile
 from dispatch_flops.renderers.communication import communication_text
 from dispatch_flops.renderers.memory_table import memory_text
 from dispatch_flops.renderers.run_facts import inputs_text, mode_text
-from dispatch_flops.renderers.text import at_least, one_line
+from dispatch_flops.renderers.text import about, at_least, one_line
 from dispatch_flops.units import (
     bytes_text,
     count_text,
@@ -103,11 +103,11 @@ def _time(profile: Profile, top: Headline) -> str:
     if top.seconds is None:
         return ""
     timing = profile.timing
-    mark = "~" if top.seconds_are_inexact else ""
+    seconds = about(seconds_text(top.seconds), top.seconds_are_inexact)
     spread = f" ± {seconds_text(timing.spread_s)}" if timing.spread_s is not None else ""
     runs = f", median of {timing.repeats} runs" if timing.repeats > 1 else ""
     rate = at_least(flops_per_s_text(ratio(top.hardware_flops, top.seconds)), top.lower_bound)
-    return f"{mark}{seconds_text(top.seconds)}{spread} ({top.seconds_of}{runs}), {rate}"
+    return f"{seconds}{spread} ({top.seconds_of}{runs}), {rate}"
 
 
 def _utilisation(top: Headline, machine: Machine | None) -> str:

@@ -14,8 +14,8 @@ from dispatch_flops.cli.arguments import (
     natural,
     parse_assignments,
     parse_value,
-    table_style,
 )
+from dispatch_flops.cli.formats import table_style
 from dispatch_flops.cli.targets.inputs import parse_dtype
 from dispatch_flops.errors import TargetError
 from tests.helpers.command_line import Run, error_line

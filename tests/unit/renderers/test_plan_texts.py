@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_flops.renderers.generation_column import range_text
+from dispatch_flops.renderers.plan_texts import range_text
 
 
 @pytest.mark.parametrize(
