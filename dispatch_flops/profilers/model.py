@@ -31,7 +31,7 @@ from dispatch_flops.timing.latencies import (
     fit_to_whole,
     medians,
     spreads,
-    time_call,
+    time_calls,
     within_parents,
 )
 
@@ -177,10 +177,10 @@ def _time(
     notify(f"timing {repeats} calls" if repeats > 1 else "timing a call")
     if calls.has_backward:
         calls.forward()  # the last backward freed its graph's memory: have it allocated again
-    forward_s, spread_s = time_call(calls.forward, devices=devices, repeats=repeats)
+    forward_s, spread_s = time_calls(calls.forward, repeats, devices.clock())
     backward_s = None
     if calls.has_backward:
-        whole_s, _ = time_call(calls.profiled, devices=devices, repeats=repeats)
+        whole_s, _ = time_calls(calls.profiled, repeats, devices.clock())
         backward_s = max(whole_s - forward_s, 0.0)
     names, passes = _time_modules(model, calls, devices, repeats)
     measured = medians(passes)

@@ -16,7 +16,7 @@ from dispatch_flops.profilers.inputs import bind_inputs, loss_in, requiring_grad
 from dispatch_flops.profilers.isolation import isolated
 from dispatch_flops.profilers.model import UNTIMED
 from dispatch_flops.timing.devices import Devices
-from dispatch_flops.timing.latencies import time_call
+from dispatch_flops.timing.latencies import time_calls
 
 OptimizerName = Literal["sgd", "adamw"]
 OPTIMIZERS: Mapping[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
@@ -74,7 +74,7 @@ def profile_training_step(
         timing = UNTIMED
         if devices.computes:
             notify(f"timing {repeats} steps" if repeats > 1 else "timing a step")
-            seconds, spread_s = time_call(run_step, devices=devices, repeats=repeats)
+            seconds, spread_s = time_calls(run_step, repeats, devices.clock())
             timing = StepTiming(
                 iteration_s=seconds, spread_s=spread_s, repeats=repeats, method=WHOLE_STEPS
             )

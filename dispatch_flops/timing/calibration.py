@@ -19,9 +19,9 @@ from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.operators.conventions import Conventions
-from dispatch_flops.timing.devices import CPU, Devices, Now, seconds_between
+from dispatch_flops.timing.devices import CPU, Devices, seconds_between
 from dispatch_flops.timing.idle_modules import IdleModules, make_call, run_in_fresh_thread
-from dispatch_flops.timing.latencies import time_call
+from dispatch_flops.timing.latencies import seconds_of
 from dispatch_flops.timing.module_timer import HookOverhead, ModuleTimer
 from dispatch_flops.timing.overhead import CallOverhead, Overhead
 from dispatch_flops.timing.passes import EVENT_RESOLUTION_S, HostPass
@@ -73,10 +73,9 @@ def _measure_hooks() -> HookOverhead:
     inside: list[float] = []
     for _ in range(TURNS):
         idle.set_call(bare)
-        plain, _spread = time_call(idle.run, repeats=1)
-        each = plain / len(idle.modules)
+        each = seconds_of(idle.run, time.perf_counter) / len(idle.modules)
         idle.set_call(hooked)
-        whole, _spread = time_call(idle.run, repeats=1)
+        whole = seconds_of(idle.run, time.perf_counter)
         calls = next(timer.intervals())[-len(idle.modules) :]
         seen = sum(call.start - call.hook_start + call.hook_end - call.end for call in calls)
         per_call.append((whole - seen) / len(calls) - each)
@@ -140,14 +139,8 @@ def _unseen(run: Callable[[], Any], overhead: Overhead, idle: IdleModules) -> fl
     more = []
     for _ in range(TURNS):
         idle.set_call(bare)
-        plain = _seconds(run, time.perf_counter)
+        plain = seconds_of(run, time.perf_counter)
         idle.set_call(hooked)
         with mode:
-            more.append(_seconds(run, overhead.now) - plain)
+            more.append(seconds_of(run, overhead.now) - plain)
     return max(statistics.median(more), 0.0)
-
-
-def _seconds(run: Callable[[], Any], now: Now) -> float:
-    begun = now()
-    run()
-    return now() - begun

@@ -7,22 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.timing.devices import CPU, Devices, Now
+from dispatch_flops.timing.devices import Now
 
 
-def time_call(
-    run: Callable[[], Any], *, devices: Devices = CPU, repeats: int, now: Now | None = None
-) -> tuple[float, float | None]:
-    """Return the median seconds of ``repeats`` calls and half their range.
+def seconds_of(run: Callable[[], Any], now: Now) -> float:
+    """Return the seconds of one call, by the clock ``now``."""
+    begun = now()
+    run()
+    return now() - begun
 
-    Half the range is None for a single call. now: a clock other than that of ``devices``.
-    """
-    clock = now or devices.clock()
-    taken = []
-    for _ in range(repeats):
-        start = clock()
-        run()
-        taken.append(clock() - start)
+
+def time_calls(run: Callable[[], Any], repeats: int, now: Now) -> tuple[float, float | None]:
+    """Return the median seconds of ``repeats`` calls and half their range, None for one call."""
+    taken = [seconds_of(run, now) for _ in range(repeats)]
     spread = (max(taken) - min(taken)) / 2 if repeats > 1 else None
     return statistics.median(taken), spread
 

@@ -14,7 +14,7 @@ from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.profile.cost import FLOPS_PER_MAC
 from dispatch_flops.timing.devices import Devices
 from dispatch_flops.timing.kernels import kernels_of
-from dispatch_flops.timing.latencies import time_call
+from dispatch_flops.timing.latencies import seconds_of
 
 _MIB = 2**20
 _ENOUGH_S = 1.0  # of readings of one figure
@@ -156,5 +156,5 @@ def _best_s(run: Callable[[], object], device: torch.device, repeats: int) -> fl
         several()  # a first launch may itself take a second
     readings: list[float] = []
     while len(readings) <= repeats and sum(readings) < _ENOUGH_S:
-        readings.append(time_call(several, devices=devices, repeats=1)[0])
+        readings.append(seconds_of(several, devices.clock()))
     return min(readings[1:] or readings) / calls  # the first one warms up

@@ -82,7 +82,7 @@ def test_profile_model_with_backward_takes_the_time_beyond_that_of_forward(
     whole_s: float, backward_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = iter((2.0, whole_s))
-    monkeypatch.setattr(model_profiler, "time_call", lambda *_, **__: (next(seconds), 0.0))
+    monkeypatch.setattr(model_profiler, "time_calls", lambda *_, **__: (next(seconds), 0.0))
     timing = profile_model(Net(), (B, 5), backward=True).timing
     assert (timing.latency("forward"), timing.latency("backward")) == (2.0, backward_s)
 

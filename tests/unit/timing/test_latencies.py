@@ -11,24 +11,24 @@ from dispatch_flops.timing.latencies import (
     fit_to_whole,
     medians,
     spreads,
-    time_call,
+    time_calls,
     within_parents,
 )
 from tests.helpers.clocks import Ticks, Working
 
 
-def test_time_call_returns_the_median_and_half_the_range() -> None:
+def test_time_calls_returns_the_median_and_half_the_range() -> None:
     clock = Ticks()
     steps: Iterator[float] = iter([5.0, 1.0, 2.0])
 
     def run() -> None:
         clock.now += next(steps)
 
-    assert time_call(run, repeats=3, now=clock) == (2.0, (5.0 - 1.0) / 2)
+    assert time_calls(run, 3, clock) == (2.0, (5.0 - 1.0) / 2)
 
 
-def test_time_call_of_one_call_has_no_spread() -> None:
-    assert time_call(lambda: None, repeats=1, now=Ticks())[1] is None
+def test_time_calls_of_one_call_has_no_spread() -> None:
+    assert time_calls(lambda: None, 1, Ticks())[1] is None
 
 
 def test_fit_to_whole_scales_all_modules_by_one_factor() -> None:

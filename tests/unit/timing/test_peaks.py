@@ -22,15 +22,15 @@ def test_measure_machine_on_an_accelerator_shares_one_wait_over_calls(
     """A wait for the device takes as long as a kernel: 1 s."""
     launched: list[torch.device] = []
 
-    def time_call(run: Callable[[], object], **_: object) -> tuple[float, None]:
+    def seconds_of(run: Callable[[], object], now: object) -> float:
         launched.clear()
         run()
-        return 1.0 + len(launched), None
+        return 1.0 + len(launched)
 
     def copy_(target: torch.Tensor, source: torch.Tensor) -> None:
         launched.append(target.device)
 
-    monkeypatch.setattr("dispatch_flops.timing.peaks.time_call", time_call)
+    monkeypatch.setattr("dispatch_flops.timing.peaks.seconds_of", seconds_of)
     monkeypatch.setattr("dispatch_flops.timing.peaks.device_name", lambda device: f"a {device}")
     monkeypatch.setattr(torch, "mm", lambda a, b: launched.append(a.device))
     monkeypatch.setattr(torch.Tensor, "copy_", copy_)
@@ -48,12 +48,12 @@ def test_measure_machine_ends_the_readings_of_a_figure_after_a_second(
     """Where bfloat16 is emulated, a product takes seconds. Copies and float32 are fast here."""
     products: list[torch.dtype] = []
 
-    def time_call(run: Callable[[], object], **_: object) -> tuple[float, None]:
+    def seconds_of(run: Callable[[], object], now: object) -> float:
         before = products.count(torch.bfloat16)
         run()
-        return (0.7 if products.count(torch.bfloat16) > before else 1e-3), None
+        return 0.7 if products.count(torch.bfloat16) > before else 1e-3
 
-    monkeypatch.setattr("dispatch_flops.timing.peaks.time_call", time_call)
+    monkeypatch.setattr("dispatch_flops.timing.peaks.seconds_of", seconds_of)
     monkeypatch.setattr(torch, "mm", lambda a, b: products.append(a.dtype))
     machine = measure_machine("cpu", size=8, repeats=5)
     warm_up = 1
@@ -122,7 +122,7 @@ def test_measure_machine_with_an_unusable_option_names_it(options: dict[str, Any
 def test_measure_machine_of_what_it_cannot_multiply_says_so_before_it_measures(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr("dispatch_flops.timing.peaks.time_call", None)
+    monkeypatch.setattr("dispatch_flops.timing.peaks.seconds_of", None)
     with pytest.raises((ConfigError, TargetError), match=message):
         measure_machine(**options)
 
