@@ -1733,8 +1733,8 @@ def clear_sharding_caches() -> None:
         cached.cache_clear()
 
 
-# Methods and properties of DeviceMesh that read the values of tensors of their own. Public: none.
-MESH_METHODS = ("__init__", "__getitem__", "mesh", "_flatten", "_unflatten", "_get_all_submeshes")
+# What of DeviceMesh reads values of tensors of its own, besides its constructor. Public: none.
+MESH_METHODS = ("__getitem__", "mesh", "_flatten", "_unflatten", "_get_all_submeshes")
 
 # The argument of DeviceMesh's constructor in which ``init_device_mesh`` passes the ranks, in order.
 # Public: none.

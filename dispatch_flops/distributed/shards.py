@@ -111,17 +111,16 @@ def unnamed_dims(shards: Iterable[Shard], mesh: Mapping[str, int]) -> set[str]:
 
 
 def classes(
-    ranks: Sequence[int], shards: frozenset[Shard], mesh: Mapping[str, int]
+    ranks: Sequence[int], shards: Iterable[Shard], mesh: Mapping[str, int]
 ) -> list[list[int]]:
     """Return the ranks in groups whose parameter shards have equal shapes, in order of rank.
 
     Shapes are equal after each cut: ranks with equal parts of unequal shards compute differently.
     """
-    order = sorted(shards, key=repr)
+    named = [shard for shard in shards if not unnamed_dims([shard], mesh)]
     groups: dict[object, list[int]] = {}
     for rank in ranks:
         at = coordinates_of(rank, mesh)
-        known = [shard for shard in order if not unnamed_dims([shard], mesh)]
-        shapes = tuple(shard.local_shapes(at, mesh) for shard in known)
+        shapes = tuple(shard.local_shapes(at, mesh) for shard in named)
         groups.setdefault(shapes, []).append(rank)
     return list(groups.values())

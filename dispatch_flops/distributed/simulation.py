@@ -174,7 +174,7 @@ class _Simulator:
         self._mailbox = Mailbox()
         self._world_size = math.prod(mesh.values())
         self._values_read = self._objects_gathered = 0
-        self._shards: frozenset[Shard] = frozenset()  # of the rank that was simulated last
+        self._shards: dict[int, set[Shard]] = {}  # by the rank
 
     def cluster(self, ranks: Iterable[int]) -> ClusterProfile:
         """Return the profiles of these ranks."""
@@ -189,11 +189,10 @@ class _Simulator:
         compared: dict[int, int] = {}
         profiles: dict[int, Profile] = {}
         represented: dict[int, int] = {}
-        unnamed: set[str] = set()
         for stage in ranks_by_stage(self._mesh):
-            profiles[stage[0]] = self._profile(stage[0])
-            unnamed |= unnamed_dims(self._shards, self._mesh)
-            for head, *others in classes(stage, self._shards, self._mesh):
+            first = stage[0]
+            profiles[first] = self._profile(first)
+            for head, *others in classes(stage, self._shards[first], self._mesh):
                 if head not in profiles:
                     profiles[head] = self._profile(head)
                 represented |= dict.fromkeys(others, head)
@@ -202,11 +201,17 @@ class _Simulator:
         for rank in compared:
             profiles[rank] = self._profile(rank)
             del represented[rank]
-        notes = [_UNNAMED.format(", ".join(sorted(unnamed)))] if unnamed and represented else []
-        if represented and any(shard.is_flat for shard in self._shards):
-            notes.append(_FLAT)
+        notes = [*self._notes_on_shards()] if represented else []
         notes += _verification_notes(profiles, compared)
         return self._cluster(profiles, represented, notes)
+
+    def _notes_on_shards(self) -> Iterator[str]:
+        """Yield what represented ranks may differ in, because their shards are not known."""
+        shards = set[Shard]().union(*self._shards.values())
+        if unnamed := unnamed_dims(shards, self._mesh):
+            yield _UNNAMED.format(", ".join(sorted(unnamed)))
+        if any(shard.is_flat for shard in shards):
+            yield _FLAT
 
     def _cluster(
         self,
@@ -282,7 +287,7 @@ class _Simulator:
             raise TargetError(f"rank {rank} ended before it sent what another rank waits for")
         self._values_read += mode.values_read
         self._objects_gathered += mode.objects_gathered
-        self._shards = frozenset(shards)
+        self._shards[rank] = shards
         profile = counter.profile
         place = {"world_size": self._world_size, "mesh": mesh_dims(rank, self._mesh)}
         run = dataclasses.replace(profile.run, rank=rank, **place)  # type: ignore[arg-type]

@@ -285,6 +285,19 @@ def test_representatives_of_flat_parameters_are_noted() -> None:
     assert not any("FSDP1" in note for note in simulate(linear, {"dp": 3}).notes)
 
 
+def test_flat_parameters_of_one_stage_are_noted() -> None:
+    def job(mesh: DeviceMesh) -> Any:
+        model: nn.Module = nn.Linear(5, 1, bias=False)
+        if mesh["pp"].get_local_rank() == 0:
+            group, device = mesh["dp"].get_group(), torch.device("cpu")
+            model = FullyShardedDataParallel(model, process_group=group, device_id=device)
+        return model, lambda: model(torch.ones(2, 5)).sum().backward()
+
+    cluster = simulate(job, {"pp": 2, "dp": 2})
+    assert cluster.represented == {1: 0, 3: 2}
+    assert any("FSDP1 shards the parameters of a module together" in n for n in cluster.notes)
+
+
 def test_representatives_are_of_every_stage() -> None:
     cluster = simulate(parallel.pipeline, {"pp": 2, "dp": 2})
     assert sorted(cluster.profiles) == [0, 2]
