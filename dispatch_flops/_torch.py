@@ -487,6 +487,34 @@ def with_autocast(call: Callable[..., Any], op: OpOverload) -> Callable[..., Any
     return run
 
 
+# -- lazy conjugates --------------------------------------------------------------------------
+
+_CONJUGATE, _NEGATIVE = DispatchKey.Conjugate, DispatchKey.Negative
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+def with_conjugates(call: Callable[..., Any], op: OpOverload) -> Callable[..., Any]:
+    """Return ``call``, which runs ``op`` in ``__torch_dispatch__``, with conjugates resolved.
+
+    torch conjugates and negates lazily, and excludes there what resolves the results before other
+    operators use them: these would take ``x.conj()`` for ``x``. Those of a kernel of torch that
+    conjugates, which are of FFT and of linear algebra, thus return other values. Public: none.
+    """
+    if not op.name().startswith(("aten::fft_", "aten::linalg_")):
+        return call
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            _exclude(_CONJUGATE, False)
+            _exclude(_NEGATIVE, False)
+            return call(*args, **kwargs)
+        finally:
+            _exclude(_CONJUGATE, True)
+            _exclude(_NEGATIVE, True)
+
+    return run
+
+
 # -- autograd ---------------------------------------------------------------------------------
 
 # The number that the next node of this thread gets; asked after every operator. Public: none.

@@ -254,7 +254,7 @@ class CountingMode(EnteredMode):
         plan.numbers = number_keys(func, rule)
         plan.calls = KnownCalls(func, plan.numbers)
         if runs_operators(func):
-            plan.call = _torch.with_autocast(plan.call, func)
+            plan.call = _torch.with_conjugates(_torch.with_autocast(plan.call, func), func)
         plan.is_adapted = plan.call is not _torch.kernel_of(func)
         plan.strategy = strategy_for(func, rule)
         if plan.strategy is decompose:
@@ -272,10 +272,10 @@ class CountingMode(EnteredMode):
         parts = partial(_torch.run_taken_apart, func)
         if func is meta_attention.ATTENTION:
             parts = partial(meta_attention.attend, self.conventions.target)
-        with_autocast = _torch.with_autocast(parts, func)
+        in_program = _torch.with_conjugates(_torch.with_autocast(parts, func), func)
         if is_of_extension(func):
-            return partial(run_composite, self, func, with_autocast)
-        return with_autocast
+            return partial(run_composite, self, func, in_program)
+        return in_program
 
     def _plan_higher_order(self, func: HigherOrderOperator) -> Plan:
         rule = registry.lookup(func, self._own_rules, home=self.tracker.home_thread)

@@ -370,3 +370,23 @@ def test_autocast_keys_in_a_dispatch_mode_are_excluded_but_in_the_snapshot() -> 
     nesting = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
     assert nesting == 1, "the nesting of autocast regions outside of one is 0"
+
+
+def test_lazy_conjugate_is_not_resolved_inside_a_mode() -> None:
+    """dispatch_flops relies on this being undone by torch's function for excluding a key, which
+    kernels of FFT and of linear algebra need (_torch.py: ``with_conjugates``).
+    """
+    found: list[Tensor] = []
+
+    class Mode(OperatorNames):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
+            x = torch.full((2,), 1j)
+            found.append(x.conj() * 1)
+            torch._C._dispatch_tls_set_dispatch_key_excluded(_torch.DispatchKey.Conjugate, False)
+            found.append(x.conj() * 1)
+            torch._C._dispatch_tls_set_dispatch_key_excluded(_torch.DispatchKey.Conjugate, True)
+            return func(*args, **(kw or {}))
+
+    with Mode():
+        torch.ones(2)
+    assert [numbers.tolist() for numbers in found] == [[1j, 1j], [-1j, -1j]]
