@@ -69,15 +69,17 @@ def recurrent(
 
     MACs per layer and direction: T·G·H·(inputs + H). FLOPs: 2·MACs, ``CELL_FLOPS``, and per
     product as ``linear_dynamic`` (steps quantised one by one; their 10 for scale and zero point
-    are counted once per layer and direction). Bytes: each packed weight and float32 bias, once.
+    are counted once per layer and direction), with float16 weights as ``linear_dynamic_fp16``.
+    Bytes: each packed weight and float32 bias, once.
     """
     x: Tensor = data if input is None else input
     hidden = state.shape[-1]
     rows, inputs, directions = x.numel() // x.shape[-1], x.shape[-1], 1 + bidirectional
     total, gates = ZERO, GATES[mode] * hidden
     weights, biases = 0, 2 * gates * directions * num_layers * has_biases
+    in_integers = not (is_packed(params[0]) and _weight_bytes(params) == 2)
     for _layer in range(num_layers):
-        total += directions * cell(mode, rows, inputs, hidden, has_biases)
+        total += directions * cell(mode, rows, inputs, hidden, has_biases, in_integers=in_integers)
         weights += directions * gates * (inputs + hidden)
         inputs = hidden * directions
     read = nbytes(x, batch_sizes, states, params)
@@ -92,10 +94,14 @@ def _weight_bytes(params: Sequence[Any]) -> int:
     return 2 if state[0] == "quantized_fp16" else 1
 
 
-def cell(mode: int, rows: int, inputs: int, hidden: int, bias: bool) -> OpCost:
+def cell(
+    mode: int, rows: int, inputs: int, hidden: int, bias: bool, *, in_integers: bool
+) -> OpCost:
     """Rows of inputs and of states through one dynamically quantised cell."""
     results = rows * GATES[mode] * hidden
-    surround = dynamic(rows * inputs) + dynamic(rows * hidden) + 2 * results * (1 + bias)
+    surround = 2 * results * bias
+    if in_integers:
+        surround += dynamic(rows * inputs) + dynamic(rows * hidden) + 2 * results
     return contraction(
         results * (inputs + hidden), extra_flops=surround + rows * hidden * CELL_FLOPS[mode]
     )
@@ -126,9 +132,10 @@ def register_cell(name: str, mode: int) -> None:
     ) -> OpCost:
         state = hx[0] if isinstance(hx, (list, tuple)) else hx
         rows = x.numel() // x.shape[-1]
-        cost = cell(mode, rows, x.shape[-1], state.shape[-1], True)
+        in_integers = not _is_float16(w_ih)
+        cost = cell(mode, rows, x.shape[-1], state.shape[-1], True, in_integers=in_integers)
         weights = GATES[mode] * state.shape[-1] * (x.shape[-1] + state.shape[-1])
-        read = nbytes(x, hx, biases) + weights * (2 if _is_float16(w_ih) else 1)
+        read = nbytes(x, hx, biases) + weights * (1 if in_integers else 2)
         return cost + OpCost(bytes_read=read, bytes_written=nbytes(out))
 
 

@@ -45,3 +45,24 @@ def test_dynamic_cell_counts_all_gates(kind: Any, gates: int) -> None:
     cell = nn.Sequential(kind(5, 3)).eval()
     dynamic = torch.ao.quantization.quantize_dynamic(cell, {kind}, dtype=torch.qint8)
     assert macs_and_flops(dynamic, torch.rand(7, 5))[0] == 7 * gates * 3 * (5 + 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+@pytest.mark.parametrize(
+    ("kind", "gates"),
+    [(nn.LSTM, 4), (nn.GRU, 3), (nn.LSTMCell, 4), (nn.GRUCell, 3), (nn.RNNCell, 1)],
+)
+def test_dynamic_quantisation_costs_what_it_costs_the_linear_layers_within(
+    kind: Any, gates: int, dtype: torch.dtype
+) -> None:
+    """One of the inputs and one of the states. Nothing is quantised for float16 weights."""
+
+    def costs_more(layer: nn.Module, width: int) -> int:
+        original, x = nn.Sequential(layer).eval(), torch.rand(7, width)
+        x = x if "Cell" in kind.__name__ else x[:, None]
+        dynamic = torch.ao.quantization.quantize_dynamic(original, {type(layer)}, dtype=dtype)
+        return macs_and_flops(dynamic, x)[1] - macs_and_flops(original, x)[1]
+
+    linear = costs_more(nn.Linear(5, gates * 3), 5), costs_more(nn.Linear(3, gates * 3), 3)
+    assert (dtype is torch.qint8) == any(linear)
+    assert costs_more(kind(5, 3), 5) == sum(linear)
