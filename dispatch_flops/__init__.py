@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from dispatch_flops.profile.profile import Profile
     from dispatch_flops.profile.tree import ModuleNode, OpTotal
     from dispatch_flops.profilers.counter import FlopCounterMode
-    from dispatch_flops.profilers.flops_profiler import FlopsProfiler, get_model_profile
+    from dispatch_flops.profilers.flops_profiler import FlopsProfiler
     from dispatch_flops.profilers.meter import FlopMeter
     from dispatch_flops.profilers.model import profile_model
+    from dispatch_flops.profilers.model_totals import get_model_profile
     from dispatch_flops.profilers.training import StepProfiler
     from dispatch_flops.timing.peaks import measure_machine
 
@@ -95,7 +96,7 @@ _HOME = {
     "conventions": "operators.conventions",
     "counting_backend": "compile.backend",
     "diff": "analysis.diff",
-    "get_model_profile": "profilers.flops_profiler",
+    "get_model_profile": "profilers.model_totals",
     "matmul_cost": "operators.building_blocks",
     "measure_machine": "timing.peaks",
     "overridden": "operators.registry",

@@ -13,7 +13,10 @@ _WORDS: dict[KernelFamily, re.Pattern[str]] = {
     "attention": re.compile(r"attention|flash|attn"),
     "recurrent": re.compile(r"(lstm|gru|rnn)(?![a-z])"),
     "convolution": re.compile(r"conv(olution)?(?![a-z])"),
-    "product": re.compile(r"(mm|mv|dot|matmul|einsum|linear)(?![a-z])"),
+    "product": re.compile(
+        r"(mm|mv|dot|matmul|einsum|linear)(?![a-z])"
+        r"|euclidean_dist|matrix_exp|affine_grid|encoder_layer|mx_fp8"  # made of products
+    ),
 }
 _INTERPOLATION = "upsample"  # as upsample_bilinear2d, which is pointwise
 

@@ -10,7 +10,7 @@ import dataclasses
 import errno
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -26,85 +26,13 @@ from dispatch_flops.profile import Profile
 from dispatch_flops.profile.holders import ProfileHolder
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import check_model
-from dispatch_flops.profilers.model import exclude_modules, module_classes, profile_model
+from dispatch_flops.profilers.model import exclude_modules, module_classes
 from dispatch_flops.renderers import View, deepspeed
 from dispatch_flops.renderers.deepspeed import aggregated, units
 from dispatch_flops.renderers.terminal import printable
 from dispatch_flops.renderers.text import at_least
 
 _EXPERT_GROUP = "ep_size_"
-
-
-def get_model_profile(
-    model: nn.Module,
-    input_shape: Sequence[int] | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    print_profile: bool = True,
-    detailed: bool = True,
-    module_depth: int = -1,
-    top_modules: int = 1,
-    warm_up: int = 1,
-    as_string: bool = True,
-    output_file: str | Path | None = None,
-    ignore_modules: Sequence[type[nn.Module]] | None = None,
-    mode: str = "forward",
-    func_name: str | None = None,
-    *,
-    fold: bool = False,
-    **options: Any,
-) -> tuple[Any, Any, Any]:
-    """Profile one call of a model, print the profile, and return its totals.
-
-        flops, macs, params = get_model_profile(
-            torch.nn.Linear(3, 5), input_shape=(2, 3), print_profile=False, as_string=False
-        )
-        # 70, 30, 20
-
-    model, input_shape, args, kwargs, warm_up, ignore_modules, mode: see ``profile_model``.
-    print_profile: print the profile.
-    detailed: print the module tree, too.
-    module_depth: deepest level printed; -1 (the default) prints all.
-    top_modules: classes printed per level in the aggregated part, at least 1.
-    as_string: return strings with a unit ("426.52 MMACs") instead of numbers; a lower bound is
-        marked, as in ">= 426.52 MMACs".
-    output_file: write the profile to this file instead of stdout.
-    func_name: DeepSpeed's older name of ``mode``; wins over it.
-    fold: print equal sibling modules as one.
-    options: further arguments of ``profile_model``, such as ``device="meta"`` or ``repeats=9``.
-
-    Returns ``(flops, macs, params)``: FLOPs and MACs of the forward pass, and the model's number
-    of parameters.
-    Raises what ``profile_model`` raises, and OutputError if ``output_file`` cannot be written.
-    """
-    view = deepspeed.make_view(  # wrong values raise before the model runs
-        profile_step=warm_up,
-        module_depth=module_depth,
-        top_modules=top_modules,
-        detailed=detailed,
-        fold=fold,
-    )
-    profile = profile_model(
-        model,
-        input_shape,
-        args,
-        kwargs,
-        warm_up=warm_up,
-        ignore_modules=ignore_modules,
-        mode=func_name or mode,
-        **options,
-    )
-    if print_profile:
-        print_or_write(deepspeed.render(profile, view), output_file)
-    total = profile.root.total("forward")
-    params = profile.total_params
-    if not as_string:
-        return total.flops, total.macs, params
-    return (
-        _forward_string(profile, units.number_to_string(total.flops)),
-        _forward_string(profile, units.macs_to_string(total.macs)),
-        units.params_to_string(params),
-    )
 
 
 class FlopsProfiler(ProfileHolder):
@@ -270,7 +198,7 @@ class FlopsProfiler(ProfileHolder):
         """
         profile = self.profile
         total = profile.root.total("forward").flops
-        return _forward_string(profile, units.number_to_string(total)) if as_string else total
+        return forward_string(profile, units.number_to_string(total)) if as_string else total
 
     @overload
     def get_total_macs(self, as_string: Literal[False] = False) -> int: ...
@@ -286,7 +214,7 @@ class FlopsProfiler(ProfileHolder):
         """
         profile = self.profile
         total = profile.root.total("forward").macs
-        return _forward_string(profile, units.macs_to_string(total)) if as_string else total
+        return forward_string(profile, units.macs_to_string(total)) if as_string else total
 
     @overload
     def get_total_duration(self, as_string: Literal[False] = False) -> float | None: ...
@@ -423,7 +351,7 @@ def _expert_parallel_size(parameter: Any) -> int:
     return int(size) if group.startswith(_EXPERT_GROUP) and size.isdigit() else 0
 
 
-def _forward_string(profile: Profile, text: str) -> str:
+def forward_string(profile: Profile, text: str) -> str:
     """Return a total of the forward pass, marked as the printout marks it."""
     return at_least(text, inclusive(profile.root, "forward")[profile.root.fqn].lower_bound)
 

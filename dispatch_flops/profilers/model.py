@@ -11,7 +11,7 @@ from torch import nn
 from dispatch_flops.counting.eager_stance import eager_stance
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.wrappers import find_submodule, is_compiled
-from dispatch_flops.errors import ConfigError, TargetError
+from dispatch_flops.errors import ConfigError, TargetError, UncountedOpsError
 from dispatch_flops.operators.conventions import Causal, Flops, Subclass, Target
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profile import OUTSIDE, ModuleNode, PhaseSeconds, Profile, StepTiming
@@ -24,6 +24,7 @@ from dispatch_flops.profilers.isolation import (
     isolated,
     preserving_gradients,
 )
+from dispatch_flops.profilers.uncounted import describe_uncounted
 from dispatch_flops.timing.calibrated import ModulePass
 from dispatch_flops.timing.calibration import resolution_s
 from dispatch_flops.timing.devices import Devices
@@ -106,7 +107,6 @@ def profile_model(
         model,
         display=False,
         custom_mapping=custom_mapping,
-        strict=strict,
         causal=causal,
         flops=flops,
         subclass=subclass,
@@ -130,7 +130,10 @@ def profile_model(
     if mode != "forward" or not profile.root.calls:
         profile = _with_method(profile)
     profile = attach_latencies(profile, seconds, timing, spread)
-    return exclude_modules(profile, model, excluded)
+    profile = exclude_modules(profile, model, excluded)
+    if strict and profile.uncounted_ops():
+        raise UncountedOpsError(describe_uncounted(profile))
+    return profile
 
 
 def module_classes(given: Any) -> tuple[type[nn.Module], ...]:

@@ -13,6 +13,7 @@ from dispatch_flops.counting.python_frames import stacklevel_of_program
 from dispatch_flops.counting.uncounted import unknown_costs_text
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.costing import SYMBOLIC
+from dispatch_flops.profile import Profile
 
 
 def warn_of_uncounted(
@@ -51,7 +52,7 @@ def describe_unseen(modules: Sequence[str]) -> str:
     )
 
 
-def describe_uncounted(calls: RecordedCalls) -> str:
+def describe_uncounted(calls: RecordedCalls | Profile) -> str:
     """Return the sentence on operators without a formula and on formulas that failed."""
     uncounted, errors = calls.uncounted_ops(), calls.formula_errors()
     broken = [op for op in uncounted if _is_exception(errors.get(op, ""))]

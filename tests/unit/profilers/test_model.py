@@ -13,6 +13,8 @@ from dispatch_flops import FlopCounterMode, get_model_profile, profile_model
 from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.errors import (
     DispatchFlopsError,
+    UncountedOpsError,
+    UncountedWarning,
 )
 from dispatch_flops.profilers import model as model_profiler
 from tests.helpers.small_net import MACS, B, Net
@@ -205,6 +207,26 @@ def test_ignore_modules_excludes_modules_of_the_class(
     profile = profile_model(make(), (2, 3), ignore_modules=[ignored]).check()
     assert profile.total().macs == macs
     assert "excluded by ignore_modules" in profile.notes[-1]
+
+
+def test_strict_profile_has_known_costs_outside_of_excluded_modules() -> None:
+    with torch.library._scoped_library("strict", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CPU")
+
+        class Twice(nn.Module):
+            def forward(self, x: torch.Tensor) -> Any:
+                return torch.ops.strict.twice(x)
+
+        model = nn.Sequential(nn.Linear(3, 5, bias=False), Twice())
+        with pytest.warns(UncountedWarning, match="strict.twice"):
+            profile = profile_model(model, (2, 3), ignore_modules=[Twice], strict=True)
+        assert profile.total().macs == 2 * 3 * 5
+        with (
+            pytest.warns(UncountedWarning),
+            pytest.raises(UncountedOpsError, match=r"no cost is known for strict.twice.* \(1 call"),
+        ):
+            profile_model(model, (2, 3), ignore_modules=[nn.Linear], strict=True)
 
 
 def test_note_on_excluded_modules_says_that_latencies_include_them() -> None:
