@@ -489,8 +489,9 @@ def with_autocast(call: Callable[..., Any], op: OpOverload) -> Callable[..., Any
 
 # -- lazy conjugates --------------------------------------------------------------------------
 
-_CONJUGATE, _NEGATIVE = DispatchKey.Conjugate, DispatchKey.Negative
+_LAZY = (DispatchKey.Conjugate, DispatchKey.Negative)
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 def with_conjugates(call: Callable[..., Any], op: OpOverload) -> Callable[..., Any]:
@@ -504,13 +505,14 @@ def with_conjugates(call: Callable[..., Any], op: OpOverload) -> Callable[..., A
         return call
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        before = [(key, _is_excluded(key)) for key in _LAZY]
         try:
-            _exclude(_CONJUGATE, False)
-            _exclude(_NEGATIVE, False)
+            for key in _LAZY:
+                _exclude(key, False)
             return call(*args, **kwargs)
         finally:
-            _exclude(_CONJUGATE, True)
-            _exclude(_NEGATIVE, True)
+            for key, was_excluded in before:
+                _exclude(key, was_excluded)
 
     return run
 
