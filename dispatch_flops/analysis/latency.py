@@ -8,6 +8,7 @@ from dispatch_flops.analysis.figures import inclusive
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile import ModuleNode, Profile, StepTiming, sum_known
 from dispatch_flops.profile.cost import STEP_PHASES, Phase, in_order
+from dispatch_flops.profile.rank_figures import timed_phases
 from dispatch_flops.profile.seconds import timed_phase
 from dispatch_flops.units import exceeds_float
 
@@ -107,10 +108,7 @@ def whole_latencies(root: ModuleNode) -> dict[str, float | None]:
         for fqn, seconds in whole_latencies(profile.root).items():
             print(fqn or "model", "not measured" if seconds is None else f"{seconds * 1e3:.3f} ms")
     """
-    ran: dict[str, set[Phase]] = {}
-    for node in reversed(list(root.walk())):
-        own = (timed_phase(op.phase) for op in node.ops if op.phase is not None)
-        ran[node.fqn] = set(own).union(*(ran[child.fqn] for child in node.children))
+    ran = timed_phases(root)
     phases = in_order(("forward", *ran[root.fqn]))
     seconds = {phase: inclusive(root, phase) for phase in phases}
     return {

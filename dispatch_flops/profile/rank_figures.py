@@ -10,7 +10,7 @@ from dispatch_flops.profile.cost import OpCost, Phase
 from dispatch_flops.profile.memory import PhaseBytes
 from dispatch_flops.profile.profile import Profile
 from dispatch_flops.profile.seconds import sum_known, timed_phase
-from dispatch_flops.profile.tree import cost_in, local_params_of
+from dispatch_flops.profile.tree import ModuleNode, cost_in, local_params_of
 from dispatch_flops.units import ratio
 
 By = Literal["macs", "flops", "bytes", "communication", "memory", "time", "params"]
@@ -92,6 +92,7 @@ def module_values(profile: Profile, by: By, phase: Phase | None) -> Iterator[tup
                 sums[total.fqn] = sums.get(total.fqn, 0) + total.payload_bytes
         yield from sums.items()
         return
+    seconds = _whole_seconds(profile.root) if by == "time" and phase is None else {}
     for node in profile.root.walk():
         value: float | None
         if by == "params":
@@ -99,12 +100,29 @@ def module_values(profile: Profile, by: By, phase: Phase | None) -> Iterator[tup
         elif by == "memory":
             value = None if node.memory is None else _peak_in(node.memory.peak_bytes, phase)
         elif by == "time":
-            seconds = node.seconds
-            value = sum_known(seconds.values()) if phase is None else seconds.get(phase)
+            value = seconds[node.fqn] if phase is None else node.seconds.get(phase)
         else:
             value = _FIGURE[by](cost_in(node, phase))
         if value is not None:
             yield node.fqn, value
+
+
+def timed_phases(root: ModuleNode) -> dict[str, set[Phase]]:
+    """Return ``{fqn: phases whose seconds include what ran in the module and below}``."""
+    ran: dict[str, set[Phase]] = {}
+    for node in reversed(list(root.walk())):
+        own = (timed_phase(op.phase) for op in node.ops if op.phase is not None)
+        ran[node.fqn] = set(own).union(*(ran[child.fqn] for child in node.children))
+    return ran
+
+
+def _whole_seconds(root: ModuleNode) -> dict[str, float | None]:
+    """Return the seconds of each module in all phases; None where one that ran was not measured."""
+    ran = timed_phases(root)
+    return {
+        node.fqn: sum_known(node.seconds.values()) if ran[node.fqn] <= node.seconds.keys() else None
+        for node in root.walk()
+    }
 
 
 def _peak_in(peaks: PhaseBytes, phase: Phase | None) -> int:

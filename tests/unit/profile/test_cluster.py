@@ -14,7 +14,7 @@ from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import OpCost, Phase
 from dispatch_flops.profile.mesh_positions import coordinates_of, mesh_dims, ranks_text
 from tests.helpers.clusters import MACS, MESH, PAYLOAD, SECONDS, four_ranks, of_rank
-from tests.helpers.trees import op, timed
+from tests.helpers.trees import module, op, timed
 
 
 def in_another_run(**run: object) -> Profile:
@@ -106,6 +106,19 @@ def test_time_of_a_forward_pass_may_be_that_of_the_model() -> None:
     merged = ClusterProfile.merge([profile])
     assert merged.maximum("time", "forward") == merged.maximum("time") == 0.25
     assert merged.by_module("time", "forward")[0, ""].maximum == 0.25
+
+
+def test_time_of_a_module_is_not_known_where_a_phase_that_ran_in_it_was_not_measured() -> None:
+    """Forward alone is timed; backward runs in one of the two modules."""
+    trained = (op("aten.mm.default", macs=6), op("aten.mm.default", "backward", macs=6))
+    frozen = module("Linear", name="0", ops=trained[:1])
+    root = module("Net", frozen, module("Linear", name="1", ops=trained))
+    timed_root = dataclasses.replace(of_rank(0), root=root).map_nodes(
+        lambda node: dataclasses.replace(node, seconds=timed(forward=0.25))
+    )
+    merged = ClusterProfile.merge([timed_root])
+    assert {fqn for _, fqn in merged.by_module("time")} == {"0"}
+    assert {fqn for _, fqn in merged.by_module("time", "forward")} == {"", "0", "1"}
 
 
 def test_time_of_phases_is_not_known_where_one_that_ran_was_not_measured() -> None:
