@@ -92,12 +92,7 @@ def _column(step: PlannedStep) -> dict[str, str]:
     if step.largest_batch is not None:
         column["largest batch that fits"] = largest_text(step)
     if step.cluster is not None:
-        column |= {
-            "model FLOPs, all devices": at_least(
-                count_text(step.cluster.model_cost.flops), is_bound
-            ),
-            "hardware FLOPs, all devices": at_least(count_text(step.cluster.cost.flops), is_bound),
-        }
+        column |= _flops_of_all(step.cluster)
     column |= {
         "model FLOPs": at_least(count_text(profile.model_total().flops), is_bound),
         "hardware FLOPs": at_least(count_text(profile.total().flops), is_bound),
@@ -119,6 +114,14 @@ def _column(step: PlannedStep) -> dict[str, str]:
     if step.samples is not None:
         column |= _rates("samples/s ceiling", step.samples_per_s, step.devices)
     return column
+
+
+def _flops_of_all(cluster: PlannedCluster) -> dict[str, str]:
+    is_bound = any(part.profile.is_lower_bound for part in cluster.ranks)
+    return {
+        "model FLOPs, all devices": at_least(count_text(cluster.model_cost.flops), is_bound),
+        "hardware FLOPs, all devices": at_least(count_text(cluster.cost.flops), is_bound),
+    }
 
 
 def _parameters(step: PlannedStep) -> dict[str, str]:
