@@ -11,10 +11,12 @@ from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import in_order
 from dispatch_flops.profile.mesh_positions import ranks_text
 from dispatch_flops.profile.rank_figures import BY, By, Spread
+from dispatch_flops.renderers.cluster_marks import LOWER_BOUND, Marks, modules_of_unknown_cost
 from dispatch_flops.renderers.communication import group_text
 from dispatch_flops.renderers.text import Style, alignment, code, one_line, table
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import (
+    NOT_AVAILABLE,
     bytes_text,
     flops_text,
     macs_text,
@@ -127,19 +129,20 @@ def sections(cluster: ClusterProfile, view: View) -> Iterator[Section]:
     """Yield the tables of a cluster."""
     phase = view.phase
     spreads = {by: spread for by in BY if (spread := cluster.spread(by, phase)) is not None}
+    marks = Marks(cluster, phase)
     yield Section(
         title=f"Over ranks, {phase or 'all phases'}",
         header=("Figure", "Minimum", "Maximum", "Max / mean", "Straggler", "All ranks"),
         rows=[
-            *(_spread_row(by, spread) for by, spread in spreads.items()),
+            *(_spread_row(by, s, marks.of(cluster.ranks, by)) for by, s in spreads.items()),
             *(_phase_rows(cluster) if phase is None else ()),
         ],
     )
     shown = tuple(by for by, spread in spreads.items() if spread.maximum)
-    yield _ranks(cluster, view, shown)
+    yield _ranks(cluster, view, shown, marks)
     for dim, size in (cluster.mesh or {}).items():
         if size > 1:
-            yield _along(cluster, view, dim, tuple(by for by in shown if by != "macs"))
+            yield _along(cluster, view, dim, tuple(by for by in shown if by != "macs"), marks)
     if traffic := traffic_by_group(cluster, phase):
         yield groups_section(traffic)
     yield _modules(cluster, view)
@@ -150,33 +153,39 @@ def _phase_rows(cluster: ClusterProfile) -> Iterator[list[str]]:
     known = in_order(phase for p in cluster.profiles.values() for phase in phases_of(p))
     for phase in known if len(known) > 1 else ():
         if (spread := cluster.spread("flops", phase)) is not None:
-            yield _spread_row("flops", spread, f"FLOPs, {one_line(phase)}")
+            mark = Marks(cluster, phase).of(cluster.ranks, "flops")
+            yield _spread_row("flops", spread, mark, f"FLOPs, {one_line(phase)}")
 
 
-def _spread_row(by: By, spread: Spread, label: str | None = None) -> list[str]:
-    name, text = FIGURES[by]
+def _text(by: By, value: float | None, mark: str) -> str:
+    text = FIGURES[by][1](value)
+    return text if value is None else f"{mark}{text}"
+
+
+def _spread_row(by: By, spread: Spread, mark: str, label: str | None = None) -> list[str]:
+    name = FIGURES[by][0]
     return [
         label or name,
-        text(spread.minimum),
-        text(spread.maximum),
+        _text(by, spread.minimum, mark),
+        _text(by, spread.maximum, mark),
         number_text(spread.imbalance),
         _straggler_text(spread),
-        "-" if by == "params" else text(spread.total),  # replicas hold the same
+        "-" if by == "params" else _text(by, spread.total, mark),  # replicas hold the same
     ]
 
 
-def _ranks(cluster: ClusterProfile, view: View, shown: tuple[By, ...]) -> Section:
+def _ranks(cluster: ClusterProfile, view: View, shown: tuple[By, ...], marks: Marks) -> Section:
     """Return a row for each set of ranks of one stage with equal figures."""
-    same: dict[tuple[int | None, tuple[float | None, ...]], list[int]] = {}
+    same: dict[tuple[int | None, tuple[tuple[float | None, str], ...]], list[int]] = {}
     for rank in cluster.ranks:
-        values = tuple(cluster.value(rank, by, view.phase) for by in shown)
+        values = tuple((cluster.value(rank, by, view.phase), marks.of([rank], by)) for by in shown)
         same.setdefault((cluster.stage(rank), values), []).append(rank)
     has_stages = any(stage is not None for stage, _ in same)
     rows = [
         [
             ranks_text(ranks),
             *([str(stage)] if has_stages else []),
-            *(FIGURES[by][1](value) for by, value in zip(shown, values, strict=True)),
+            *(_text(by, *value) for by, value in zip(shown, values, strict=True)),
         ]
         for (stage, values), ranks in same.items()
     ]
@@ -185,11 +194,15 @@ def _ranks(cluster: ClusterProfile, view: View, shown: tuple[By, ...]) -> Sectio
     return Section(title="Ranks", header=header, rows=first_rows(rows))
 
 
-def _along(cluster: ClusterProfile, view: View, dim: str, shown: tuple[By, ...]) -> Section:
+def _along(
+    cluster: ClusterProfile, view: View, dim: str, shown: tuple[By, ...], marks: Marks
+) -> Section:
     """Return a row for each set of positions of a mesh dimension with equal extremes."""
     same: dict[tuple[str, ...], list[int]] = {}
     for position, part in cluster.along(dim).items():
-        cells = tuple(_range_text(by, part.spread(by, view.phase)) for by in shown)
+        cells = tuple(
+            _range_text(by, part.spread(by, view.phase), marks.of(part.ranks, by)) for by in shown
+        )
         same.setdefault(cells, []).append(position)
     return Section(
         title=f"Along {one_line(dim)}, of one rank",
@@ -220,24 +233,24 @@ def _straggler_text(spread: Spread) -> str:
     return "-" if spread.minimum == spread.maximum else f"rank {spread.straggler}"
 
 
-def _range_text(by: By, spread: Spread | None) -> str:
-    text = FIGURES[by][1]
+def _range_text(by: By, spread: Spread | None, mark: str = "") -> str:
     if spread is None:
-        return text(None)
-    least, most = text(spread.minimum), text(spread.maximum)
+        return NOT_AVAILABLE
+    least, most = _text(by, spread.minimum, mark), _text(by, spread.maximum, mark)
     return least if least == most else f"{least} to {most}"
 
 
 def _modules(cluster: ClusterProfile, view: View) -> Section:
     spreads = cluster.by_module("flops", view.phase)
     sent = cluster.by_module("communication", view.phase)
+    bounds = modules_of_unknown_cost(cluster, view.phase)
     has_stages = any(stage is not None for stage, _ in spreads)
     rows = [
         [
             *([str(stage)] if has_stages else []),
             fqn or "(model)",
             ranks_text([spread.straggler]) if spread.minimum != spread.maximum else "-",
-            _range_text("flops", spread),
+            _range_text("flops", spread, LOWER_BOUND if (stage, fqn) in bounds else ""),
             _range_text("communication", sent.get((stage, fqn))),
         ]
         for (stage, fqn), spread in sorted(spreads.items(), key=lambda item: item[0][0] or 0)

@@ -20,7 +20,8 @@ function fillHeader() {
 // -- figures over ranks --------------------------------------------------------------------------
 
 const fromTo = (least, most) => (least === most ? most : `${least} to ${most}`);
-const rangeText = (spread, write) => (spread ? fromTo(write(spread.minimum), write(spread.maximum)) : UNKNOWN);
+const spreadText = (spread, part, write) => (spread ? `${spread.mark}${write(spread[part])}` : UNKNOWN);
+const rangeText = (spread, write) => fromTo(spreadText(spread, "minimum", write), spreadText(spread, "maximum", write));
 // Columns of what is uneven, where anything is; spreadOf(row) may be null.
 function unevenColumns(rows, spreadOf) {
   if (!rows.some((row) => (spreadOf(row)?.straggler ?? null) !== null)) return [];
@@ -41,7 +42,7 @@ function fillCards() {
     ];
     return element("div", {},
       element("dt", { text: isShared ? `${label}, most of a rank` : `${label}, all ranks` }),
-      element("dd", { text: write(isShared ? spread?.maximum : spread?.total), className: "value" }),
+      element("dd", { text: spreadText(spread, isShared ? "maximum" : "total", write), className: "value" }),
       ...details.filter(Boolean).map((text) => element("dd", { text, className: "detail" })));
   }));
 }
@@ -62,6 +63,10 @@ function showFigure() {
 }
 
 const valueOf = (row, figure = shownState.figure) => row.values[figure][shownState.view];
+const valueText = (row, figure = shownState.figure) => {
+  const text = WRITE[figure](valueOf(row, figure));
+  return text === UNKNOWN ? text : `${row.marks[figure][shownState.view]}${text}`;
+};
 const chosen = () => ({ label: figureNames.get(shownState.figure), write: WRITE[shownState.figure], spread: data.spreads[shownState.figure][shownState.view] });
 
 function fillRanks() {
@@ -69,7 +74,7 @@ function fillRanks() {
   const dims = data.mesh.filter(({ is_stage }) => !is_stage).map(({ dim }) => dim);
   const isEven = !spread || spread.straggler === null;
   byId("ranks-note").textContent = !spread ? `${label} was not measured.`
-    : isEven ? `${label}: ${write(spread.maximum)} on every rank.`
+    : isEven ? `${label}: ${spreadText(spread, "maximum", write)} on every rank.`
       : `${label}: ${rangeText(spread, write)}. Maximum / mean is ${numberText(spread.imbalance)}; rank ${spread.straggler} is the straggler.`;
   const others = data.figures.filter(([figure]) => figure !== shownState.figure);
   makeTable(byId("ranks"), {
@@ -78,8 +83,8 @@ function fillRanks() {
     columns: [
       { label: "Rank", isHeader: true, isText: true, value: (row) => row.ranks[0], cell: (row) => [swatch(stageFill(row.stage)), row.text] },
       ...(stages.length ? [{ label: "Stage", value: (row) => row.stage, text: (row) => String(row.stage) }] : []),
-      { label, value: (row) => valueOf(row), cell: (row) => barCell(write(valueOf(row)), ratio(valueOf(row), spread?.maximum)), exact: (row) => exactValue(shownState.figure, valueOf(row)) },
-      ...others.map(([figure, name]) => ({ label: name, value: (row) => valueOf(row, figure), text: (row) => WRITE[figure](valueOf(row, figure)), exact: (row) => exactValue(figure, valueOf(row, figure)) })),
+      { label, value: (row) => valueOf(row), cell: (row) => barCell(valueText(row), ratio(valueOf(row), spread?.maximum)), exact: (row) => exactValue(shownState.figure, valueOf(row)) },
+      ...others.map(([figure, name]) => ({ label: name, value: (row) => valueOf(row, figure), text: (row) => valueText(row, figure), exact: (row) => exactValue(figure, valueOf(row, figure)) })),
       ...dims.map((dim) => textColumn(dim, (row) => row.at[dim] ?? "")),
     ],
   });
@@ -109,7 +114,7 @@ function drawBars() {
       const gap = Math.min(6, step / 5), thick = Math.min(step - gap, 64);
       const at = left + index * step + (step - thick) / 2;
       const stage = row.stage === null ? "" : `, stage ${row.stage}`;
-      return drawn("g", { class: `rank-bar ${stageFill(row.stage)}${isStraggler ? " straggler" : ""}`, "data-rank": first, title: `${name}${stage}: ${write(valueOf(row))}${isStraggler ? ", the straggler" : ""}` },
+      return drawn("g", { class: `rank-bar ${stageFill(row.stage)}${isStraggler ? " straggler" : ""}`, "data-rank": first, title: `${name}${stage}: ${valueText(row)}${isStraggler ? ", the straggler" : ""}` },
         drawn("rect", { x: at, y: y(value), width: Math.max(thick, 0.5), height: Math.max(height - bottom - y(value), 0) }),
         ...(index % every ? [] : [drawn("text", { x: at + thick / 2, y: height - bottom + 15, "text-anchor": "middle", text: String(first) })]));
     }),
@@ -117,7 +122,7 @@ function drawBars() {
     ...(spread.straggler === null ? [] : [drawn("line", { class: "mean", x1: left, x2: width - right, y1: y(mean), y2: y(mean) })])));
   byId("ranks-legend").replaceChildren(
     ...(stages.length && stages.length <= MOST_COLOURS ? [element("span", { text: "Stage:" }), ...stages.map((stage) => element("span", {}, swatch(stageFill(stage)), String(stage)))] : []),
-    ...(spread.straggler === null ? [] : [element("span", { text: `Framed: the straggler, rank ${spread.straggler}. Dashed: the mean, ${write(mean)}.` })]));
+    ...(spread.straggler === null ? [] : [element("span", { text: `Framed: the straggler, rank ${spread.straggler}. Dashed: the mean, ${spread.mark}${write(mean)}.` })]));
 }
 
 // -- mesh dimensions and groups ------------------------------------------------------------------
@@ -171,7 +176,8 @@ function makeModules() {
   byId("modules-note").hidden = !leftOut;
   byId("modules-note").textContent = `${exactText(leftOut)} modules of deeper levels are not shown.`;
   const text = (figure) => (of, index) => {
-    const cell = cellAt(of, index, figure), write = WRITE[figure];
+    const cell = cellAt(of, index, figure), isBound = figure === "flops" && of.columns.lower_bound[shownState.view].includes(index);
+    const write = (value) => atLeast(WRITE[figure](value), isBound);
     return cell === null ? "" : Array.isArray(cell) ? fromTo(write(cell[0]), write(cell[1])) : write(cell);
   };
   const whole = (of, index) => {

@@ -11,6 +11,7 @@ from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import ALL_PHASES, Phase, in_order
 from dispatch_flops.profile.mesh_positions import STAGE_DIMS, ranks_text
 from dispatch_flops.profile.rank_figures import BY, By, Spread, spread_of
+from dispatch_flops.renderers.cluster_marks import Marks
 from dispatch_flops.renderers.cluster_table import (
     FIGURES,
     lower_bound_text,
@@ -32,6 +33,7 @@ def cluster_data(cluster: ClusterProfile, view: View, title: str) -> Data:
     """Return the page's data, as values that JSON represents exactly."""
     views = _views(cluster, view.phase)
     values = _values(cluster, views)
+    marks = {name: Marks(cluster, phase) for name, phase in views.items()}
     shown = [by for by in BY if any(v for of in values.values() for v in of[by].values())]
     warnings = (missing_text(cluster), lower_bound_text(cluster), *memory_texts(cluster))
     return {
@@ -41,13 +43,13 @@ def cluster_data(cluster: ClusterProfile, view: View, title: str) -> Data:
         "notes": [one_line(note) for note in notes_of(cluster)],
         "views": list(views),
         "figures": [[by, FIGURES[by][0]] for by in shown],
-        "spreads": _spreads(values, cluster.same_ranks(), shown, views),
-        "ranks": list(_ranks(cluster, values, shown)),
+        "spreads": _spreads(values, cluster.same_ranks(), shown, marks),
+        "ranks": list(_ranks(cluster, values, shown, marks)),
         "mesh": [
             {
                 "dim": dim,
                 "is_stage": dim in STAGE_DIMS,
-                "rows": list(_positions(cluster, values, shown, views, dim)),
+                "rows": list(_positions(cluster, values, shown, marks, dim)),
             }
             for dim, size in (cluster.mesh or {}).items()
             if size > 1
@@ -76,7 +78,7 @@ def _values(cluster: ClusterProfile, views: Views) -> Values:
 
 
 def _spreads(
-    values: Values, same: Mapping[int, list[int]], shown: Iterable[By], views: Views
+    values: Values, same: Mapping[int, list[int]], shown: Iterable[By], marks: Mapping[str, Marks]
 ) -> dict[str, dict[str, Data | None]]:
     """Return the spread of each figure in each view over some ranks.
 
@@ -88,15 +90,20 @@ def _spreads(
                 spread_of(
                     {rank: value for rank in same if (value := values[rank][by][name]) is not None},
                     same,
-                )
+                ),
+                _page_mark(of, same, by),
             )
-            for name in views
+            for name, of in marks.items()
         }
         for by in shown
     }
 
 
-def spread_data(spread: Spread | None) -> Data | None:
+def _page_mark(marks: Marks, ranks: Iterable[int], by: By) -> str:
+    return marks.of(ranks, by).replace(">=", "≥")
+
+
+def spread_data(spread: Spread | None, mark: str = "") -> Data | None:
     """Return a spread as plain data; a straggler is named where ranks differ."""
     if spread is None:
         return None
@@ -107,16 +114,22 @@ def spread_data(spread: Spread | None) -> Data | None:
         "total": spread.total,
         "imbalance": spread.imbalance,
         "straggler": None if is_even else spread.straggler,
+        "mark": mark,
     }
 
 
-def _ranks(cluster: ClusterProfile, values: Values, shown: Iterable[By]) -> Iterator[Data]:
+def _ranks(
+    cluster: ClusterProfile, values: Values, shown: Iterable[By], marks: Mapping[str, Marks]
+) -> Iterator[Data]:
     """Yield a row for each set of ranks of one stage with equal figures."""
     same = cluster.same_ranks()
-    sets: dict[object, list[int]] = {}
+    marked = {
+        rank: {by: {name: _page_mark(of, [rank], by) for name, of in marks.items()} for by in BY}
+        for rank in values
+    }
+    sets: dict[str, list[int]] = {}
     for rank, of in values.items():
-        key = (cluster.stage(rank), tuple(tuple(of[by].values()) for by in BY))
-        sets.setdefault(key, []).append(rank)
+        sets.setdefault(repr((cluster.stage(rank), of, marked[rank])), []).append(rank)
     for sources in sets.values():
         first = sources[0]
         ranks = sorted(rank for source in sources for rank in same[source])
@@ -126,6 +139,7 @@ def _ranks(cluster: ClusterProfile, values: Values, shown: Iterable[By]) -> Iter
             "stage": cluster.stage(first),
             "at": _coordinates(cluster, ranks),
             "values": {by: values[first][by] for by in shown},
+            "marks": {by: marked[first][by] for by in shown},
         }
 
 
@@ -139,7 +153,11 @@ def _coordinates(cluster: ClusterProfile, ranks: Iterable[int]) -> dict[str, str
 
 
 def _positions(
-    cluster: ClusterProfile, values: Values, shown: list[By], views: Views, dim: str
+    cluster: ClusterProfile,
+    values: Values,
+    shown: list[By],
+    marks: Mapping[str, Marks],
+    dim: str,
 ) -> Iterator[Data]:
     """Yield a row for each set of positions of a mesh dimension with equal extremes."""
     at: dict[int, dict[int, list[int]]] = {}
@@ -150,7 +168,7 @@ def _positions(
                 at.setdefault(position, {}).setdefault(source, []).append(rank)
     rows: dict[str, tuple[list[int], Data]] = {}
     for position, same in sorted(at.items()):
-        spreads = _spreads(values, same, shown, views)
+        spreads = _spreads(values, same, shown, marks)
         extremes = repr([[_extremes(s) for s in of.values()] for of in spreads.values()])
         rows.setdefault(extremes, ([], spreads))[0].append(position)
     for positions, spreads in rows.values():
@@ -158,7 +176,7 @@ def _positions(
 
 
 def _extremes(spread: Data | None) -> object:
-    return None if spread is None else (spread["minimum"], spread["maximum"])
+    return None if spread is None else (spread["minimum"], spread["maximum"], spread["mark"])
 
 
 def _groups(cluster: ClusterProfile, phase: Phase | None) -> Iterator[Data]:

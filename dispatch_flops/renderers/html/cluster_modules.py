@@ -10,6 +10,7 @@ from typing import Any
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.rank_figures import By, Spread
+from dispatch_flops.renderers.cluster_marks import modules_of_unknown_cost
 
 MOST_ROWS = 3000  # deeper levels are left out
 _FIGURES: tuple[By, ...] = ("flops", "communication", "params", "time")
@@ -41,7 +42,10 @@ def module_rows(
         "extra_repr": [""] * len(kept),
         "parent": [-1 if parent is None else index[parent] for parent in parents],
         "modules": [1] * len(kept),
-        "lower_bound": {},
+        "lower_bound": {
+            name: [index[key] for key in modules_of_unknown_cost(cluster, phase) if key in index]
+            for name, phase in views.items()
+        },
         "inexact": {},
         "left_out": len(classes) - len(kept),
         "spreads": {

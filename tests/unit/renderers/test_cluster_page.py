@@ -23,6 +23,7 @@ def test_ranks_have_their_figures_stage_and_mesh_positions() -> None:
     assert [row["values"]["flops"]["all"] for row in data["ranks"]] == [12, 20, 28, 44]
     assert data["spreads"]["flops"]["all"] == {
         "minimum": 12, "maximum": 44, "total": 104, "imbalance": 44 * 4 / 104, "straggler": 3,
+        "mark": "",
     }  # fmt: skip
     assert data["spreads"]["bytes"]["all"]["straggler"] is None  # all have 12 bytes
 

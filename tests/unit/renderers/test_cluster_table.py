@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from dispatch_flops.profile import MemoryProfile
+from dispatch_flops.profile import MemoryProfile, OpTotal
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.renderers import View, cluster_page, cluster_table
+from dispatch_flops.renderers.cluster_marks import Marks
 from tests.helpers.clusters import four_ranks, of_rank, represented
 from tests.helpers.html_pages import page_data
 
@@ -55,6 +56,34 @@ def test_ranks_whose_peak_of_memory_is_not_exact_are_named() -> None:
     said = ["Peak memory is a lower bound on rank 0", "Peak memory is approximate on rank 2-3"]
     assert cluster_table.render(merged).splitlines()[1:3] == [f"- {text}" for text in said]
     assert page_data(cluster_page.render(merged))["warnings"] == said
+    marks = Marks(merged, None)
+    assert [marks.of([rank], "memory") for rank in range(4)] == [">= ", "", "~ ", "~ "]
+    assert marks.of(range(4), "memory") == "~ "
+
+
+def test_figures_of_unknown_cost_are_marked_where_they_are_lower_bounds() -> None:
+    """Rank 2, of the second stage, runs an operator without a cost in forward."""
+    unknown = OpTotal(op="lib.a", phase="forward", calls=1, cost=None, uncounted=1)
+    ranks = [of_rank(rank) for rank in range(4)]
+    root = dataclasses.replace(ranks[2].root, ops=(unknown,))
+    ranks[2] = dataclasses.replace(ranks[2], root=root)
+    merged = ClusterProfile.merge(ranks)
+    text = cluster_table.render(merged)
+    row = [cell.strip() for cell in cells(text, "MACs")]
+    assert row == ["MACs", ">= 6 MACs", ">= 22 MACs", "1.69", "rank 3", ">= 52 MACs"]
+    rows = {line.split()[0]: line for line in text.split("Ranks\n")[1].splitlines()[3:7]}
+    assert [rank for rank, line in rows.items() if ">= " in line] == ["2"]
+    modules = text.split("Modules, of one rank")[1].splitlines()
+    assert [line.split()[:2] for line in modules if ">= " in line] == [["1", "(model)"]]
+    assert ">= " not in cluster_table.render(merged, View(phase="backward")).split("Over ranks")[1]
+
+    page = page_data(cluster_page.render(merged))
+    assert page["spreads"]["flops"]["all"]["mark"] == "≥ "
+    assert [row["marks"]["flops"]["all"] for row in page["ranks"]] == ["", "", "≥ ", ""]
+    [dp] = [part["rows"] for part in page["mesh"] if part["dim"] == "dp"]
+    assert [row["spreads"]["flops"]["all"]["mark"] for row in dp] == ["≥ ", ""]
+    of = page["modules"]
+    assert [(of["stage"][i], of["fqn"][i]) for i in of["lower_bound"]["all"]] == [(1, "")]
 
 
 def test_note_of_a_single_rank_names_it() -> None:
