@@ -60,7 +60,8 @@ class Diff:
 
     total: everything that ran. modules, operators: those of either profile; what only the
         second one has comes last. differences: a sentence for each convention of counting in which
-        the runs differ, so that their counts are not comparable.
+        the runs differ, so that their counts are not comparable. phase: the one that was compared;
+        None for all.
 
     Example::
 
@@ -74,6 +75,7 @@ class Diff:
     modules: tuple[Change, ...] = field(default=())
     operators: tuple[Change, ...] = field(default=())
     differences: tuple[str, ...] = field(default=())
+    phase: Phase | None = None
 
     @property
     def has_changed(self) -> bool:
@@ -155,6 +157,7 @@ def diff(
         modules=_changes(*modules),
         operators=_changes(_operators(before, phase), _operators(after, phase)),
         differences=tuple(differences(before, after, CONVENTIONS)),
+        phase=phase,
     )
 
 

@@ -57,14 +57,23 @@ def render_html(compared: Diff) -> str:
 def _tables(
     compared: Diff, view: View, is_all: bool = False, has_latency: bool = True
 ) -> Iterator[Cells]:
-    columns = _COLUMNS if has_latency else [c for c in _COLUMNS if c.title != "Latency"]
     modules, operators = (_largest(found, view.top) for found in _found(compared, view, is_all))
-    yield _cells("", [compared.total], columns, view.style)
-    if modules:
-        calls = [_CALLS] if any(map(_differs_in_calls, modules)) else []
-        yield _cells("Module", modules, [*calls, *columns], view.style)
-    if operators:
-        yield _cells("Operator", operators, [_CALLS, *columns[1:]], view.style)
+    calls = [_CALLS] if any(map(_differs_in_calls, modules)) else []
+    timed_phase = (compared.phase or "forward").capitalize()
+    for title, changes, columns, seconds in (
+        ("", [compared.total], _FIGURES, timed_phase),
+        ("Module", modules, [*calls, *_FIGURES], timed_phase),
+        ("Operator", operators, [_CALLS, *_COSTS], "Time"),
+    ):
+        if has_latency and _is_timed(changes):
+            columns = [*columns, _figure_column(seconds, "latency", seconds_text)]
+        if changes:
+            yield _cells(title, changes, columns, view.style)
+
+
+def _is_timed(changes: Sequence[Change]) -> bool:
+    sides = (side for change in changes for side in (change.before, change.after))
+    return any(_value(side, "latency") is not None for side in sides)
 
 
 def _differs_in_calls(change: Change) -> bool:
@@ -151,13 +160,12 @@ def _value(figures: Figures | None, key: Key) -> Number | None:
     return None if figures is None else figures.value(key)
 
 
-_COLUMNS = [
-    _figure_column("Params", "params", params_text),
+_COSTS = [
     _figure_column("MACs", "macs", count_text),
     _figure_column("FLOPs", "flops", count_text),
     _figure_column("Bytes", "bytes", bytes_text),
-    _figure_column("Latency", "latency", seconds_text),
 ]
+_FIGURES = [_figure_column("Params", "params", params_text), *_COSTS]
 _CALLS = _Column(
     "Calls", lambda change: (change.calls_before, change.calls_after), count_text, is_cost=False
 )
@@ -166,15 +174,11 @@ _CALLS = _Column(
 def _cells(
     title: str, changes: Sequence[Change], columns: Sequence[_Column], style: Style
 ) -> Cells:
-    is_timed = any(
-        _value(side, "latency") is not None for c in changes for side in (c.before, c.after)
-    )
-    shown = [column for column in columns if is_timed or column.title != "Latency"]
     rows = [
-        [_row_name(change, title, style), *(column.cell(change) for column in shown)]
+        [_row_name(change, title, style), *(column.cell(change) for column in columns)]
         for change in changes
     ]
-    return [title, *(column.title for column in shown)], rows
+    return [title, *(column.title for column in columns)], rows
 
 
 def _row_name(change: Change, title: str, style: Style) -> str:

@@ -95,6 +95,16 @@ def test_exit_code_depends_on_counts_but_not_on_latencies(compare: Compare) -> N
     assert compare(one, tree({"a": 2})).code == 0
 
 
+def test_diff_names_the_phase_that_its_latencies_are_of(compare: Compare) -> None:
+    """Seconds of modules are those of forward beside the counts of all phases."""
+    one, other = tree({"a": 1}, latency=1.0), tree({"a": 2}, latency=2.0)
+    heads = [line.split()[-1] for line in compare(one, other).out.splitlines() if "MACs" in line]
+    assert heads[:2] == ["Forward", "Forward"]
+    timed = dataclasses.replace(one, root=dataclasses.replace(one.root, seconds={"backward": 3.0}))
+    cells = compare(timed, timed, "--phase", "backward").out.splitlines()
+    assert (cells[0].split()[-1], cells[2].split()[-2:]) == ("Backward", ["3", "s"])
+
+
 def test_diff_of_different_runs_says_what_differs(compare: Compare) -> None:
     before = tree({"a": 1})
     assert "differ in" not in compare(before, before).out

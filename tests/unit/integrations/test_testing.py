@@ -103,7 +103,7 @@ def test_baseline_is_written_compared_and_missed(tmp_path: Path) -> None:
     message = str(caught.value)
     assert f"macs: {2 * MACS}, expected {MACS} (2 x)" in message
     assert "Module" in message and f"{MACS} -> {2 * MACS}" in message
-    assert "Latency" not in message and "Latency" in str(diff(once, twice))
+    assert "Forward" not in message and "Forward" in str(diff(once, twice))
     assert_as_baseline(twice, path, rtol=1, update=False)
 
 
