@@ -254,7 +254,7 @@ def _modules(cluster: ClusterProfile, view: View) -> Section:
             _range_text("communication", sent.get((stage, fqn))),
         ]
         for (stage, fqn), spread in sorted(spreads.items(), key=lambda item: item[0][0] or 0)
-        if view.depth is None or _level(fqn) <= view.depth
+        if view.depth is None or level_of(fqn) <= view.depth
     ]
     stages = ("Stage",) if has_stages else ()
     return Section(
@@ -266,7 +266,8 @@ def _modules(cluster: ClusterProfile, view: View) -> Section:
     )
 
 
-def _level(fqn: str) -> int:
+def level_of(fqn: str) -> int:
+    """Return the level of a module in the tree; the model is level 0."""
     return fqn.count(".") + 1 if fqn else 0
 
 

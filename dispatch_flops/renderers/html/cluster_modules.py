@@ -11,6 +11,7 @@ from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.rank_figures import By, Spread
 from dispatch_flops.renderers.cluster_marks import modules_of_unknown_cost
+from dispatch_flops.renderers.cluster_table import level_of
 
 MOST_ROWS = 3000  # deeper levels are left out
 _FIGURES: tuple[By, ...] = ("flops", "communication", "params", "time")
@@ -66,16 +67,12 @@ def _classes(cluster: ClusterProfile) -> dict[Key, str]:
 
 def _kept(keys: list[Key], depth: int | None) -> list[Key]:
     """Return the keys by stage and level; a level is kept where it fits with those above it."""
-    levels = Counter(_level(fqn) for _, fqn in keys)
+    levels = Counter(level_of(fqn) for _, fqn in keys)
     sizes = accumulate(levels[level] for level in range(max(levels) + 1))
     fitting = [level for level, size in enumerate(sizes) if not level or size <= MOST_ROWS]
     deepest = fitting[-1] if depth is None else min(depth, fitting[-1])
-    kept = [key for key in keys if _level(key[1]) <= deepest]
-    return sorted(kept, key=lambda key: (key[0] or 0, _level(key[1])))
-
-
-def _level(fqn: str) -> int:
-    return fqn.count(".") + 1 if fqn else 0
+    kept = [key for key in keys if level_of(key[1]) <= deepest]
+    return sorted(kept, key=lambda key: (key[0] or 0, level_of(key[1])))
 
 
 def _parent(key: Key, known: Mapping[Key, int]) -> Key | None:
