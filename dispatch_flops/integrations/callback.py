@@ -243,18 +243,19 @@ class StepCallback(ProfiledStep):
         return machine_of(self.profile, self.machine)
 
     def _text(self) -> str:
-        text = self._own_text()
-        if self._cluster is None:
-            return text
-        return f"{text}\n\n{cluster_table.render(self._cluster, View(depth=1))}"
-
-    def _own_text(self) -> str:
         depth = None if self.config.module_depth < 0 else self.config.module_depth
         shown = {} if self.config.output_file else terminal_view()
         view = View(
             depth=depth if self.config.detailed else 0, machine=self._machine_known(), **shown
         )
-        return overview.render(self.profile, view)
+        return with_cluster(overview.render(self.profile, view), self._cluster)
+
+
+def with_cluster(text: str, cluster: ClusterProfile | None) -> str:
+    """Return the printout of a profile, and below it that of all ranks, where there are others."""
+    if cluster is None:
+        return text
+    return f"{text}\n\n{cluster_table.render(cluster, View(depth=1))}"
 
 
 def rows_of(batch: Any) -> int | None:

@@ -14,11 +14,12 @@ from torch import nn
 
 from dispatch_flops.distributed.gathering import check_timeout, gather_if_several
 from dispatch_flops.errors import ConfigError
+from dispatch_flops.integrations.callback import with_cluster
 from dispatch_flops.operators.conventions import Flops
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profilers.flops_profiler import FlopsProfiler, engine_facts
-from dispatch_flops.renderers import View, cluster_table
+from dispatch_flops.renderers import View
 
 __all__ = ["attach"]
 
@@ -183,10 +184,7 @@ class EngineProfiler(FlopsProfiler):
         self.cluster = gather_if_several(self.profile, timeout_s=self._timeout_s)
 
     def _text(self, profile: Profile, view: View) -> str:
-        text = super()._text(profile, view)
-        if self.cluster is None:
-            return text
-        return f"{text}\n\n{cluster_table.render(self.cluster, View(depth=1))}"
+        return with_cluster(super()._text(profile, view), self.cluster)
 
     def end_profile(self) -> None:
         """Stop the profile after the last micro-batch of the step; do nothing before."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -20,7 +19,7 @@ from dispatch_flops.analysis.plain_figures import PlainFigures, figures_of, plai
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import ModuleNode, PhaseSeconds, Profile, StepTiming
-from dispatch_flops.profile.cost import ZERO, OpCost
+from dispatch_flops.profile.cost import COST_FIELDS, ZERO, OpCost
 from dispatch_flops.profile.memory import FollowMemory
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.isolation import evaluating, preserving_random_state
@@ -36,6 +35,7 @@ _CACHE = "past_key_values"  # generate fills it, so every pass needs a copy
 _CONFIG = "generation_config"
 _ASSISTANT = "assistant_model"
 _CRITERIA = "stopping_criteria"
+_NOTHING = nullcontext()
 _ONE_TOKEN = {"max_new_tokens": 1, "max_length": None, "min_new_tokens": None, "min_length": 0}
 
 
@@ -149,15 +149,15 @@ def profile_generate(
 
     devices = Devices.of(model.modules())
     with evaluating(model):
-        single = run(_Relay(nullcontext(), nullcontext(), devices), _for_one_token(options))
+        single = run(_Relay(devices), _for_one_token(options))
         for _ in range(warm_up):
-            run(_Relay(nullcontext(), nullcontext(), devices))
-        timed = run(_Relay(nullcontext(), nullcontext(), devices))
+            run(_Relay(devices))
+        timed = run(_Relay(devices))
         clocks = [ModulePass(ModuleNames([model]), devices=devices) for _ in range(2)]
-        run(_Relay(clocks[0], clocks[1], devices))
+        run(_Relay(devices, clocks[0], clocks[1]))
         counters = [FlopCounterMode(model, display=False, memory=memory) for _ in range(2)]
         counted = run(
-            _Relay(counters[0], counters[1], devices, lambda: counters[1].profile.total())
+            _Relay(devices, counters[0], counters[1], lambda: counters[1].profile.total())
         )
     prefill, decode = (
         attach_latencies(
@@ -227,16 +227,17 @@ def _generate(model: Any, inputs: Any, options: dict[str, Any], criterion: _Rela
 class _Relay:
     """Stopping criterion that never stops, but is called after every token.
 
-    prefill: entered until the first token. decode: entered after it.
+    devices: on which the model computes. prefill: entered until the first token. decode: entered
+        after it.
     snapshot: returns the cost of decode so far; called after each decode step.
     lengths: length of the sequence, including the prompt, after each token.
     """
 
     def __init__(
         self,
-        prefill: AbstractContextManager[Any],
-        decode: AbstractContextManager[Any],
         devices: Devices,
+        prefill: AbstractContextManager[Any] = _NOTHING,
+        decode: AbstractContextManager[Any] = _NOTHING,
         snapshot: Callable[[], OpCost] = lambda: ZERO,
     ) -> None:
         self._prefill, self._decode = prefill, decode
@@ -297,8 +298,7 @@ def _passes(node: ModuleNode) -> int:
 
 
 def _difference(after: OpCost, before: OpCost) -> OpCost:
-    names = [field.name for field in dataclasses.fields(OpCost)]
-    return OpCost(**{name: getattr(after, name) - getattr(before, name) for name in names})
+    return OpCost(**{name: getattr(after, name) - getattr(before, name) for name in COST_FIELDS})
 
 
 def _row(name: str, cost: OpCost, seconds: float | None) -> list[str]:
