@@ -793,7 +793,8 @@ def class_of(module: torch.nn.Module) -> type[torch.nn.Module]:
     cls = type(module)
     while cls.__module__.startswith(_CLASS_MAKERS) and cls.__bases__[-1] is not torch.nn.Module:
         base = cls.__bases__[-1]
-        if not issubclass(base, torch.nn.Module):
+        is_written = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+        if is_written or not issubclass(base, torch.nn.Module):
             break
         cls = base
     return cls

@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from dispatch_flops import _torch
@@ -26,7 +27,6 @@ CALL = nn.Module._call_impl
 REPLACED = {
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
-    "_global_forward_pre_hooks_with_kwargs",
     "_global_forward_hooks_with_kwargs",
     "_global_forward_pre_hooks",
     "_global_forward_hooks",
@@ -276,3 +276,18 @@ def test_id_of_an_unpickled_handle_is_given_to_no_other_hook() -> None:
         assert RemovableHandle(OrderedDict()).id > handle.id
     finally:
         RemovableHandle.next_id = max(following, RemovableHandle.next_id)
+
+
+def test_class_that_torch_gives_a_module_is_below_that_of_the_program() -> None:
+    """dispatch_flops relies on this for the class whose formula applies (``_torch.class_of``)."""
+    layer = nn.Linear(3, 5)
+    parametrize.register_parametrization(layer, "weight", nn.Identity())
+    assert type(layer) is not nn.Linear
+    assert _torch.class_of(layer) is nn.Linear
+
+
+def test_class_that_torch_has_by_name_is_the_modules_own() -> None:
+    layer = nn.Linear(3, 5)
+    parametrize.register_parametrization(layer, "weight", nn.Identity())
+    found = _torch.class_of(layer.parametrizations.weight)  # type: ignore[union-attr, arg-type]
+    assert found is parametrize.ParametrizationList
