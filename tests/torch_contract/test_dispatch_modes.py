@@ -30,6 +30,15 @@ from tests.helpers.modes import OperatorNames
 # -- the stack ----------------------------------------------------------------------------------
 
 
+def test_modes_of_fake_tensors_and_tracers_have_places_of_their_own() -> None:
+    """dispatch_flops relies on this where it takes modes off one by one (_torch.py)."""
+    own = OperatorNames()
+    with own, FakeTensorMode() as fake:
+        assert set(_torch.modes_in_force()) == {own, fake}
+        assert _torch.stacked_modes() == [own]
+        assert _torch.number_of_modes() == 2
+
+
 def test_mode_stack_lists_modes_outermost_first() -> None:
     """dispatch_flops relies on this for leaving from under other modes (counting/entered_mode.py:
     ``leave``) and for asking whether it is on in this thread (profilers/session.py:

@@ -451,3 +451,21 @@ def test_layer_of_torch_that_is_compiled_in_place_runs_eagerly() -> None:
     torch.compile(layer, backend=backend)(torch.ones(2, 3))
     assert len(graphs) == 1
     assert not _torch.is_never_compiled(backend)
+
+
+def test_functions_are_called_around_compilations_until_a_reset() -> None:
+    """dispatch_flops relies on this for code that is left eager (compile/eager_parts.py)."""
+    told: list[str] = []
+
+    def begun(_: Any) -> None:
+        told.append("begun")
+
+    def done(_: Any) -> None:
+        told.append("done")
+
+    assert _torch.call_at_compilations(begun, done)
+    assert not _torch.call_at_compilations(begun, done)
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert told == ["begun", "done"]
+    torch._dynamo.reset()
+    assert _torch.call_at_compilations(begun, done)

@@ -405,3 +405,19 @@ def test_operators_of_custom_op_are_known() -> None:
     assert _torch.is_custom_op(torch.ops.dispatch_flops_contract.custom.default)
     assert has_kernel("dispatch_flops_contract::custom", "Autograd")
     assert not _torch.is_custom_op(aten.mm.default)
+
+
+def test_functions_in_cpp_have_the_names_of_their_operators() -> None:
+    """dispatch_flops relies on this for what runs a known call (counting/torch_functions.py)."""
+    assert torch.add in _torch.functions_named_as(aten.add.Tensor)
+    assert torch.Tensor.add_ in _torch.functions_named_as(aten.add_.Tensor)
+    assert torch._C._nn.gelu in _torch.functions_named_as(aten.gelu.default)
+    assert not _torch.functions_named_as(torch.ops.prims.add.default)
+
+
+def test_attention_of_separate_operators_returns_its_probabilities() -> None:
+    """dispatch_flops relies on this for attention on meta (counting/meta_attention.py)."""
+    query, key, value = (torch.randn(2, 3, length, 7) for length in (5, 11, 11))
+    out, probabilities = _torch.math_attention(query, key, value)
+    assert (out.shape, probabilities.shape) == ((2, 3, 5, 7), (2, 3, 5, 11))
+    torch.testing.assert_close(probabilities @ value, out)

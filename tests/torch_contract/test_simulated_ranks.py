@@ -79,6 +79,13 @@ def test_ranks_of_a_mesh_are_numbered_by_this_argument() -> None:
     assert initialize.call_args.kwargs[_torch.RANK_MAP].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.usefixtures("fake_rank")
+def test_slice_of_a_mesh_knows_the_whole() -> None:
+    """dispatch_flops relies on this for the mesh of a run (counting/ranks.py)."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    assert _torch.whole_mesh(mesh["tp"]) is _torch.whole_mesh(mesh) is mesh
+
+
 def test_ddp_compares_parameters_by_this_name() -> None:
     assert hasattr(importlib.import_module(_torch.DDP_MODULE), _torch.DDP_VERIFY)
 

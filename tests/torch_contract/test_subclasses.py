@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dispatch_flops import _torch
+
 
 class Types(TorchDispatchMode):
     """Keeps the classes that operators came with."""
@@ -111,3 +113,13 @@ def test_is_lazy_is_true_of_parameters_without_shape() -> None:
     lazy = torch.nn.LazyLinear(3)
     assert torch.nn.parameter.is_lazy(lazy.weight)
     assert not torch.nn.parameter.is_lazy(torch.nn.Linear(2, 3).weight)
+
+
+def test_wrapper_subclass_names_its_inner_tensors() -> None:
+    """dispatch_flops relies on this for the memory of wrappers (memory/storages.py)."""
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(5)], layout=torch.jagged)
+    assert _torch.is_wrapper_subclass(nested)
+    names, _ = nested.__tensor_flatten__()  # type: ignore[attr-defined]
+    assert sum(getattr(nested, name).numel() for name in names if name == "_values") == 3 + 5
+    assert not _torch.is_wrapper_subclass(torch.ones(3))
+    assert not _torch.is_wrapper_subclass(torch.nn.Parameter(torch.ones(3)))
