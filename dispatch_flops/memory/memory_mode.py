@@ -24,6 +24,7 @@ from dispatch_flops.memory.found_workspaces import (
     note_workspace,
 )
 from dispatch_flops.memory.kernel_allocations import KernelAllocations
+from dispatch_flops.memory.replaced_operators import may_replace, node_replacing
 from dispatch_flops.memory.reused_arguments import reused_storage
 from dispatch_flops.memory.run_memory import Memory
 from dispatch_flops.memory.storages import Allocation, allocation_of, storages_in, tensors_taken
@@ -50,13 +51,14 @@ class _Operator:
     func: the overload, whose id must not be given to another. takes: its tensors; see
     ``tensors_taken``. is_annotation: it only names a range. allocates: results may be new storages.
     is_plain: that is all that it allocates. may_reuse: in a backward pass, a result may take the
-    place of an argument. is_in_place: it changes an argument, which gets other storages only where
-    it is sparse. is_reported: the allocator is asked for the workspace of its calls.
+    place of an argument. may_differ: that, or it may run in place of another operator. is_in_place:
+    it changes an argument, which gets other storages only where it is sparse. is_reported: the
+    allocator is asked for the workspace of its calls.
     """
 
     __slots__ = (
         "allocates", "allocation", "func", "is_annotation", "is_in_place", "is_plain",
-        "is_reported", "may_reuse", "takes", "workspace",
+        "is_reported", "may_differ", "may_reuse", "takes", "workspace",
     )  # fmt: skip
 
     def __init__(self, func: Any, *, is_exact: bool) -> None:
@@ -70,6 +72,7 @@ class _Operator:
         self.allocates = self.allocation not in ("none", "in place")
         self.is_plain = is_exact and self.allocation in ("result", "reuse")
         self.may_reuse = self.allocation == "reuse"
+        self.may_differ = self.may_reuse or may_replace(func)
 
 
 class MemoryMode(CountingMode):
@@ -150,10 +153,13 @@ class MemoryMode(CountingMode):
         peak = self._peak
         if made_in is not peak.made_in:
             peak = self._moved_to(made_in, operator, (args, kwargs))
-        if operator.may_reuse and self._phase == "backward":
-            storage = reused_storage(func, args, kwargs, out, self._blocks.is_latest)
-            if storage is not None:
-                self._blocks.reused(storage)
+        if operator.may_differ and self._phase == "backward":
+            if operator.may_reuse:
+                storage = reused_storage(func, args, kwargs, out, self._blocks.is_latest)
+                if storage is not None:
+                    self._blocks.reused(storage)
+            elif node := node_replacing(func):
+                self._memory.unseen.add(node)
         if is_tensor and operator.is_plain:
             try:
                 storage = out.untyped_storage()

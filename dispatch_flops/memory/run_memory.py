@@ -34,7 +34,7 @@ def _is_fsdp2(module: object) -> bool:
 class Memory:
     """Memory of a run: what its operators allocate, and what its optimizers hold.
 
-    A ``ModuleObserver``. unseen: operators whose kernels allocated memory that is not known.
+    A ``ModuleObserver``. unseen: operators and nodes that allocated memory that is not known.
     decomposed: operators that ran on the meta device as others than a device's kernel.
     gradient_bytes, state_bytes: by the id of the parameter.
     device: where an operator allocated last.

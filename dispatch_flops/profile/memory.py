@@ -127,7 +127,8 @@ class MemoryProfile:
     devices: one entry each, the highest peak first.
     unseen: operators that ran and whose kernels allocate memory that is not known: where they
         have no formula for it, and run elsewhere than on the CPU, whose allocator reports it, or
-        while another profiler of torch is on. The peaks are then lower bounds.
+        while another profiler of torch is on; and nodes of autograd that allocate less under a
+        dispatch mode. The peaks are then lower bounds.
     decomposed: operators that ran on the meta device as several operators, where devices have a
         kernel with results and workspaces of its own. The peaks are then approximate.
     rounding: bytes that each block is rounded up to a multiple of.
