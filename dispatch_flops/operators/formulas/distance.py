@@ -113,10 +113,11 @@ def cdist_backward(
 ) -> OpCost:
     """Gradient for x1[B,P,D]: the sum over r of each pair's contribution.
 
-    FLOPs: per pair and feature 3 at p of 1 or 2, none at 0, 6 at ∞, else 8; B·(R-1)·P·D sums.
+    FLOPs: per pair and feature 3 at p of 1 or 2, 6 at ∞, else 8; B·(R-1)·P·D sums. None at p=0,
+    whose gradient is zero.
     """
     terms = cdist.numel() * x1.shape[-1]
-    return OpCost(flops=terms * _pair_gradient(p) + max(0, terms - out.numel()))
+    return OpCost(flops=_gradients(terms, terms - out.numel(), p))
 
 
 # -- within one set ------------------------------------------------------------------------
@@ -140,11 +141,11 @@ def pdist_backward(
 ) -> OpCost:
     """Gradient for x[P,D]: each pair adds to one row and subtracts from the other.
 
-    FLOPs: per pair and feature 3 at p of 1 or 2, none at 0, 6 at ∞, else 8; P·(P-2)·D sums, as
-    each row has P-1 contributions.
+    FLOPs: per pair and feature 3 at p of 1 or 2, 6 at ∞, else 8; P·(P-2)·D sums, as each row has
+    P-1 contributions. None at p=0, whose gradient is zero.
     """
     terms = pdist.numel() * self.shape[-1]
-    return OpCost(flops=terms * _pair_gradient(p) + max(0, 2 * terms - self.numel()))
+    return OpCost(flops=_gradients(terms, 2 * terms - self.numel(), p))
 
 
 def _distances(pairs: int, features: int, p: float) -> int:
@@ -158,11 +159,11 @@ def _distances(pairs: int, features: int, p: float) -> int:
     return pairs * (features * per_feature + max(0, features - 1) + root)
 
 
-def _pair_gradient(p: float) -> int:
-    """FLOPs per pair and feature of d‖x-y‖_p/dx, times the incoming gradient.
+def _gradients(terms: int, sums: int, p: float) -> int:
+    """FLOPs of d‖x-y‖_p/dx times the incoming gradient, for each pair and feature, and of the sums.
 
     p=0: none, the gradient is zero. p=1: difference, sign, product. p=2: difference, product,
     quotient by the distance. p=∞: difference, sign, abs, comparison with the distance, two
     products. Else: difference, sign, abs, pow, two products, pow of the distance, quotient.
     """
-    return {0: 0, 1: 3, 2: 3, math.inf: 6}.get(p, 8)
+    return terms * {1: 3, 2: 3, math.inf: 6}.get(p, 8) + max(0, sums) if p else 0

@@ -334,3 +334,52 @@ def test_cdist_by_elements_counts_each_feature(p: float, per_feature: int, root:
 def test_pdist_counts_each_pair_once() -> None:
     pairs, d = 4 * 3 // 2, 5
     assert counted(lambda: torch.pdist(rand(4, d))) == (0, pairs * (2 * d + (d - 1) + 1))
+
+
+@pytest.mark.parametrize(
+    ("p", "per_feature"), [(0.0, 0), (1.0, 3), (2.0, 3), (3.0, 8), (float("inf"), 6)]
+)
+def test_gradient_of_distances_sums_over_pairs(p: float, per_feature: int) -> None:
+    """That of the number of unequal features, p=0, is zero."""
+    rows, others, d = 3, 4, 5
+    sums = (others - 1) * rows * d
+    x1, x2, grad = rand(rows, d), rand(others, d), rand(rows, others)
+    fn = lambda: aten._cdist_backward(grad, x1, x2, p, grad)  # noqa: E731
+    assert counted(fn) == (0, rows * others * d * per_feature + (sums if p else 0))
+    pairs, sums = rows * (rows - 1) // 2, (rows - 2) * rows * d
+    fn = lambda: aten._pdist_backward(rand(pairs), x1, p, rand(pairs))  # noqa: E731
+    assert counted(fn) == (0, pairs * d * per_feature + (sums if p else 0))
+
+
+@pytest.mark.parametrize(
+    ("mode", "few", "many"),
+    [
+        ("use_mm_for_euclid_dist", 3 * (5 + 2), 3 * (5 + 2)),
+        ("use_mm_for_euclid_dist_if_necessary", 0, 3 * (5 + 2)),
+        ("donot_use_mm_for_euclid_dist", 0, 0),
+    ],
+)
+def test_many_distances_come_by_products_unless_the_mode_says_otherwise(
+    mode: str, few: int, many: int
+) -> None:
+    """More than 25 rows on either side are many."""
+    x = rand(3, 5)
+    assert counted(lambda: torch.cdist(rand(25, 5), x, compute_mode=mode))[0] == 25 * few
+    assert counted(lambda: torch.cdist(rand(26, 5), x, compute_mode=mode))[0] == 26 * many
+    assert counted(lambda: torch.cdist(x, rand(26, 5), compute_mode=mode))[0] == 26 * many
+
+
+def test_two_products_that_inductor_adds_cost_both_and_the_sum() -> None:
+    import torch._inductor.kernel.mm_plus_mm  # defines the operator
+
+    x = torch.empty(M, K, device="meta"), torch.empty(K, N, device="meta")
+    y = torch.empty(M, B, device="meta"), torch.empty(B, N, device="meta")
+    found = cost_of(torch.ops.inductor._mm_plus_mm.default, *x, *y, out=None)
+    macs = M * N * (K + B)
+    assert (found.macs, found.flops) == (macs, 2 * macs + M * N)
+
+
+def test_complex_scale_of_a_product_is_six_per_element() -> None:
+    a, b, bias = (rand(*s, dtype=torch.complex64) for s in ((M, K), (K, N), (M, N)))
+    flops = 8 * MNK + M * N * (6 + 2 + 6)
+    assert counted(lambda: torch.addmm(bias, a, b, alpha=2, beta=3)) == (4 * MNK, flops)
