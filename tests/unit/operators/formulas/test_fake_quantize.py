@@ -87,6 +87,29 @@ def test_quantised_layer_norm_costs_as_much_as_on_reals() -> None:
     assert macs_and_flops(ops.layer_norm, x, [K], w, w, 1e-5, 0.1, 0) == (0, real + (2 + 5) * T * K)
 
 
+def test_quantised_operators_cost_as_much_as_on_reals() -> None:
+    x, w, n = small(2, 6, 5), torch.ones(6), 2 * 6 * 5
+    real = torch.rand(2, 6, 5)
+    by_groups = macs_and_flops(torch.nn.functional.group_norm, real, 3, w, w)[1]
+    by_channels = macs_and_flops(torch.nn.functional.group_norm, real, 6, w, w)[1]
+    softmax = macs_and_flops(torch.softmax, real, 1)[1]
+    surround = (2 + 5) * n
+    assert by_groups != by_channels
+    assert macs_and_flops(ops.group_norm, x, 3, w, w, 1e-5, 0.1, 0) == (0, by_groups + surround)
+    assert macs_and_flops(ops.instance_norm, x, w, w, 1e-5, 0.1, 0) == (0, by_channels + surround)
+    assert macs_and_flops(ops.softmax, x, 1, 0.1, 0) == (0, softmax + surround)
+    slope = small(6)
+    assert macs_and_flops(ops.prelu, x, slope, 0.1, 0) == (0, 2 * n + surround + 2 * 6)
+
+
+def test_dynamic_quantising_finds_the_range_first() -> None:
+    """Minimum and maximum of all, 10 for scale and zero point, 5 per element."""
+    counted = macs_and_flops(
+        torch.quantize_per_tensor_dynamic, torch.rand(T, K), torch.quint8, False
+    )
+    assert counted == (0, 2 * (T * K - 1) + 10 + 5 * T * K)
+
+
 def test_exported_quantised_program_is_counted() -> None:
     import torch.ao.quantization.fx._decomposed  # defines the library, late
 

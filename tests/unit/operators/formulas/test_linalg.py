@@ -157,6 +157,7 @@ def flops_of(fn: Callable[[], Any]) -> int:
     return total.flops
 
 
+LU, PIVOTS = torch.linalg.lu_factor(A)
 GETRF, GETRS = sum(_lapack.getrf(N, N)), sum(_lapack.getrs(N, R))
 
 OPERATORS = {
@@ -182,6 +183,13 @@ OPERATORS = {
         lambda: torch.linalg.solve_triangular(A, B, upper=True, unitriangular=True),
         sum(_lapack.trsm(N, R, unit=True)),
     ),
+    "lu_solve": (lambda: torch.linalg.lu_solve(LU, PIVOTS, B), GETRS),
+    "lu_solve from the right": (
+        lambda: torch.linalg.lu_solve(LU, PIVOTS, B.mT.contiguous(), left=False),
+        GETRS,
+    ),
+    "ldl_solve": (lambda: torch.linalg.ldl_solve(A, PIVOTS, B), sum(_lapack.potrs(N, R))),
+    "geqrf": (lambda: torch.geqrf(A), sum(_lapack.geqrf(N, N))),
     "cholesky_solve": (lambda: torch.cholesky_solve(B, A), sum(_lapack.potrs(N, R))),
     "cholesky_inverse": (lambda: torch.cholesky_inverse(A), sum(_lapack.potri(N))),
     "qr": (
@@ -198,6 +206,7 @@ OPERATORS = {
     "eigvals": (lambda: aten._linalg_eigvals(A), 10 * N**3),
     "svd": (lambda: torch.linalg.svd(A), 22 * N**3),
     "svdvals": (lambda: aten._linalg_svd(A, compute_uv=False), (12 - 4) * N**3 // 3),
+    "cross of integers": (lambda: torch.linalg.cross(B.long(), B.long()), 0),
     "cross": (lambda: torch.linalg.cross(B, B), N * R * 3),
 }
 

@@ -98,6 +98,7 @@ def test_antialiased_halving_counts_taps_inside_the_line(
     )
     same = taps(5, 5, False, None, half)
     assert counted == N * C * (5 * (2 * total - 8) + 8 * (2 * same - 5))
+    assert backward_flops(x, size=(5, 8), mode=mode, antialias=True) == 3 * N * C * same * total
 
 
 @pytest.mark.parametrize(("size_in", "size_out"), [(16, 8), (7, 3), (5, 5), (5, 11)])

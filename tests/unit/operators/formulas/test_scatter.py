@@ -269,3 +269,10 @@ def test_segment_reduce_matches_closed_form() -> None:
     x, lengths = torch.rand(11, 7), torch.tensor([4, 7])
     assert cost(lambda: torch.segment_reduce(x, "sum", lengths=lengths)).flops == 9 * 7
     assert cost(lambda: torch.segment_reduce(x, "mean", lengths=lengths)).flops == 11 * 7
+
+
+@pytest.mark.parametrize(("reduce", "each"), [("sum", 0), ("mean", 1), ("max", 2), ("prod", 2)])
+def test_segment_reduce_backward_matches_closed_form(reduce: str, each: int) -> None:
+    x = torch.rand(11, 7, requires_grad=True)
+    out = torch.segment_reduce(x, reduce, lengths=torch.tensor([4, 7]))
+    assert cost(out.backward, torch.ones(2, 7)).flops == each * 11 * 7

@@ -60,12 +60,31 @@ def test_reduced_product_counts_products_and_reduction(reduce: str, macs: int, f
     assert macs_and_flops(lambda: torch.sparse.mm(a, B, reduce)) == (macs, flops)
 
 
-def test_reduced_product_backward_counts_both_gradients() -> None:
+@pytest.mark.parametrize(
+    ("reduce", "macs", "flops"),
+    [
+        ("sum", 2 * S * N, 2 * 2 * S * N),
+        ("mean", 2 * S * N, (2 + 1) * 2 * S * N),
+        ("amax", 0, 2 * 2 * M * N),
+    ],
+)
+def test_reduced_product_backward_counts_both_gradients(reduce: str, macs: int, flops: int) -> None:
     a = with_stored(S, torch.sparse_csr).requires_grad_()
     b = B.clone().requires_grad_()
-    out = torch.sparse.mm(a, b, "sum")
-    total = profile_of(out.backward, torch.ones(M, N)).total("backward")
-    assert total.macs == 2 * S * N
+    out = torch.sparse.mm(a, b, reduce)
+    profile = profile_of(out.backward, torch.ones(M, N))
+    cost = profile.by_operator()["aten._sparse_mm_reduce_impl_backward.default"].cost
+    assert cost is not None
+    assert (cost.macs, cost.flops) == (macs, flops)
+
+
+def test_product_of_two_sparse_operands_is_bounded_by_the_rows_of_one() -> None:
+    assert macs_and_flops(torch.sparse.mm, with_stored(S), B.to_sparse()) == (S * N, 2 * S * N)
+
+
+def test_sparse_product_over_one_dimension_multiplies_stored_elements() -> None:
+    a = with_stored(S, torch.sparse_csr)  # a full line of K, and 2 of the next
+    assert macs_and_flops(aten._sparse_csr_prod, a, [1], True) == (0, S - 2)
 
 
 def test_coalesce_adds_duplicate_elements() -> None:

@@ -115,6 +115,11 @@ def test_pieces_of_the_fast_path_match_closed_form() -> None:
     mask = torch.zeros(2, 4, 5, 7, dtype=torch.bool)
     softmax = profile_of(lambda: torch._masked_softmax(scores, mask, 3, 2)).total()
     assert softmax.flops == 5 * 2 * 4 * 5 * 7 - 2 * 2 * 4 * 5
+    for dim, rows in ((3, 2 * 4 * 5), (1, 2 * 5 * 7)):
+        gradient = profile_of(
+            lambda dim=dim: torch.ops.aten._masked_softmax_backward(scores, scores, mask, dim)
+        ).total()
+        assert gradient.flops == 4 * 2 * 4 * 5 * 7 - rows
     qkv = profile_of(
         lambda: torch._transform_bias_rescale_qkv(torch.ones(2, 5, 48), torch.ones(48), 4)
     ).total()
