@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -176,6 +176,28 @@ def test_block_of_another_mode_that_ends_within_the_step_is_left(
         assert len(_torch.modes_in_force()) == has_outer
     assert meter.total_flops == sum(batch(rows) + UPDATE for rows in shapes)
     assert all(seen)
+    assert not meter.is_estimate
+
+
+def test_work_after_the_end_of_a_mode_that_began_before_the_step_is_counted_the_next_time(
+    model: Net,
+) -> None:
+    """That end takes the counting mode off; what was counted up to there is not the whole."""
+    meter = FlopMeter(model, verify_every=0)
+
+    def step(mode: Any) -> None:
+        with ExitStack() as stack:
+            mode.__enter__()
+            stack.enter_context(meter.step())
+            model(torch.ones(B, IN))
+            mode.__exit__(None, None, None)
+            torch.ones(7, IN) @ torch.ones(IN, OUT)
+
+    step(OperatorNames())
+    assert meter.is_estimate
+    _torch.pop_mode()  # the one that ended: it took off another
+    step(nullcontext())
+    assert meter.total_flops == 2 * (forward(B) + forward(7))
     assert not meter.is_estimate
 
 
