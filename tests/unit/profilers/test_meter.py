@@ -370,6 +370,7 @@ def test_step_skipped_by_a_grad_scaler_has_no_update(
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
+            torch.ones(7, IN) @ torch.ones(IN, OUT)
         exact.append(counter.get_total_flops())
         counted.append(meter.run.timed_steps)
     # What the scaler itself computes is the same in both: its own work and the update differ.
@@ -837,9 +838,9 @@ def test_operator_without_a_formula_makes_a_lower_bound(model: Net) -> None:
         library.impl("unknown", torch.clone, "CPU")
         expected = pytest.warns(UncountedWarning, match="meter_test.unknown.default")
         with torch.no_grad(), expected as found:
-            for _ in range(3):
+            for rows in (B, B, 7):
                 with meter.step():
-                    model(torch.ops.meter_test.unknown(torch.ones(B, IN)))
+                    torch.ops.meter_test.unknown(model(torch.ones(rows, IN)))
     assert [one.filename for one in found] == [__file__]
     assert meter.run.is_lower_bound
     assert meter.run.uncounted == {"meter_test.unknown.default": 3}

@@ -91,3 +91,38 @@ def test_histories_that_do_not_matter_are_counted_a_few_times() -> None:
     assert not any(counted[100:])
     parts = {(one.state, one.event) for one in meter._states.segments()}
     assert len(parts) == len(OTHERS) * (1 + 4)  # before and after calls
+
+
+def test_option_of_the_optimizer_that_changes_after_some_histories_changes_the_cost() -> None:
+    """Those have told the cost of the optimizer's step, as long as its options are the same."""
+    model = nn.Linear(IN, OUT, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    meter, exact = FlopMeter(model, verify_every=0), 0
+    decayed = 2 * IN * OUT  # added to the gradient
+    for rows, decay in ((2, 0), (3, 0), (7, 0), (11, 0), (2, 0), (2, 0.5), (3, 0.5), (2, 0.5)):
+        optimizer.param_groups[0]["weight_decay"] = decay
+        with meter.step():
+            model(torch.ones(rows, IN)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        exact += 2 * forward(rows) + rows * OUT - 1 + 2 * IN * OUT + decayed * bool(decay)
+    assert meter.total_flops == exact
+    assert not meter.is_estimate
+
+
+def test_work_after_the_optimizer_has_its_phase_also_where_counting_starts_there() -> None:
+    """An evaluation in the third step makes its end unknown; the ends of later ones are counted."""
+    model = nn.Linear(IN, OUT, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    meter, average = FlopMeter(model, verify_every=0), torch.zeros(OUT, IN)
+    for index in range(9):
+        with meter.step():
+            model(torch.ones(ROWS, IN)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                average.mul_(0.5).add_(model.weight)
+                if index in (3, 5):
+                    model(torch.ones(ROWS, IN))
+    assert meter.run.costs["optimizer"].flops == 9 * (2 + 2) * IN * OUT
+    assert meter.model_flops == 9 * (2 * forward(ROWS) + ROWS * OUT - 1) + 2 * forward(ROWS)
