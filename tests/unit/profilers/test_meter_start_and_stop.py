@@ -313,6 +313,7 @@ class Recycling(Net):
             raise ValueError
         if times:
             out = self(self.back(out), times - 1)
+            self.back(out)
         return out
 
 
@@ -328,7 +329,8 @@ def test_started_meter_takes_a_call_within_a_call_as_part_of_it(rows: tuple[int,
                 model(torch.ones(n, IN), -1)
     meter.stop()
     assert meter.steps_done == len(rows)
-    assert meter.total_flops == 5 * forward(sum(rows))  # three times there and twice back
+    # Three times there, twice back between, and twice after a call within has returned.
+    assert meter.total_flops == (3 + 2 + 2) * forward(sum(rows))
     assert not meter.is_estimate
 
 
@@ -372,6 +374,21 @@ def test_step_that_a_thread_did_not_end_is_dropped(
     meter.stop()
     assert meter.steps_done == 5 + (not is_counted)
     assert meter.total_flops == meter.steps_done * (batch(B) + UPDATE)
+    assert not meter.is_estimate
+
+
+def test_optimizer_of_another_thread_has_no_part_in_the_step(model: Net, optimizer: Any) -> None:
+    """The hooks are on all optimizers."""
+    other = torch.optim.SGD([torch.ones(7, requires_grad=True)], lr=0.1)
+    other.param_groups[0]["params"][0].grad = torch.ones(7)
+    meter = FlopMeter(model, verify_every=0)
+    for _ in range(3):
+        with meter.step():
+            model(torch.ones(B, IN)).sum().backward()
+            in_thread(other.step)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert meter.total_flops == 3 * (batch(B) + UPDATE)
     assert not meter.is_estimate
 
 
