@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -29,6 +30,11 @@ def build(**changes: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return transformers.LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
 
 
+@functools.cache
+def planned_on(**mesh: int) -> PlannedStep:
+    return planned(mesh)
+
+
 def planned(mesh: dict[str, int] | None, **changes: Any) -> PlannedStep:
     arguments = {"dtype": torch.bfloat16, "optimizer": "sgd", "causal": "half"}
     (step,) = plan(
@@ -40,7 +46,7 @@ def planned(mesh: dict[str, int] | None, **changes: Any) -> PlannedStep:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"dp": 3}, {"tp": 3}, {"dp": 2, "tp": 3}])
 def test_rank_has_the_products_of_its_heads_and_columns(mesh: dict[str, int]) -> None:
-    step, tp = planned(mesh), mesh.get("tp", 1)
+    step, tp = planned_on(**mesh), mesh.get("tp", 1)
     matrices = WIDTH * HEAD * (2 * HEADS + 2 * GROUPS) // tp + 3 * WIDTH * HIDDEN // tp
     pairs = SEQUENCE * (SEQUENCE + 1) // 2  # of a kernel that skips the masked half
     attention = 2 * BATCH * HEADS // tp * pairs * HEAD
@@ -85,7 +91,7 @@ def test_experts_in_float32_have_the_products_of_their_tokens() -> None:
 
 @pytest.mark.slow
 def test_sums_over_tp_have_the_closed_form() -> None:
-    step = planned({"tp": 3})
+    step = planned_on(tp=3)
     assert step.cluster is not None
     (tp,) = step.cluster.communication
     # The embedding, o and down; the gradients of the inputs of q, k, v, gate, up and the head.
@@ -118,7 +124,7 @@ def test_norms_of_heads_add_the_gradients_of_their_weights() -> None:
 
 @pytest.mark.slow
 def test_tied_embedding_is_one_parameter() -> None:
-    apart, tied = planned({"dp": 2, "tp": 3}), planned({"dp": 2, "tp": 3}, tie_word_embeddings=True)
+    apart, tied = planned_on(dp=2, tp=3), planned({"dp": 2, "tp": 3}, tie_word_embeddings=True)
     assert apart.cluster is not None and tied.cluster is not None
     assert apart.cluster.parameters - tied.cluster.parameters == VOCABULARY * WIDTH
 
