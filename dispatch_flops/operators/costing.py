@@ -104,6 +104,8 @@ def cost_of_call(
             out = outs[0] if len(outs) == 1 else outs
         promoting = rule.kind == "pointwise"
         dtype = compute_dtype(args, kwargs, out, promoting=promoting)
+        if isinstance(func, type):
+            dtype = _narrowest(dtype, out)
         try:
             dtype = _stated_dtype(func, rule, args, kwargs, out) or dtype
             with using(conventions):
@@ -257,6 +259,18 @@ def compute_dtype(
     if promoting and found.is_floating_point and any(isinstance(arg, complex) for arg in args):
         found = found.to_complex()
     return name_of_dtype(found)
+
+
+def _narrowest(dtype: str | None, out: Any) -> str | None:
+    """Return the floating-point dtype with the fewest bytes among ``dtype`` and those of ``out``.
+
+    A module whose result is narrower than its input computes in that, as under autocast.
+    """
+    known = getattr(torch, dtype or "", None)
+    if not isinstance(known, torch.dtype) or not known.is_floating_point:
+        return dtype
+    results = [tensor.dtype for tensor in tensors_in(out) if tensor.is_floating_point()]
+    return name_of_dtype(min((known, *results), key=lambda found: found.itemsize))
 
 
 def _is_real(dtype: str | None) -> bool:

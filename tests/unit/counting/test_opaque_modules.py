@@ -50,6 +50,20 @@ def block_formula(module: Block, x: Tensor, scale: int = 1, *, out: Tensor, **_:
     return OpCost(macs=1000, flops=2000 + scale)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_opaque_module_under_autocast_has_the_dtype_that_it_computes_in(is_compiled: bool) -> None:
+    model, mapping = Whole(), {Block: block_formula}
+    backend = dispatch_flops.counting_backend("aot_eager", model, custom_mapping=mapping)
+    with torch.autocast("cpu", torch.bfloat16):
+        if is_compiled:
+            torch.compile(model.block, backend=backend)(rows(2, 3))
+            profile = backend.profile()
+        else:
+            profile = profile_of(model.block, rows(2, 3), model=model, custom_mapping=mapping)
+    (op,) = [op for op in profile.node("block").ops if op.op == "module.Block"]
+    assert op.dtype == "bfloat16"
+
+
 def test_opaque_module_is_one_operator_in_forward() -> None:
     model = Whole()
     profile = profile_of(
