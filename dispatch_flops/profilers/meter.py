@@ -209,10 +209,10 @@ class FlopMeter(MeteredRun):
     def start(self) -> None:
         """Find the steps by hooks on the model and the optimizer, until ``stop()``.
 
-        A step begins with a call of the model, and ends when the optimizer has stepped. Calls
-        without gradients that come first are not part of it, such as an evaluation's. A meter
-        without an optimizer takes each call of the model as a step, with those that the model makes
-        of itself. While one thread is in a step, calls in others are not counted.
+        A step begins with a call of the model, and ends when the optimizer has stepped. What comes
+        first is not part of it, such as an evaluation without gradients or a teacher's call, which
+        ``step()`` counts. A meter without an optimizer takes each call of the model as a step, with
+        those that it makes of itself. While a thread is in a step, calls in others do not count.
 
         Raises AlreadyActiveError inside a step, and if it is started already.
         """
