@@ -12,12 +12,11 @@ import pytest
 
 from tests.helpers.paths import REPOSITORY
 
-pytest.importorskip("argcomplete")
+argcomplete = pytest.importorskip("argcomplete")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed"),
 ]
-REGISTERED = "from argcomplete import shellcode; print(shellcode(['dispatch-flops'], shell='bash'))"
 ASKED = r"""
 eval "$REGISTERED"
 COMP_POINT=${#COMP_LINE} COMP_TYPE=9
@@ -33,13 +32,10 @@ def completions(line: str, folder: Path) -> list[str]:
     program = folder / "dispatch-flops"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m dispatch_flops "$@"\n')
     program.chmod(0o755)
-    code = subprocess.run(
-        [sys.executable, "-c", REGISTERED], capture_output=True, text=True, check=True
-    )
     environment = os.environ | {
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(REPOSITORY),
-        "REGISTERED": code.stdout,
+        "REGISTERED": argcomplete.shellcode(["dispatch-flops"], shell="bash"),
         "COMP_LINE": line,
     }
     done = subprocess.run(
