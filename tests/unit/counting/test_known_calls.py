@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,6 +15,7 @@ from dispatch_flops import FlopCounterMode, OpCost, register_flops
 from dispatch_flops.counting import dispatch_mode, known_calls, meta_tensors
 from dispatch_flops.counting.plans import SHARED_PLANS
 from dispatch_flops.operators.registry import unregister_flops
+from tests.helpers.interpreters import run_python
 from tests.helpers.modes import OperatorNames
 
 Program = Callable[[], Any]
@@ -281,7 +280,7 @@ print("done")
 
 def test_nested_tensors_are_never_compared_with_dense_ones() -> None:
     """To compare one ends the process."""
-    done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True)
+    done = run_python("-c", NESTED)
     assert done.stdout == "done\n", done.stderr
 
 
