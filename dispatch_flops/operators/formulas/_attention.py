@@ -148,7 +148,8 @@ def packed(
     Tq·longest_k and at most longest_q·Tk. The smaller is an upper bound, exact if the shorter
     side's sequences are equally long. Paged keys [pages,size,Hkv,d] hold more than is used:
     Tq·longest_k.
-    A band is applied to rectangles of the longest lengths, scaled to Tq rows, rounded up.
+    A band is applied to rectangles of the longest lengths, scaled to Tq rows, rounded up. Where
+    shorter sequences may have longer rows than their mean, each row is as long as the longest one.
     """
     heads, d = q.shape[-2:]
     total_q = q.numel() // (heads * d) if heads * d else 0
@@ -160,9 +161,17 @@ def packed(
     full = rectangle(1, heads, kv_heads, total_q, total_k, d, v.shape[-1])
     rows = total_q
     if conventions().causal == "half" and band != FULL and longest_q:
-        pairs, kept_rows = band.pairs_and_rows(longest_q, longest_k)
-        bound = min(bound, -(-pairs * total_q // longest_q))
-        rows = -(-kept_rows * total_q // longest_q)
+        # A sequence shorter than the longest may have longer rows than it: a decoded token sees all
+        # keys. Not so where all are equally long, or each sees itself, or from the first key on.
+        is_mean_longest = (
+            total_q == items * longest_q
+            or (total_q, longest_q) == (total_k, longest_k)
+            or (band.left is None and not band.from_end)
+        )
+        measured = longest_q if is_mean_longest else 1
+        pairs, kept_rows = band.pairs_and_rows(measured, longest_k)
+        bound = min(bound, -(-pairs * total_q // measured))
+        rows = -(-kept_rows * total_q // measured)
     return Scores(
         pairs=heads * bound,
         rows=heads * rows if bound else 0,

@@ -263,6 +263,21 @@ def test_packed_attention_on_a_device_rounds_its_triangle_up() -> None:
     assert cost.macs == 2 * 5 * H * D
 
 
+def test_packed_attention_on_a_device_is_an_upper_bound_also_for_decoded_tokens() -> None:
+    """One prompt of 5 queries and 6 of one, with 7 keys each: one query sees all keys.
+
+    The prompt has 3 to 7 keys a query, and the rows of a triangle of 5 x 7 have 5 in the mean.
+    """
+    queries = [5, 1, 1, 1, 1, 1, 1]
+    q, k = meta(1, sum(queries), H, D), meta(1, 7 * 7, H, D)
+    ends = offsets_of(*queries), offsets_of(*[7] * 7)
+    on_device = ends[0].to("meta"), ends[1].to("meta")
+    with using(Conventions(causal="half")):
+        exact, bound = (flash(q, k, given, 5, 7)[0] for given in (ends, on_device))
+    assert exact.macs == 2 * H * D * (3 + 4 + 5 + 6 + 7 + 6 * 7)
+    assert bound.macs == 2 * H * D * sum(queries) * 7
+
+
 def test_packed_lengths_are_read_at_every_call() -> None:
     q = meta(12, H, D)
 
