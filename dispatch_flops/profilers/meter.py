@@ -182,7 +182,7 @@ class FlopMeter(MeteredRun):
         Raises ConfigError if one is not a count, TargetError for inputs that are not a tuple, and
         AlreadyActiveError inside another step or after ``start()``.
         """
-        if not isinstance(inputs, tuple | list | None):
+        if not (inputs is None or isinstance(inputs, (tuple, list))):
             raise TargetError(f"inputs is of type {type(inputs).__name__}; pass a tuple, as (x,)")
         self.note_size(samples, tokens)
         return _Block(self, inputs)
