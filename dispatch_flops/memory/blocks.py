@@ -61,15 +61,16 @@ class Block(weakref.ref[Storage]):
 class Peak:
     """The most memory on a device in one phase, over what was there before.
 
-    born: number of the latest allocation then. released: blocks of then that are released since.
+    born, releases: numbers of the latest allocation and release then. released: blocks of then that
+    are released since.
     workspace: bytes that the operator's kernel allocated for itself.
     """
 
-    __slots__ = ("born", "bytes", "made_in", "operator", "released", "workspace")
+    __slots__ = ("born", "bytes", "made_in", "operator", "released", "releases", "workspace")
 
     def __init__(self, made_in: ModulePhase) -> None:
         self.bytes = -(1 << 62)
-        self.born = 0
+        self.born = self.releases = 0
         self.made_in = made_in
         self.operator: Any = None
         self.workspace = 0
@@ -111,6 +112,7 @@ class ModulePeak:
             peak.bytes, peak.born = now, born
             peak.made_in, peak.operator = made_in, operator
             peak.workspace = now - device.now
+            peak.releases = device.releases
             peak.released = []
             device.note_event(born)
 
@@ -121,19 +123,20 @@ class DeviceBlocks:
     before: bytes that were there before. now: bytes over these. peaks: by phase.
     modules: the peak of each module and phase. elsewhere: stands for them where no operator made a
     block. timeline: None if none is wanted.
+    releases: number of the latest release that was noted.
     last_event: number of the latest allocation when a peak was last noted, a phase began, or an
     outermost module call ended. Of a block made later, the release is not noted.
     """
 
     __slots__ = (
-        "before", "device", "elsewhere", "last_event", "modules", "now", "peaks", "timeline",
+        "before", "device", "elsewhere", "last_event", "modules", "now", "peaks", "releases",
+        "timeline",
     )  # fmt: skip
 
     def __init__(self, device: torch.device, timeline: Timeline | None) -> None:
         self.device = device
         self.timeline = timeline
-        self.before = 0
-        self.now = 0
+        self.before = self.now = self.releases = 0
         self.last_event = 0 if timeline is None else sys.maxsize  # which notes every release
         self.peaks: tuple[Peak, ...] = ()
         self.modules: dict[ModulePhase, ModulePeak] = {}
@@ -306,14 +309,16 @@ class Blocks:
         except (AttributeError, KeyError):  # without a key: an interrupt came before it had one
             return
         device = block.peak.device
-        device.now -= block.size
         if block.born > device.last_event or not block.size:
+            device.now -= block.size
             return
         role, made_in = self._role_of(block, is_over=True), block.made_in
-        if device.timeline is not None:
+        device.now -= block.size
+        device.releases = number = device.releases + 1
+        if device.timeline is not None:  # in one go with ``now``: another thread may note a point
             device.timeline.released.append((block.born, block.size, role))
         for highest in device.peaks:
-            if block.born <= highest.born:
+            if block.born <= highest.born and highest.releases < number:  # not noted since
                 highest.released.append((block, role))
         if role == "activations" and made_in is not None:
             self._activations[block.step, made_in.fqn] += block.size
