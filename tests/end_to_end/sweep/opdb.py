@@ -138,7 +138,8 @@ def examine(case: Case, *, every: int = 1) -> Report:
             plain, _ = observe(program, EmptyMode)
             report.raised += bool(plain.error)
             counted, counter = observe(program, lambda: FlopCounterMode(display=False))
-            if plain != counted:
+            # Under an empty mode torch takes lazy conjugates for the tensors themselves in pinv.
+            if counted != plain and counted != observe(program, contextlib.nullcontext)[0]:
                 what = f"{plain.error or 'result'} != {counted.error or 'result'}"
                 report.changed.append(f"{case.id} sample {index}: {what}")
             _note(report, counter.profile.check())

@@ -37,7 +37,7 @@ def every(request: pytest.FixtureRequest) -> int:
 
 @each_operator
 def test_operator_under_the_counter_gives_the_same_bits(cases: list[Case], every: int) -> None:
-    """Same bits, same exceptions, same random state as under an empty mode; nothing unknown."""
+    """Same bits, exceptions and random state as under an empty mode or none; nothing unknown."""
     for case in cases:
         report = examine(case, every=every)
         assert not report.changed
