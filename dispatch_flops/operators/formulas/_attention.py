@@ -148,8 +148,8 @@ def packed(
     Tq·longest_k and at most longest_q·Tk. The smaller is an upper bound, exact if the shorter
     side's sequences are equally long. Paged keys [pages,size,Hkv,d] hold more than is used:
     Tq·longest_k.
-    A band is applied to rectangles of the longest lengths, scaled to Tq rows, rounded up. Where
-    shorter sequences may have longer rows than their mean, each row is as long as the longest one.
+    A band is applied to rectangles of the longest lengths, scaled to Tq rows, rounded up. Where the
+    rows of a shorter sequence may be longer than the mean of these, all count as the longest row.
     """
     heads, d = q.shape[-2:]
     total_q = q.numel() // (heads * d) if heads * d else 0
