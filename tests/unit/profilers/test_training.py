@@ -29,6 +29,17 @@ B, IN, OUT = 3, 5, 7
 FORWARD = B * IN * OUT
 
 
+def started(**config: Any) -> tuple[nn.Linear, torch.optim.Optimizer, StepProfiler]:
+    model = nn.Linear(IN, OUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {"enabled": True, "output_file": "/dev/null"} | config
+    return model, optimizer, StepProfiler(model, optimizer, config)
+
+
+def is_anything_on() -> bool:
+    return bool(_get_current_dispatch_mode_stack()) or bool(_global_forward_hooks)
+
+
 def loop(config: Any, *, steps: int = 4, micro_batches: int = 1) -> StepProfiler:
     model = nn.Linear(IN, OUT)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -71,10 +82,7 @@ def test_step_profiler_with_micro_batches_profiles_them_as_one_step(
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_copy_of_a_step_profiler_begins_the_step_that_is_not_over_anew(copied: Any) -> None:
-    model = nn.Linear(IN, OUT)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = {"enabled": True, "profile_step": 1, "output_file": "/dev/null"}
-    profiler = StepProfiler(model, optimizer, config)
+    model, _, profiler = started()
     with profiler.step(samples=B):
         model(torch.ones(B, IN))
         other = copied(profiler)
@@ -101,14 +109,10 @@ def test_step_profiler_when_disabled_profiles_nothing(capsys: pytest.CaptureFixt
 
 
 def test_step_profiler_after_an_exception_leaves_no_mode_or_hook() -> None:
-    model = nn.Linear(IN, OUT)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    profiler = StepProfiler(model, optimizer, {"enabled": True})
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
+    _, optimizer, profiler = started()
     with pytest.raises(ValueError, match="user"), profiler.step():
         raise ValueError("user")
-    assert _get_current_dispatch_mode_stack() == []
+    assert not is_anything_on()
     assert not optimizer._optimizer_step_post_hooks
 
 
@@ -117,23 +121,10 @@ def test_step_profiler_without_an_optimizer_raises_target_error() -> None:
         StepProfiler(nn.Linear(2, 3), object(), {})  # type: ignore[arg-type]
 
 
-def started(**config: Any) -> tuple[nn.Linear, torch.optim.Optimizer, StepProfiler]:
-    model = nn.Linear(IN, OUT)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = {"enabled": True, "output_file": "/dev/null"} | config
-    return model, optimizer, StepProfiler(model, optimizer, config)
-
-
-def is_anything_on() -> bool:
-    return bool(_get_current_dispatch_mode_stack()) or bool(_global_forward_hooks)
-
-
 def test_optimizer_step_outside_the_block_ends_the_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = nn.Linear(IN, OUT)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    profiler = StepProfiler(model, optimizer, {"enabled": True, "profile_step": 2})
+    model, optimizer, profiler = started(profile_step=2, output_file=None)
     for _ in range(4):
         with profiler.step(samples=B):
             model(torch.ones(B, IN)).sum().backward()
@@ -147,9 +138,7 @@ def test_optimizer_step_outside_the_block_ends_the_step(
 
 
 def test_code_between_micro_batches_is_not_profiled() -> None:
-    model = nn.Linear(IN, OUT)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    profiler = StepProfiler(model, optimizer, {"enabled": True, "output_file": "/dev/null"})
+    model, optimizer, profiler = started()
     for micro_batch in range(3):
         with profiler.step(samples=B):
             model(torch.ones(B, IN)).sum().backward()
@@ -353,10 +342,8 @@ def test_step_of_another_optimizer_warns_once_and_continues_the_step() -> None:
 
 
 def test_step_skipped_by_a_grad_scaler_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    model = nn.Linear(IN, OUT)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, profiler = started(output_file=None)
     scaler = torch.amp.GradScaler("cpu")
-    profiler = StepProfiler(model, optimizer, {"enabled": True})
     for value in (float("inf"), float("inf"), 1.0, 1.0):
         for micro_batch in range(2):
             with profiler.step(samples=B):
@@ -374,10 +361,8 @@ def test_step_skipped_by_a_grad_scaler_is_not_counted(capsys: pytest.CaptureFixt
 
 def scaled_loop(*values: float, between: bool) -> StepProfiler:
     """One block a step; gradients are unscaled in it, and the optimizer steps there or after it."""
-    model = nn.Linear(IN, OUT)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, profiler = started(output_file=None)
     scaler = torch.amp.GradScaler("cpu")
-    profiler = StepProfiler(model, optimizer, {"enabled": True})
     for value in values:
         with profiler.step(samples=B):
             scaler.scale(model(torch.full((B, IN), value)).sum()).backward()
