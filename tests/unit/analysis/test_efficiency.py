@@ -86,15 +86,6 @@ def test_utilisation_in_two_dtypes_takes_the_peak_of_each() -> None:
     assert mfu(p, MACHINE, 4.0) == (100 / 100 + 400 / 400) / 4.0
 
 
-def test_utilisation_with_an_unknown_peak_or_time_is_none() -> None:
-    p = profile(op(flops=100), op(dtype="float16", flops=1))
-    assert mfu(p, MACHINE, 1.0) is None
-    assert mfu(p, None, 1.0) is None
-    assert mfu(profile(), None, 1.0) is None
-    assert mfu(profile(op(flops=1)), MACHINE, None) is None
-    assert mfu(profile(op(flops=1)), MACHINE, 0.0) is None
-
-
 @pytest.mark.parametrize(
     "read",
     [

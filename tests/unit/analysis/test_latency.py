@@ -34,7 +34,7 @@ def test_latency_of_a_phase_is_the_measured_one() -> None:
 
 @pytest.mark.parametrize(
     ("latency_s", "spread_s", "is_exact"),
-    [(14.0, None, True), (13.0, None, False), (14.0, 1.4, True), (14.0, 1.5, False)],
+    [(14.0, None, True), (13.0, None, False), (15.0, 1.5, True), (15.0, 1.6, False)],
 )
 def test_inexact_latencies_are_below_what_calls_and_timed_operators_take(
     latency_s: float, spread_s: float | None, is_exact: bool
@@ -80,46 +80,6 @@ def test_inexact_latencies_include_a_container_whose_children_together_are_inexa
     assert marked(3.0, 0.0) == frozenset()
     assert marked(3.0, 1.5) == {"b", "b.0"}
     assert marked(3.0, 0.5) == {"b.0"}
-
-
-def test_inexact_latencies_include_modules_with_many_short_calls_and_operators() -> None:
-    """4 calls of 5 s and 3 operators of 2 s are 26 s: 25 are too short, 26 are not."""
-    operators = OpTotal(op="aten.mm.default", phase="forward", calls=3, cost=None, latency_s=1.0)
-    backward = OpTotal(op="aten.mm.default", phase="backward", calls=100, cost=None)
-    inner = ModuleNode(
-        fqn="a.b",
-        name="b",
-        class_name="In",
-        calls=3,
-        seconds=timed(forward=1.0),
-        ops=(operators, backward),
-    )
-    timing = StepTiming(resolution_s=5, operator_resolution_s=2)
-
-    def is_marked(seconds: float, timing: StepTiming = timing) -> bool:
-        outer = ModuleNode(
-            fqn="a",
-            name="a",
-            class_name="Out",
-            calls=1,
-            seconds=timed(forward=seconds),
-            children=(inner,),
-        )
-        root = ModuleNode(fqn="", class_name="Net", seconds=timed(forward=1.0), children=(outer,))
-        return "a" in inexact_latencies(root, timing)
-
-    assert is_marked(25)
-    assert not is_marked(26)
-    assert not is_marked(20, StepTiming(resolution_s=5))
-
-
-def test_inexact_latencies_include_modules_that_vary_from_run_to_run() -> None:
-    timing = StepTiming(repeats=3, seconds=timed(forward=1.0))
-    for spread, marked in ((0.1, frozenset()), (0.125, {""})):
-        root = ModuleNode(
-            fqn="", class_name="Net", calls=1, seconds=timed(forward=1.0), latency_spread_s=spread
-        )
-        assert inexact_latencies(root, timing) == marked
 
 
 def test_inexact_latencies_omit_a_model_that_was_timed_by_itself() -> None:

@@ -57,9 +57,14 @@ def test_roofline_data_without_a_bandwidth_are_none() -> None:
 
 
 def test_roofline_data_of_many_modules_are_the_heaviest() -> None:
-    data = roofline_data(model(MOST_POINTS + 5), MACHINE)
+    """Layer n has n MACs, and moves 1 byte."""
+    every = [op("aten.mm.default", macs=n, n_bytes=(1, 0)) for n in range(MOST_POINTS + 5)]
+    layers = (module("Linear", name=str(n), ops=(one,)) for n, one in enumerate(every))
+    data = roofline_data(Profile(root=place(module("Net", *layers))), MACHINE)
     assert data is not None
-    assert (len(data["modules"]), data["modules_left_out"]) == (MOST_POINTS, 5)
+    found = [point["flops"] for point in data["modules"]]
+    assert found == [2 * n for n in reversed(range(5, MOST_POINTS + 5))]
+    assert data["modules_left_out"] == 5 - 1  # a layer without FLOPs has no point
 
 
 def test_roofline_data_of_a_dtype_without_a_peak_name_it() -> None:

@@ -22,7 +22,6 @@ from tests.helpers.trees import (
     profiles,
     timed,
     training_step,
-    wide,
 )
 
 OPERATORS = View(table="operators")
@@ -104,7 +103,3 @@ def test_csv_of_any_profile_adds_up_to_the_total(profile: Profile) -> None:
 def test_csv_of_another_table_is_refused() -> None:
     with pytest.raises(ConfigError, match="table='uncounted'"):
         csv.render(lenet5(), View(table="uncounted"))
-
-
-def test_modules_of_a_wide_tree_are_complete() -> None:
-    assert len(_rows(csv.render(wide(3_000)))) == 3_002

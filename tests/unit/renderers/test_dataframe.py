@@ -10,7 +10,7 @@ import pytest
 from dispatch_flops.profile import OpTotal, Profile
 from dispatch_flops.profile.cost import OpCost
 from dispatch_flops.renderers import dataframe
-from tests.helpers.trees import empty, hostile, lower_bound, training_step
+from tests.helpers.trees import empty, lower_bound, training_step
 
 pd = pytest.importorskip("pandas")
 
@@ -40,11 +40,6 @@ def test_counts_beyond_64_bits_stay_exact_integers() -> None:
     profile = Profile(root=dataclasses.replace(empty().root, ops=(op,)))
     assert dataframe.operators(profile).loc[0, "macs"] == 3**45
     assert dataframe.modules(profile).loc[0, "total_flops"] == 2 * 3**45
-
-
-def test_hostile_names_are_unchanged() -> None:
-    found = dataframe.modules(hostile())
-    assert list(found["fqn"]) == [node.fqn for node in hostile().nodes()]
 
 
 def test_frames_of_an_empty_run_have_no_operators() -> None:

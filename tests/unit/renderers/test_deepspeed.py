@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -168,18 +169,6 @@ def test_summary_with_a_measured_iteration_does_not_add_up_phases() -> None:
     assert _value(text, "samples/second") == "0.5"
     assert _value(text, "step latency") == "n/a"
     assert "world size" not in text
-
-
-def test_summary_marks_backward_and_step_latencies_below_the_resolution() -> None:
-    timing = StepTiming(
-        seconds=timed(forward=1.0, backward=1.0, optimizer=1.0), operator_resolution_s=2.0
-    )
-    text = summary.render(dataclasses.replace(training_step(), timing=timing))
-    assert _value(text, "bwd latency") == "~1 s"
-    assert _value(text, "step latency") == "~1 s"
-    fine = dataclasses.replace(timing, operator_resolution_s=0.01)
-    text = summary.render(dataclasses.replace(training_step(), timing=fine))
-    assert _value(text, "bwd latency") == _value(text, "step latency") == "1 s"
 
 
 def test_summary_of_a_forward_pass_has_no_training_lines() -> None:
@@ -400,16 +389,16 @@ def test_summary_marks_latencies_that_are_inexact() -> None:
     assert _value(text, "iter latency") == "~652.07 us"
 
 
-@pytest.mark.parametrize("name", ["module_depth", "top_modules"])
-def test_view_of_a_parameter_that_is_not_a_number_names_it(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}='all': pass an int"):
-        deepspeed.make_view(**{name: "all"})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("name", "value", "least"),
-    [("module_depth", -2, -1), ("top_modules", 0, 1), ("top_modules", -1, 1)],
+    [
+        ("module_depth", "all", -1),
+        ("module_depth", -2, -1),
+        ("top_modules", "all", 1),
+        ("top_modules", 0, 1),
+        ("top_modules", -1, 1),
+    ],
 )
-def test_view_of_a_parameter_that_is_too_small_names_it(name: str, value: int, least: int) -> None:
-    with pytest.raises(ConfigError, match=f"{name}={value}: pass an int of at least {least}"):
-        deepspeed.make_view(**{name: value})  # type: ignore[arg-type]
+def test_view_of_a_wrong_parameter_names_it(name: str, value: Any, least: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name}='?{value}'?: pass an int of at least {least}"):
+        deepspeed.make_view(**{name: value})

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from dispatch_flops.analysis.headline import headline
-from dispatch_flops.analysis.latency import measured_seconds
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.profile import (
     CommGroup,
@@ -44,7 +42,6 @@ from tests.helpers.trees import (
     HOSTILE_NAMES,
     SMALL,
     deep,
-    empty,
     encoder,
     hostile,
     lower_bound,
@@ -423,47 +420,6 @@ def test_roofline_holds_points_if_the_machine_is_known() -> None:
     assert first["attainable"] == pytest.approx(flops / max(flops / 19.5e12, moved / 2.039e12))
     assert first["achieved"] == pytest.approx(flops / 38.15e-6)
     assert first["bound"] == "memory"
-
-
-def test_roofline_of_many_modules_keeps_the_heaviest() -> None:
-    profile = wide(1_000).map_nodes(
-        lambda node: dataclasses.replace(
-            node,
-            ops=tuple(
-                dataclasses.replace(op, cost=dataclasses.replace(op.cost, bytes_read=4))
-                for op in node.ops
-                if op.cost is not None
-            ),
-        )
-    )
-    points = payload(profile, A100, "T")["roofline"]
-    assert len(points["modules"]) == 300
-    assert points["modules_left_out"] == 700
-    assert points["modules"][0]["flops"] == 2 * 1_000
-
-
-def test_utilisation_refers_to_the_time_of_all_phases() -> None:
-    profile = training_step()
-    assert measured_seconds(profile) == (
-        pytest.approx((97.51 + 240.09 + 314.47) * 1e-6),
-        "forward + backward + optimizer",
-    )
-    least = (profile.total().flops - 2 * profile.total_params) / 19.5e12
-    least += 2 * profile.total_params / 312e12
-    top = headline(profile, A100)
-    assert top.hfu == pytest.approx(least / ((97.51 + 240.09 + 314.47) * 1e-6))
-    assert top.mfu is not None
-    assert top.hfu is not None
-    assert top.mfu < top.hfu
-
-    untimed = dataclasses.replace(
-        profile, timing=StepTiming(seconds=timed(forward=1.0, optimizer=1.0))
-    )
-    assert measured_seconds(untimed) == (None, "not measured")
-    assert headline(untimed, A100).mfu is None
-    whole = dataclasses.replace(profile, timing=StepTiming(iteration_s=2.0))
-    assert measured_seconds(whole) == (2.0, "whole iteration")
-    assert measured_seconds(empty()) == (None, "not measured")
 
 
 def test_roofline_without_a_machine_takes_the_profiles_device() -> None:

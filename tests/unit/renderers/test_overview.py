@@ -204,18 +204,9 @@ class TestTree:
         bound = Profile(root=place(module("Net", ops=(*ops, unknown("lib.a")), latency_s=2.0)))
         (line,) = tree(bound, columns=("forward_flops", "rate"))
         assert [cell.strip() for cell in cells(line)] == ["Net", ">= 210", ">= 105 FLOP/s"]
-
-    def test_bytes_and_rates_of_lower_bounds_are_marked(self) -> None:
-        ops = (unknown("lib.op.default"),)
-        inner = module("Kernel", name="k", ops=ops, seconds=timed(forward=1.0))
-        known = linear("fc", 3, 5, batch=2, seconds=timed(forward=1.0))
-        profile = Profile(root=place(module("Net", inner, known, seconds=timed(forward=2.0))))
-        root, kernel, layer = tree(profile, columns=("bytes", "rate"))
-        flops = 2 * 2 * 3 * 5
-        assert root.split()[1:] == f">= 0 B >= {flops // 2} FLOP/s".split()
-        assert kernel.split()[2:] == ">= 0 B >= 0 FLOP/s".split()
-        assert layer.split()[-2:] == [f"{flops}", "FLOP/s"]
-        assert ">=" not in layer
+        nothing = Profile(root=place(module("Net", ops=(unknown("lib.a"),), latency_s=2.0)))
+        (line,) = tree(nothing, columns=("bytes", "rate"))
+        assert [cell.strip() for cell in cells(line)] == ["Net", ">= 0 B", ">= 0 FLOP/s"]
 
     @pytest.mark.parametrize("width", [60, 80, 100])
     def test_lines_fit_the_width(self, width: int) -> None:
@@ -247,12 +238,6 @@ class TestHeadline:
     def test_lower_bound_is_marked_in_the_totals(self) -> None:
         assert ">= " in parts(lower_bound())[0][0]
 
-    def test_rate_of_a_lower_bound_is_one(self) -> None:
-        profile = Profile(
-            root=module("Net", ops=(unknown("lib.op.default"),), seconds=timed(forward=1.0))
-        )
-        assert "Time     1 s (forward), >= 0 FLOP/s" in overview.render(profile)
-
     def test_time_names_its_runs_and_spread(self) -> None:
         timing = StepTiming(seconds=timed(forward=4.0), spread_s=0.25, repeats=3)
         profile = dataclasses.replace(wide(3), timing=timing)
@@ -278,12 +263,6 @@ class TestHeadline:
         machine = Machine(name="Tiny", flops_per_s={"float16": 24.0})
         (line,) = [line for line in parts(profile, machine=machine)[0] if line.startswith("MFU")]
         assert line == "MFU      n/a of Tiny: no peak of Tiny is known for float32"
-
-    def test_inputs_are_shown(self) -> None:
-        profile = wide(3)
-        inputs = (TensorInput(name="x", shape=(3, 7), dtype="float32", device="cpu"),)
-        profile = dataclasses.replace(profile, run=dataclasses.replace(profile.run, inputs=inputs))
-        assert "Inputs   x float32 [3, 7] on cpu" in parts(profile)[0]
 
     def test_phases_are_told_apart(self) -> None:
         (line,) = [line for line in parts(training_step())[0] if line.startswith("FLOPs")]
