@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 import pytest
-import torch
 
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.cli.arguments import (
@@ -15,8 +14,6 @@ from dispatch_flops.cli.arguments import (
     parse_assignments,
     parse_value,
 )
-from dispatch_flops.cli.formats import table_style
-from dispatch_flops.cli.targets.inputs import parse_dtype
 from dispatch_flops.errors import TargetError
 from tests.helpers.command_line import Run, error_line
 
@@ -68,14 +65,6 @@ def test_wrong_value_of_an_option_is_refused(
     run: Run, option: str, value: str, message: str
 ) -> None:
     assert error_line(run("profile", "net.py:make", option, value)).startswith(message)
-
-
-def test_table_style_is_plain_unless_markdown() -> None:
-    assert [table_style(format) for format in ("table", "csv", "markdown")] == [
-        "plain",
-        "plain",
-        "markdown",
-    ]
 
 
 class TestMachineNamed:
@@ -132,17 +121,3 @@ def test_machine_of_a_json_file_is_read(tmp_path: Path) -> None:
 def test_machine_of_an_empty_name_is_unknown() -> None:
     with pytest.raises(TargetError, match="unknown"):
         machine_named(" ", "cpu")
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("bf16", torch.bfloat16),
-        ("BF16", torch.bfloat16),
-        ("fp16", torch.float16),
-        ("torch.Float32", torch.float32),
-        ("half", torch.float16),
-    ],
-)
-def test_dtype_has_short_names_in_any_case(name: str, dtype: torch.dtype) -> None:
-    assert parse_dtype(name) is dtype

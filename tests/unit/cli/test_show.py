@@ -102,12 +102,6 @@ class TestShow:
         message = error_line(run("show", "p.json", "--format", "json", "--no-fold"))
         assert message.startswith("--no-fold has no effect on the format json; omit it, or use ")
 
-    def test_unknown_column_is_refused(self, run: Run, saved: Save) -> None:
-        saved("p.json", "net.py:make")
-        result = run("show", "p.json", "--columns", "speed")
-        assert result.code == 2
-        assert "'speed' is not a column; choose from output, params" in error_line(result)
-
     def test_closed_stdin_is_an_error_that_says_so(
         self, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -167,8 +161,3 @@ class TestReport:
         result = run("report", "p.json", "r.csv")
         assert error_line(result).startswith("report writes HTML, and 'r.csv' does not end in ")
         assert not Path("r.csv").exists()
-
-    def test_unknown_machine_is_refused(self, run: Run, saved: Save) -> None:
-        saved("p.json", "net.py:make")
-        result = run("report", "p.json", "r.html", "--machine", "abacus")
-        assert error_line(result).startswith("--machine 'abacus' is unknown; use measure, ")

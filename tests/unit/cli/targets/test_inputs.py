@@ -58,8 +58,21 @@ class TestParseShape:
         )
 
 
-def test_parse_dtype_takes_torchs_names() -> None:
-    assert parse_dtype("bfloat16") is parse_dtype("torch.bfloat16") is torch.bfloat16
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("bfloat16", torch.bfloat16),
+        ("bf16", torch.bfloat16),
+        ("BF16", torch.bfloat16),
+        ("fp16", torch.float16),
+        ("torch.Float32", torch.float32),
+        ("half", torch.float16),
+    ],
+)
+def test_parse_dtype_takes_torchs_and_short_names_in_any_case(
+    name: str, dtype: torch.dtype
+) -> None:
+    assert parse_dtype(name) is dtype
 
 
 @pytest.mark.parametrize("name", ["bfloat17", "nn"])
