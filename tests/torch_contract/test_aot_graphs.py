@@ -17,7 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 # torch.compile's own, where a graph breaks
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+]
 
 
 class Graphs:
@@ -222,13 +225,11 @@ def test_meta_partitioner_tag_of_recomputed_nodes_is_is_forward() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return checkpoint(super().forward, x, use_reentrant=False)
 
-    torch._dynamo.reset()
     graphs = Graphs()
     torch.compile(Checkpointed(), backend=graphs)(torch.ones(2, 3)).sum().backward()
     tags = [str(n.meta.get("partitioner_tag")) for n in products(graphs.backward[0])]
     assert "is_forward" in tags, f"recomputed nodes in the backward graph are now tagged {tags}"
     assert "is_backward" in tags, f"backward nodes in the backward graph are now tagged {tags}"
-    torch._dynamo.reset()
 
 
 def test_grapharg_of_a_placeholder_names_its_source_and_has_its_example(
@@ -250,7 +251,6 @@ def test_dynamo_compile_id_of_parts_of_one_function_begins_alike() -> None:
     """dispatch_flops relies on this for what follows a graph break (compile/attribution.py:
     ``function``): the part before "/" tells functions apart.
     """
-    torch._dynamo.reset()
     graphs = Graphs()
 
     def function(x: Tensor) -> Tensor:
@@ -263,7 +263,6 @@ def test_dynamo_compile_id_of_parts_of_one_function_begins_alike() -> None:
     names = [str(graph.meta.get("dynamo_compile_id")).partition("/") for graph in graphs.top]
     assert all(slash for _, slash, _ in names), f"compile ids are now {names}"
     assert names[0][0] == names[1][0] != names[2][0]
-    torch._dynamo.reset()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
@@ -271,7 +270,6 @@ def test_stack_trace_of_an_optimizers_nodes_ends_in_torch_optim() -> None:
     """dispatch_flops relies on this for compiled optimizers (compile/attribution.py:
     ``is_from_optimizer``): lines of ``File "...", line``, the innermost last.
     """
-    torch._dynamo.reset()
     graphs = Graphs()
     weight = nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
@@ -284,7 +282,6 @@ def test_stack_trace_of_an_optimizers_nodes_ends_in_torch_optim() -> None:
     ]
     folder = str(torch.optim.__file__).removesuffix("__init__.py")
     assert traces and all(f'File "{folder}' in trace for trace in traces), traces
-    torch._dynamo.reset()
 
 
 def test_desc_of_a_placeholder_is_its_position_in_the_traced_function(
@@ -304,7 +301,6 @@ def test_node_of_a_compiled_backward_leads_to_the_parameters() -> None:
     """dispatch_flops relies on this for the module whose backward runs (compile/instances.py:
     ``_parameters``): the running node's ``next_functions``, and ``variable`` of these.
     """
-    torch._dynamo.reset()
     found: list[Any] = []
 
     class Watching(Graphs):
@@ -323,14 +319,12 @@ def test_node_of_a_compiled_backward_leads_to_the_parameters() -> None:
     model = Net()
     torch.compile(model, backend=Watching())(torch.ones(2, 3)).sum().backward()
     assert any(value is model.a.weight for value in found)
-    torch._dynamo.reset()
 
 
 def test_source_fn_stack_names_the_call_that_torch_func_differentiates_by() -> None:
     """dispatch_flops relies on this for the backward of ``torch.func.grad``
     (compile/attribution.py: ``phase_of``).
     """
-    torch._dynamo.reset()
     graphs = Graphs()
     weight = torch.ones(3, 3)
 
@@ -341,7 +335,6 @@ def test_source_fn_stack_names_the_call_that_torch_func_differentiates_by() -> N
     stacks = [n.meta.get("source_fn_stack") or [] for n in products(graphs.forward[0])]
     names = [[str(name) for name, _ in stack] for stack in stacks]
     assert sum(any(n.startswith("_autograd_grad") for n in stack) for stack in names) == 1, names
-    torch._dynamo.reset()
 
 
 @pytest.mark.slow
@@ -349,19 +342,16 @@ def test_compile_id_of_compiled_autograd_begins_with_an_exclamation_mark() -> No
     """dispatch_flops relies on this for telling a traced backward pass (compile/attribution.py:
     ``is_of_compiled_autograd``).
     """
-    torch._dynamo.reset()
     graphs = Graphs()
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend=graphs)):
         Net()(torch.ones(2, 3)).sum().backward()
     assert str(graphs.top[0].meta.get("dynamo_compile_id")).startswith("!")
-    torch._dynamo.reset()
 
 
 def test_compiled_autograd_traces_the_nodes_of_a_backward_graph_with_their_meta() -> None:
     """dispatch_flops relies on this for telling recomputation apart under compiled autograd
     (_torch.py: ``keep_node_meta``).
     """
-    torch._dynamo.reset()
     graphs = Graphs()
     net = Net()
     forward = torch.compile(lambda x: checkpoint(net, x, use_reentrant=False), backend=graphs)
@@ -373,7 +363,6 @@ def test_compiled_autograd_traces_the_nodes_of_a_backward_graph_with_their_meta(
     assert tags == {"is_forward", "is_backward"}, "no tag of the partitioner is left"
     assert all("original_aten" in node.meta for node in products(traced))
     assert any(node.meta.get("steal_arg") for node in traced.graph.nodes), "it takes no list"
-    torch._dynamo.reset()
 
 
 # -- dynamic shapes -------------------------------------------------------------------------------
@@ -383,7 +372,6 @@ def test_symbolic_sizes_are_expressions_of_symbols_among_the_inputs() -> None:
     """dispatch_flops relies on this for costs of dynamic shapes (compile/templates.py:
     ``find_symbols``, ``Templates``, ``fill_in``).
     """
-    torch._dynamo.reset()
     graphs = Graphs()
     torch.compile(Net(), backend=graphs, dynamic=True)(torch.ones(4, 3)).sum()
     graph = graphs.forward[0]
@@ -398,7 +386,6 @@ def test_symbolic_sizes_are_expressions_of_symbols_among_the_inputs() -> None:
     (rows, columns) = products(graph)[0].meta["val"].shape
     assert isinstance(rows, torch.SymInt), "a dynamic size must be a SymInt"
     assert (int(rows.node.expr.subs(symbols)), columns) == (4, 3)
-    torch._dynamo.reset()
 
 
 # -- tracers' tensors -----------------------------------------------------------------------------

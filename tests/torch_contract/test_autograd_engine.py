@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -24,6 +23,7 @@ from dispatch_flops._torch import (
     keeps_graph,
     storage_address,
 )
+from tests.helpers.frames import frames
 
 sequence_nr = torch._C._autograd._get_sequence_nr
 current_node = torch._C._current_autograd_node
@@ -47,13 +47,6 @@ class Asking(TorchDispatchMode):
 
     def of(self, name: str) -> list[Any]:
         return [answer for op, answer in self.answers if op == name]
-
-
-def frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def leaf(*shape: int) -> Tensor:

@@ -274,8 +274,6 @@ def test_graph_breaks_and_failed_compilations_are_recorded_for_the_process() -> 
     """
     from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
 
-    torch._dynamo.reset()
-
     @torch.compiler.disable
     def helper(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -298,13 +296,15 @@ def test_graph_breaks_and_failed_compilations_are_recorded_for_the_process() -> 
     assert record.fail_type is not None and record.fail_reason
     assert record.co_name == "failing" and record.co_filename == __file__
     assert record.co_firstlineno
-    torch._dynamo.reset()
 
 
 # -- compiled autograd ---------------------------------------------------------------------------
 
 
 def test_backend_of_a_running_compilation_is_found_until_a_reset() -> None:
+    """dispatch_flops relies on this for the backend of each graph and for code that is left eager
+    (compile/eager_parts.py): functions are called around compilations, until a reset.
+    """
     begun: list[Any] = []
     done: list[Any] = []
 
@@ -314,7 +314,6 @@ def test_backend_of_a_running_compilation_is_found_until_a_reset() -> None:
     def backend(graph: Any, inputs: Any) -> Any:
         return graph.forward
 
-    torch._dynamo.reset()
     assert _torch.call_at_compilations(begin, done.append)
     assert not _torch.call_at_compilations(begin, done.append)
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
@@ -326,7 +325,6 @@ def test_backend_of_a_running_compilation_is_found_until_a_reset() -> None:
     assert _torch.compiling_backend() is None
     torch._dynamo.reset()
     assert _torch.call_at_compilations(begin, done.append)
-    torch._dynamo.reset()
 
 
 def test_compiler_of_backward_can_be_taken_off_and_put_back() -> None:
@@ -451,21 +449,3 @@ def test_layer_of_torch_that_is_compiled_in_place_runs_eagerly() -> None:
     torch.compile(layer, backend=backend)(torch.ones(2, 3))
     assert len(graphs) == 1
     assert not _torch.is_never_compiled(backend)
-
-
-def test_functions_are_called_around_compilations_until_a_reset() -> None:
-    """dispatch_flops relies on this for code that is left eager (compile/eager_parts.py)."""
-    told: list[str] = []
-
-    def begun(_: Any) -> None:
-        told.append("begun")
-
-    def done(_: Any) -> None:
-        told.append("done")
-
-    assert _torch.call_at_compilations(begun, done)
-    assert not _torch.call_at_compilations(begun, done)
-    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
-    assert told == ["begun", "done"]
-    torch._dynamo.reset()
-    assert _torch.call_at_compilations(begun, done)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from types import FrameType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from dispatch_flops import _torch
+from tests.helpers.frames import frames
 
 CALL = nn.Module._call_impl
 # Those that dispatch_flops puts a table of its own in place of (timing/idle_modules.py).
@@ -32,13 +32,6 @@ REPLACED = {
     "_global_forward_hooks",
     "_global_forward_hooks_always_called",
 }
-
-
-def frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 class Doing(nn.Module):

@@ -89,15 +89,13 @@ class Follower:
 
 
 @pytest.fixture
-def follower() -> Iterator[Follower]:
-    torch._dynamo.reset()
+def follower(fresh_compiler: None) -> Iterator[Follower]:
     found = Follower()
     before = UnspecializedNNModuleVariable.call_function  # a counting backend may be alive
     _torch.follow_traced_calls(None)
     _torch.follow_traced_calls(found)
     yield found
     UnspecializedNNModuleVariable.call_function = before  # type: ignore[method-assign]
-    torch._dynamo.reset()
 
 
 def marked(graph: fx.GraphModule) -> set[str]:

@@ -5,7 +5,7 @@ dispatch_flops's counting backend asks the formulas of composite operators with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,10 +62,8 @@ class Tracing:
 
 
 @pytest.fixture
-def tracing() -> Iterator[Tracing]:
-    torch._dynamo.reset()
-    yield Tracing()
-    torch._dynamo.reset()
+def tracing(fresh_compiler: None) -> Tracing:
+    return Tracing()
 
 
 def trained(tracing: Tracing, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
