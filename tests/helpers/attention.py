@@ -39,10 +39,6 @@ def formula(op: Any, *args: Any, **kwargs: Any) -> OpCost | Split:
     return answer
 
 
-def numbers(cost: OpCost) -> tuple[int, int]:
-    return cost.macs, cost.flops
-
-
 def forward_flops(
     *, mask: bool = False, dropout: bool = False, pairs: int = PAIRS, d: int = D, dv: int = D
 ) -> int:

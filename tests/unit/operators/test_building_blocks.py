@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dispatch_flops import OpCost, Split, attention_cost, conventions, matmul_cost
+from dispatch_flops import Split, attention_cost, conventions, matmul_cost
 from dispatch_flops.errors import FormulaError
-from tests.helpers.profiling import profile_of
+from tests.helpers.profiling import numbers, profile_of
 
 B, H, HKV, SQ, SK, D, DV = 2, 6, 3, 5, 7, 8, 4
 M, K, N = 3, 5, 11
@@ -25,10 +25,6 @@ def own_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 def of_own_kernel(formula: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return profile_of(own_kernel, *args, custom_mapping={own_kernel: formula}, **options)
-
-
-def counts(cost: OpCost) -> tuple[int, int]:
-    return cost.macs, cost.flops
 
 
 def operands(sk: int = SK, dv: int = D) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,7 +47,7 @@ def test_attention_cost_in_a_formula_is_that_of_torchs_attention(
     )
     (attention,) = [op for op in theirs.op_totals() if "attention" in op.op]
     assert attention.cost is not None
-    assert counts(own.total()) == counts(attention.cost)
+    assert numbers(own.total()) == numbers(attention.cost)
 
 
 def test_attention_cost_of_another_layout_and_value_size_follows_the_shapes() -> None:
@@ -90,8 +86,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
 def test_matmul_cost_of_tensors_or_shapes_is_that_of_matmul(case: str, of: Any) -> None:
     left, right, macs = SHAPES[case]
     cost = matmul_cost(of(left), of(right))
-    assert counts(cost) == (macs, 2 * macs)
-    assert counts(profile_of(torch.matmul, torch.ones(left), torch.ones(right)).total()) == (
+    assert numbers(cost) == (macs, 2 * macs)
+    assert numbers(profile_of(torch.matmul, torch.ones(left), torch.ones(right)).total()) == (
         macs,
         2 * macs,
     )
@@ -100,7 +96,7 @@ def test_matmul_cost_of_tensors_or_shapes_is_that_of_matmul(case: str, of: Any) 
 def test_matmul_cost_with_a_bias_is_that_of_addmm() -> None:
     x, w, bias = torch.ones(M, K), torch.ones(K, N), torch.ones(N)
     cost = matmul_cost(x, w, bias=bias)
-    assert counts(cost) == counts(profile_of(torch.addmm, bias, x, w).total())
+    assert numbers(cost) == numbers(profile_of(torch.addmm, bias, x, w).total())
     assert cost.flops == 2 * M * K * N + M * N
 
 

@@ -191,9 +191,6 @@ CASES: dict[str, tuple[Call, int, int]] = {
         1 + 2 * 5 * 7 * I64, OF_BATCH,
     ),
     # -- copies of a part, and with a part replaced
-    "slice_copy into a tensor": (
-        call(aten.slice_copy.Tensor_out, A, 0, 1, 3, out=empty(2, 5)), 2 * 5, 2 * 5,
-    ),
     "slice_scatter": (
         call(aten.slice_scatter.default, A, empty(2, 5), 0, 1, 3, out=empty(3, 5)),
         2 * 5 + 5, 3 * 5,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,13 +15,7 @@ from dispatch_flops.operators import registry
 from dispatch_flops.operators.registry import overridden, register_flops
 
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def registry_unchanged() -> Iterator[None]:
-    before = dict(registry._BUILTIN), dict(registry._USER)
-    yield
-    assert before == (registry._BUILTIN, registry._USER)
+pytestmark = pytest.mark.usefixtures("registry_unchanged")
 
 
 def without_out(x: Tensor) -> int:

@@ -27,6 +27,7 @@ from dispatch_flops.operators.registry import lookup, overridden, register_flops
 from tests.helpers.profiling import profile_of
 
 aten = torch.ops.aten
+pytestmark = pytest.mark.usefixtures("registry_unchanged")
 
 
 @torch.library.custom_op("dispatch_flops_test::one", mutates_args=())
@@ -44,13 +45,6 @@ ONE, TWO = torch.ops.dispatch_flops_test.one, torch.ops.dispatch_flops_test.two
 
 def costs(flops: int) -> Any:
     return lambda *args, **kwargs: flops
-
-
-@pytest.fixture(autouse=True)
-def registry_unchanged() -> Iterator[None]:
-    before = dict(registry._BUILTIN), dict(registry._USER)
-    yield
-    assert before == (registry._BUILTIN, registry._USER)
 
 
 def flops_of(op: Any) -> int:
@@ -82,14 +76,10 @@ def test_register_flops_of_a_duplicate_raises() -> None:
     unregister_flops(one)
 
 
-def test_register_flops_of_a_built_in_operator_raises() -> None:
+@pytest.mark.parametrize("target", [aten.mm, aten.mm.default], ids=["packet", "overload"])
+def test_register_flops_of_a_built_in_operator_raises(target: Any) -> None:
     with pytest.raises(DuplicateFormulaError, match=r"aten\.mm"):
-        register_flops(aten.mm)(costs(5))
-
-
-def test_register_flops_of_a_built_in_overload_raises() -> None:
-    with pytest.raises(DuplicateFormulaError, match=r"aten\.mm"):
-        register_flops(aten.mm.default)(costs(5))
+        register_flops(target)(costs(5))
 
 
 def test_register_flops_with_a_repeated_target_registers_it_once() -> None:

@@ -25,10 +25,9 @@ from tests.helpers.attention import (
     formula,
     forward_flops,
     meta,
-    numbers,
     operands,
 )
-from tests.helpers.profiling import profile_of
+from tests.helpers.profiling import numbers, profile_of
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -81,15 +80,6 @@ def test_attention_if_causal_adds_a_mask() -> None:
         unfused = phases(run)
     assert (fused["forward"], fused["backward"]) == (unfused["forward"], unfused["backward"])
     assert fused["forward"][0] == 2 * B * H * SQ * SQ * D
-
-
-def test_attention_matches_an_exact_count() -> None:
-    for device in ("cpu", "meta"):
-        q = torch.ones(1, 12, 64, 64, device=device)
-        for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
-            with mode():
-                cost = profile_of(F.scaled_dot_product_attention, q, q, q).total()
-            assert cost.macs == 6_291_456
 
 
 # -- kernels of backends, called with shapes only ------------------------------------------

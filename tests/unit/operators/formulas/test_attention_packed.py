@@ -21,9 +21,8 @@ from tests.helpers.attention import (
     formula,
     forward_flops,
     meta,
-    numbers,
 )
-from tests.helpers.profiling import profile_of
+from tests.helpers.profiling import numbers, profile_of
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

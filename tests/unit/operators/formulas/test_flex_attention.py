@@ -23,10 +23,9 @@ from tests.helpers.attention import (
     H,
     formula,
     meta,
-    numbers,
     operands,
 )
-from tests.helpers.profiling import profile_of
+from tests.helpers.profiling import numbers, profile_of
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

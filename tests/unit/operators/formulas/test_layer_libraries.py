@@ -12,14 +12,10 @@ from torch import Tensor
 
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.profiling import profile_of
-from tests.helpers.stand_ins import stand_in
+from tests.helpers.stand_ins import nothing, stand_in
 
 T, D = 3, 10
 GATED, OUT = torch.ones(T, 2 * D), torch.ones(T, D)
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 def flops_of(fn: Callable[..., Any], *args: Any, **options: Any) -> int:

@@ -8,21 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.helpers.profiling import profile_of
+from tests.helpers.profiling import forward_and_backward_flops, profile_of
 
 N = 3 * 5 * 7
 
 
 def costs(loss: Any, *shape: int) -> tuple[int, int]:
     """FLOPs of the forward and of the backward pass of ``loss(x)``, x in (0, 1)."""
-    x = (torch.rand(shape or (3, 5, 7)) * 0.8 + 0.1).requires_grad_()
-
-    def run() -> None:
-        y = loss(x)
-        y.backward(torch.ones_like(y))
-
-    profile = profile_of(run, strict=True)
-    return profile.total("forward").flops, profile.total("backward").flops
+    return forward_and_backward_flops(loss, torch.rand(shape or (3, 5, 7)) * 0.8 + 0.1)
 
 
 Y = torch.rand(3, 5, 7)

@@ -162,13 +162,6 @@ def test_product_backward_with_a_frozen_factor_is_one_product() -> None:
 # -- linear --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_linear_in_every_grad_mode_costs_the_same(mode: Callable[[], Any]) -> None:
-    linear = torch.nn.Linear(8, 16)
-    with mode():
-        assert counted(lambda: linear(rand(4, 8))) == (512, 1088)
-
-
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 8), (0, 8)])
 def test_linear_with_any_leading_shape_counts_all_tokens(shape: tuple[int, ...]) -> None:
     tokens = torch.Size(shape[:-1]).numel()

@@ -9,21 +9,10 @@ import torch
 from torch import nn
 
 from dispatch_flops.operators.registry import lookup
+from tests.helpers.profiling import forward_and_backward_flops as costs
 from tests.helpers.profiling import profile_of
 
 N, C = 3 * 5 * 7, 5
-
-
-def costs(module: Any, x: torch.Tensor, needs_input: bool = True) -> tuple[int, int]:
-    """FLOPs of the forward and of the backward pass from a given gradient."""
-    x = x.clone().requires_grad_(needs_input)
-
-    def run() -> None:
-        y = module(x)
-        y.backward(torch.ones_like(y))
-
-    profile = profile_of(run, strict=True)
-    return profile.total("forward").flops, profile.total("backward").flops
 
 
 def test_batch_norm_in_training_matches_closed_form() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.profiling import profile_of
-from tests.helpers.stand_ins import stand_in
+from tests.helpers.stand_ins import nothing, stand_in
 
 N, BLOCK = 3 * 256, 256
 DECAY = 0.1
@@ -27,10 +27,6 @@ UPDATE_8 = (
     "float eps, int step, float lr, Tensor(a4!) qmap1, Tensor(a5!)? qmap2, Tensor(a6!) absmax1, "
     "Tensor(a7!)? absmax2, float weight_decay, float gnorm_scale, bool skip_zeros=False) -> ()"
 )
-
-
-def nothing(*_: Any) -> None:
-    return None
 
 
 def mean(state: Tensor, g: Tensor) -> Tensor:

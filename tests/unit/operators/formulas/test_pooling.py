@@ -10,19 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.helpers.profiling import forward_and_backward_flops as costs
 from tests.helpers.profiling import profile_of
-
-
-def costs(fn: Any, x: torch.Tensor) -> tuple[int, int]:
-    """FLOPs of the forward and of the backward pass from a given gradient."""
-    x = x.clone().requires_grad_()
-
-    def run() -> None:
-        y = fn(x)
-        y.backward(torch.ones_like(y))
-
-    profile = profile_of(run, strict=True)
-    return profile.total("forward").flops, profile.total("backward").flops
 
 
 def seen(x: torch.Tensor, y: torch.Tensor, **window: Any) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.profiling import profile_of
-from tests.helpers.stand_ins import stand_in
+from tests.helpers.stand_ins import nothing, stand_in
 
 M, N, K, BLOCK = 3, 10, 14, 4
 MACS = M * N * K
@@ -28,10 +28,6 @@ def product(*_: Any, **__: Any) -> Tensor:
 
 def mixed(*_: Any) -> tuple[Tensor, None]:
     return torch.empty(M, N), None
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 _4BIT = (

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from dispatch_flops.operators.formulas._arithmetic import cost_of
 from dispatch_flops.operators.formulas.rnn import CELL_FLOPS, GRU, LSTM, RELU, TANH
 from dispatch_flops.profile.cost import OpCost
-from tests.helpers.profiling import profile_of
+from tests.helpers.profiling import numbers, profile_of
 
 aten = torch.ops.aten
 T, B, D, H = 5, 3, 10, 20
@@ -37,10 +37,6 @@ def closed_form(
         macs += directions * tokens * gates * H * (inputs + H)
         flops += directions * tokens * H * (pointwise + bias * 2 * gates)
     return macs, 2 * macs + flops
-
-
-def numbers(cost: OpCost) -> tuple[int, int]:
-    return cost.macs, cost.flops
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,14 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops.profile.cost import OpCost
-from tests.helpers.profiling import profile_of
+from tests.helpers.profiling import numbers, profile_of
 
 NESTED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-
-
-def numbers(cost: OpCost) -> tuple[int, int]:
-    return cost.macs, cost.flops
 
 
 @pytest.fixture
@@ -59,16 +54,6 @@ def test_multi_head_attention_fast_path_costs_the_slow_path(
         assert profile.uncalled_modules() == []
 
 
-@pytest.mark.parametrize("weights", [True, False])
-@pytest.mark.parametrize("train", [True, False])
-def test_multi_head_attention_matches_an_exact_count(weights: bool, train: bool) -> None:
-    mha = nn.MultiheadAttention(100, 1, batch_first=True).train(train)
-    x = torch.ones(1, 1000, 100)
-    with torch.set_grad_enabled(train):
-        cost = profile_of(lambda: mha(x, x, x, need_weights=weights)).total("forward")
-    assert cost.macs == 240_000_000
-
-
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_encoder_layer_fast_path_costs_the_slow_path(
@@ -88,14 +73,6 @@ def test_encoder_layer_fast_path_costs_the_slow_path(
     for fqn in ("", "self_attn", "linear1", "linear2", "norm1", "norm2"):
         assert numbers(fast.by_module()[fqn]) == numbers(slow.by_module()[fqn]), fqn
     assert fast.by_module()["linear1"].macs == 3 * 7 * 16 * 24
-
-
-@pytest.mark.parametrize("mode", ["train", "eval", "no_grad"])
-def test_encoder_layer_matches_an_exact_count(mode: str) -> None:
-    layer = nn.TransformerEncoderLayer(512, 4, 512, batch_first=True).train(mode == "train")
-    with torch.set_grad_enabled(mode != "no_grad"):
-        cost = profile_of(layer, torch.ones(1, 64, 512)).total("forward")
-    assert cost.macs == 104_857_600
 
 
 @NESTED
